@@ -1,0 +1,89 @@
+# Everything a contributor runs. `make demo` and `make test` need only Python, a C++20 compiler and a package registry:
+# they create .venv, install what they need into it, and rebuild the extension when its sources have changed.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
+PYTEST := $(BIN)/python -m pytest
+EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings -type f)
+
+.PHONY: help demo test check format test-core test-python test-slow bench clean distclean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.extension ## Train a small click model on ids that never collide (about a minute)
+	@$(BIN)/python examples/01_train.py $(ARGS)
+
+test: check test-core ## Everything CI runs: check, test-core and the Python tests
+	$(PYTEST) -n $(WORKERS) $(ARGS)
+
+check: $(VENV)/.extension ## Lint, formatting and strict types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.extension ## Fix what `check` can fix by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test-core: $(VENV)/.tools ## C++ tests under ASan + UBSan, then under TSan
+	$(call run_core_tests,build/asan,address$(comma)undefined)
+	$(call run_core_tests,build/tsan,thread,$(FIXED_ADDRESSES))
+
+test-python: $(VENV)/.extension ## The Python tests alone; ARGS goes to pytest, as in ARGS="-k save"
+	$(PYTEST) -n $(WORKERS) $(ARGS)
+
+test-slow: $(VENV)/.extension ## Long campaigns: soak, crash and corruption runs
+	$(PYTEST) -m slow $(ARGS)
+
+bench: $(VENV)/.extension ## Measure the table, its peers and the memory limit in one run
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## Remove build products
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/monolith/_core.pyi $(VENV)/.extension
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Remove build products and the virtual environment
+	rm -rf $(VENV)
+
+# --- C++ tests -----------------------------------------------------------------------------------------------------------
+
+# Optimised just enough to be quick, with asserts on. The first report of a race or of undefined behaviour fails the run.
+define run_core_tests # $(1) = build folder, $(2) = sanitizers, $(3) = prefix of the test command
+$(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING \
+  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g" -DMONOLITH_SANITIZE='$(2)' \
+  -DMONOLITH_PYTHON=OFF -DMONOLITH_TESTS=ON -DMONOLITH_WERROR=ON
+$(BIN)/cmake --build $(1)
+UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
+  $(3) $(BIN)/ctest --test-dir $(1)/core --output-on-failure
+endef
+comma := ,
+
+# TSan cannot place its shadow memory where the kernel randomises addresses widely, so randomisation is off for it.
+FIXED_ADDRESSES = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
+
+# --- Virtual environment -------------------------------------------------------------------------------------------------
+
+$(VENV)/.tools: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Monolith needs Python 3.11 or newer, $(PYTHON) is older. Try: make PYTHON=python3.12"; exit 1; }
+	@echo "Creating $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip
+	@$(PIP) cmake ninja nanobind scikit-build-core
+	@touch $@
+
+# Editable, with the build tools of .venv instead of a fresh copy of them, so a rebuild compiles only what has changed.
+$(VENV)/.extension: $(VENV)/.tools pyproject.toml $(EXTENSION_SOURCES)
+	@echo "Building the extension and installing what is missing (the first time this takes minutes) ..."
+	@$(PIP) --no-build-isolation --config-settings=cmake.define.MONOLITH_WERROR=ON -e '.[dev]'
+	@touch $@

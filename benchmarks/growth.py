@@ -1,0 +1,111 @@
+"""How a table grows from nothing: inserts per second, the longest pause of one call, memory per row on the way."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from peers import GrowingPeer
+from workload import BATCH, IdArray
+
+SAMPLE_ROWS = 250_000
+WINDOW_ROWS = 1_000_000  # "sustained" is the slowest stretch of this many rows, not the average
+
+
+def payload_bytes(dim: int) -> int:
+    """Weights and one Adagrad slot, in float32."""
+    return 4 * dim * 2
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_resident_bytes() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def timed_inserts(table: GrowingPeer, ids: IdArray, step: int) -> npt.NDArray[np.float64]:
+    """Seconds of each insert of `step` ids."""
+    count = ids.size // step
+    seconds = np.empty(count)
+    for n in range(count):
+        prepared = table.prepare(ids[n * step : (n + 1) * step])
+        start = time.perf_counter()
+        table.insert(prepared)
+        seconds[n] = time.perf_counter() - start
+    return seconds
+
+
+def grow_in_batches(make: type[GrowingPeer], ids: IdArray, dim: int, threads: int) -> dict[str, Any]:
+    # A first small table loads what is loaded lazily, so that only the measured table's memory is counted.
+    timed_inserts(make(dim, threads), ids[: 4 * BATCH], BATCH)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    baseline = resident_bytes()
+    table = make(dim, threads)
+    ids = ids[: ids.size // BATCH * BATCH]
+    chunk = -(-SAMPLE_ROWS // BATCH) * BATCH
+    seconds, samples = [], []
+    for first in range(0, ids.size, chunk):
+        seconds.append(timed_inserts(table, ids[first : first + chunk], BATCH))
+        rows = table.rows()
+        ideal = rows * (payload_bytes(dim) + 16)
+        reported = table.bytes()
+        samples.append(
+            {
+                "rows": rows,
+                "resident_bytes_per_row": (resident_bytes() - baseline) / rows,
+                "resident_ratio": (resident_bytes() - baseline) / ideal,
+                "reported_bytes_per_row": None if reported is None else reported / rows,
+                "reported_ratio": None if reported is None else reported / ideal,
+            }
+        )
+    calls = np.concatenate(seconds)
+    window = max(1, WINDOW_ROWS // BATCH)
+    windows = np.add.reduceat(calls, np.arange(0, calls.size - calls.size % window or 1, window))
+    return {
+        "versions": table.versions,
+        "rows": table.rows(),
+        "inserts_m_per_s": ids.size / calls.sum() / 1e6,
+        "slowest_window_m_per_s": min(window, calls.size) * BATCH / windows.max() / 1e6,
+        "batch_call_ms": {"median": float(np.median(calls)) * 1e3, "longest": float(calls.max()) * 1e3},
+        "samples": samples,
+        "peak_resident_ratio": (peak_resident_bytes() - baseline) / (table.rows() * (payload_bytes(dim) + 16)),
+    }
+
+
+def grow_by_single_rows(make: type[GrowingPeer], ids: IdArray, dim: int, threads: int) -> dict[str, Any]:
+    """Every growth of the table falls into some one-row call; the longest shows it."""
+    gc.collect()
+    gc.disable()
+    table = make(dim, threads)
+    growing = timed_inserts(table, ids, 1)
+    # The same calls on ids that are there already cannot grow anything: their longest is the machine's own noise.
+    steady = timed_inserts(table, ids[: min(ids.size, 1_000_000)], 1)
+    gc.enable()
+
+    def summary(seconds: npt.NDArray[np.float64]) -> dict[str, float]:
+        return {
+            "calls": seconds.size,
+            "median_us": float(np.median(seconds)) * 1e6,
+            "p99_99_us": float(np.quantile(seconds, 0.9999)) * 1e6,
+            "longest_ms": float(seconds.max()) * 1e3,
+        }
+
+    return {"growing": summary(growing), "steady": summary(steady)}
+
+
+def measure(make: type[GrowingPeer], ids: IdArray, dim: int, threads: int, one_row_steps: int) -> dict[str, Any]:
+    result = grow_in_batches(make, ids, dim, threads)
+    if one_row_steps:
+        gc.collect()
+        result["one_row"] = grow_by_single_rows(make, ids[:one_row_steps], dim, threads)
+    return result

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Installs what `run.py` compares against, each in its own environment under .venv-bench, and builds the memory limit.
+# A peer that cannot be installed is reported here and skipped there. Run again to retry; what is there is kept.
+set -u
+cd "$(dirname "$0")/.."
+base=.venv-bench
+python=${PYTHON:-python3}
+mkdir -p "$base"
+
+# Exact versions: fbgemm-gpu-cpu is compiled against one torch release (1.8.0 against 2.13; 1.7.0 and 1.9.0 do not load
+# with it), and a newer torch brings gigabytes of CUDA packages. --no-deps keeps either from choosing another one.
+fbgemm() {
+  "$1" -m pip install -q torch==2.13.0 numpy && "$1" -m pip install -q --no-deps fbgemm-gpu-cpu==1.8.0
+}
+fbgemm_import="from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen"
+
+# TFRA asks for "tensorflow", which is the same release with CUDA; the CPU build is enough.
+tfra() {
+  "$1" -m pip install -q tensorflow-cpu==2.16.2 tf-keras==2.16.0 &&
+    "$1" -m pip install -q --no-deps tensorflow-recommenders-addons==0.8.1
+}
+tfra_import="import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'; import tensorflow_recommenders_addons"
+
+peer() {
+  local name=$1 test=$2 bin=$base/$1/bin/python
+  if "$bin" -c "$test" >/dev/null 2>&1; then
+    echo "$name: ready"
+  elif { [ -x "$bin" ] || "$python" -m venv "$base/$name"; } && "$name" "$bin" && "$bin" -c "$test" >"$base/$name.log" 2>&1; then
+    echo "$name: installed"
+  else
+    echo "$name: could not be installed, the benchmark will skip it; see above and $base/$name.log"
+    rm -rf "${base:?}/$name"
+  fi
+}
+
+limit() {
+  local source=core/bench/memory_limit.cc binary=$base/memory_limit
+  if [ "$binary" -nt "$source" ]; then
+    echo "memory limit: ready"
+  elif "${CXX:-g++}" -std=c++20 -O3 -fno-math-errno -fno-trapping-math -Icore/include "$source" -pthread -o "$binary"; then
+    echo "memory limit: built"
+  else
+    echo "memory limit: could not be built, the benchmark will skip it"
+  fi
+}
+
+limit
+peer fbgemm "$fbgemm_import"
+peer tfra "$tfra_import"

@@ -1,0 +1,142 @@
+// The collisionless embedding table: int64 id -> row of weights, optimizer state and last-update time.
+//
+// Thread-safety: every method may be called from any number of threads at once. A row is always read and written whole.
+// Batches are not atomic: two overlapping calls may interleave row by row.
+// Ownership: spans and pointers are only used during the call. All arrays are dense and row-major.
+// Units: event times are seconds since 1970; row_splits and counts are elements.
+// Failure: InvalidArgument before anything is changed; std::bad_alloc leaves each row either as before the call or fully
+// updated, and the table usable.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "monolith/admission.h"
+#include "monolith/config.h"
+
+namespace monolith {
+
+enum class Pooling : std::uint8_t { kSum, kMean, kSqrtN };
+
+struct UpdateOptions {
+  std::span<const float> learning_rates;  // one per segment
+  std::int64_t step = 0;                  // >= 0
+  std::uint32_t event_time = 0;
+  const float* snapshot = nullptr;  // [ids, dim]: the values the gradients were computed at, for delay compensation
+  bool sequential = false;          // one step per occurrence instead of one for the sum
+};
+
+struct TableStats {
+  std::uint64_t rows = 0;
+  std::uint64_t bytes = 0;         // everything the table holds from the system
+  std::uint64_t row_bytes = 0;     // of one row, without index
+  std::uint64_t index_slots = 0;   // rows / index_slots is the load
+  std::uint64_t growths = 0;       // index blocks doubled or split so far
+  std::uint32_t max_event_time = 0;
+};
+
+// The name and shape of one piece of optimizer state.
+struct SlotInfo {
+  std::string name;  // "<segment>/<slot>", e.g. "0/norm"
+  std::uint32_t width;
+  bool is_int64;
+};
+
+// Raw copies of rows, as scan() produces and insert_raw() takes them.
+struct RowBatch {
+  std::vector<std::int64_t> ids;
+  std::vector<std::uint32_t> times;
+  std::vector<std::byte> rows;  // ids.size() * row_bytes
+  void clear() noexcept {
+    ids.clear();
+    times.clear();
+    rows.clear();
+  }
+};
+
+// Where a scan stands. Starts at the beginning; equal to end() when everything was visited.
+struct Cursor {
+  std::uint32_t shard = 0;
+  std::uint64_t position = 0;
+};
+
+// Arrays that entries are decoded into; `slots` in the order of slot_infos(), float or int64 as declared there.
+struct EntryArrays {
+  float* values;
+  std::vector<void*> slots;
+};
+
+class Table {
+ public:
+  // admission may be null (every id is admitted) and may be shared with other tables.
+  explicit Table(TableConfig config, std::shared_ptr<AdmissionFilter> admission = nullptr);
+  ~Table();
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  const TableConfig& config() const noexcept;
+  std::uint32_t dim() const noexcept;
+  std::string layout() const;  // equal for two tables iff their rows are interchangeable
+  std::vector<SlotInfo> slot_infos() const;
+
+  // out: [ids, dim]. Never inserts: an id without a row reads its initial value, or zeros if so configured.
+  void lookup(std::span<const std::int64_t> ids, float* out) const;
+
+  // out: [bags, dim]; bag b holds ids[row_splits[b] .. row_splits[b + 1]). An empty bag is zero.
+  void lookup_pooled(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits, Pooling pooling,
+                     float* out) const;
+
+  // grads: [ids, dim]. Gradients of equal ids are summed in order, then one optimizer step is made; ids without a row get
+  // one first, if the admission filter lets them in.
+  void apply_gradients(std::span<const std::int64_t> ids, const float* grads, const UpdateOptions& options);
+
+  // grads: [bags, dim], the gradient of lookup_pooled's output.
+  void apply_pooled_gradients(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits, Pooling pooling,
+                              const float* grads, const UpdateOptions& options);
+
+  // values: [ids, dim]. New ids are subject to admission; optimizer state of existing rows stays. The last duplicate wins.
+  void assign(std::span<const std::int64_t> ids, const float* values, std::uint32_t event_time);
+  // The same, adding: a new id starts from its initial value; every duplicate adds.
+  void assign_add(std::span<const std::int64_t> ids, const float* values, std::uint32_t event_time);
+
+  // Value and state as if new; existed[i] = 1 if the id had a row, else 0. Not subject to admission.
+  void reinitialize(std::span<const std::int64_t> ids, std::uint32_t event_time, std::int32_t* existed);
+
+  void contains(std::span<const std::int64_t> ids, bool* found) const;
+  void erase(std::span<const std::int64_t> ids, bool* erased);
+
+  // Removes every row with now - time >= its slot's expiry; returns how many. max_event_time() is the usual now.
+  std::uint64_t evict(std::uint32_t now);
+  bool expired(std::int64_t id, std::uint32_t time, std::uint32_t now) const noexcept;
+
+  void clear();
+  std::uint64_t size() const noexcept;
+  // The newest event time any write has carried.
+  std::uint32_t max_event_time() const noexcept;
+  void note_event_time(std::uint32_t time) noexcept;
+  TableStats stats() const;
+
+  // Appends copies of the rows of one index block (at most a few thousand) and moves the cursor; false when there was
+  // nothing left. Rows present throughout a scan are copied exactly once, however the table grows meanwhile.
+  bool scan(Cursor& cursor, RowBatch& batch) const;
+  // Raw copies of the rows of these ids; found[i] tells which had one, rows of the others are zero.
+  void copy_rows(std::span<const std::int64_t> ids, bool* found, RowBatch& batch) const;
+  // Stored weights (no read path) and optimizer slots of raw rows.
+  void decode(std::span<const std::byte> rows, const EntryArrays& out) const;
+  // Upserts raw rows of a table with the same layout(). rows: ids.size() * row_bytes.
+  void insert_raw(std::span<const std::int64_t> ids, std::span<const std::uint32_t> times, std::span<const std::byte> rows);
+
+  // HashNet's current scale per segment, part of the table's state (1 element per segment).
+  std::vector<float> hashnet_scales() const;
+  void set_hashnet_scales(std::span<const float> scales);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace monolith

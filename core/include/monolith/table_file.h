@@ -1,0 +1,48 @@
+// One table in one file: versioned, every block checksummed; docs/formats.md has the bytes.
+//
+// Thread-safety: save_table may run while other threads use the table; a TableFile is used by one thread at a time.
+// Failure: IoError when the operating system refuses, CorruptFile when the bytes are wrong. A failed save leaves what was at
+// `path` before; a failed open or load has changed nothing outside the table being filled.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "monolith/table.h"
+
+namespace monolith {
+
+inline constexpr std::uint32_t kTableFileVersion = 1;
+
+struct SaveResult {
+  std::uint64_t rows;
+  std::uint64_t bytes;
+};
+
+// Writes to a temporary name in the same directory, fsyncs, renames over `path`, fsyncs the directory: after it returns the file
+// survives power loss. Each row is written whole, as it was at some moment of the call; rows that are there throughout are
+// written exactly once. `metadata` is kept verbatim. With skip_expired, rows that evict(max_event_time) would remove are left out.
+SaveResult save_table(const Table& table, const std::string& path, const std::string& metadata, bool skip_expired);
+
+class TableFile {
+ public:
+  // Reads and checks header, footer and the header of every block against the size of the file; no payload yet.
+  explicit TableFile(const std::string& path);
+  ~TableFile();
+  TableFile(const TableFile&) = delete;
+  TableFile& operator=(const TableFile&) = delete;
+
+  const std::string& metadata() const noexcept;
+  const std::string& layout() const noexcept;
+  std::uint64_t rows() const noexcept;
+
+  // Fills an empty table whose layout() equals this file's. Each block's checksum is verified before its rows are used.
+  void load_into(Table& table);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace monolith

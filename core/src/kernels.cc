@@ -1,0 +1,50 @@
+#include "kernels/kernels.h"
+
+#include <cmath>
+
+namespace monolith {
+
+namespace baseline {
+extern const Kernels kKernels;
+}
+#if defined(__x86_64__)
+namespace x86_64_v3 {
+extern const Kernels kKernels;
+}
+namespace x86_64_v4 {
+extern const Kernels kKernels;
+}
+#endif
+
+const Kernels& kernels() {
+  static const Kernels& chosen = []() -> const Kernels& {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+      return x86_64_v4::kKernels;
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) {
+      return x86_64_v3::kKernels;
+    }
+#endif
+    return baseline::kKernels;
+  }();
+  return chosen;
+}
+
+double normal_quantile(double p) noexcept {
+  // A rough start (Hastings' rational approximation), then Halley's iteration on erfc until it is exact to the last digits:
+  // slow beside a long rational fit, but it runs once per element of a new row and needs no table of constants.
+  const double tail = p < 0.5 ? p : 1 - p;
+  const double t = std::sqrt(-2 * std::log(tail));
+  double x = t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
+  x = -x;  // the quantile of `tail`
+  for (int i = 0; i < 2; ++i) {
+    const double error = 0.5 * std::erfc(-x / std::sqrt(2.0)) - tail;
+    const double u = error * std::sqrt(2 * M_PI) * std::exp(x * x / 2);
+    x -= u / (1 + x * u / 2);
+  }
+  return p < 0.5 ? x : -x;
+}
+
+}  // namespace monolith

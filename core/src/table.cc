@@ -1,0 +1,381 @@
+// Table: construction, reads, scans and bookkeeping. Writes are in table_update.cc.
+#include "monolith/table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "monolith/ragged.h"
+#include "monolith/thread_pool.h"
+#include "table_impl.h"
+
+namespace monolith {
+namespace {
+
+// Fewer ids than this per thread are not worth waking another thread for.
+constexpr std::size_t kIdsPerThread = 4096;
+
+// Large lookups are partitioned in pieces that stay in the second-level cache.
+constexpr std::size_t kLookupPiece = 32768;
+
+SegmentPlan make_plan(const SegmentLayout& layout, Mode mode) {
+  const Segment& segment = layout.config;
+  const Compressor& compressor = segment.compressor;
+  SegmentPlan plan{};
+  plan.dim = segment.dim;
+  plan.value_offset = layout.value_offset;
+  plan.weight_offset = layout.weight_offset;
+  plan.state_offset = layout.state_offset;
+  plan.initializer = segment.initializer;
+  plan.optimizer = segment.optimizer;
+  plan.has_state = mode == Mode::kTraining;
+  plan.quantum = compressor.range / 128;
+  plan.amplitude = compressor.amplitude;
+  if (mode == Mode::kTraining) {
+    plan.storage = segment.precision == Precision::kFp32   ? Storage::kFp32
+                   : segment.precision == Precision::kFp16 ? Storage::kFp16
+                                                           : Storage::kBf16;
+    plan.read_path = compressor.kind == CompressorKind::kFixedR8  ? ReadPath::kFakeQuant
+                     : compressor.kind == CompressorKind::kOneBit ? ReadPath::kHashNet
+                                                                  : ReadPath::kRaw;
+    plan.stochastic_rounding = segment.stochastic_rounding && plan.storage != Storage::kFp32;
+  } else {
+    static constexpr Storage storages[] = {Storage::kFp32, Storage::kFp16, Storage::kBf16, Storage::kFixed8,
+                                           Storage::kSign8};
+    plan.storage = storages[static_cast<std::size_t>(compressor.kind)];
+    plan.read_path = ReadPath::kRaw;
+  }
+  return plan;
+}
+
+std::uint64_t key_of(std::uint64_t seed, const std::string& name) {
+  std::uint64_t key = hash_id(static_cast<std::int64_t>(seed));
+  for (const char c : name) key = hash_id(static_cast<std::int64_t>(key ^ static_cast<unsigned char>(c)));
+  return key;
+}
+
+std::size_t tasks_for(std::size_t ids) { return std::clamp<std::size_t>(ids / kIdsPerThread, 1, num_threads()); }
+
+}  // namespace
+
+void check_batch_size(std::size_t n) {
+  if (n > std::numeric_limits<std::uint32_t>::max()) {
+    throw InvalidArgument("ids: expected fewer than 2^32 in one call, got " + std::to_string(n) + "; split the batch");
+  }
+}
+
+float pooling_factor(Pooling pooling, std::int64_t n) {
+  if (pooling == Pooling::kSum || n == 0) return 1;
+  return pooling == Pooling::kMean ? 1 / static_cast<float>(n) : 1 / std::sqrt(static_cast<float>(n));
+}
+
+Partition& Partition::of_this_thread() {
+  static thread_local Partition partition;
+  return partition;
+}
+
+void Partition::build(std::span<const std::int64_t> call_ids, std::span<const std::int64_t> row_splits) {
+  const std::size_t n = call_ids.size();
+  ids.resize(n);
+  tags.resize(n);
+  shards.resize(n);
+  std::array<std::uint32_t, kShards> next{};
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t shard = shard_of(hash_id(call_ids[i]));
+    shards[i] = static_cast<std::uint8_t>(shard);
+    ++next[shard];
+  }
+  std::uint32_t total = 0;
+  for (std::uint32_t s = 0; s < kShards; ++s) {
+    starts[s] = total;
+    total += next[s];
+    next[s] = starts[s];
+  }
+  starts[kShards] = total;
+  const auto put = [&](std::size_t i, std::size_t tag) {
+    const std::uint32_t at = next[shards[i]]++;
+    ids[at] = call_ids[i];
+    tags[at] = static_cast<std::uint32_t>(tag);
+  };
+  if (row_splits.empty()) {
+    for (std::size_t i = 0; i < n; ++i) put(i, i);
+    return;
+  }
+  const std::int64_t base = row_splits.front();
+  for (std::size_t bag = 0; bag + 1 < row_splits.size(); ++bag) {
+    for (std::int64_t i = row_splits[bag]; i < row_splits[bag + 1]; ++i) put(static_cast<std::size_t>(i - base), bag);
+  }
+}
+
+Table::Impl::Impl(TableConfig table_config, std::shared_ptr<AdmissionFilter> filter)
+    : config(std::move(table_config)),
+      layout(config),
+      admission(std::move(filter)),
+      kernels(&monolith::kernels()),
+      table_key(key_of(config.seed, config.name)) {
+  hashnet_scales = std::make_unique<std::atomic<float>[]>(layout.segments.size());
+  for (std::size_t i = 0; i < layout.segments.size(); ++i) {
+    plans.push_back(make_plan(layout.segments[i], config.mode));
+    needs_id_keys |= plans.back().stochastic_rounding;
+    hashnet_scales[i] = config.segments[i].compressor.init_scale;
+  }
+  if (!config.slot_expiry_seconds.empty()) {
+    slot_expiry.assign(SlotThresholds::kSlots, config.default_expiry_seconds);
+    for (const auto& [slot, seconds] : config.slot_expiry_seconds) {
+      if (slot >= SlotThresholds::kSlots) {
+        throw InvalidArgument("slot_expiry_seconds: expected slots below 32768, got " + std::to_string(slot));
+      }
+      slot_expiry[slot] = seconds;
+    }
+  }
+  if (config.initial_capacity > 0) {
+    // Rows, and index slots at the average load of a growing table.
+    constexpr std::uint64_t kIndexBytesPerRow = 28;
+    const std::uint64_t bytes_per_row = layout.row_bytes + kIndexBytesPerRow;
+    if (config.initial_capacity > std::numeric_limits<std::int64_t>::max() / bytes_per_row) throw std::bad_alloc();
+    arena.reserve(config.initial_capacity * bytes_per_row);
+  }
+  shards.reserve(kShards);
+  for (std::uint32_t i = 0; i < kShards; ++i) {
+    shards.push_back(std::make_unique<Shard>(arena, blocks, i, layout.row_bytes));
+  }
+}
+
+void Table::Impl::unseen_value(std::int64_t id, float* value) const {
+  if (config.unseen_reads_zeros) {
+    std::memset(value, 0, layout.dim * sizeof(float));
+    return;
+  }
+  const std::uint64_t key = id_key(hash_id(id));
+  for (std::size_t s = 0; s < plans.size(); ++s) {
+    kernels->initial_value(plans[s], hashnet_scale(s), key, value + plans[s].value_offset);
+  }
+}
+
+Table::Table(TableConfig config, std::shared_ptr<AdmissionFilter> admission)
+    : impl_(std::make_unique<Impl>(std::move(config), std::move(admission))) {}
+
+Table::~Table() = default;
+
+const TableConfig& Table::config() const noexcept { return impl_->config; }
+
+std::uint32_t Table::dim() const noexcept { return impl_->layout.dim; }
+
+std::string Table::layout() const { return impl_->layout.describe(); }
+
+std::vector<SlotInfo> Table::slot_infos() const {
+  std::vector<SlotInfo> infos;
+  for (std::size_t s = 0; s < impl_->layout.segments.size(); ++s) {
+    for (const Slot& slot : impl_->layout.segments[s].slots) {
+      infos.push_back({std::to_string(s) + "/" + slot.name, slot.width, slot.is_int64});
+    }
+  }
+  return infos;
+}
+
+void Table::lookup(std::span<const std::int64_t> ids, float* out) const {
+  const Impl& impl = *impl_;
+  const std::size_t dim = impl.layout.dim;
+  const std::size_t pieces = std::max(tasks_for(ids.size()), (ids.size() + kLookupPiece - 1) / kLookupPiece);
+  parallel_for(pieces, [&](std::size_t piece) {
+    const std::size_t begin = ids.size() * piece / pieces;
+    const std::size_t end = ids.size() * (piece + 1) / pieces;
+    float* const piece_out = out + begin * dim;
+    Partition& batch = Partition::of_this_thread();
+    batch.build(ids.subspan(begin, end - begin), {});
+    std::array<const std::byte*, kGroup> rows;
+    std::array<float*, kGroup> outs;
+    impl.read_groups(batch, [&](const std::byte* const* found, std::size_t first, std::size_t n) {
+      std::size_t hits = 0;
+      for (std::size_t i = 0; i < n; ++i) {
+        float* const to = piece_out + batch.tags[first + i] * dim;
+        if (found[i] == nullptr) {
+          impl.unseen_value(batch.ids[first + i], to);
+        } else {
+          rows[hits] = found[i];
+          outs[hits++] = to;
+        }
+      }
+      for (std::size_t s = 0; s < impl.plans.size(); ++s) {
+        const SegmentPlan& plan = impl.plans[s];
+        impl.kernels->read(plan, impl.hashnet_scale(s), rows.data(), outs.data(), hits);
+        if (s + 1 == impl.plans.size()) break;
+        for (std::size_t i = 0; i < hits; ++i) outs[i] += plan.dim;
+      }
+    });
+  });
+}
+
+void Table::lookup_pooled(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits, Pooling pooling,
+                          float* out) const {
+  check_row_splits(row_splits, ids.size());
+  const Impl& impl = *impl_;
+  const std::size_t dim = impl.layout.dim;
+  const std::size_t bags = row_splits.size() - 1;
+  if (bags == 0) return;
+  const std::size_t wanted = std::max(tasks_for(ids.size()), (ids.size() + kLookupPiece - 1) / kLookupPiece);
+  const std::size_t pieces = std::min(wanted, bags);
+  parallel_for(pieces, [&](std::size_t piece) {
+    const std::size_t begin = bags * piece / pieces;
+    const std::size_t end = bags * (piece + 1) / pieces;
+    const auto splits = row_splits.subspan(begin, end - begin + 1);
+    float* const piece_out = out + begin * dim;
+    std::memset(piece_out, 0, (end - begin) * dim * sizeof(float));
+    Partition& batch = Partition::of_this_thread();
+    batch.build(ids.subspan(static_cast<std::size_t>(splits.front()), static_cast<std::size_t>(splits.back() - splits.front())),
+                splits);
+    std::array<const std::byte*, kGroup> rows;
+    std::array<float*, kGroup> outs;
+    std::vector<float> scratch(dim);
+    impl.read_groups(batch, [&](const std::byte* const* found, std::size_t first, std::size_t n) {
+      std::size_t hits = 0;
+      for (std::size_t i = 0; i < n; ++i) {
+        float* const to = piece_out + batch.tags[first + i] * dim;
+        if (found[i] == nullptr) {
+          impl.unseen_value(batch.ids[first + i], scratch.data());
+          impl.kernels->add_scaled(to, scratch.data(), 1, dim);
+        } else {
+          rows[hits] = found[i];
+          outs[hits++] = to;
+        }
+      }
+      for (std::size_t s = 0; s < impl.plans.size(); ++s) {
+        const SegmentPlan& plan = impl.plans[s];
+        impl.kernels->accumulate(plan, impl.hashnet_scale(s), rows.data(), outs.data(), hits, scratch.data());
+        if (s + 1 == impl.plans.size()) break;
+        for (std::size_t i = 0; i < hits; ++i) outs[i] += plan.dim;
+      }
+    });
+    if (pooling == Pooling::kSum) return;
+    for (std::size_t bag = 0; bag + 1 < splits.size(); ++bag) {
+      impl.kernels->scale(piece_out + bag * dim, pooling_factor(pooling, splits[bag + 1] - splits[bag]), dim);
+    }
+  });
+}
+
+void Table::contains(std::span<const std::int64_t> ids, bool* found) const {
+  check_batch_size(ids.size());
+  Partition& batch = Partition::of_this_thread();
+  batch.build(ids, {});
+  impl_->for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
+    const std::shared_lock guard(shard.lock);
+    for (std::size_t i = first; i < last; ++i) {
+      found[batch.tags[i]] = static_cast<bool>(shard.index.find(batch.ids[i], hash_id(batch.ids[i])));
+    }
+  });
+}
+
+void Table::copy_rows(std::span<const std::int64_t> ids, bool* found, RowBatch& out) const {
+  check_batch_size(ids.size());
+  const Impl& impl = *impl_;
+  const std::size_t row_bytes = impl.layout.row_bytes;
+  out.ids.assign(ids.begin(), ids.end());
+  out.times.assign(ids.size(), 0);
+  out.rows.assign(ids.size() * row_bytes, std::byte{0});
+  Partition& batch = Partition::of_this_thread();
+  batch.build(ids, {});
+  impl.for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
+    const std::shared_lock guard(shard.lock);
+    for (std::size_t i = first; i < last; ++i) {
+      const std::uint32_t to = batch.tags[i];
+      const auto slot = shard.index.find(batch.ids[i], hash_id(batch.ids[i]));
+      found[to] = static_cast<bool>(slot);
+      if (!slot) continue;
+      out.times[to] = slot.time();
+      std::memcpy(out.rows.data() + to * row_bytes, shard.rows.at(slot.row()), row_bytes);
+    }
+  });
+}
+
+bool Table::scan(Cursor& cursor, RowBatch& batch) const {
+  const Impl& impl = *impl_;
+  const std::size_t row_bytes = impl.layout.row_bytes;
+  if (cursor.shard >= kShards) return false;
+  const Shard& shard = *impl.shards[cursor.shard];
+  {
+    const std::shared_lock guard(shard.lock);
+    // Two passes: the first finds the rows and starts fetching them, the second copies.
+    const std::size_t before = batch.ids.size();
+    std::vector<const std::byte*> rows;
+    cursor.position = shard.index.scan_block(cursor.position, [&](std::int64_t id, std::uint64_t, ShardIndex::Slot slot) {
+      batch.ids.push_back(id);
+      batch.times.push_back(slot.time());
+      rows.push_back(shard.rows.at(slot.row()));
+    });
+    batch.rows.resize((before + rows.size()) * row_bytes);
+    std::byte* to = batch.rows.data() + before * row_bytes;
+    for (std::size_t i = 0; i < rows.size(); ++i, to += row_bytes) {
+      if (i + 16 < rows.size()) {
+        for (std::size_t line = 0; line < row_bytes; line += 64) __builtin_prefetch(rows[i + 16] + line);
+      }
+      std::memcpy(to, rows[i], row_bytes);
+    }
+  }
+  if (cursor.position == 0) ++cursor.shard;
+  return true;
+}
+
+void Table::decode(std::span<const std::byte> rows, const EntryArrays& out) const {
+  const Impl& impl = *impl_;
+  const std::size_t n = rows.size() / impl.layout.row_bytes;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::byte* const row = rows.data() + i * impl.layout.row_bytes;
+    std::size_t array = 0;
+    for (std::size_t s = 0; s < impl.plans.size(); ++s) {
+      impl.kernels->load(impl.plans[s], row, out.values + i * impl.layout.dim + impl.plans[s].value_offset);
+      for (const Slot& slot : impl.layout.segments[s].slots) {
+        const std::size_t bytes = slot.width * (slot.is_int64 ? sizeof(std::int64_t) : sizeof(float));
+        std::memcpy(static_cast<std::byte*>(out.slots[array++]) + i * bytes, row + slot.offset, bytes);
+      }
+    }
+  }
+}
+
+bool Table::expired(std::int64_t id, std::uint32_t time, std::uint32_t now) const noexcept {
+  const std::size_t slot = (static_cast<std::uint64_t>(id) >> 48) & (SlotThresholds::kSlots - 1);
+  const std::uint64_t limit = impl_->slot_expiry.empty() ? impl_->config.default_expiry_seconds : impl_->slot_expiry[slot];
+  return now >= time && now - time >= limit;
+}
+
+std::uint64_t Table::size() const noexcept {
+  std::uint64_t rows = 0;
+  for (const auto& shard : impl_->shards) rows += shard->index.size();
+  return rows;
+}
+
+std::uint32_t Table::max_event_time() const noexcept { return impl_->max_event_time.load(std::memory_order_relaxed); }
+
+void Table::note_event_time(std::uint32_t time) noexcept { impl_->note_event_time(time); }
+
+TableStats Table::stats() const {
+  TableStats stats;
+  stats.row_bytes = impl_->layout.row_bytes;
+  stats.max_event_time = max_event_time();
+  stats.bytes = sizeof(Impl) + impl_->arena.bytes() + impl_->blocks.heap_bytes() + kShards * sizeof(Shard);
+  for (const auto& shard : impl_->shards) {
+    const std::shared_lock guard(shard->lock);
+    stats.rows += shard->index.size();
+    stats.index_slots += shard->index.slots();
+    stats.growths += shard->index.growths();
+    stats.bytes += shard->index.directory_bytes() + shard->rows.bytes();
+  }
+  return stats;
+}
+
+std::vector<float> Table::hashnet_scales() const {
+  std::vector<float> scales;
+  for (std::size_t i = 0; i < impl_->plans.size(); ++i) scales.push_back(impl_->hashnet_scale(i));
+  return scales;
+}
+
+void Table::set_hashnet_scales(std::span<const float> scales) {
+  if (scales.size() != impl_->plans.size()) {
+    throw InvalidArgument("hashnet_scales: expected " + std::to_string(impl_->plans.size()) + ", one per segment, got " +
+                          std::to_string(scales.size()));
+  }
+  for (std::size_t i = 0; i < scales.size(); ++i) impl_->hashnet_scales[i].store(scales[i], std::memory_order_relaxed);
+}
+
+}  // namespace monolith

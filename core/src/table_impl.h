@@ -1,0 +1,181 @@
+// The inside of Table, shared by the files that implement it: table.cc (reads and bookkeeping) and table_update.cc (writes).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "arena.h"
+#include "kernels/kernels.h"
+#include "layout.h"
+#include "monolith/error.h"
+#include "monolith/table.h"
+#include "row_pool.h"
+#include "rw_lock.h"
+#include "shard_index.h"
+
+namespace monolith {
+
+// Ids are handled in groups of at most this many under one acquisition of a shard's lock: long enough that the memory
+// accesses of a group overlap, short enough that nobody waits long for the lock.
+inline constexpr std::size_t kGroup = 256;
+
+// How many ids ahead of the current group index buckets are prefetched.
+inline constexpr std::size_t kLookahead = 128;
+
+struct alignas(64) Shard {
+  Shard(Arena& arena, BlockPool& blocks, std::uint32_t number, std::uint32_t row_bytes)
+      : index(blocks, number), rows(arena, row_bytes) {}
+  mutable RwLock lock;
+  ShardIndex index;
+  RowPool rows;
+};
+
+// A batch in shard order: ids of shard s are at [starts[s], starts[s + 1]), in their original order. A tag is the position of
+// an id in the call, or the bag it belongs to.
+struct Partition {
+  std::vector<std::int64_t> ids;
+  std::vector<std::uint32_t> tags;
+  std::array<std::uint32_t, kShards + 1> starts;
+  std::vector<std::uint8_t> shards;  // of the ids in call order
+
+  // row_splits may be empty: then tags are positions, counted from 0.
+  void build(std::span<const std::int64_t> call_ids, std::span<const std::int64_t> row_splits);
+
+  // The calling thread's own, kept between calls.
+  static Partition& of_this_thread();
+};
+
+struct Table::Impl {
+  Impl(TableConfig config, std::shared_ptr<AdmissionFilter> admission);
+
+  TableConfig config;
+  RowLayout layout;
+  std::vector<SegmentPlan> plans;
+  std::shared_ptr<AdmissionFilter> admission;
+  const Kernels* kernels;
+  std::uint64_t table_key;  // hash of seed and name: what initial values depend on besides the id
+  bool needs_id_keys = false;  // some segment rounds stochastically
+
+  Arena arena;
+  BlockPool blocks{arena};
+  std::vector<std::unique_ptr<Shard>> shards;
+  std::atomic<std::uint32_t> max_event_time{0};
+  std::unique_ptr<std::atomic<float>[]> hashnet_scales;
+  std::vector<std::uint64_t> slot_expiry;  // by fid v2 slot; empty when all are the default
+
+  std::uint64_t id_key(std::uint64_t hash) const noexcept { return hash_id(static_cast<std::int64_t>(hash ^ table_key)); }
+  float hashnet_scale(std::size_t segment) const noexcept { return hashnet_scales[segment].load(std::memory_order_relaxed); }
+
+  void prefetch_bucket(std::int64_t id) const noexcept {
+    const std::uint64_t hash = hash_id(id);
+    shards[shard_of(hash)]->index.prefetch(hash);
+  }
+  void prefetch_read(const std::byte* row) const noexcept {
+    for (std::uint32_t i = 0; i < layout.weight_bytes; i += 64) __builtin_prefetch(row + i);
+    __builtin_prefetch(row + layout.weight_bytes - 1);
+  }
+  void prefetch_write(const std::byte* row) const noexcept {
+    for (std::uint32_t i = 0; i < layout.row_bytes; i += 64) __builtin_prefetch(row + i, 1);
+    __builtin_prefetch(row + layout.row_bytes - 1, 1);
+  }
+
+  void note_event_time(std::uint32_t time) noexcept {
+    std::uint32_t known = max_event_time.load(std::memory_order_relaxed);
+    while (known < time && !max_event_time.compare_exchange_weak(known, time, std::memory_order_relaxed)) {
+    }
+  }
+
+  // The row of an id, created and initialised if it was not there.
+  struct Upsert {
+    std::byte* row;
+    ShardIndex::Slot slot;
+    bool existed;
+  };
+  // The shard must be locked. `admit` decides about an id that is not there; row is null if it says no. With kInit false the
+  // caller overwrites a new row completely.
+  template <bool kInit = true, typename Admit>
+  Upsert upsert(Shard& shard, std::int64_t id, std::uint64_t hash, std::uint32_t time, Admit&& admit) {
+    if (const auto slot = shard.index.find(id, hash)) {
+      // Most batches carry the time that is there already; not writing keeps the cache line clean.
+      if (slot.time() != time) slot.time() = time;
+      return {shard.rows.at(slot.row()), slot, true};
+    }
+    if (!admit()) return {nullptr, {}, false};
+    const std::uint32_t number = shard.rows.allocate();
+    std::byte* const row = shard.rows.at(number);
+    if constexpr (kInit) initialize(row, hash);
+    try {
+      return {row, shard.index.insert(id, hash, number, time), false};
+    } catch (...) {
+      shard.rows.free(number);
+      throw;
+    }
+  }
+  bool admits(std::int64_t id, std::uint32_t count) const { return admission == nullptr || admission->admit(id, count); }
+
+  void initialize(std::byte* row, std::uint64_t hash) const {
+    const std::uint64_t key = id_key(hash);
+    for (const SegmentPlan& plan : plans) kernels->initialize(plan, key, row);
+  }
+  // What an id without a row reads.
+  void unseen_value(std::int64_t id, float* value) const;
+
+  void erase(Shard& shard, ShardIndex::Slot slot, std::uint64_t hash) noexcept {
+    const std::uint32_t row = slot.row();
+    shard.index.erase(slot, hash);
+    shard.rows.free(row);
+  }
+
+  // Calls f(shard, first, last) for runs of at most kGroup ids of one shard, buckets prefetched ahead; takes no lock.
+  template <typename F>
+  void for_each_group(const Partition& batch, F&& f) const {
+    const std::size_t n = batch.ids.size();
+    std::size_t ahead = 0;
+    for (std::uint32_t s = 0; s < kShards; ++s) {
+      for (std::size_t first = batch.starts[s]; first < batch.starts[s + 1]; first += kGroup) {
+        const std::size_t last = std::min<std::size_t>(first + kGroup, batch.starts[s + 1]);
+        for (const std::size_t limit = std::min(n, last + kLookahead); ahead < limit; ++ahead) {
+          prefetch_bucket(batch.ids[ahead]);
+        }
+        f(*shards[s], first, last);
+      }
+    }
+  }
+
+  // Calls f(rows, first, n) under the shard's shared lock, rows[i] null for ids without a row, weights prefetched.
+  template <typename F>
+  void read_groups(const Partition& batch, F&& f) const {
+    std::array<const std::byte*, kGroup> rows;
+    for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
+      const std::shared_lock guard(shard.lock);
+      for (std::size_t i = first; i < last; ++i) {
+        const auto slot = shard.index.find(batch.ids[i], hash_id(batch.ids[i]));
+        const std::byte* row = nullptr;
+        if (slot) {
+          row = shard.rows.at(slot.row());
+          prefetch_read(row);
+        }
+        rows[i - first] = row;
+      }
+      f(rows.data(), first, last - first);
+    });
+  }
+
+  void update_hashnet_scales(std::int64_t step) noexcept;
+  void apply(const Partition& batch, const float* grads, const UpdateOptions& options);
+  void apply_groups(const Partition& batch, std::uint32_t first_shard, std::uint32_t last_shard, const float* grads,
+                    const UpdateOptions& options);
+  template <bool kAdd>
+  void write_values(std::span<const std::int64_t> ids, const float* values, std::uint32_t event_time);
+};
+
+// Throws InvalidArgument: positions inside a call are 32-bit.
+void check_batch_size(std::size_t n);
+// The factor by which the sum over a bag of n ids is multiplied.
+float pooling_factor(Pooling pooling, std::int64_t n);
+
+}  // namespace monolith

@@ -1,0 +1,54 @@
+"""The base of all configuration objects: frozen, typed, keyword-only, validated, with errors that name the field."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from monolith.errors import ConfigError
+
+__all__ = ["Config"]
+
+
+class Config(BaseModel):
+    """A frozen, keyword-only value object. Building one from wrong input raises `ConfigError`."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - pydantic checks each field's own type
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ConfigError(_explain(type(self), error)) from None
+
+    # Tells pydantic that this __init__ only validates: without it, a Config inside another one would be built through Python
+    # objects, losing the JSON rules (a list may become a tuple) and nesting one error text inside another.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Build from what `model_dump_json` wrote; wrong input raises `ConfigError`."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ConfigError(_explain(cls, error)) from None
+
+
+def _explain(model: type[BaseModel], error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        # pydantic names the members of a union inside the path; a reader knows the field by its own name.
+        path = [str(part) for part in problem["loc"] if not str(part).startswith("tagged-union")]
+        where = ".".join([model.__name__, *path])
+        if problem["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(problem["loc"][-1]), list(model.model_fields), n=1)
+            known = f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(model.model_fields)}"
+            lines.append(f"{where}: unknown field; {known}")
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{where}: {message[:1].lower()}{message[1:]}; got {problem['input']!r}")
+    return "\n".join(lines)

@@ -1,0 +1,32 @@
+"""Every exception Monolith raises on purpose.
+
+MonolithError
+├── ConfigError (ValueError)           a configuration object cannot be built as asked
+├── InvalidArgumentError (ValueError)  a call's arguments do not fit the table or each other
+├── CorruptFileError                   a file is truncated, altered, too new, or made for another table
+└── StorageError (OSError)             the operating system refused an open, read, write, fsync or rename
+
+A message says where, what was expected, what came, and what to do next. After any of these nothing has been half-changed.
+"""
+
+__all__ = ["ConfigError", "CorruptFileError", "InvalidArgumentError", "MonolithError", "StorageError"]
+
+
+class MonolithError(Exception):
+    """Base of every error Monolith raises on purpose."""
+
+
+class ConfigError(MonolithError, ValueError):
+    """A configuration object cannot be built: a field is unknown, of the wrong type, or out of range."""
+
+
+class InvalidArgumentError(MonolithError, ValueError):
+    """The arguments of a call do not fit the table or each other; nothing was changed."""
+
+
+class CorruptFileError(MonolithError):
+    """A file is truncated, altered, of a newer version, or made for another table; nothing was changed."""
+
+
+class StorageError(MonolithError, OSError):
+    """The operating system refused an open, read, write, fsync or rename; the message has path and reason."""

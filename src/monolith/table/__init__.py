@@ -1,0 +1,1 @@
+"""The collisionless embedding table: the Python face of the core."""

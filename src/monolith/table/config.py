@@ -1,0 +1,160 @@
+"""What one table is: its segments, how unseen ids read, when rows expire."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from monolith.config import Config
+from monolith.table.initializers import Initializer, RandomUniform
+from monolith.table.optimizers import Adagrad, BatchSoftmax, MovingAverage, Optimizer
+
+__all__ = ["Bf16", "Compressor", "Expiry", "FixedR8", "Fp16", "Fp32", "OneBit", "Segment", "TableConfig"]
+
+
+class Fp32(Config):
+    """Read and serve the stored value unchanged; 4 bytes per dim when serving."""
+
+    kind: Literal["fp32"] = "fp32"
+
+
+class Fp16(Config):
+    """IEEE half precision when serving, 2 bytes per dim; no effect on reads while training."""
+
+    kind: Literal["fp16"] = "fp16"
+
+
+class Bf16(Config):
+    """bfloat16 when serving, 2 bytes per dim; no effect on reads while training."""
+
+    kind: Literal["bf16"] = "bf16"
+
+
+class FixedR8(Config):
+    """8-bit fixed point in [-range, range); training reads are quantised too, gradients pass straight through."""
+
+    kind: Literal["fixed_r8"] = "fixed_r8"
+    range: PositiveFloat = 1.0
+    """Values at or beyond ±range are clamped to the nearest code."""
+
+
+class OneBit(Config):
+    """HashNet: training reads amplitude * tanh(scale * w) with a growing scale; serving keeps only the sign.
+
+    Whenever a batch with step % step_size == 0 is applied, scale = min(max_scale, init_scale * sqrt(1 + 0.005 * step)).
+    """
+
+    kind: Literal["one_bit"] = "one_bit"
+    step_size: PositiveInt = 200
+    init_scale: PositiveFloat = 1.0
+    max_scale: PositiveFloat = 10000.0
+    amplitude: PositiveFloat = 0.05
+
+
+Compressor = Annotated[Fp32 | Fp16 | Bf16 | FixedR8 | OneBit, Field(discriminator="kind")]
+"""Any of the compressors above."""
+
+
+class Segment(Config):
+    """A run of consecutive dims of a row with one initializer, optimizer, precision and compressor.
+
+    Example:
+        >>> from monolith import Adagrad, Segment
+        >>> Segment(dim=16, optimizer=Adagrad(learning_rate=0.05)).dim
+        16
+    """
+
+    dim: Annotated[int, Field(gt=0, le=65536)]
+    """Number of elements."""
+    initializer: Initializer = RandomUniform()
+    """Value of an element before its first update."""
+    optimizer: Optimizer = Adagrad()
+    """How gradients change the segment."""
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """How weights are stored while training; optimizer state is always fp32."""
+    stochastic_rounding: bool = True
+    """For fp16 and bf16 weights: round up or down with probability by distance, so that small updates are not lost."""
+    compressor: Compressor = Fp32()
+    """How the value is read while training and stored when serving."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Segment:
+        if isinstance(self.optimizer, BatchSoftmax) and self.dim != 1:
+            raise ValueError(f"the batch_softmax optimizer keeps one number per id: dim must be 1, not {self.dim}")
+        return self
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate used when a call names none."""
+        optimizer = self.optimizer
+        if optimizer.kind == "delay_compensation":
+            optimizer = optimizer.base
+        return 0.0 if isinstance(optimizer, MovingAverage) else optimizer.learning_rate
+
+
+class Expiry(Config):
+    """How long a row lives after its last update, by feature slot (bits 48..62 of the id), in event time.
+
+    Example:
+        >>> from monolith import Expiry
+        >>> Expiry.days(default=30, slots={7: 1}).slots
+        {7: 86400}
+    """
+
+    default: NonNegativeInt = 36500 * 86400
+    """Seconds for slots not named; 0 expires at the next `evict`."""
+    slots: dict[Annotated[int, Field(ge=0, lt=32768)], NonNegativeInt] = {}
+    """Seconds per slot."""
+
+    @classmethod
+    def days(cls, *, default: float = 36500, slots: dict[int, float] | None = None) -> Expiry:
+        """Build from days instead of seconds."""
+        seconds = {slot: round(days * 86400) for slot, days in (slots or {}).items()}
+        return cls(default=round(default * 86400), slots=seconds)
+
+
+class TableConfig(Config):
+    """Everything that defines a table. Two tables with equal configs initialise every id to the same values.
+
+    Example:
+        >>> from monolith import Adagrad, Segment, TableConfig, Zeros
+        >>> config = TableConfig(name="item", segments=(Segment(dim=1, initializer=Zeros()), Segment(dim=16)))
+        >>> config.dim
+        17
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=255)]
+    """Identifies the table in files and logs, and is part of what an id's initial value depends on."""
+    segments: Annotated[tuple[Segment, ...], Field(min_length=1, max_length=64)]
+    """The parts of a row, in order."""
+    seed: NonNegativeInt = 0
+    """Changes every initial value; part of the table file."""
+    mode: Literal["training", "serving"] = "training"
+    """Serving tables hold compressed values without optimizer state and refuse gradients."""
+    unseen: Literal["initializer", "zeros"] | None = None
+    """What an id without a row reads; None means initializer while training, zeros when serving."""
+    initial_capacity: NonNegativeInt = 0
+    """Rows to make room for in advance."""
+    expiry: Expiry = Expiry()
+    """When `evict` removes a row."""
+    skip_zero_rows: bool = False
+    """Serving only: assigning an all-zero value erases the id instead of storing it."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TableConfig:
+        if self.skip_zero_rows and self.mode != "serving":
+            raise ValueError("skip_zero_rows needs mode='serving': a training row must keep its optimizer state")
+        if self.dim > 65536:
+            raise ValueError(f"the dims of all segments add up to {self.dim}; the limit is 65536")
+        return self
+
+    @property
+    def dim(self) -> int:
+        """Elements of a whole row."""
+        return sum(segment.dim for segment in self.segments)
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """The default learning rate of each segment."""
+        return tuple(segment.learning_rate for segment in self.segments)

@@ -1,0 +1,426 @@
+"""`EmbeddingTable`: int64 ids to embeddings, each id with a row of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from monolith import _core
+from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
+from monolith.table.config import TableConfig
+from monolith.table.core_config import to_core
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from monolith.table.admission import AdmissionFilter
+
+__all__ = ["EmbeddingTable", "Entries", "TableStats", "num_threads", "set_num_threads"]
+
+Ids = torch.Tensor | np.ndarray | Sequence[int]
+Values = torch.Tensor | np.ndarray
+PoolingMode = Literal["sum", "mean", "sqrtn"]
+
+_POOLING = {"sum": _core.Pooling.SUM, "mean": _core.Pooling.MEAN, "sqrtn": _core.Pooling.SQRTN}
+
+
+def set_num_threads(n: int) -> None:
+    """Let each table call use up to `n` threads, the caller's included; at first one per core.
+
+    Example:
+        >>> import monolith
+        >>> monolith.set_num_threads(1)
+        >>> monolith.num_threads()
+        1
+    """
+    if n < 1:
+        raise InvalidArgumentError(f"num_threads: expected at least 1, got {n}")
+    _core.set_num_threads(n)
+
+
+def num_threads() -> int:
+    """How many threads one table call may use."""
+    return _core.num_threads()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableStats:
+    """A table's size at one moment."""
+
+    rows: int
+    """Ids that have a row."""
+    bytes: int
+    """Everything the table holds from the system: rows, index, and room for more."""
+    row_bytes: int
+    """Weights and optimizer state of one row."""
+    index_slots: int
+    """Places for ids in the index."""
+    growths: int
+    """How often an index block was doubled or split."""
+    max_event_time: int
+    """The newest event time any write has carried."""
+
+    @property
+    def load(self) -> float:
+        """Occupied share of the index."""
+        return self.rows / self.index_slots
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entries:
+    """Whole rows: stored weights and every optimizer slot by name, as of one moment per row."""
+
+    ids: torch.Tensor
+    """int64 [n]."""
+    found: torch.Tensor
+    """bool [n]: whether the id has a row; the other fields are zero where it has none."""
+    values: torch.Tensor
+    """float32 [n, dim]: stored weights, before any read path."""
+    slots: dict[str, torch.Tensor]
+    """Optimizer state by `<segment>/<slot>`, e.g. `0/norm`: [n, width], float32 or int64."""
+    times: torch.Tensor
+    """int64 [n]: event time of the last write, seconds."""
+
+    def to_numpy(self) -> dict[str, np.ndarray]:
+        """The rows as NumPy arrays: `ids`, `values`, `times`, and each slot under its name."""
+        columns = {"ids": self.ids, "values": self.values, "times": self.times, **self.slots}
+        return {name: tensor.numpy() for name, tensor in columns.items()}
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as an Arrow table; values and slots are fixed-size lists, sharing memory with the tensors."""
+        import pyarrow as pa
+
+        def column(array: np.ndarray) -> pa.Array:
+            flat = pa.array(array.reshape(-1))
+            return flat if array.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
+
+        return pa.table({name: column(array) for name, array in self.to_numpy().items()})
+
+
+class EmbeddingTable:
+    """A table of embeddings for any int64 ids: unbounded, collisionless, trained in place by its own optimizer.
+
+    Lookups never insert: an id without a row reads its initial value, a pure function of (seed, table name, id). The first
+    gradient, or an `assign`, gives it a row. Every call takes a batch, releases the GIL, and may run beside any other.
+    `ids` are int64 tensors, arrays or sequences; values and gradients are float32.
+
+    Example:
+        >>> import torch
+        >>> from monolith import EmbeddingTable, Segment, Sgd, TableConfig, Zeros
+        >>> segment = Segment(dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))
+        >>> table = EmbeddingTable(TableConfig(name="item", segments=(segment,)))
+        >>> table.apply_gradients(torch.tensor([7, 7, -1]), torch.tensor([[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]]))
+        >>> table.lookup(torch.tensor([7, -1, 99])).tolist()
+        [[-2.0, -4.0], [-3.0, -4.0], [0.0, 0.0]]
+        >>> len(table)
+        2
+    """
+
+    def __init__(self, config: TableConfig, *, admission: AdmissionFilter | None = None) -> None:
+        self.config = config
+        self.admission = admission
+        self._core = _core.Table(to_core(config), None if admission is None else admission.core)
+        self._learning_rates = np.asarray(config.learning_rates, dtype=np.float32)
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.config.name
+
+    @property
+    def dim(self) -> int:
+        """Elements of a looked-up vector."""
+        return self._core.dim
+
+    def lookup(self, ids: Ids) -> torch.Tensor:
+        """Embeddings of `ids`: float32 [*ids.shape, dim]."""
+        wanted = _ids(ids)
+        out = np.empty((wanted.size, self.dim), dtype=np.float32)
+        self._core.lookup(wanted.reshape(-1), out)
+        return torch.from_numpy(out).reshape(*wanted.shape, self.dim)
+
+    def lookup_pooled(self, ids: Ids, row_splits: Ids, *, mode: PoolingMode = "sum") -> torch.Tensor:
+        """One vector per bag: float32 [bags, dim]; bag b holds `ids[row_splits[b]:row_splits[b + 1]]`.
+
+        `mode`: "sum", "mean", or "sqrtn" (the sum divided by the square root of the bag's size). An empty bag is zero.
+
+        Example:
+            >>> from monolith import EmbeddingTable, Ones, Segment, TableConfig
+            >>> table = EmbeddingTable(TableConfig(name="t", segments=(Segment(dim=1, initializer=Ones()),)))
+            >>> table.lookup_pooled([5, 6, 7], [0, 2, 2, 3]).tolist()
+            [[2.0], [0.0], [1.0]]
+        """
+        splits = _vector("row_splits", row_splits)
+        out = np.empty((max(splits.size - 1, 0), self.dim), dtype=np.float32)
+        self._core.lookup_pooled(_vector("ids", ids), splits, _pooling(mode), out)
+        return torch.from_numpy(out)
+
+    def lookup_entry(self, ids: Ids) -> Entries:
+        """Whole rows of `ids`: stored values, optimizer slots and times."""
+        wanted = _ids(ids).reshape(-1)
+        batch = _core.RowBatch()
+        found = np.empty(wanted.size, dtype=np.bool_)
+        self._core.copy_rows(wanted, found, batch)
+        return self._entries(batch, found)
+
+    def apply_gradients(
+        self,
+        ids: Ids,
+        grads: Values,
+        *,
+        learning_rates: Sequence[float] | None = None,
+        step: int = 0,
+        event_time: int = 0,
+        duplicates: Literal["sum", "sequential"] = "sum",
+        snapshot: Values | None = None,
+    ) -> None:
+        """Make one optimizer step per unique id with the sum of its gradients.
+
+        Args:
+            ids: which rows; an id without one gets its initial value first, if the admission filter lets it in.
+            grads: float32 [*ids.shape, dim].
+            learning_rates: one per segment; None takes those of the configuration.
+            step: the global step, for optimizers and compressors that depend on it.
+            event_time: seconds since 1970, kept as the rows' last-update time.
+            duplicates: "sum" adds the gradients of equal ids before one step; "sequential" makes a step for each.
+            snapshot: like `grads`, the values the gradients were computed at; required by `DelayCompensation`.
+        """
+        if duplicates not in ("sum", "sequential"):
+            raise InvalidArgumentError(f"duplicates: expected 'sum' or 'sequential', got {duplicates!r}")
+        if snapshot is None and any(s.optimizer.kind == "delay_compensation" for s in self.config.segments):
+            raise InvalidArgumentError(
+                "snapshot: DelayCompensation needs the values the gradients were computed at; pass what lookup returned"
+            )
+        wanted = _ids(ids).reshape(-1)
+        self._core.apply_gradients(
+            wanted,
+            self._matrix("grads", grads),
+            self._rates(learning_rates),
+            _step(step),
+            _event_time(event_time),
+            duplicates == "sequential",
+            None if snapshot is None else self._matrix("snapshot", snapshot),
+        )
+
+    def apply_pooled_gradients(
+        self,
+        ids: Ids,
+        row_splits: Ids,
+        grads: Values,
+        *,
+        mode: PoolingMode = "sum",
+        learning_rates: Sequence[float] | None = None,
+        step: int = 0,
+        event_time: int = 0,
+    ) -> None:
+        """The backward of `lookup_pooled` and the optimizer step in one pass; `grads` is float32 [bags, dim]."""
+        if any(s.optimizer.kind == "delay_compensation" for s in self.config.segments):
+            raise InvalidArgumentError("apply_pooled_gradients: DelayCompensation needs apply_gradients with a snapshot")
+        self._core.apply_pooled_gradients(
+            _vector("ids", ids),
+            _vector("row_splits", row_splits),
+            _pooling(mode),
+            self._matrix("grads", grads),
+            self._rates(learning_rates),
+            _step(step),
+            _event_time(event_time),
+        )
+
+    def assign(self, ids: Ids, values: Values, *, event_time: int = 0) -> None:
+        """Set embeddings; optimizer state stays, or starts fresh for a new id. The last of equal ids wins."""
+        self._core.assign(_ids(ids).reshape(-1), self._matrix("values", values), _event_time(event_time))
+
+    def assign_add(self, ids: Ids, values: Values, *, event_time: int = 0) -> None:
+        """Add to embeddings; a new id starts from its initial value, and every one of equal ids adds."""
+        self._core.assign_add(_ids(ids).reshape(-1), self._matrix("values", values), _event_time(event_time))
+
+    def reinitialize(self, ids: Ids, *, event_time: int = 0) -> torch.Tensor:
+        """Reset value and state of `ids` to those of a new row; int32 per id: 1 it had a row, 0 it is new."""
+        wanted = _ids(ids)
+        existed = np.empty(wanted.size, dtype=np.int32)
+        self._core.reinitialize(wanted.reshape(-1), _event_time(event_time), existed)
+        return torch.from_numpy(existed).reshape(wanted.shape)
+
+    def contains(self, ids: Ids) -> torch.Tensor:
+        """Whether each id has a row: bool, shaped like `ids`."""
+        wanted = _ids(ids)
+        found = np.empty(wanted.size, dtype=np.bool_)
+        self._core.contains(wanted.reshape(-1), found)
+        return torch.from_numpy(found).reshape(wanted.shape)
+
+    def erase(self, ids: Ids) -> torch.Tensor:
+        """Remove rows; bool per id: whether this call removed it. The memory is used again by later ids."""
+        wanted = _ids(ids)
+        erased = np.empty(wanted.size, dtype=np.bool_)
+        self._core.erase(wanted.reshape(-1), erased)
+        return torch.from_numpy(erased).reshape(wanted.shape)
+
+    def evict(self, *, now: int | None = None) -> int:
+        """Remove the rows whose slot's expiry has passed at event time `now`; returns how many.
+
+        None takes the newest event time that any write has carried, so that a replay of old data expires as it did live.
+        """
+        return self._core.evict(self._core.max_event_time if now is None else _event_time(now, name="now"))
+
+    def clear(self) -> None:
+        """Remove all rows and return their memory to the system."""
+        self._core.clear()
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    def __contains__(self, id_: int) -> bool:
+        return bool(self.contains([id_])[0])
+
+    def __repr__(self) -> str:
+        return f"EmbeddingTable({self.name!r}, rows={len(self)}, layout={self._core.layout!r})"
+
+    def stats(self) -> TableStats:
+        """Size, memory and index load now."""
+        stats = self._core.stats()
+        return TableStats(
+            rows=stats.rows,
+            bytes=stats.bytes,
+            row_bytes=stats.row_bytes,
+            index_slots=stats.index_slots,
+            growths=stats.growths,
+            max_event_time=stats.max_event_time,
+        )
+
+    def iter_batches(self, batch_size: int = 65536) -> Iterator[Entries]:
+        """All rows in batches of about `batch_size`. Beside writers: each row whole, lasting rows exactly once."""
+        if batch_size < 1:
+            raise InvalidArgumentError(f"batch_size: expected at least 1, got {batch_size}")
+        cursor, batch = _core.Cursor(), _core.RowBatch()
+        while self._core.scan(cursor, batch):
+            if len(batch) >= batch_size:
+                yield self._entries(batch)
+                batch.clear()
+        if len(batch):
+            yield self._entries(batch)
+
+    def __iter__(self) -> Iterator[int]:
+        for entries in self.iter_batches():
+            yield from entries.ids.tolist()
+
+    def entries(self) -> Entries:
+        """All rows at once."""
+        return next(self.iter_batches(2**63 - 1), None) or self.lookup_entry([])
+
+    def to_numpy(self) -> dict[str, np.ndarray]:
+        """All rows as NumPy arrays: `ids`, `values`, `times`, and each optimizer slot."""
+        return self.entries().to_numpy()
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as an Arrow table."""
+        return self.entries().to_arrow()
+
+    def save(self, path: str | os.PathLike[str], *, skip_expired: bool = False) -> int:
+        """Write the table to one file and return its size in bytes; safe beside training.
+
+        The file appears under `path` complete and durable, or not at all. `skip_expired` leaves out what `evict` would.
+        """
+        metadata = self.config.model_dump_json()
+        _, size = _core.save_table(self._core, os.fspath(path), metadata, skip_expired)
+        return size
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, admission: AdmissionFilter | None = None) -> EmbeddingTable:
+        """Read a table that `save` wrote, with the configuration it had.
+
+        Raises `CorruptFileError` for a file that is damaged, of a newer format, or not a table.
+
+        Example:
+            >>> import tempfile
+            >>> from monolith import EmbeddingTable, Segment, TableConfig
+            >>> table = EmbeddingTable(TableConfig(name="t", segments=(Segment(dim=4),)))
+            >>> table.reinitialize([1, 2]).tolist()
+            [0, 0]
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     size = table.save(folder + "/t.table")
+            ...     len(EmbeddingTable.load(folder + "/t.table"))
+            2
+        """
+        file = _core.TableFile(os.fspath(path))
+        try:
+            config = TableConfig.from_json(file.metadata)
+        except ConfigError as error:
+            raise CorruptFileError(f"{Path(path)}: its configuration cannot be read: {error}") from None
+        table = cls(config, admission=admission)
+        file.load_into(table._core)
+        return table
+
+    def _entries(self, batch: _core.RowBatch, found: np.ndarray | None = None) -> Entries:
+        n = len(batch)
+        slots = {
+            info.name: np.empty((n, info.width), dtype=np.int64 if info.is_int64 else np.float32)
+            for info in self._core.slot_infos()
+        }
+        ids, times = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
+        values = np.empty((n, self.dim), dtype=np.float32)
+        self._core.decode(batch, ids, times, values, list(slots.values()))
+        return Entries(
+            ids=torch.from_numpy(ids),
+            found=torch.from_numpy(np.ones(n, dtype=np.bool_) if found is None else found),
+            values=torch.from_numpy(values),
+            slots={name: torch.from_numpy(slot) for name, slot in slots.items()},
+            times=torch.from_numpy(times),
+        )
+
+    def _matrix(self, name: str, values: Values) -> np.ndarray:
+        tensor = torch.as_tensor(values)
+        if tensor.dtype != torch.float32:
+            raise InvalidArgumentError(f"{name}: expected float32, got {tensor.dtype}; convert with .float()")
+        if tensor.ndim < 2 or tensor.shape[-1] != self.dim:
+            raise InvalidArgumentError(
+                f"{name}: expected [..., {self.dim}], one row of table {self.name!r} per id, got {list(tensor.shape)}"
+            )
+        return tensor.detach().cpu().contiguous().reshape(-1, self.dim).numpy()
+
+    def _rates(self, learning_rates: Sequence[float] | None) -> np.ndarray:
+        if learning_rates is None:
+            return self._learning_rates
+        return np.asarray(learning_rates, dtype=np.float32).reshape(-1)
+
+
+def _ids(ids: Ids, name: str = "ids") -> np.ndarray:
+    try:
+        tensor = torch.as_tensor(ids)
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{name}: expected 64-bit signed integers: {error}") from None
+    if tensor.numel() == 0 and not isinstance(ids, torch.Tensor | np.ndarray):
+        tensor = tensor.to(torch.int64)
+    if tensor.dtype != torch.int64:
+        raise InvalidArgumentError(f"{name}: expected int64, got {tensor.dtype}; ids are exact 64-bit integers")
+    return tensor.detach().cpu().contiguous().numpy()
+
+
+def _vector(name: str, ids: Ids) -> np.ndarray:
+    array = _ids(ids, name)
+    if array.ndim != 1:
+        raise InvalidArgumentError(f"{name}: expected one dimension, got shape {list(array.shape)}")
+    return array
+
+
+def _pooling(mode: str) -> _core.Pooling:
+    if mode not in _POOLING:
+        raise InvalidArgumentError(f"mode: expected 'sum', 'mean' or 'sqrtn', got {mode!r}")
+    return _POOLING[mode]
+
+
+def _event_time(seconds: int, *, name: str = "event_time") -> int:
+    if not 0 <= seconds < 2**32:
+        raise InvalidArgumentError(f"{name}: expected seconds since 1970 in [0, 2**32), got {seconds}")
+    return int(seconds)
+
+
+def _step(step: int) -> int:
+    if not 0 <= step < 2**63:
+        raise InvalidArgumentError(f"step: expected a global step >= 0, got {step}")
+    return int(step)

@@ -1,0 +1,17 @@
+"""Settings shared by all tests. Lying here, it also puts this folder on the path, so tests can `import oracle`."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+# Quick runs are the same every time; campaigns marked slow draw new examples each time and print how to replay a failure.
+# Machines differ in speed, so no example has a deadline.
+settings.register_profile(
+    "quick",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("quick")
