@@ -16,21 +16,24 @@ extern const Kernels kKernels;
 }
 #endif
 
-const Kernels& kernels() {
-  static const Kernels& chosen = []() -> const Kernels& {
+const std::vector<const Kernels*>& all_kernels() {
+  static const std::vector<const Kernels*> sets = [] {
+    std::vector<const Kernels*> found = {&baseline::kKernels};
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-      return x86_64_v4::kKernels;
-    }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) {
-      return x86_64_v3::kKernels;
+      found.push_back(&x86_64_v3::kKernels);
+      if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        found.push_back(&x86_64_v4::kKernels);
+      }
     }
 #endif
-    return baseline::kKernels;
+    return found;
   }();
-  return chosen;
+  return sets;
 }
+
+const Kernels& kernels() { return *all_kernels().back(); }
 
 double normal_quantile(double p) noexcept {
   // A rough start (Hastings' rational approximation), then Halley's iteration on erfc until it is exact to the last digits:

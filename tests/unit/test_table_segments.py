@@ -117,7 +117,7 @@ def test_group_optimizers_see_only_their_segment() -> None:
 
 def test_splitting_an_elementwise_segment_changes_nothing() -> None:
     def run(dims: tuple[int, ...]) -> np.ndarray:
-        parts = tuple(Segment(dim=dim, optimizer=Adam(learning_rate=0.1)) for dim in dims)
+        parts = tuple(Segment(dim=d, initializer=Zeros(), optimizer=Adam(learning_rate=0.1)) for d in dims)
         table = EmbeddingTable(TableConfig(name="t", segments=parts))
         rng = np.random.default_rng(1)
         for _ in range(3):

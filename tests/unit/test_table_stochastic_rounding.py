@@ -11,7 +11,17 @@ import pytest
 import torch
 from comparison import assert_equal, int64
 
-from monolith import BatchSoftmax, BatchSoftmaxInitializer, Constant, EmbeddingTable, Segment, Sgd, TableConfig
+from monolith import (
+    BatchSoftmax,
+    BatchSoftmaxInitializer,
+    Constant,
+    EmbeddingTable,
+    Segment,
+    Sgd,
+    TableConfig,
+    num_threads,
+    set_num_threads,
+)
 
 N = 20_000
 IDS = torch.arange(N) * 7_919 - 50_000
@@ -137,8 +147,6 @@ def test_the_step_reaches_a_rounded_batch_softmax() -> None:
 
 
 def test_the_same_calls_give_the_same_bits_on_any_number_of_threads() -> None:
-    from monolith import num_threads, set_num_threads
-
     before, results = num_threads(), []
     try:
         for threads in (1, 2, 4):

@@ -88,10 +88,10 @@ class AdmissionFilter {
 // before it is below T. A batch that brings c copies of an unseen id at once is dropped whole, however large c is.
 //
 // Counters have 4 bits (they stop at 15) and a 12-bit signature. Two ids that meet in the same 16 cells with the same signature
-// share a counter, so an id can be admitted early, never late. Counters live in a ring of `split_num` splits: new ones go
-// to the head split; when it is full the head moves on and the split that was written longest ago is forgotten. An id that is
-// seen again takes its count along. When the 16 cells of an id are all taken, in the head and in the split after it, it
-// is admitted and counted in failure_count(): the filter fails open.
+// share a counter: about 1% of new ids find a count that is not theirs when the ring is full. Counters live in a ring of
+// `split_num` splits: new ones go to the head split; when it is full the head moves on and the split that was written longest
+// ago is forgotten. An id that is seen again takes its count along. When the 16 cells of an id are all taken, in the head and
+// in the split after it, it is admitted and counted in failure_count(): the filter fails open.
 class SlidingFilter final : public AdmissionFilter {
  public:
   static constexpr std::uint32_t kForwardWindow = 2;

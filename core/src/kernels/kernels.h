@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "monolith/config.h"
 
@@ -58,7 +59,8 @@ struct Kernels {
   void (*scale)(float* out, float factor, std::size_t n);
 };
 
-// The fastest set this machine can run.
+// The sets this machine can run, slowest first, and the fastest of them.
+const std::vector<const Kernels*>& all_kernels();
 const Kernels& kernels();
 
 // The quantile of the standard normal distribution, for p in (0, 1). Not per instruction set: its bits must not vary.
