@@ -45,8 +45,9 @@ test-python: $(VENV)/.extension ## The Python tests alone; ARGS goes to pytest, 
 test-slow: $(VENV)/.extension ## Long campaigns: soak, crash and corruption runs
 	$(PYTEST) -m slow $(ARGS)
 
-bench: $(VENV)/.extension ## Measure the table, its peers and the memory limit in one run
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: $(VENV)/.extension ## Measure the table, its peers and the memory limit in one run; ARGS=--quick for a first look
+	PYTHON='$(PYTHON)' benchmarks/setup_peers.sh
+	$(BIN)/python benchmarks/run.py $(ARGS)
 
 clean: ## Remove build products
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/monolith/_core.pyi $(VENV)/.extension

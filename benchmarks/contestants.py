@@ -91,7 +91,6 @@ def worker_environment(threads: int, huge_pages: bool) -> dict[str, str]:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environment[name] = str(threads)
     if huge_pages:
-        # malloc and torch ask for huge pages, as our table does by itself; neither is their default.
         environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
         environment["THP_MEM_ALLOC_ENABLE"] = "1"
     return environment
@@ -107,13 +106,13 @@ def python_of(spec: PeerSpec) -> str:
 
 
 def start_job(
-    spec: PeerSpec, config: Mapping[str, Any], *, threads: int, huge_pages: bool, logs: Path
+    spec: PeerSpec, config: Mapping[str, Any], *, threads: int, logs: Path
 ) -> tuple[_Process, dict[str, Any]]:
     """Starts a worker and waits for its first answer: that it is ready, or the result of a one-answer job."""
     message = json.dumps({"peer": spec.name, "threads": threads, **config})
     command = [python_of(spec), str(HERE / "worker.py"), message]
     log = logs / f"{spec.name}-{config['job']}.log"
-    process = _Process(command, worker_environment(threads, huge_pages), log)
+    process = _Process(command, worker_environment(threads, spec.huge_pages), log)
     try:
         return process, process.receive()
     except (PeerUnavailableError, PeerFailedError):
@@ -122,13 +121,9 @@ def start_job(
 
 
 class PythonPeer:
-    def __init__(
-        self, spec: PeerSpec, config: Mapping[str, Any], *, threads: int, huge_pages: bool, logs: Path
-    ) -> None:
+    def __init__(self, spec: PeerSpec, config: Mapping[str, Any], *, threads: int, logs: Path) -> None:
         self.name = spec.name
-        self._process, ready = start_job(
-            spec, {"job": "speed", **config}, threads=threads, huge_pages=huge_pages, logs=logs
-        )
+        self._process, ready = start_job(spec, {"job": "speed", **config}, threads=threads, logs=logs)
         self.versions: dict[str, str] = ready["versions"]
         self.waited: list[float] = []  # per turn, the share of the time in which this process had no core
 

@@ -7,6 +7,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def drop_from_cache(path: Path) -> float:
             libc = ctypes.CDLL(None, use_errno=True)
             if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), resident) != 0:
                 return 1.0
-        return float(np.mean(np.frombuffer(resident, dtype=np.uint8) & 1))
+        return float(np.mean(np.frombuffer(memoryview(resident), dtype=np.uint8) & 1))
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -67,7 +68,7 @@ def measure(ids: IdArray, dim: int, threads: int, directory: Path, rounds: int) 
         for _ in range(rounds):
             result["save"].append(seconds_of(lambda: table.save(saved)))
             size = saved.stat().st_size
-            result["write"].append(seconds_of(lambda size=size: plain_write(plain, size)))
+            result["write"].append(seconds_of(partial(plain_write, plain, size)))
             for name, path, call in (
                 ("load", saved, lambda: table.load(saved)),
                 ("read", plain, lambda: plain_read(plain)),

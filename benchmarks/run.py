@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -44,7 +45,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="turns of every peer in every case; at least 7 for a claim")
     parser.add_argument("--batches", type=int, help="timed batches in one turn")
     parser.add_argument("--one-row-steps", type=int, help="steps of one new row in the growth case")
-    parser.add_argument("--no-huge-pages", action="store_true", help="leave the peers' allocators at their defaults")
     parser.add_argument("--disk", type=Path, default=RESULTS / "disk", help="folder on the disk to measure")
     parser.add_argument("--json", type=Path, help="where to write the results; default results/<time>.json")
     options = parser.parse_args()
@@ -74,7 +74,6 @@ def run_speed(options: argparse.Namespace, directory: Path) -> speed.SpeedResult
         threads=options.threads,
         rounds=options.rounds,
         batches=options.batches,
-        huge_pages=not options.no_huge_pages,
         limit="limit" in options.peers,
         peers=peer_specs(options.peers),
     )
@@ -102,7 +101,6 @@ def run_jobs(
                     spec,
                     config,
                     threads=setting["threads"],
-                    huge_pages=not options.no_huge_pages,
                     logs=directory / "logs",
                 )
             except (PeerUnavailableError, PeerFailedError) as error:
@@ -116,7 +114,7 @@ def run_jobs(
 
 def main() -> None:
     options = arguments()
-    directory = RESULTS / "work"
+    directory = RESULTS / f"work-{os.getpid()}"
     described = machine.describe()
     result = speed.SpeedResult()
     if "speed" in options.cases:
@@ -136,7 +134,8 @@ def main() -> None:
         where = {"directory": str(options.disk), "rounds": options.rounds}
         settings = [s | where for s in both if s["dim"] == options.dims[0]]
         disk = run_jobs("disk", [OURS], settings, options, directory, result.skipped)
-    shutil.rmtree(directory / "workload")
+    # The logs stay if they have something to tell.
+    shutil.rmtree(directory / "workload" if result.skipped else directory)
 
     head = {
         "command": "python benchmarks/run.py " + " ".join(sys.argv[1:]),
@@ -144,8 +143,7 @@ def main() -> None:
         "method": (
             f"{options.rows:,} random 64-bit ids, batches of {workload.BATCH:,} ids in bags of {workload.POOL}, "
             f"median of {options.rounds} rounds of {options.batches} batches, peers taking turns; "
-            "ratios are medians of the rounds' own ratios. "
-            f"Peers' allocators are {'at their defaults' if options.no_huge_pages else 'asked for huge pages'}."
+            "ratios are medians of the rounds' own ratios."
         ),
         "disturbed": result.disturbed_share(),
         "versions": result.versions | {r["peer"]: r["versions"] for r in growth + disk},

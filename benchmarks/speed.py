@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,7 +32,6 @@ class SpeedPlan:
     threads: tuple[int, ...]
     rounds: int
     batches: int  # timed, per turn
-    huge_pages: bool
     limit: bool
     peers: list[PeerSpec]
 
@@ -67,7 +67,7 @@ class SpeedResult:
         return sum(self.disturbed) / len(self.disturbed) if self.disturbed else None
 
 
-def groups_that_fit(plan: SpeedPlan, dim: int, available: int) -> tuple[list[list[PeerSpec | None]], list[PeerSpec]]:
+def groups_that_fit(plan: SpeedPlan, dim: int, available: int) -> tuple[list[list[PeerSpec | None]], list[str]]:
     """Splits the peers so that each group fits in memory together with our table, which takes part in all of them.
 
     None stands for the memory limit. Also returns the peers that do not fit even alone beside us.
@@ -89,7 +89,8 @@ def groups_that_fit(plan: SpeedPlan, dim: int, available: int) -> tuple[list[lis
             room[0].append(spec)
         else:
             groups.append([spec])
-    return [[*ours, *group] for group in groups if ours or group], [spec for spec in too_big if spec]
+    names = [spec.name if spec else "limit" for spec in too_big]
+    return [[*ours, *group] for group in groups if ours or group], names
 
 
 def start_group(
@@ -113,7 +114,7 @@ def start_group(
                 started.append(MemoryLimit(rows=plan.rows, dim=dim, threads=threads, logs=logs))
                 continue
             config = {"workload": str(directory / "workload"), "dim": dim}
-            peer = PythonPeer(spec, config, threads=threads, huge_pages=plan.huge_pages, logs=logs)
+            peer = PythonPeer(spec, config, threads=threads, logs=logs)
             started.append(peer)
             result.versions[name] = peer.versions
             result.errors[name] = peer.check()
@@ -132,11 +133,12 @@ def rounds_of(
 ) -> dict[str, list[float]]:
     """Seconds of every peer in every round. A peer that dies on the way leaves the group, and no numbers."""
     seconds: dict[str, list[float]] = {}
+    order = random.Random(6)
     turns = [(c, name) for c in group for name in c.names(operation) if name not in result.skipped]
     for number in range(plan.rounds):
         first = 1 + (OPERATIONS.index(operation) * plan.rounds + number) * (WARM + plan.batches)
         # A peer must not always follow the same neighbour, whose data it then finds in the caches.
-        turns = turns[1:] + turns[:1]
+        order.shuffle(turns)
         for contestant, name in list(turns):
             try:
                 took = contestant.turn(name, operation, distribution, first, WARM, plan.batches)
@@ -186,8 +188,8 @@ def measure(plan: SpeedPlan, directory: Path, progress: Progress) -> SpeedResult
     result = SpeedResult()
     for dim, threads in itertools.product(plan.dims, plan.threads):
         groups, too_big = groups_that_fit(plan, dim, machine.available_bytes())
-        for spec in too_big:
-            progress(f"skipped {spec.name} at dim {dim}: {plan.rows:,} rows do not fit in memory beside ours")
+        for name in too_big:
+            progress(f"skipped {name} at dim {dim}: {plan.rows:,} rows do not fit in memory beside ours")
         for number, group in enumerate(groups):
             contestants = start_group(plan, group, dim, threads, directory, result, progress)
             try:

@@ -272,8 +272,9 @@ void init_file(nb::module_& m) {
       "Returns rows and bytes written.");
   nb::class_<monolith::TableFile>(m, "TableFile", "A table file whose header, footer and block lengths have been checked.")
       .def(nb::init<const std::string&>(), "path"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("metadata", &monolith::TableFile::metadata)
-      .def_prop_ro("layout", &monolith::TableFile::layout)
+      .def_prop_ro("metadata", [](const monolith::TableFile& self) {
+        return nb::bytes(self.metadata().data(), self.metadata().size());
+      })
       .def_prop_ro("rows", &monolith::TableFile::rows)
       .def("load_into", &monolith::TableFile::load_into, "table"_a, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from oracle import DictTable, Floats
 
 from monolith import EmbeddingTable, TableConfig
+from oracle import DictTable, Floats
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -109,7 +109,5 @@ def snapshot(table: EmbeddingTable) -> dict[str, bytes]:
     return {name: column.numpy().tobytes() for name, column in columns.items()}
 
 
-def _rows(
-    ids: npt.NDArray[np.int64], stored: Floats, found: torch.Tensor
-) -> Iterable[tuple[int, Floats, bool]]:
+def _rows(ids: npt.NDArray[np.int64], stored: Floats, found: torch.Tensor) -> Iterable[tuple[int, Floats, bool]]:
     return zip(ids.tolist(), stored, found.tolist(), strict=True)

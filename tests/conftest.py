@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-# Quick runs are the same every time; campaigns marked slow draw new examples each time and print how to replay a failure.
-# Machines differ in speed, so no example has a deadline.
+# Quick runs are the same every time; campaigns marked slow draw new examples each time and print how to replay a
+# failure. Machines differ in speed, so no example has a deadline.
 settings.register_profile(
     "quick",
     deadline=None,

@@ -1,13 +1,15 @@
 """The embedding table as a dict of NumPy arrays: slow, obvious, and written from the formulas alone.
 
-Property tests run the same calls on the real table and on `DictTable` and compare every row, optimizer slot and time. It
-shares no code with the core: a formula is a line of NumPy in float32, a table is a dict, a bag is a slice. Initial values
-are the one thing it cannot know, so they are injected: `initial(id)` returns the stored float32 row of a new id.
+Property tests run the same calls on the real table and on `DictTable` and compare every row, optimizer slot and
+time. It shares no code with the core: a formula is a line of NumPy in float32, a table is a dict, a bag is a slice.
+Initial values are the one thing it cannot know, so they are injected: `initial(id)` returns the stored float32 row
+of a new id.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -128,7 +130,7 @@ def _group_ftrl(h: SimpleNamespace, w: Floats, s: Slots, g: Floats, lr: np.float
     if length < h.l1 or length == 0:
         return np.zeros_like(w)
     divisor = h.beta + np.sqrt(s["norm"]) + h.l2 * lr
-    # An element that has never seen a gradient has z = norm = 0; with beta = l2 = 0 its quotient is 0/0, and it stays 0.
+    # An element that never saw a gradient has z = norm = 0; with beta = l2 = 0 its quotient is 0/0, and it stays 0.
     return np.where(z == 0, real(0), lr * z * (h.l1 - length) / length / np.where(z == 0, 1, divisor))
 
 
@@ -282,9 +284,7 @@ class _SegmentModel:
             grown = self.compressor.init_scale * float(np.sqrt(1 + 0.005 * step))
             self.scale = min(self.compressor.max_scale, grown)
 
-    def train(
-        self, w: Floats, slots: Slots, g: Floats, lr: float, step: int, snapshot: Floats | None
-    ) -> Floats:
+    def train(self, w: Floats, slots: Slots, g: Floats, lr: float, step: int, snapshot: Floats | None) -> Floats:
         g = g.astype(real)
         if self.compressor.kind == "one_bit":
             t = np.tanh(real(self.scale) * w)
@@ -351,9 +351,7 @@ class DictTable:
     def read(self, weights: Floats) -> Floats:
         """What a lookup returns for the stored weights [n, dim]: the read path of each segment's compressor."""
         parts = np.split(np.asarray(weights), self.bounds, axis=-1)
-        return np.concatenate(
-            [segment.read(part) for segment, part in zip(self.segments, parts, strict=True)], axis=-1
-        )
+        return np.concatenate([segment.read(part) for segment, part in zip(self.segments, parts, strict=True)], axis=-1)
 
     def unseen(self, id_: int) -> Floats:
         """What a lookup returns for an id without a row."""
@@ -369,9 +367,7 @@ class DictTable:
 
     def lookup_pooled(self, ids: Ids, row_splits: Sequence[int], mode: str = "sum") -> Floats:
         values = self.lookup(ids)
-        bags = [
-            values[begin:end].sum(axis=0) / bag_divisor(end - begin, mode) for begin, end in _bags(row_splits)
-        ]
+        bags = [values[begin:end].sum(axis=0) / bag_divisor(end - begin, mode) for begin, end in _bags(row_splits)]
         return np.array(bags, real).reshape(-1, self.config.dim)
 
     def lookup_entry(self, ids: Ids) -> Entries:
@@ -521,7 +517,7 @@ def bag_divisor(length: int, mode: str) -> np.float32:
 
 
 def _bags(row_splits: Sequence[int]) -> list[tuple[int, int]]:
-    return [(int(begin), int(end)) for begin, end in zip(row_splits[:-1], row_splits[1:], strict=True)]
+    return [(int(begin), int(end)) for begin, end in itertools.pairwise(row_splits)]
 
 
 def _summed(

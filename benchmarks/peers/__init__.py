@@ -51,6 +51,7 @@ class PeerSpec:
     note: str
     row_bytes: Callable[[int], int]  # of a row of this dim, estimated, to decide which peers fit in memory together
     growing: str | None = None
+    huge_pages: bool = False  # asked of torch and malloc, whose default it is not; our table asks by itself
 
 
 OURS = "monolith"
@@ -74,11 +75,20 @@ PEERS = (
         row_bytes=lambda dim: 8 * dim + 8,
     ),
     PeerSpec(
+        name="embeddingbag+hugepages",
+        module="embedding_bag",
+        peer="MappedEmbeddingBag",
+        environment="",
+        note="the same, its memory on huge pages (THP_MEM_ALLOC_ENABLE=1)",
+        row_bytes=lambda dim: 8 * dim + 8,
+        huge_pages=True,
+    ),
+    PeerSpec(
         name="embeddingbag+dict",
         module="embedding_bag",
         peer="DictEmbeddingBag",
         environment="",
-        note="the same behind a Python dict",
+        note="EmbeddingBag behind a Python dict",
         row_bytes=lambda dim: 8 * dim + 180,
     ),
     PeerSpec(
@@ -86,7 +96,7 @@ PEERS = (
         module="embedding_bag",
         peer="PandasEmbeddingBag",
         environment="",
-        note="the same behind pandas.Index.get_indexer",
+        note="EmbeddingBag behind pandas.Index.get_indexer",
         row_bytes=lambda dim: 8 * dim + 80,
     ),
     PeerSpec(
@@ -94,7 +104,7 @@ PEERS = (
         module="embedding_bag",
         peer="NumpyEmbeddingBag",
         environment="",
-        note="the same behind numpy.searchsorted",
+        note="EmbeddingBag behind numpy.searchsorted",
         row_bytes=lambda dim: 8 * dim + 40,
     ),
     PeerSpec(
@@ -104,6 +114,15 @@ PEERS = (
         environment="fbgemm",
         note="FBGEMM CPU table-batched embedding, fused EXACT_ADAGRAD (elementwise), ids already mapped to rows",
         row_bytes=lambda dim: 8 * dim + 8,
+    ),
+    PeerSpec(
+        name="fbgemm+hugepages",
+        module="fbgemm",
+        peer="Fbgemm",
+        environment="fbgemm",
+        note="the same, its memory on huge pages (THP_MEM_ALLOC_ENABLE=1)",
+        row_bytes=lambda dim: 8 * dim + 8,
+        huge_pages=True,
     ),
     PeerSpec(
         name="tfra",
@@ -118,11 +137,13 @@ PEERS = (
 
 
 def peer_class(spec: PeerSpec) -> type[Peer]:
-    return getattr(importlib.import_module(f"peers.{spec.module}"), spec.peer)
+    found: type[Peer] = getattr(importlib.import_module(f"peers.{spec.module}"), spec.peer)
+    return found
 
 
 def growing_class(spec: PeerSpec) -> type[GrowingPeer]:
-    return getattr(importlib.import_module(f"peers.{spec.module}"), str(spec.growing))
+    found: type[GrowingPeer] = getattr(importlib.import_module(f"peers.{spec.module}"), str(spec.growing))
+    return found
 
 
 def spec_named(name: str) -> PeerSpec:

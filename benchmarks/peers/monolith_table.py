@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -49,7 +50,7 @@ def filled_table(ids: IdArray, dim: int) -> monolith.EmbeddingTable:
 def use_threads(threads: int) -> dict[str, str]:
     torch.set_num_threads(threads)
     monolith.set_num_threads(threads)
-    return {"monolith": monolith.__version__, "torch": torch.__version__}
+    return {"monolith-torch": version("monolith-torch"), "torch": torch.__version__}
 
 
 class Monolith:

@@ -394,17 +394,15 @@ void check_parts(std::size_t parts) {
   }
 }
 
-// a % divisor for any unsigned a without the division: one multiplication gives a quotient that is at most two too small.
+// a % divisor for any unsigned a without the division: one multiplication gives a quotient that is at most one too small.
 class Remainder {
  public:
   explicit Remainder(std::uint64_t divisor) noexcept : divisor_(divisor), inverse_(UINT64_MAX / divisor) {}
 
   std::uint64_t operator()(std::uint64_t a) const noexcept {
     const auto quotient = static_cast<std::uint64_t>((static_cast<unsigned __int128>(a) * inverse_) >> 64);
-    std::uint64_t rest = a - quotient * divisor_;
-    rest -= rest >= divisor_ ? divisor_ : 0;
-    rest -= rest >= divisor_ ? divisor_ : 0;
-    return rest;
+    const std::uint64_t rest = a - quotient * divisor_;
+    return rest >= divisor_ ? rest - divisor_ : rest;
   }
 
  private:
@@ -487,6 +485,7 @@ void check_order(std::span<const std::int64_t> order, std::size_t num_rows) {
 template <typename Copy>
 void with_row_bytes(std::size_t row_bytes, Copy copy) {
   switch (row_bytes) {
+    case 0: return;
     case 4: return copy(std::integral_constant<std::size_t, 4>{});
     case 8: return copy(std::integral_constant<std::size_t, 8>{});
     case 32: return copy(std::integral_constant<std::size_t, 32>{});

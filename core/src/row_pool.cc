@@ -19,9 +19,12 @@ std::uint32_t RowPool::allocate() {
   const Place place = locate(next_);
   if (place.chunk == chunks_.size()) {
     if (chunks_.size() == chunks_.capacity()) chunks_.reserve(chunks_.size() + 16);
+    chunks_.push_back(nullptr);
+  }
+  if (chunks_[place.chunk] == nullptr) {
     const int exponent = static_cast<int>(place.chunk / 16) + kFirstExponent;
     const std::size_t rows = std::size_t{1} << (exponent - kMantissaBits);
-    chunks_.push_back(arena_->allocate(rows * row_bytes_));
+    chunks_[place.chunk] = arena_->allocate(rows * row_bytes_);
   }
   return next_++;
 }
@@ -32,7 +35,8 @@ void RowPool::free(std::uint32_t row) noexcept {
 }
 
 void RowPool::clear() noexcept {
-  chunks_.clear();
+  chunks_.resize(1);
+  chunks_[0] = nullptr;
   next_ = 1;
   free_ = 0;
 }

@@ -1,4 +1,5 @@
 // The rows of one shard, numbered from 1, in chunks that never move. Not thread-safe: the shard's lock guards it.
+// Row 0 exists but is never handed out: it stands for "none", and a CPU that speculates on it finds valid memory.
 #pragma once
 
 #include <bit>
@@ -43,7 +44,7 @@ class RowPool {
   static constexpr int kFirstExponent = static_cast<int>(std::bit_width(kBias)) - 1;
 
   static Place locate(std::uint32_t row) noexcept {
-    const std::uint64_t biased = row - 1 + kBias;
+    const std::uint64_t biased = row + kBias;
     const int exponent = static_cast<int>(std::bit_width(biased)) - 1;
     const std::uint64_t mantissa = biased >> (exponent - kMantissaBits);  // 16..31
     return {static_cast<std::size_t>(exponent - kFirstExponent) * 16 + (mantissa - 16),
@@ -54,7 +55,7 @@ class RowPool {
   std::uint32_t row_bytes_;
   std::uint32_t next_ = 1;  // the lowest number never handed out
   std::uint32_t free_ = 0;  // head of the free list, threaded through the rows; 0 = empty
-  std::vector<std::byte*> chunks_;
+  std::vector<std::byte*> chunks_ = {nullptr};  // the first is always there, for row 0
 };
 
 }  // namespace monolith

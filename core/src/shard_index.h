@@ -5,11 +5,14 @@
 // Not thread-safe (the shard's lock guards it), except prefetch(), which may run beside anything.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "arena.h"
@@ -32,11 +35,18 @@ struct alignas(64) Bucket {
   std::uint32_t times[kSlots];
 
   bool full() const noexcept { return rows[kSlots - 1] != 0; }
+  // One bit per slot that holds the id. An empty slot may hold the id of a removed or moved one, but only behind the live
+  // slots, so the lowest bit is the live one if there is any.
+  unsigned matches(std::int64_t id) const noexcept {
+    unsigned bits = 0;
+    for (int i = 0; i < kSlots; ++i) bits |= static_cast<unsigned>(ids[i] == id) << i;
+    return bits;
+  }
+  // The slot of an id, or -1.
   int match(std::int64_t id) const noexcept {
-    for (int i = 0; i < kSlots; ++i) {
-      if (ids[i] == id && rows[i] != 0) return i;
-    }
-    return -1;
+    const unsigned bits = matches(id);
+    const int slot = std::countr_zero(bits | 1u << (kSlots - 1));
+    return bits != 0 && rows[slot] != 0 ? slot : -1;
   }
 };
 static_assert(sizeof(Bucket) == 64);
@@ -95,6 +105,39 @@ class ShardIndex {
     const Directory& directory = *directory_.load(std::memory_order_acquire);
     __builtin_prefetch(reinterpret_cast<const void*>(home_bucket(directory.entry(position_of(hash)), hash)));
   }
+
+  // find() for at most kMostAtOnce ids. Calls ahead() once per id, for the caller to fetch the buckets of later ids, and
+  // behind(slot) once per id as soon as its bucket has been seen, for the caller to fetch the row: bucket fetches, comparisons and
+  // row fetches then overlap. The slot given to behind() is sometimes only a guess, but always one with a valid row number.
+  //
+  // Whether an id is in its first bucket cannot be predicted, and a wrongly predicted branch throws away all the memory
+  // accesses under way behind it; so first buckets are matched without branches and the rest is looked at afterwards.
+  template <typename Ahead, typename Behind>
+  void find(std::span<const std::int64_t> ids, Slot* slots, Ahead&& ahead, Behind&& behind) const noexcept {
+    constexpr std::size_t kDelay = 16;
+    const Directory& directory = this->directory();
+    std::array<std::uint16_t, kMostAtOnce> rest;
+    std::size_t resting = 0;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      ahead();
+      const std::uint64_t hash = hash_id(ids[i]);
+      auto* const bucket = reinterpret_cast<Bucket*>(home_bucket(directory.entry(position_of(hash)), hash));
+      const unsigned matches = bucket->matches(ids[i]);
+      const int slot = std::countr_zero(matches | 1u << (Bucket::kSlots - 1));
+      slots[i] = {bucket, slot};
+      rest[resting] = static_cast<std::uint16_t>(i);
+      resting += (matches == 0) | (bucket->rows[slot] == 0);
+      if (i >= kDelay) behind(slots[i - kDelay]);
+    }
+    for (std::size_t i = ids.size() < kDelay ? 0 : ids.size() - kDelay; i < ids.size(); ++i) behind(slots[i]);
+    for (std::size_t i = 0; i < resting; ++i) __builtin_prefetch(slots[rest[i]].bucket + 1);
+    for (std::size_t i = 0; i < resting; ++i) {
+      Slot& slot = slots[rest[i]];
+      slot = find(ids[rest[i]], hash_id(ids[rest[i]]));
+      if (slot) behind(slot);
+    }
+  }
+  static constexpr std::size_t kMostAtOnce = 256;
 
   Slot find(std::int64_t id, std::uint64_t hash) const noexcept {
     const std::uintptr_t entry = directory().entry(position_of(hash));

@@ -259,7 +259,7 @@ void Table::contains(std::span<const std::int64_t> ids, bool* found) const {
   check_batch_size(ids.size());
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
-  impl_->for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
+  impl_->for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last, auto&) {
     const std::shared_lock guard(shard.lock);
     for (std::size_t i = first; i < last; ++i) {
       found[batch.tags[i]] = static_cast<bool>(shard.index.find(batch.ids[i], hash_id(batch.ids[i])));
@@ -276,7 +276,7 @@ void Table::copy_rows(std::span<const std::int64_t> ids, bool* found, RowBatch& 
   out.rows.assign(ids.size() * row_bytes, std::byte{0});
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
-  impl.for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
+  impl.for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last, auto&) {
     const std::shared_lock guard(shard.lock);
     for (std::size_t i = first; i < last; ++i) {
       const std::uint32_t to = batch.tags[i];
@@ -347,8 +347,6 @@ std::uint64_t Table::size() const noexcept {
 
 std::uint32_t Table::max_event_time() const noexcept { return impl_->max_event_time.load(std::memory_order_relaxed); }
 
-void Table::note_event_time(std::uint32_t time) noexcept { impl_->note_event_time(time); }
-
 TableStats Table::stats() const {
   TableStats stats;
   stats.row_bytes = impl_->layout.row_bytes;
@@ -364,18 +362,26 @@ TableStats Table::stats() const {
   return stats;
 }
 
-std::vector<float> Table::hashnet_scales() const {
-  std::vector<float> scales;
-  for (std::size_t i = 0; i < impl_->plans.size(); ++i) scales.push_back(impl_->hashnet_scale(i));
-  return scales;
+Table::State Table::state() const {
+  State state{max_event_time(), impl_->updates.load(std::memory_order_relaxed), {}};
+  for (std::size_t i = 0; i < impl_->plans.size(); ++i) state.hashnet_scales.push_back(impl_->hashnet_scale(i));
+  return state;
 }
 
-void Table::set_hashnet_scales(std::span<const float> scales) {
+void Table::set_state(const State& state) {
+  const std::vector<float>& scales = state.hashnet_scales;
   if (scales.size() != impl_->plans.size()) {
     throw InvalidArgument("hashnet_scales: expected " + std::to_string(impl_->plans.size()) + ", one per segment, got " +
                           std::to_string(scales.size()));
   }
+  for (const float scale : scales) {
+    if (!(scale >= 0) || !std::isfinite(scale)) {
+      throw InvalidArgument("hashnet_scales: expected finite numbers >= 0, got " + std::to_string(scale));
+    }
+  }
   for (std::size_t i = 0; i < scales.size(); ++i) impl_->hashnet_scales[i].store(scales[i], std::memory_order_relaxed);
+  impl_->note_event_time(state.max_event_time);
+  impl_->updates.store(state.updates, std::memory_order_relaxed);
 }
 
 }  // namespace monolith

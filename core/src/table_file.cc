@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -49,7 +50,7 @@ struct Footer {
   std::uint64_t blocks;
   std::uint64_t rows;
   std::uint32_t max_event_time;
-  std::uint32_t reserved;
+  std::uint32_t updates;
 };  // followed by one float per segment (HashNet scales), crc of footer and scales
 static_assert(sizeof(Footer) == 32);
 
@@ -183,13 +184,15 @@ void drop_expired(const Table& table, std::uint32_t now, std::size_t row_bytes, 
 }
 
 void write_footer(File& file, const Table& table, std::uint64_t blocks, std::uint64_t rows) {
-  const std::vector<float> scales = table.hashnet_scales();
+  const Table::State state = table.state();
+  const std::vector<float>& scales = state.hashnet_scales;
   Footer footer{};
   footer.magic = kFooterMagic;
   footer.segments = static_cast<std::uint32_t>(scales.size());
   footer.blocks = blocks;
   footer.rows = rows;
-  footer.max_event_time = table.max_event_time();
+  footer.max_event_time = state.max_event_time;
+  footer.updates = state.updates;
   std::uint32_t crc = crc_of(&footer, sizeof(footer));
   crc = crc32c::extend(crc, scales.data(), scales.size() * sizeof(float));
   file.write(&footer, sizeof(footer));
@@ -236,15 +239,15 @@ struct TableFile::Impl {
     BlockHeader header;
   };
 
-  explicit Impl(const std::string& path) : file(path, O_RDONLY) {}
+  // O_NONBLOCK: opening a named pipe would wait for a writer before its kind can be seen.
+  explicit Impl(const std::string& path) : file(path, O_RDONLY | O_NONBLOCK) {}
 
   File file;
   std::string layout;
   std::string metadata;
   std::uint32_t row_bytes = 0;
   std::uint64_t rows = 0;
-  std::uint32_t max_event_time = 0;
-  std::vector<float> scales;
+  Table::State state;
   std::vector<BlockPlace> blocks;
 
   // Returns the offset of the first block.
@@ -308,6 +311,7 @@ void TableFile::Impl::read_footer(std::uint64_t offset, std::uint64_t size) {
   file.read_at(&footer, sizeof(footer), offset);
   const std::uint64_t rest = size - offset - sizeof(footer) - sizeof(std::uint32_t);
   if (rest != std::uint64_t{footer.segments} * sizeof(float)) corrupt(file.path(), "footer length does not fit the file");
+  std::vector<float>& scales = state.hashnet_scales;
   scales.resize(footer.segments);
   file.read_at(scales.data(), rest, offset + sizeof(footer));
   std::uint32_t stored;
@@ -318,7 +322,11 @@ void TableFile::Impl::read_footer(std::uint64_t offset, std::uint64_t size) {
   if (footer.blocks != blocks.size() || footer.rows != rows) {
     corrupt(file.path(), "footer counts " + std::to_string(footer.rows) + " rows, the blocks hold " + std::to_string(rows));
   }
-  max_event_time = footer.max_event_time;
+  for (const float scale : scales) {
+    if (!(scale >= 0) || !std::isfinite(scale)) corrupt(file.path(), "footer holds an impossible HashNet scale");
+  }
+  state.max_event_time = footer.max_event_time;
+  state.updates = footer.updates;
 }
 
 void TableFile::Impl::load_block(const BlockPlace& block, Table& table) const {
@@ -363,7 +371,7 @@ void TableFile::load_into(Table& table) {
     throw CorruptFile(impl_->file.path() + ": holds rows of layout [" + impl_->layout + "], the table has [" + table.layout() +
                       "]; load it with the configuration it was saved with");
   }
-  if (table.stats().row_bytes != impl_->row_bytes || impl_->scales.size() != table.hashnet_scales().size()) {
+  if (table.stats().row_bytes != impl_->row_bytes || impl_->state.hashnet_scales.size() != table.config().segments.size()) {
     corrupt(impl_->file.path(), "row size does not fit its own layout");
   }
   if (table.size() != 0) {
@@ -374,8 +382,7 @@ void TableFile::load_into(Table& table) {
 #endif
   parallel_for(impl_->blocks.size(), [&](std::size_t i) { impl_->load_block(impl_->blocks[i], table); });
   if (table.size() != impl_->rows) corrupt(impl_->file.path(), "holds an id twice");
-  table.note_event_time(impl_->max_event_time);
-  table.set_hashnet_scales(impl_->scales);
+  table.set_state(impl_->state);
 }
 
 }  // namespace monolith

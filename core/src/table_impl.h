@@ -21,10 +21,10 @@ namespace monolith {
 
 // Ids are handled in groups of at most this many under one acquisition of a shard's lock: long enough that the memory
 // accesses of a group overlap, short enough that nobody waits long for the lock.
-inline constexpr std::size_t kGroup = 256;
+inline constexpr std::size_t kGroup = ShardIndex::kMostAtOnce;
 
 // How many ids ahead of the current group index buckets are prefetched.
-inline constexpr std::size_t kLookahead = 128;
+inline constexpr std::size_t kLookahead = 64;
 
 struct alignas(64) Shard {
   Shard(Arena& arena, BlockPool& blocks, std::uint32_t number, std::uint32_t row_bytes)
@@ -64,6 +64,7 @@ struct Table::Impl {
   BlockPool blocks{arena};
   std::vector<std::unique_ptr<Shard>> shards;
   std::atomic<std::uint32_t> max_event_time{0};
+  std::atomic<std::uint32_t> updates{0};  // gradient calls so far; part of the state, see StepContext::update
   std::unique_ptr<std::atomic<float>[]> hashnet_scales;
   std::vector<std::uint64_t> slot_expiry;  // by fid v2 slot; empty when all are the default
 
@@ -74,14 +75,26 @@ struct Table::Impl {
     const std::uint64_t hash = hash_id(id);
     shards[shard_of(hash)]->index.prefetch(hash);
   }
-  void prefetch_read(const std::byte* row) const noexcept {
-    for (std::uint32_t i = 0; i < layout.weight_bytes; i += 64) __builtin_prefetch(row + i);
-    __builtin_prefetch(row + layout.weight_bytes - 1);
+  template <int kWrite>
+  static void prefetch(const std::byte* row, std::uint32_t lines) noexcept {
+    for (std::uint32_t i = 0; i < lines; ++i) __builtin_prefetch(row + i * 64, kWrite);
   }
-  void prefetch_write(const std::byte* row) const noexcept {
-    for (std::uint32_t i = 0; i < layout.row_bytes; i += 64) __builtin_prefetch(row + i, 1);
-    __builtin_prefetch(row + layout.row_bytes - 1, 1);
-  }
+  // Cache lines that the first `bytes` bytes of a row may touch: rows start anywhere unless their size is whole lines.
+  std::uint32_t lines(std::uint32_t bytes) const noexcept { return (bytes + 63) / 64 + (layout.row_bytes % 64 != 0); }
+
+  // Fetches index buckets ahead of their use, through the whole batch.
+  struct BucketFetcher {
+    const Impl& impl;
+    const Partition& batch;
+    std::size_t next;
+    std::size_t end;
+    void operator()() noexcept {
+      if (next < end) impl.prefetch_bucket(batch.ids[next++]);
+    }
+    void up_to(std::size_t limit) noexcept {
+      while (next < std::min(end, limit)) (*this)();
+    }
+  };
 
   void note_event_time(std::uint32_t time) noexcept {
     std::uint32_t known = max_event_time.load(std::memory_order_relaxed);
@@ -99,7 +112,12 @@ struct Table::Impl {
   // caller overwrites a new row completely.
   template <bool kInit = true, typename Admit>
   Upsert upsert(Shard& shard, std::int64_t id, std::uint64_t hash, std::uint32_t time, Admit&& admit) {
-    if (const auto slot = shard.index.find(id, hash)) {
+    return upsert<kInit>(shard, shard.index.find(id, hash), id, hash, time, admit);
+  }
+  // The same with what find() has said, if nothing was inserted or erased since.
+  template <bool kInit = true, typename Admit>
+  Upsert upsert(Shard& shard, ShardIndex::Slot slot, std::int64_t id, std::uint64_t hash, std::uint32_t time, Admit&& admit) {
+    if (slot) {
       // Most batches carry the time that is there already; not writing keeps the cache line clean.
       if (slot.time() != time) slot.time() = time;
       return {shard.rows.at(slot.row()), slot, true};
@@ -130,18 +148,16 @@ struct Table::Impl {
     shard.rows.free(row);
   }
 
-  // Calls f(shard, first, last) for runs of at most kGroup ids of one shard, buckets prefetched ahead; takes no lock.
+  // Calls f(shard, first, last, fetch) for runs of at most kGroup ids of one shard; takes no lock. The first buckets of the run
+  // have been fetched; f calls fetch once per id, or leaves it to the next run.
   template <typename F>
   void for_each_group(const Partition& batch, F&& f) const {
-    const std::size_t n = batch.ids.size();
-    std::size_t ahead = 0;
+    BucketFetcher fetch{*this, batch, 0, batch.ids.size()};
     for (std::uint32_t s = 0; s < kShards; ++s) {
       for (std::size_t first = batch.starts[s]; first < batch.starts[s + 1]; first += kGroup) {
         const std::size_t last = std::min<std::size_t>(first + kGroup, batch.starts[s + 1]);
-        for (const std::size_t limit = std::min(n, last + kLookahead); ahead < limit; ++ahead) {
-          prefetch_bucket(batch.ids[ahead]);
-        }
-        f(*shards[s], first, last);
+        fetch.up_to(first + kLookahead);
+        f(*shards[s], first, last, fetch);
       }
     }
   }
@@ -149,26 +165,24 @@ struct Table::Impl {
   // Calls f(rows, first, n) under the shard's shared lock, rows[i] null for ids without a row, weights prefetched.
   template <typename F>
   void read_groups(const Partition& batch, F&& f) const {
+    std::array<ShardIndex::Slot, kGroup> slots;
     std::array<const std::byte*, kGroup> rows;
-    for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
+    const std::uint32_t weight_lines = lines(layout.weight_bytes);
+    for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last, BucketFetcher& fetch) {
+      const std::size_t n = last - first;
       const std::shared_lock guard(shard.lock);
-      for (std::size_t i = first; i < last; ++i) {
-        const auto slot = shard.index.find(batch.ids[i], hash_id(batch.ids[i]));
-        const std::byte* row = nullptr;
-        if (slot) {
-          row = shard.rows.at(slot.row());
-          prefetch_read(row);
-        }
-        rows[i - first] = row;
-      }
-      f(rows.data(), first, last - first);
+      shard.index.find({batch.ids.data() + first, n}, slots.data(), fetch, [&](ShardIndex::Slot slot) {
+        prefetch<0>(shard.rows.at(slot.row()), weight_lines);
+      });
+      for (std::size_t i = 0; i < n; ++i) rows[i] = slots[i] ? shard.rows.at(slots[i].row()) : nullptr;
+      f(rows.data(), first, n);
     });
   }
 
   void update_hashnet_scales(std::int64_t step) noexcept;
   void apply(const Partition& batch, const float* grads, const UpdateOptions& options);
   void apply_groups(const Partition& batch, std::uint32_t first_shard, std::uint32_t last_shard, const float* grads,
-                    const UpdateOptions& options);
+                    const UpdateOptions& options, std::uint32_t update);
   template <bool kAdd>
   void write_values(std::span<const std::int64_t> ids, const float* values, std::uint32_t event_time);
 };

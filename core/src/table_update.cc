@@ -121,32 +121,38 @@ void Table::Impl::update_hashnet_scales(std::int64_t step) noexcept {
 }
 
 void Table::Impl::apply_groups(const Partition& batch, std::uint32_t first_shard, std::uint32_t last_shard,
-                               const float* grads, const UpdateOptions& options) {
+                               const float* grads, const UpdateOptions& options, std::uint32_t update) {
   const std::size_t dim = layout.dim;
   GradientSums& sums = GradientSums::of_this_thread();
+  std::array<ShardIndex::Slot, kGroup> slots;
   std::array<std::byte*, kGroup> rows;
   std::array<const float*, kGroup> row_grads;
   std::array<const float*, kGroup> row_snapshots;
   std::array<std::uint64_t, kGroup> keys;
   std::vector<float> scratch(2 * dim);
-  std::size_t ahead = batch.starts[first_shard];
+  const std::uint32_t row_lines = lines(layout.row_bytes);
+  BucketFetcher fetch{*this, batch, batch.starts[first_shard], batch.starts[last_shard]};
   for (std::uint32_t s = first_shard; s < last_shard; ++s) {
     if (batch.starts[s] == batch.starts[s + 1]) continue;
-    const std::size_t limit = std::min<std::size_t>(batch.starts[last_shard], batch.starts[s + 1] + kLookahead);
-    for (; ahead < limit; ++ahead) prefetch_bucket(batch.ids[ahead]);
+    fetch.up_to(batch.starts[s] + kLookahead);
     // Duplicates always share a shard, so a shard's ids are deduplicated on their own, before its lock is taken.
     sums.collect(batch, batch.starts[s], batch.starts[s + 1], grads, options.snapshot, dim, options.sequential, *kernels);
     Shard& shard = *shards[s];
     for (std::size_t first = 0; first < sums.ids.size(); first += kGroup) {
-      const std::size_t last = std::min(first + kGroup, sums.ids.size());
+      const std::size_t count = std::min(kGroup, sums.ids.size() - first);
       const std::lock_guard guard(shard.lock);
+      shard.index.find({sums.ids.data() + first, count}, slots.data(), fetch, [&](ShardIndex::Slot slot) {
+        prefetch<1>(shard.rows.at(slot.row()), row_lines);
+      });
       std::size_t n = 0;
-      for (std::size_t i = first; i < last; ++i) {
-        const std::uint64_t hash = hash_id(sums.ids[i]);
-        const Upsert found = upsert(shard, sums.ids[i], hash, options.event_time,
-                                    [&] { return admits(sums.ids[i], sums.counts[i]); });
+      bool moved = false;  // an insert may move other ids of the shard: what find() said is then out of date
+      for (std::size_t i = first; i < first + count; ++i) {
+        const std::int64_t id = sums.ids[i];
+        const std::uint64_t hash = hash_id(id);
+        const auto slot = moved ? shard.index.find(id, hash) : slots[i - first];
+        const Upsert found = upsert(shard, slot, id, hash, options.event_time, [&] { return admits(id, sums.counts[i]); });
+        moved |= !found.existed;
         if (found.row == nullptr) continue;
-        prefetch_write(found.row);
         rows[n] = found.row;
         row_grads[n] = sums.grads[i];
         if (options.snapshot != nullptr) row_snapshots[n] = sums.snapshots[i];
@@ -154,7 +160,7 @@ void Table::Impl::apply_groups(const Partition& batch, std::uint32_t first_shard
         ++n;
       }
       for (std::size_t p = 0; p < plans.size(); ++p) {
-        const StepContext context{options.learning_rates[p], hashnet_scale(p), options.step, scratch.data()};
+        const StepContext context{options.learning_rates[p], hashnet_scale(p), options.step, update, scratch.data()};
         kernels->step(plans[p], context, rows.data(), row_grads.data(),
                       options.snapshot != nullptr ? row_snapshots.data() : nullptr, keys.data(), n);
       }
@@ -165,13 +171,14 @@ void Table::Impl::apply_groups(const Partition& batch, std::uint32_t first_shard
 void Table::Impl::apply(const Partition& batch, const float* grads, const UpdateOptions& options) {
   note_event_time(options.event_time);
   update_hashnet_scales(options.step);
+  const std::uint32_t update = updates.fetch_add(1, std::memory_order_relaxed);
   const std::size_t tasks = batch.ids.size() < kParallelIds ? 1 : std::min<std::size_t>(4 * num_threads(), kShards);
-  if (tasks == 1 || num_threads() == 1) return apply_groups(batch, 0, kShards, grads, options);
+  if (tasks == 1 || num_threads() == 1) return apply_groups(batch, 0, kShards, grads, options, update);
   // More tasks than threads: a few popular ids make shards uneven.
   parallel_for(tasks, [&](std::size_t task) {
     const auto first = static_cast<std::uint32_t>(kShards * task / tasks);
     const auto last = static_cast<std::uint32_t>(kShards * (task + 1) / tasks);
-    apply_groups(batch, first, last, grads, options);
+    apply_groups(batch, first, last, grads, options, update);
   });
 }
 
@@ -212,7 +219,7 @@ void Table::Impl::write_values(std::span<const std::int64_t> ids, const float* v
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
   std::vector<float> sum(layout.dim);
-  for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last) {
+  for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last, auto&) {
     const std::lock_guard guard(shard.lock);
     for (std::size_t i = first; i < last; ++i) {
       const std::int64_t id = batch.ids[i];
@@ -247,7 +254,7 @@ void Table::reinitialize(std::span<const std::int64_t> ids, std::uint32_t event_
   impl_->note_event_time(event_time);
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
-  impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last) {
+  impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last, auto&) {
     const std::lock_guard guard(shard.lock);
     for (std::size_t i = first; i < last; ++i) {
       const std::uint64_t hash = hash_id(batch.ids[i]);
@@ -262,7 +269,7 @@ void Table::erase(std::span<const std::int64_t> ids, bool* erased) {
   check_batch_size(ids.size());
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
-  impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last) {
+  impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last, auto&) {
     const std::lock_guard guard(shard.lock);
     for (std::size_t i = first; i < last; ++i) {
       const std::uint64_t hash = hash_id(batch.ids[i]);
@@ -318,7 +325,7 @@ void Table::insert_raw(std::span<const std::int64_t> ids, std::span<const std::u
   if (!times.empty()) impl_->note_event_time(*std::max_element(times.begin(), times.end()));
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
-  impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last) {
+  impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last, auto&) {
     const std::lock_guard guard(shard.lock);
     for (std::size_t i = first; i < last; ++i) {
       const std::uint32_t from = batch.tags[i];

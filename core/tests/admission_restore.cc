@@ -131,5 +131,9 @@ TEST("hostile bytes with a fitting checksum are refused too") {
   std::size_t cell = first_split + 9;
   while (good[cell] == std::byte{0}) ++cell;
   CHECK_THROWS(filter->restore(with(good, cell, std::uint8_t{0x10})), monolith::CorruptFile);  // a signature without count
+  // Bytes after the last split, in a length and checksum that fit them.
+  Bytes longer = good;
+  longer.insert(longer.end() - 4, 8, std::byte{0});
+  CHECK_THROWS(filter->restore(with(longer, 16, std::uint64_t{longer.size()})), monolith::CorruptFile);
   CHECK(filter->serialize() == good);
 }

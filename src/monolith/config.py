@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, Self
+import struct
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from monolith.errors import ConfigError
 
-__all__ = ["Config"]
+__all__ = ["Config", "Finite", "Fraction", "NonNegative", "Positive"]
+
+
+def _as_float32(value: float) -> float:
+    """The core computes in float32: a number that becomes infinite, zero or one there is not the one that was asked for."""
+    try:
+        (single,) = struct.unpack("<f", struct.pack("<f", value))
+    except OverflowError:
+        raise ValueError("must fit into float32, whose largest number is 3.4e38") from None
+    if value != single and single in (0, 1):
+        raise ValueError(f"must be distinguishable from {single:g} in float32")
+    return value
+
+
+Finite = Annotated[float, AfterValidator(_as_float32)]
+"""A number that float32 can hold."""
+NonNegative = Annotated[float, Field(ge=0), AfterValidator(_as_float32)]
+"""A number >= 0 that float32 can hold."""
+Positive = Annotated[float, Field(gt=0), AfterValidator(_as_float32)]
+"""A number > 0 that float32 can hold."""
+Fraction = Annotated[float, Field(ge=0, lt=1), AfterValidator(_as_float32)]
+"""A number in [0, 1) that is still below 1 in float32."""
 
 
 class Config(BaseModel):

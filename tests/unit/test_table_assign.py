@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from comparison import assert_close, assert_equal, float32, int64
 
+from comparison import assert_close, assert_equal, float32, int64
 from monolith import Adagrad, BatchSoftmax, Constant, EmbeddingTable, Segment, TableConfig
 from monolith.testing import every_optimizer
 

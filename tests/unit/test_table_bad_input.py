@@ -1,5 +1,5 @@
-"""Danger: a wrong argument that crashes, is silently reinterpreted, or fails after half the batch was applied. Each case must
-raise `InvalidArgumentError` naming the argument, and leave the table bit for bit as it was.
+"""Danger: a wrong argument that crashes, is silently reinterpreted, or fails after half the batch was applied. Each
+case must raise `InvalidArgumentError` naming the argument, and leave the table bit for bit as it was.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparison import float32, int64, snapshot
 
+from comparison import float32, int64, snapshot
 from monolith import Adagrad, DelayCompensation, EmbeddingTable, Segment, TableConfig
 from monolith.errors import InvalidArgumentError
 
@@ -161,9 +161,7 @@ def test_wrong_row_splits(table: EmbeddingTable, name: str) -> None:
     splits = BAD_SPLITS[name]
     bags = max(splits.numel() - 1, 0)
     assert_refused(table, "row_splits", lambda t: t.lookup_pooled(IDS, splits))
-    assert_refused(
-        table, "row_splits", lambda t: t.apply_pooled_gradients(IDS, splits, torch.ones(bags, 3))
-    )
+    assert_refused(table, "row_splits", lambda t: t.apply_pooled_gradients(IDS, splits, torch.ones(bags, 3)))
 
 
 def test_delay_compensation_without_a_snapshot_is_refused() -> None:
@@ -181,9 +179,7 @@ def test_a_table_needs_a_config() -> None:
 
 def test_the_calls_used_above_are_right_when_their_arguments_are(table: EmbeddingTable) -> None:
     # Otherwise a case could be refused for a reason of its own.
-    table.apply_gradients(
-        IDS, GOOD, learning_rates=[0.1, 0.1], step=2**63 - 1, event_time=2**32 - 1, snapshot=GOOD
-    )
+    table.apply_gradients(IDS, GOOD, learning_rates=[0.1, 0.1], step=2**63 - 1, event_time=2**32 - 1, snapshot=GOOD)
     table.apply_pooled_gradients(IDS, SPLITS, GOOD, mode="mean", learning_rates=[0.1, 0.1], step=0, event_time=0)
     table.lookup_pooled(IDS, int64([0, 2]), mode="sqrtn")
     table.assign(IDS, GOOD, event_time=0)

@@ -1,5 +1,5 @@
-"""Danger: training that does not see what serving will answer. While training, compressors change what a lookup reads and
-what a gradient means; the stored weights stay full precision.
+"""Danger: training that does not see what serving will answer. While training, compressors change what a lookup
+reads and what a gradient means; the stored weights stay full precision.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from comparison import assert_close, assert_equal, float32, int64
-from oracle import fixed_r8
 
+from comparison import assert_close, assert_equal, float32, int64
 from monolith import (
     Bf16,
     Constant,
@@ -24,6 +23,7 @@ from monolith import (
     Sgd,
     TableConfig,
 )
+from oracle import fixed_r8
 
 
 def table_of(compressor: Fp32 | Fp16 | Bf16 | FixedR8 | OneBit, *, start: float = 0.0, dim: int = 1) -> EmbeddingTable:
@@ -194,6 +194,4 @@ def test_each_segment_has_a_scale_of_its_own() -> None:
     table.apply_gradients(int64([1]), float32([[0.0, 0.0]]), step=200)
     assert_close(table.lookup(int64([1])), [[np.tanh(np.sqrt(2) * 0.4), np.tanh(0.4)]], rtol=2e-6)
     table.apply_gradients(int64([1]), float32([[0.0, 0.0]]), step=700)
-    assert_close(
-        table.lookup(int64([1])), [[np.tanh(np.sqrt(2) * 0.4), np.tanh(np.sqrt(4.5) * 0.4)]], rtol=2e-6
-    )
+    assert_close(table.lookup(int64([1])), [[np.tanh(np.sqrt(2) * 0.4), np.tanh(np.sqrt(4.5) * 0.4)]], rtol=2e-6)

@@ -124,11 +124,7 @@ def test_hyperparameters_may_not_be_negative(name: str, field: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "field"),
-    [
-        (n, f)
-        for n, f in FLOATS
-        if f in ("momentum", "beta1", "beta2", "averaging_ratio", "ada_decay", "mom_decay")
-    ],
+    [(n, f) for n, f in FLOATS if f in ("momentum", "beta1", "beta2", "averaging_ratio", "ada_decay", "mom_decay")],
 )
 def test_decay_rates_stay_below_one(name: str, field: str) -> None:
     build(name, **{field: 0.0})
@@ -220,9 +216,7 @@ def test_wrong_config(name: str) -> None:
 UNREPRESENTABLE = {
     "seed beyond 64 bits": lambda: TableConfig(name="t", segments=(PART,), seed=2**64),
     "expiry beyond 64 bits": lambda: TableConfig(name="t", segments=(PART,), expiry=Expiry(default=2**64)),
-    "slot expiry beyond 64 bits": lambda: TableConfig(
-        name="t", segments=(PART,), expiry=Expiry(slots={1: 2**64})
-    ),
+    "slot expiry beyond 64 bits": lambda: TableConfig(name="t", segments=(PART,), expiry=Expiry(slots={1: 2**64})),
     "capacity beyond 64 bits": lambda: TableConfig(name="t", segments=(PART,), initial_capacity=2**64),
     "step size beyond 64 bits": lambda: TableConfig(
         name="t", segments=(Segment(dim=1, compressor=OneBit(step_size=2**64)),)
@@ -230,9 +224,7 @@ UNREPRESENTABLE = {
     "a constant beyond float32": lambda: TableConfig(
         name="t", segments=(Segment(dim=1, initializer=Constant(value=1e39)),)
     ),
-    "a range beyond float32": lambda: TableConfig(
-        name="t", segments=(Segment(dim=1, compressor=FixedR8(range=1e39)),)
-    ),
+    "a range beyond float32": lambda: TableConfig(name="t", segments=(Segment(dim=1, compressor=FixedR8(range=1e39)),)),
     "a surrogate in the name": lambda: TableConfig(name="\ud800", segments=(PART,)),
 }
 

@@ -1,5 +1,6 @@
-"""Danger: an id that occurs twice in a batch losing an update, or stepping twice where it should step once. The original
-answered differently on each of its paths; here "sum" makes one step with the sum, "sequential" one step per occurrence.
+"""Danger: an id that occurs twice in a batch losing an update, or stepping twice where it should step once. The
+original answered differently on each of its paths; here "sum" makes one step with the sum, "sequential" one step
+per occurrence.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparison import assert_close, assert_equal, assert_same_rows, float32, int64, pair
 
+from comparison import assert_close, assert_equal, assert_same_rows, float32, int64, pair
 from monolith import Adagrad, BatchSoftmax, Constant, EmbeddingTable, Segment, Sgd, TableConfig
 from monolith.testing import every_optimizer, sgd_table_config
 

@@ -1,12 +1,14 @@
-"""Danger: tools that inspect a row (history of an id, debugging, migration) reading another id's slot or a made-up one."""
+"""Danger: tools that inspect a row (history of an id, debugging, migration) reading another id's slot or a made-up
+one.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from comparison import assert_equal, float32, int64
 
+from comparison import assert_equal, float32, int64
 from monolith import Adagrad, Adam, BatchSoftmax, EmbeddingTable, FixedR8, Segment, TableConfig
 from monolith.testing import every_optimizer
 

@@ -1,11 +1,13 @@
-"""Danger: an erased id whose old row shines through: in a lookup, in a count, in the row of the id that comes after it."""
+"""Danger: an erased id whose old row shines through: in a lookup, in a count, in the row of the id that comes after
+it.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from comparison import assert_equal, float32, int64
 
+from comparison import assert_equal, float32, int64
 from monolith import Adagrad, EmbeddingTable, Segment, TableConfig
 from monolith.testing import sgd_table_config
 

@@ -1,5 +1,6 @@
-"""Danger: evicting a row that is still alive, which loses a user for good, or keeping the dead, which fills the machine.
-The clock is event time, so a replay of old data expires as it did live; the limit is that of the id's slot (bits 48..62).
+"""Danger: evicting a row that is still alive, which loses a user for good, or keeping the dead, which fills the
+machine. The clock is event time, so a replay of old data expires as it did live; the limit is that of the id's
+slot (bits 48..62).
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from comparison import INT64_MAX, INT64_MIN, fid, int64
 
+from comparison import INT64_MAX, INT64_MIN, fid, int64
 from monolith import EmbeddingTable, Expiry, Segment, TableConfig
 from monolith.testing import sgd_table_config
 

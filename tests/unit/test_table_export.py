@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from comparison import INT64_MAX, INT64_MIN, assert_equal, float32, int64
 
+from comparison import INT64_MAX, INT64_MIN, assert_equal, float32, int64
 from monolith import Adagrad, BatchSoftmax, EmbeddingTable, Segment, TableConfig
 from monolith.testing import sgd_table_config
 

@@ -1,12 +1,14 @@
-"""Danger: two ids sharing a row, or an id that the index uses for itself. Either mixes two users' embeddings silently."""
+"""Danger: two ids sharing a row, or an id that the index uses for itself. Either mixes two users' embeddings
+silently.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from comparison import INT64_MAX, INT64_MIN, assert_equal, float32, int64
 
+from comparison import INT64_MAX, INT64_MIN, assert_equal, float32, int64
 from monolith import EmbeddingTable
 from monolith.testing import sgd_table_config
 

@@ -1,5 +1,6 @@
-"""Danger: an id that reads one vector and then trains from another. The initial value must be a pure function of (seed,
-table name, id): the same before and after insertion, on every shard, worker and restart, and different for everything else.
+"""Danger: an id that reads one vector and then trains from another. The initial value must be a pure function of
+(seed, table name, id): the same before and after insertion, on every shard, worker and restart, and different
+for everything else.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import INT64_MAX, INT64_MIN, assert_equal, float32, int64
 
+from comparison import INT64_MAX, INT64_MIN, assert_equal, float32, int64
 from monolith import (
     BatchSoftmaxInitializer,
     Constant,
@@ -56,9 +57,7 @@ def config_of(initializer: Any, *, name: str = "t", seed: int = 0, **segment: An
 
 @pytest.mark.parametrize("initializer", INITIALIZERS, ids=lambda x: x.kind)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize(
-    "compressor", [Fp16(), FixedR8(range=0.3), OneBit(amplitude=0.2)], ids=lambda x: x.kind
-)
+@pytest.mark.parametrize("compressor", [Fp16(), FixedR8(range=0.3), OneBit(amplitude=0.2)], ids=lambda x: x.kind)
 def test_an_unseen_id_reads_what_it_will_hold(initializer: Any, precision: str, compressor: Any) -> None:  # noqa: ANN401
     table = EmbeddingTable(config_of(initializer, precision=precision, compressor=compressor))
     before = table.lookup(IDS)

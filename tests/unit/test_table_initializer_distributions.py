@@ -1,7 +1,7 @@
 """Danger: an initializer of the right shape and the wrong scale, which costs convergence and never an error.
 
-All draws are deterministic (fixed seed and ids), so the statistical bounds hold on every run or on none; they are five
-standard errors wide.
+All draws are deterministic (fixed seed and ids), so the statistical bounds hold on every run or on none; they are
+five standard errors wide.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import int64
 
+from comparison import int64
 from monolith import (
     BatchSoftmaxInitializer,
     Constant,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from comparison import assert_close, assert_equal, float32, int64
 
+from comparison import assert_close, assert_equal, float32, int64
 from monolith import Adagrad, DelayCompensation, EmbeddingTable, MovingAverage, Segment, Sgd, TableConfig, Zeros
 from monolith.testing import every_optimizer
 
@@ -27,9 +27,7 @@ def test_rates_of_the_call_replace_the_defaults_in_order() -> None:
     table = three_segments()
     table.apply_gradients(int64([1]), float32([[-1.0] * 4]), learning_rates=[1.0, 2.0, 4.0])
     assert table.lookup(int64([1])).tolist() == [[1.0, 2.0, 2.0, 4.0]]
-    table.apply_pooled_gradients(
-        int64([1]), int64([0, 1]), float32([[-1.0] * 4]), learning_rates=[0.125, 0.25, 0.5]
-    )
+    table.apply_pooled_gradients(int64([1]), int64([0, 1]), float32([[-1.0] * 4]), learning_rates=[0.125, 0.25, 0.5])
     assert table.lookup(int64([1])).tolist() == [[1.125, 2.25, 2.25, 4.5]]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from comparison import int64
 
+from comparison import int64
 from monolith import Adagrad, EmbeddingTable, Expiry, Segment, TableConfig
 from monolith.testing import sgd_table_config
 
@@ -20,7 +20,7 @@ def test_insert_and_erase_rounds_do_not_grow_the_table() -> None:
         sizes.append(table.stats().bytes)
         assert table.erase(ids).all()
     assert len(table) == 0
-    # Each shard keeps room for the most rows it ever held, a little more than its share; a leak would be 25 times as much.
+    # Each shard keeps room for the most rows it ever held, a little more than its share; a leak would be 25 times that.
     assert max(sizes) <= sizes[0] * 1.25
     assert max(sizes[15:]) <= max(sizes[:15]) * 1.02
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import assert_close, float32, initial_rows, int64
-from oracle import DictTable
 
+from comparison import assert_close, float32, initial_rows, int64
 from monolith import (
     Adadelta,
     Adagrad,
@@ -39,6 +38,7 @@ from monolith import (
     TableConfig,
 )
 from monolith.testing import every_optimizer
+from oracle import DictTable
 
 
 @dataclass(frozen=True)
@@ -224,9 +224,7 @@ GOLDENS = {
         0.0,
         (Step((4.0, 0.0), (0.0, 0.0), {"grad_square_sum": (25.0,)}),),
     ),
-    "moving average": Golden(
-        MovingAverage(momentum=0.75), 0.0, 1.0, (Step((3.0,), (1.5,)), Step((1.5,), (1.5,)))
-    ),
+    "moving average": Golden(MovingAverage(momentum=0.75), 0.0, 1.0, (Step((3.0,), (1.5,)), Step((1.5,), (1.5,)))),
     "batch softmax": Golden(
         BatchSoftmax(),
         0.25,
@@ -273,9 +271,7 @@ def _apply(table: Any, step: Step, rate: float) -> None:  # noqa: ANN401 - the t
     grads, seen = float32([step.grad]), None if step.seen is None else float32([step.seen])
     if isinstance(table, DictTable):
         seen_array = None if seen is None else seen.numpy()
-        table.apply_gradients(
-            [5], grads.numpy(), learning_rates=[rate], step=step.at_step, snapshot=seen_array
-        )
+        table.apply_gradients([5], grads.numpy(), learning_rates=[rate], step=step.at_step, snapshot=seen_array)
     else:
         table.apply_gradients(int64([5]), grads, learning_rates=[rate], step=step.at_step, snapshot=seen)
 

@@ -1,11 +1,12 @@
-"""Danger: a kernel that is nearly right. A missing term, a stale slot or a wrong lane trains a slightly worse model and no
-one notices, so every optimizer is held against the oracle over many steps, widths and hyperparameters, slots included.
+"""Danger: a kernel that is nearly right. A missing term, a stale slot or a wrong lane trains a slightly worse model
+and no one notices, so every optimizer is held against the oracle over many steps, widths and hyperparameters,
+slots included.
 
-Tolerance: both sides compute in float32 but may order and fuse operations differently. Over at most eight steps that costs
-a few units in the last place (6e-8 each), so 1e-5 relative leaves room for a hundred of them; 1e-6 absolute covers results
-that cancel to almost nothing. The same oracle in float64 stays within a fifth of these bounds. Two exceptions: FTRL divides
-a difference of square roots by the learning rate, hence rates of at least 0.05 and a wider bound; Adam's v cancels to noise
-under its square root when beta2 is small, hence 0.5 and more.
+Tolerance: both sides compute in float32 but may order and fuse operations differently. Over at most eight steps
+that costs a few units in the last place (6e-8 each), so 1e-5 relative leaves room for a hundred of them; 1e-6
+absolute covers results that cancel to almost nothing. The same oracle in float64 stays within a fifth of these
+bounds. Two exceptions: FTRL divides a difference of square roots by the learning rate, hence rates of at least 0.05
+and a wider bound; Adam's v cancels to noise under its square root when beta2 is small, hence 0.5 and more.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparison import assert_same_rows, pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import RULES
 
+from comparison import assert_same_rows, pair
 from monolith import (
     Adadelta,
     Adagrad,
@@ -45,6 +45,7 @@ from monolith import (
     TableConfig,
 )
 from monolith.testing import every_optimizer
+from oracle import RULES
 
 RTOL, ATOL = 1e-5, 1e-6
 FTRL_ATOL = 1e-5
@@ -76,14 +77,10 @@ BASES: dict[str, st.SearchStrategy[Any]] = {
     "amsgrad": st.builds(
         Amsgrad, beta1=fractions, beta2=second_moments, epsilon=epsilons, nesterov=st.booleans(), weight_decay=decays
     ),
-    "adamom": st.builds(
-        Adamom, ada_decay=fractions, mom_decay=fractions, epsilon=epsilons, weight_decay=decays
-    ),
+    "adamom": st.builds(Adamom, ada_decay=fractions, mom_decay=fractions, epsilon=epsilons, weight_decay=decays),
     "rmsprop": st.builds(Rmsprop, momentum=fractions, weight_decay=decays),
     "rmsprop_v2": st.builds(RmspropV2, momentum=fractions, weight_decay=decays),
-    "ftrl": st.builds(
-        Ftrl, initial_accumulator_value=accumulators, beta=penalties, l1=penalties, l2=penalties
-    ),
+    "ftrl": st.builds(Ftrl, initial_accumulator_value=accumulators, beta=penalties, l1=penalties, l2=penalties),
     "group_ftrl": st.builds(
         GroupFtrl, initial_accumulator_value=accumulators, beta=penalties, l1=penalties, l2=penalties
     ),

@@ -1,5 +1,6 @@
-"""Danger: porting the original's bugs together with its formulas. One test per optimizer bug we fixed (docs/differences.md),
-each of which the original would fail, and the arithmetic corners that turn a row into NaN for good.
+"""Danger: porting the original's bugs together with its formulas. One test per optimizer bug we fixed
+(docs/differences.md), each of which the original would fail, and the arithmetic corners that turn a row into NaN
+for good.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import assert_close, float32, int64
 
+from comparison import assert_close, float32, int64
 from monolith import (
     Adadelta,
     Adagrad,
@@ -100,9 +101,7 @@ def test_a_zero_gradient_on_a_zero_row_never_makes_nan(name: str) -> None:
         TableConfig(name="t", segments=(Segment(dim=dim, initializer=Zeros(), optimizer=optimizer),))
     )
     for _ in range(3):
-        table.apply_gradients(
-            int64([1]), float32(np.zeros((1, dim))), snapshot=float32(np.zeros((1, dim)))
-        )
+        table.apply_gradients(int64([1]), float32(np.zeros((1, dim))), snapshot=float32(np.zeros((1, dim))))
     assert table.lookup(int64([1])).tolist() == [[0.0] * dim]
 
 

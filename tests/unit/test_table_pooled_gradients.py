@@ -1,16 +1,19 @@
-"""Danger: a fused backward that is not the derivative of the forward, or that steps once per bag instead of once per id."""
+"""Danger: a fused backward that is not the derivative of the forward, or that steps once per bag instead of once
+per id.
+"""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from comparison import assert_close, assert_equal, assert_same_rows, float32, int64, pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comparison import assert_close, assert_equal, assert_same_rows, float32, int64, pair
 from monolith import Adagrad, Adam, EmbeddingTable, Ftrl, OneBit, RandomUniform, Segment, TableConfig
 from monolith.testing import sgd_table_config
 
@@ -113,7 +116,7 @@ def test_is_the_gradient_of_the_pooled_lookup(mode: str) -> None:
     divide = {"sum": lambda n: 1.0, "mean": float, "sqrtn": lambda n: n**0.5}[mode]
     bags = [
         weights[ids[begin:end]].sum(dim=0) / (divide(end - begin) if end > begin else 1.0)
-        for begin, end in zip(splits[:-1], splits[1:], strict=True)
+        for begin, end in itertools.pairwise(splits)
     ]
     torch.stack(bags).backward(upstream)
     table = EmbeddingTable(sgd_table_config(3))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
-from comparison import assert_close, assert_equal, float32, int64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comparison import assert_close, assert_equal, float32, int64
 from monolith import EmbeddingTable, FixedR8, Fp32, OneBit, RandomUniform, Segment, TableConfig
 from monolith.testing import sgd_table_config
 
@@ -22,10 +24,7 @@ def divisor(length: int, mode: str) -> float:
 def unfused(table: EmbeddingTable, ids: torch.Tensor, splits: list[int], mode: str) -> np.ndarray:
     """The formulation the fused call replaces: look up every id, then reduce bag by bag, in double."""
     rows = table.lookup(ids).numpy().astype(np.float64)
-    bags = [
-        rows[begin:end].sum(axis=0) / divisor(end - begin, mode)
-        for begin, end in zip(splits[:-1], splits[1:], strict=True)
-    ]
+    bags = [rows[begin:end].sum(axis=0) / divisor(end - begin, mode) for begin, end in itertools.pairwise(splits)]
     return np.array(bags).reshape(-1, table.dim)
 
 

@@ -1,5 +1,5 @@
-"""Danger: half-precision rows that drift. Weights must be stored as the nearest half, ties to even, everything else (the
-optimizer's state, the arithmetic) must stay float32, and every bit pattern must survive reading.
+"""Danger: half-precision rows that drift. Weights must be stored as the nearest half, ties to even, everything else
+(the optimizer's state, the arithmetic) must stay float32, and every bit pattern must survive reading.
 """
 
 from __future__ import annotations
@@ -7,10 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from comparison import assert_equal, float32, int64
-from oracle import to_bf16, to_fp16
 
+from comparison import assert_equal, float32, int64
 from monolith import Adagrad, Constant, EmbeddingTable, Segment, Sgd, TableConfig, Zeros
+from oracle import to_bf16, to_fp16
 
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
 ROUND = {"fp16": to_fp16, "bf16": to_bf16}

@@ -1,5 +1,5 @@
-"""Danger: a restart that changes the model. After save and load every bit must be there, and training must continue as if
-nothing had happened, for every optimizer and precision.
+"""Danger: a restart that changes the model. After save and load every bit must be there, and training must continue
+as if nothing had happened, for every optimizer and precision.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparison import INT64_MAX, INT64_MIN, assert_equal, int64, snapshot
 
+from comparison import INT64_MAX, INT64_MIN, assert_equal, int64, snapshot
 from monolith import (
-    Bf16,
     BatchSoftmax,
+    Bf16,
     Constant,
     EmbeddingTable,
     Expiry,
@@ -73,7 +73,7 @@ def test_everything_of_a_config_comes_back(tmp_path: Path) -> None:
         *(Segment(dim=1, optimizer=optimizer, compressor=Bf16()) for optimizer in every_optimizer().values()),
     )
     config = TableConfig(
-        name="naïve/名前 \"quoted\"",
+        name='naïve/名前 "quoted"',
         seed=2**64 - 1,
         segments=parts,
         unseen="zeros",

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparison import assert_close, assert_equal, assert_same_rows, float32, int64, pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comparison import assert_close, assert_equal, assert_same_rows, float32, int64, pair
 from monolith import (
     Adam,
     BatchSoftmax,

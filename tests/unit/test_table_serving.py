@@ -1,4 +1,6 @@
-"""Danger: a serving table that answers differently from the model it was made from, or that can be trained by accident."""
+"""Danger: a serving table that answers differently from the model it was made from, or that can be trained by
+accident.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparison import assert_equal, float32, int64
-from oracle import fixed_r8, to_bf16, to_fp16
 
+from comparison import assert_equal, float32, int64
 from monolith import Bf16, EmbeddingTable, FixedR8, Fp16, Fp32, OneBit, Segment, TableConfig
 from monolith.errors import InvalidArgumentError
+from oracle import fixed_r8, to_bf16, to_fp16
 
 COMPRESSORS: list[Any] = [Fp32(), Fp16(), Bf16(), FixedR8(range=2.0), OneBit(amplitude=0.25)]
 WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2, "fixed_r8": 1, "one_bit": 1}

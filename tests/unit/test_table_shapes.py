@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from comparison import assert_equal, float32, int64
 
+from comparison import assert_equal, float32, int64
 from monolith import EmbeddingTable, Segment, Sgd, TableConfig, Zeros
 from monolith.testing import sgd_table_config
 

@@ -1,7 +1,8 @@
-"""Danger: rounding that is biased, that reaches into other segments (as the original's did), or that draws the same number
-again and again, so that an update too small to show never does.
+"""Danger: rounding that is biased, that reaches into other segments (as the original's did), or that draws the same
+number again and again, so that an update too small to show never does.
 
-Draws depend on ids, steps and values only, so these statistics come out the same on every run; bounds are five deviations.
+Draws depend on ids, steps and values only, so these statistics come out the same on every run; bounds are five
+deviations.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from comparison import assert_equal, int64
 
+from comparison import assert_equal, int64
 from monolith import (
     BatchSoftmax,
     BatchSoftmaxInitializer,
@@ -29,9 +30,7 @@ TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def table_of(precision: str, start: float = 1.0, dim: int = 2) -> EmbeddingTable:
-    segment = Segment(
-        dim=dim, initializer=Constant(value=start), optimizer=Sgd(learning_rate=1.0), precision=precision
-    )
+    segment = Segment(dim=dim, initializer=Constant(value=start), optimizer=Sgd(learning_rate=1.0), precision=precision)
     return EmbeddingTable(TableConfig(name="t", segments=(segment,)))
 
 
@@ -118,9 +117,7 @@ def test_many_small_updates_add_up_for_a_caller_who_passes_no_step(duplicates: s
 
 
 def test_other_segments_are_not_rounded() -> None:
-    rounded = Segment(
-        dim=3, initializer=Constant(value=0.0), optimizer=Sgd(learning_rate=1.0), precision="fp16"
-    )
+    rounded = Segment(dim=3, initializer=Constant(value=0.0), optimizer=Sgd(learning_rate=1.0), precision="fp16")
     plain = Segment(dim=3, initializer=Constant(value=0.0), optimizer=Sgd(learning_rate=1.0))
     table = EmbeddingTable(TableConfig(name="t", segments=(plain, rounded, plain)))
     grads = np.random.default_rng(6).normal(size=(500, 9)).astype(np.float32)

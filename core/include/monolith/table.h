@@ -117,7 +117,6 @@ class Table {
   std::uint64_t size() const noexcept;
   // The newest event time any write has carried.
   std::uint32_t max_event_time() const noexcept;
-  void note_event_time(std::uint32_t time) noexcept;
   TableStats stats() const;
 
   // Appends copies of the rows of one index block (at most a few thousand) and moves the cursor; false when there was
@@ -130,9 +129,15 @@ class Table {
   // Upserts raw rows of a table with the same layout(). rows: ids.size() * row_bytes.
   void insert_raw(std::span<const std::int64_t> ids, std::span<const std::uint32_t> times, std::span<const std::byte> rows);
 
-  // HashNet's current scale per segment, part of the table's state (1 element per segment).
-  std::vector<float> hashnet_scales() const;
-  void set_hashnet_scales(std::span<const float> scales);
+  // What a table knows besides its rows, to be saved with them.
+  struct State {
+    std::uint32_t max_event_time = 0;
+    std::uint32_t updates = 0;            // gradient calls so far, modulo 2^32
+    std::vector<float> hashnet_scales;  // one per segment
+  };
+  State state() const;
+  // Throws InvalidArgument unless there is one scale per segment, each finite and >= 0.
+  void set_state(const State& state);
 
  private:
   struct Impl;

@@ -96,12 +96,12 @@ void store(const SegmentPlan& plan, const float* value, std::byte* row) {
   }
 }
 
-// Half precision after a training step. The random bits depend on the id, the step and the exact value, never on which
-// thread ran, so that the same data trains to the same bits.
+// Half precision after a training step. The random bits depend on the id, the number of the call and the place in it, never on
+// which thread ran, so that the same data trains to the same bits.
 void store_stochastic(const SegmentPlan& plan, const float* value, std::byte* row, std::uint64_t key) {
   std::uint16_t* halves = reinterpret_cast<std::uint16_t*>(row + plan.weight_offset);
   for (std::uint32_t i = 0; i < plan.dim; ++i) {
-    const std::uint32_t random = mix32(random_bits(key, plan.value_offset + i) ^ bits_of(value[i])) >> 8;
+    const std::uint32_t random = random_bits(key, plan.value_offset + i) >> 8;
     halves[i] = plan.storage == Storage::kFp16 ? float_to_half_stochastic(value[i], random)
                                                : float_to_bfloat_stochastic(value[i], random);
   }
@@ -142,35 +142,69 @@ void initialize(const SegmentPlan& plan, std::uint64_t key, std::byte* row) {
   with_optimizer(plan.optimizer.kind, [&](auto optimizer) { optimizer.init(plan.optimizer, state, plan.dim); });
 }
 
+// Calls f with the dim as a constant where it is a common one, so that its loops are unrolled: a row is a handful of vector
+// instructions, and the bookkeeping of a loop of unknown length would take longer.
+template <typename F>
+inline void with_dim(std::uint32_t dim, F&& f) {
+  switch (dim) {
+    case 8: return f([] { return 8u; });
+    case 16: return f([] { return 16u; });
+    case 32: return f([] { return 32u; });
+    case 64: return f([] { return 64u; });
+    case 128: return f([] { return 128u; });
+    default: return f([dim] { return dim; });
+  }
+}
+
+// Eight floats at any address. The compiler does not trust that row and output do not overlap, and would move single floats.
+using Vector = float __attribute__((vector_size(32), aligned(4), may_alias));
+
+inline void copy(float* out, const float* in, std::uint32_t n) {
+  std::uint32_t j = 0;
+  for (; j + 8 <= n; j += 8) *reinterpret_cast<Vector*>(out + j) = *reinterpret_cast<const Vector*>(in + j);
+  for (; j < n; ++j) out[j] = in[j];
+}
+
+inline void add(float* out, const float* in, std::uint32_t n) {
+  std::uint32_t j = 0;
+  for (; j + 8 <= n; j += 8) *reinterpret_cast<Vector*>(out + j) += *reinterpret_cast<const Vector*>(in + j);
+  for (; j < n; ++j) out[j] += in[j];
+}
+
 void read(const SegmentPlan& plan, float scale, const std::byte* const* rows, float* const* outs, std::size_t n) {
-  if (is_plain(plan)) {
+  if (!is_plain(plan)) {
     for (std::size_t i = 0; i < n; ++i) {
-      const float* __restrict in = reinterpret_cast<const float*>(rows[i] + plan.weight_offset);
-      float* __restrict out = outs[i];
-      for (std::uint32_t j = 0; j < plan.dim; ++j) out[j] = in[j];
+      load(plan, rows[i], outs[i]);
+      apply_read_path(plan, scale, outs[i]);
     }
     return;
   }
-  for (std::size_t i = 0; i < n; ++i) {
-    load(plan, rows[i], outs[i]);
-    apply_read_path(plan, scale, outs[i]);
-  }
+  with_dim(plan.dim, [&](auto dim) {
+    for (std::size_t i = 0; i < n; ++i) {
+      copy(outs[i], reinterpret_cast<const float*>(rows[i] + plan.weight_offset), dim());
+    }
+  });
 }
 
 void accumulate(const SegmentPlan& plan, float scale, const std::byte* const* rows, float* const* outs, std::size_t n,
                 float* scratch) {
-  for (std::size_t i = 0; i < n; ++i) {
-    const float* __restrict in = scratch;
-    if (is_plain(plan)) {
-      in = reinterpret_cast<const float*>(rows[i] + plan.weight_offset);
-    } else {
+  if (!is_plain(plan)) {
+    for (std::size_t i = 0; i < n; ++i) {
       load(plan, rows[i], scratch);
       apply_read_path(plan, scale, scratch);
+      add(outs[i], scratch, plan.dim);
     }
-    float* __restrict out = outs[i];
-    for (std::uint32_t j = 0; j < plan.dim; ++j) out[j] += in[j];
+    return;
   }
+  with_dim(plan.dim, [&](auto dim) {
+    for (std::size_t i = 0; i < n; ++i) {
+      add(outs[i], reinterpret_cast<const float*>(rows[i] + plan.weight_offset), dim());
+    }
+  });
 }
+
+// More rows than one call of step() ever gets.
+constexpr std::uint64_t kMostAtOnce = 65536;
 
 // The gradient the optimizer sees: through the HashNet read path, then delay-compensated.
 const float* transform_gradient(const SegmentPlan& plan, const StepContext& context, const float* w, const float* g,
@@ -193,7 +227,7 @@ const float* transform_gradient(const SegmentPlan& plan, const StepContext& cont
 
 void step(const SegmentPlan& plan, const StepContext& context, std::byte* const* rows, const float* const* grads,
           const float* const* snapshots, const std::uint64_t* keys, std::size_t n) {
-  with_optimizer(plan.optimizer.kind, [&](auto optimizer) {
+  const auto run = [&](auto optimizer, auto dim) {
     const bool as_is = plan.read_path != ReadPath::kHashNet && (plan.optimizer.delay_compensation == 0 || !snapshots);
     for (std::size_t i = 0; i < n; ++i) {
       float* state = reinterpret_cast<float*>(rows[i] + plan.state_offset);
@@ -208,15 +242,16 @@ void step(const SegmentPlan& plan, const StepContext& context, std::byte* const*
         const float* snapshot = snapshots ? snapshots[i] + plan.value_offset : nullptr;
         g = transform_gradient(plan, context, w, g, snapshot, context.scratch + plan.dim);
       }
-      optimizer.step(plan.optimizer, context, w, state, g, plan.dim);
+      optimizer.step(plan.optimizer, context, w, state, g, dim());
       if (plan.storage == Storage::kFp32) continue;
       if (plan.stochastic_rounding) {
-        store_stochastic(plan, w, rows[i], keys[i] + static_cast<std::uint64_t>(context.step) * 0x9E3779B97F4A7C15ull);
+        store_stochastic(plan, w, rows[i], keys[i] + (context.update * kMostAtOnce + i + 1) * 0x9E3779B97F4A7C15ull);
       } else {
         store(plan, w, rows[i]);
       }
     }
-  });
+  };
+  with_optimizer(plan.optimizer.kind, [&](auto optimizer) { with_dim(plan.dim, [&](auto dim) { run(optimizer, dim); }); });
 }
 
 void initial_value(const SegmentPlan& plan, float scale, std::uint64_t key, float* value) {

@@ -34,6 +34,7 @@ struct StepContext {
   float learning_rate;
   float hashnet_scale;
   std::int64_t step;
+  std::uint64_t update;  // number of the call that makes these steps: stochastic rounding must not repeat its draws
   float* scratch;  // room for 2 * dim floats
 };
 

@@ -183,7 +183,10 @@ struct GroupFtrl {
       return;
     }
     const float factor = c.learning_rate * (o.l1 - length) / length;
-    for (std::uint32_t i = 0; i < n; ++i) w[i] = factor * zero[i] / (o.beta1 + root(norm[i]) + o.l2 * c.learning_rate);
+    for (std::uint32_t i = 0; i < n; ++i) {
+      const float denominator = o.beta1 + root(norm[i]) + o.l2 * c.learning_rate;
+      w[i] = denominator > 0 ? factor * zero[i] / denominator : 0;  // an element that has never seen a gradient
+    }
   }
 };
 

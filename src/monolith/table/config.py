@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from monolith.config import Config
+from monolith.config import Config, Positive
+from monolith.errors import ConfigError
 from monolith.table.initializers import Initializer, RandomUniform
-from monolith.table.optimizers import Adagrad, BatchSoftmax, MovingAverage, Optimizer
+from monolith.table.optimizers import (
+    Adagrad,
+    BaseOptimizer,
+    BatchSoftmax,
+    DelayCompensation,
+    MovingAverage,
+    Optimizer,
+)
 
 __all__ = ["Bf16", "Compressor", "Expiry", "FixedR8", "Fp16", "Fp32", "OneBit", "Segment", "TableConfig"]
 
@@ -35,7 +43,7 @@ class FixedR8(Config):
     """8-bit fixed point in [-range, range); training reads are quantised too, gradients pass straight through."""
 
     kind: Literal["fixed_r8"] = "fixed_r8"
-    range: PositiveFloat = 1.0
+    range: Positive = 1.0
     """Values at or beyond ±range are clamped to the nearest code."""
 
 
@@ -46,14 +54,18 @@ class OneBit(Config):
     """
 
     kind: Literal["one_bit"] = "one_bit"
-    step_size: PositiveInt = 200
-    init_scale: PositiveFloat = 1.0
-    max_scale: PositiveFloat = 10000.0
-    amplitude: PositiveFloat = 0.05
+    step_size: Annotated[int, Field(gt=0, lt=2**63)] = 200
+    init_scale: Positive = 1.0
+    max_scale: Positive = 10000.0
+    amplitude: Positive = 0.05
 
 
 Compressor = Annotated[Fp32 | Fp16 | Bf16 | FixedR8 | OneBit, Field(discriminator="kind")]
 """Any of the compressors above."""
+
+
+def _base(optimizer: Optimizer) -> BaseOptimizer:
+    return optimizer.base if isinstance(optimizer, DelayCompensation) else optimizer
 
 
 class Segment(Config):
@@ -80,17 +92,18 @@ class Segment(Config):
 
     @model_validator(mode="after")
     def _fits(self) -> Segment:
-        if isinstance(self.optimizer, BatchSoftmax) and self.dim != 1:
+        if isinstance(_base(self.optimizer), BatchSoftmax) and self.dim != 1:
             raise ValueError(f"the batch_softmax optimizer keeps one number per id: dim must be 1, not {self.dim}")
         return self
 
     @property
     def learning_rate(self) -> float:
         """The learning rate used when a call names none."""
-        optimizer = self.optimizer
-        if optimizer.kind == "delay_compensation":
-            optimizer = optimizer.base
+        optimizer = _base(self.optimizer)
         return 0.0 if isinstance(optimizer, MovingAverage) else optimizer.learning_rate
+
+
+_Seconds = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Expiry(Config):
@@ -102,16 +115,20 @@ class Expiry(Config):
         {7: 86400}
     """
 
-    default: NonNegativeInt = 36500 * 86400
+    default: _Seconds = 36500 * 86400
     """Seconds for slots not named; 0 expires at the next `evict`."""
-    slots: dict[Annotated[int, Field(ge=0, lt=32768)], NonNegativeInt] = {}
+    slots: dict[Annotated[int, Field(ge=0, lt=32768)], _Seconds] = {}
     """Seconds per slot."""
 
     @classmethod
     def days(cls, *, default: float = 36500, slots: dict[int, float] | None = None) -> Expiry:
         """Build from days instead of seconds."""
-        seconds = {slot: round(days * 86400) for slot, days in (slots or {}).items()}
-        return cls(default=round(default * 86400), slots=seconds)
+        try:
+            by_slot = {slot: round(days * 86400) for slot, days in (slots or {}).items()}
+            by_default = round(default * 86400)
+        except (OverflowError, TypeError, ValueError):
+            raise ConfigError(f"Expiry.days: expected finite numbers of days, got {default!r} and {slots!r}") from None
+        return cls(default=by_default, slots=by_slot)
 
 
 class TableConfig(Config):
@@ -128,13 +145,13 @@ class TableConfig(Config):
     """Identifies the table in files and logs, and is part of what an id's initial value depends on."""
     segments: Annotated[tuple[Segment, ...], Field(min_length=1, max_length=64)]
     """The parts of a row, in order."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     """Changes every initial value; part of the table file."""
     mode: Literal["training", "serving"] = "training"
     """Serving tables hold compressed values without optimizer state and refuse gradients."""
     unseen: Literal["initializer", "zeros"] | None = None
     """What an id without a row reads; None means initializer while training, zeros when serving."""
-    initial_capacity: NonNegativeInt = 0
+    initial_capacity: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Rows to make room for in advance."""
     expiry: Expiry = Expiry()
     """When `evict` removes a row."""

@@ -21,8 +21,8 @@ _OPTIMIZER_FIELDS = {
 }
 
 
-def to_core(config: TableConfig) -> _core.TableConfig:
-    """The core's view of a table."""
+def to_core(config: TableConfig, capacity: int) -> _core.TableConfig:
+    """The core's view of a table with room for `capacity` rows."""
     core = _core.TableConfig()
     core.name = config.name
     core.segments = [_segment(segment) for segment in config.segments]
@@ -30,7 +30,7 @@ def to_core(config: TableConfig) -> _core.TableConfig:
     core.serving = config.mode == "serving"
     core.unseen_reads_zeros = (config.unseen or ("zeros" if core.serving else "initializer")) == "zeros"
     core.skip_zero_rows = config.skip_zero_rows
-    core.initial_capacity = config.initial_capacity
+    core.initial_capacity = capacity
     core.default_expiry_seconds = config.expiry.default
     core.slot_expiry_seconds = config.expiry.slots
     return core

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -123,9 +124,14 @@ class EmbeddingTable:
     """
 
     def __init__(self, config: TableConfig, *, admission: AdmissionFilter | None = None) -> None:
+        if not isinstance(config, TableConfig):
+            raise InvalidArgumentError(f"config: expected a TableConfig, got {type(config).__name__}")
+        self._build(config, admission, config.initial_capacity)
+
+    def _build(self, config: TableConfig, admission: AdmissionFilter | None, capacity: int) -> None:
         self.config = config
         self.admission = admission
-        self._core = _core.Table(to_core(config), None if admission is None else admission.core)
+        self._core = _core.Table(to_core(config, capacity), None if admission is None else admission.core)
         self._learning_rates = np.asarray(config.learning_rates, dtype=np.float32)
 
     @property
@@ -221,7 +227,9 @@ class EmbeddingTable:
     ) -> None:
         """The backward of `lookup_pooled` and the optimizer step in one pass; `grads` is float32 [bags, dim]."""
         if any(s.optimizer.kind == "delay_compensation" for s in self.config.segments):
-            raise InvalidArgumentError("apply_pooled_gradients: DelayCompensation needs apply_gradients with a snapshot")
+            raise InvalidArgumentError(
+                "apply_pooled_gradients: DelayCompensation needs apply_gradients with a snapshot"
+            )
         self._core.apply_pooled_gradients(
             _vector("ids", ids),
             _vector("row_splits", row_splits),
@@ -327,7 +335,7 @@ class EmbeddingTable:
         The file appears under `path` complete and durable, or not at all. `skip_expired` leaves out what `evict` would.
         """
         metadata = self.config.model_dump_json()
-        _, size = _core.save_table(self._core, os.fspath(path), metadata, skip_expired)
+        _, size = _core.save_table(self._core, _path(path), metadata, skip_expired)
         return size
 
     @classmethod
@@ -347,12 +355,14 @@ class EmbeddingTable:
             ...     len(EmbeddingTable.load(folder + "/t.table"))
             2
         """
-        file = _core.TableFile(os.fspath(path))
+        file = _core.TableFile(_path(path))
         try:
-            config = TableConfig.from_json(file.metadata)
-        except ConfigError as error:
+            config = TableConfig.from_json(file.metadata.decode())
+        except (ConfigError, UnicodeDecodeError) as error:
             raise CorruptFileError(f"{Path(path)}: its configuration cannot be read: {error}") from None
-        table = cls(config, admission=admission)
+        table = cls.__new__(cls)
+        # No more room than its rows fill: a damaged file must not make us ask for all memory.
+        table._build(config, admission, min(config.initial_capacity, file.rows))
         file.load_into(table._core)
         return table
 
@@ -374,31 +384,41 @@ class EmbeddingTable:
         )
 
     def _matrix(self, name: str, values: Values) -> np.ndarray:
-        tensor = torch.as_tensor(values)
-        if tensor.dtype != torch.float32:
-            raise InvalidArgumentError(f"{name}: expected float32, got {tensor.dtype}; convert with .float()")
-        if tensor.ndim < 2 or tensor.shape[-1] != self.dim:
+        array = _array(name, values)
+        if array.dtype != np.float32:
+            raise InvalidArgumentError(f"{name}: expected float32, got {array.dtype}; convert with .float()")
+        if array.ndim < 2 or array.shape[-1] != self.dim:
             raise InvalidArgumentError(
-                f"{name}: expected [..., {self.dim}], one row of table {self.name!r} per id, got {list(tensor.shape)}"
+                f"{name}: expected [..., {self.dim}], one row of table {self.name!r} per id, got {list(array.shape)}"
             )
-        return tensor.detach().cpu().contiguous().reshape(-1, self.dim).numpy()
+        return array.reshape(-1, self.dim)
 
     def _rates(self, learning_rates: Sequence[float] | None) -> np.ndarray:
         if learning_rates is None:
             return self._learning_rates
-        return np.asarray(learning_rates, dtype=np.float32).reshape(-1)
+        try:
+            with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which the core refuses
+                return np.asarray(learning_rates, dtype=np.float32).reshape(-1)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(f"learning_rates: expected numbers, got {learning_rates!r}") from None
+
+
+def _array(name: str, values: Ids | Values) -> np.ndarray:
+    if isinstance(values, np.ndarray):
+        return np.ascontiguousarray(values)
+    try:
+        return torch.as_tensor(values).detach().cpu().contiguous().numpy()
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{name}: cannot be read as an array: {error}") from None
 
 
 def _ids(ids: Ids, name: str = "ids") -> np.ndarray:
-    try:
-        tensor = torch.as_tensor(ids)
-    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"{name}: expected 64-bit signed integers: {error}") from None
-    if tensor.numel() == 0 and not isinstance(ids, torch.Tensor | np.ndarray):
-        tensor = tensor.to(torch.int64)
-    if tensor.dtype != torch.int64:
-        raise InvalidArgumentError(f"{name}: expected int64, got {tensor.dtype}; ids are exact 64-bit integers")
-    return tensor.detach().cpu().contiguous().numpy()
+    array = _array(name, ids)
+    if array.size == 0 and not isinstance(ids, torch.Tensor | np.ndarray):
+        array = array.astype(np.int64)
+    if array.dtype != np.int64:
+        raise InvalidArgumentError(f"{name}: expected int64, got {array.dtype}; ids are exact 64-bit integers")
+    return array
 
 
 def _vector(name: str, ids: Ids) -> np.ndarray:
@@ -414,13 +434,26 @@ def _pooling(mode: str) -> _core.Pooling:
     return _POOLING[mode]
 
 
+def _whole(name: str, value: int, limit: int, expected: str) -> int:
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{name}: expected {expected}, got {value!r}") from None
+    if not 0 <= whole < limit:
+        raise InvalidArgumentError(f"{name}: expected {expected}, got {value!r}")
+    return whole
+
+
 def _event_time(seconds: int, *, name: str = "event_time") -> int:
-    if not 0 <= seconds < 2**32:
-        raise InvalidArgumentError(f"{name}: expected seconds since 1970 in [0, 2**32), got {seconds}")
-    return int(seconds)
+    return _whole(name, seconds, 2**32, "whole seconds since 1970 in [0, 2**32)")
 
 
 def _step(step: int) -> int:
-    if not 0 <= step < 2**63:
-        raise InvalidArgumentError(f"step: expected a global step >= 0, got {step}")
-    return int(step)
+    return _whole("step", step, 2**63, "a global step in [0, 2**63)")
+
+
+def _path(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    if "\0" in text:
+        raise InvalidArgumentError(f"path: expected a file name without a null character, got {text!r}")
+    return text

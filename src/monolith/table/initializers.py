@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from monolith.config import Config
+from monolith.config import Config, Finite, NonNegative, Positive
 
 __all__ = [
     "BatchSoftmaxInitializer",
@@ -46,7 +46,7 @@ class Constant(Config):
     """Every element is `value`."""
 
     kind: Literal["constant"] = "constant"
-    value: FiniteFloat
+    value: Finite
     """The value of every element."""
 
 
@@ -54,7 +54,7 @@ class BatchSoftmaxInitializer(Config):
     """The starting estimate of `BatchSoftmax`: an id is expected every `init_step_interval` steps."""
 
     kind: Literal["batch_softmax"] = "batch_softmax"
-    init_step_interval: PositiveInt
+    init_step_interval: Annotated[int, Field(ge=1, le=2**24)]
     """Steps between two occurrences of an id, assumed until it has been observed."""
 
 
@@ -62,9 +62,9 @@ class RandomUniform(Config):
     """Uniform in [low, high)."""
 
     kind: Literal["random_uniform"] = "random_uniform"
-    low: FiniteFloat = -0.05
+    low: Finite = -0.05
     """Smallest possible value."""
-    high: FiniteFloat = 0.05
+    high: Finite = 0.05
     """Upper bound, never reached."""
 
     @model_validator(mode="after")
@@ -78,9 +78,9 @@ class RandomNormal(Config):
     """Normal with the given mean and standard deviation."""
 
     kind: Literal["random_normal"] = "random_normal"
-    mean: FiniteFloat = 0.0
+    mean: Finite = 0.0
     """Mean of the distribution."""
-    std: NonNegativeFloat = 0.05
+    std: NonNegative = 0.05
     """Standard deviation."""
 
 
@@ -88,9 +88,9 @@ class TruncatedNormal(Config):
     """Normal, conditioned on lying within two standard deviations of the mean."""
 
     kind: Literal["truncated_normal"] = "truncated_normal"
-    mean: FiniteFloat = 0.0
+    mean: Finite = 0.0
     """Mean of the distribution."""
-    std: NonNegativeFloat = 0.05
+    std: NonNegative = 0.05
     """Standard deviation before truncation."""
 
 
@@ -98,7 +98,7 @@ class XavierUniform(Config):
     """Uniform with variance gain² / dim: fan-in and fan-out of a row are both its dim."""
 
     kind: Literal["xavier_uniform"] = "xavier_uniform"
-    gain: PositiveFloat = 1.0
+    gain: Positive = 1.0
     """Scales the standard deviation."""
 
 
@@ -106,7 +106,7 @@ class XavierNormal(Config):
     """Normal with variance gain² / dim: fan-in and fan-out of a row are both its dim."""
 
     kind: Literal["xavier_normal"] = "xavier_normal"
-    gain: PositiveFloat = 1.0
+    gain: Positive = 1.0
     """Scales the standard deviation."""
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field
 
-from monolith.config import Config
+from monolith.config import Config, Fraction, NonNegative, Positive
 
 __all__ = [
     "Adadelta",
@@ -33,11 +33,9 @@ __all__ = [
     "Sgd",
 ]
 
-_Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-
 
 class _WithLearningRate(Config):
-    learning_rate: NonNegativeFloat
+    learning_rate: NonNegative
     """Used when a call names no learning rate of its own."""
 
 
@@ -45,7 +43,7 @@ class Sgd(_WithLearningRate):
     """w -= lr * g. No state, no weight decay."""
 
     kind: Literal["sgd"] = "sgd"
-    learning_rate: NonNegativeFloat = 0.01
+    learning_rate: NonNegative = 0.01
 
 
 class Momentum(_WithLearningRate):
@@ -55,19 +53,19 @@ class Momentum(_WithLearningRate):
     """
 
     kind: Literal["momentum"] = "momentum"
-    learning_rate: NonNegativeFloat = 0.01
-    momentum: _Fraction = 0.9
+    learning_rate: NonNegative = 0.01
+    momentum: Fraction = 0.9
     nesterov: bool = False
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: NonNegative = 0.0
 
 
 class Adagrad(_WithLearningRate):
     """norm += g²; w -= lr * g / sqrt(norm), with g after weight decay. Slot: `norm`."""
 
     kind: Literal["adagrad"] = "adagrad"
-    learning_rate: NonNegativeFloat = 0.001
-    initial_accumulator_value: PositiveFloat = 0.1
-    weight_decay: NonNegativeFloat = 0.0
+    learning_rate: NonNegative = 0.001
+    initial_accumulator_value: Positive = 0.1
+    weight_decay: NonNegative = 0.0
 
 
 class DynamicWdAdagrad(_WithLearningRate):
@@ -77,9 +75,9 @@ class DynamicWdAdagrad(_WithLearningRate):
     """
 
     kind: Literal["dynamic_wd_adagrad"] = "dynamic_wd_adagrad"
-    learning_rate: NonNegativeFloat = 0.001
-    initial_accumulator_value: PositiveFloat = 0.1
-    weight_decay: NonNegativeFloat = 0.0
+    learning_rate: NonNegative = 0.001
+    initial_accumulator_value: Positive = 0.1
+    weight_decay: NonNegative = 0.0
     decouple_weight_decay: bool = False
 
 
@@ -87,10 +85,10 @@ class RowwiseAdagrad(_WithLearningRate):
     """One accumulator per row: norm += mean(g²); w -= lr * g / (sqrt(norm) + epsilon). Slot: `norm` (scalar)."""
 
     kind: Literal["rowwise_adagrad"] = "rowwise_adagrad"
-    learning_rate: NonNegativeFloat = 0.01
-    initial_accumulator_value: NonNegativeFloat = 0.0
-    epsilon: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.0
+    learning_rate: NonNegative = 0.01
+    initial_accumulator_value: NonNegative = 0.0
+    epsilon: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
 
 
 class Adadelta(_WithLearningRate):
@@ -101,10 +99,10 @@ class Adadelta(_WithLearningRate):
     """
 
     kind: Literal["adadelta"] = "adadelta"
-    learning_rate: NonNegativeFloat = 0.01
-    averaging_ratio: _Fraction = 0.9
-    epsilon: PositiveFloat = 0.01
-    weight_decay: NonNegativeFloat = 0.0
+    learning_rate: NonNegative = 0.01
+    averaging_ratio: Fraction = 0.9
+    epsilon: Positive = 0.01
+    weight_decay: NonNegative = 0.0
 
 
 class Adam(_WithLearningRate):
@@ -115,24 +113,24 @@ class Adam(_WithLearningRate):
     """
 
     kind: Literal["adam"] = "adam"
-    learning_rate: NonNegativeFloat = 0.01
-    beta1: _Fraction = 0.9
-    beta2: _Fraction = 0.99
-    epsilon: PositiveFloat = 0.01
+    learning_rate: NonNegative = 0.01
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.99
+    epsilon: Positive = 0.01
     nesterov: bool = False
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: NonNegative = 0.0
 
 
 class Amsgrad(_WithLearningRate):
     """Adam that divides by the largest `v` seen. Slots: `m`, `v`, `vhat`, `beta1_power`, `beta2_power` (scalars)."""
 
     kind: Literal["amsgrad"] = "amsgrad"
-    learning_rate: NonNegativeFloat = 0.01
-    beta1: _Fraction = 0.9
-    beta2: _Fraction = 0.99
-    epsilon: PositiveFloat = 0.01
+    learning_rate: NonNegative = 0.01
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.99
+    epsilon: Positive = 0.01
     nesterov: bool = False
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: NonNegative = 0.0
 
 
 class Adamom(_WithLearningRate):
@@ -142,29 +140,29 @@ class Adamom(_WithLearningRate):
     """
 
     kind: Literal["adamom"] = "adamom"
-    learning_rate: NonNegativeFloat = 5e-6
-    ada_decay: _Fraction = 0.9999
-    mom_decay: _Fraction = 0.99
-    epsilon: PositiveFloat = 1e-6
-    weight_decay: NonNegativeFloat = 0.0
+    learning_rate: NonNegative = 5e-6
+    ada_decay: Fraction = 0.9999
+    mom_decay: Fraction = 0.99
+    epsilon: Positive = 1e-6
+    weight_decay: NonNegative = 0.0
 
 
 class Rmsprop(_WithLearningRate):
     """n = momentum * n + (1 - momentum) * g²; w -= lr * g / (sqrt(n) + 1). Slot: `n`."""
 
     kind: Literal["rmsprop"] = "rmsprop"
-    learning_rate: NonNegativeFloat = 0.01
-    momentum: _Fraction = 0.9
-    weight_decay: NonNegativeFloat = 0.0
+    learning_rate: NonNegative = 0.01
+    momentum: Fraction = 0.9
+    weight_decay: NonNegative = 0.0
 
 
 class RmspropV2(_WithLearningRate):
     """n = momentum * n + g²; w -= lr * g / (sqrt(n) + 1). Slot: `n`."""
 
     kind: Literal["rmsprop_v2"] = "rmsprop_v2"
-    learning_rate: NonNegativeFloat = 0.01
-    momentum: _Fraction = 0.9
-    weight_decay: NonNegativeFloat = 0.0
+    learning_rate: NonNegative = 0.01
+    momentum: Fraction = 0.9
+    weight_decay: NonNegative = 0.0
 
 
 class Ftrl(_WithLearningRate):
@@ -175,11 +173,11 @@ class Ftrl(_WithLearningRate):
     """
 
     kind: Literal["ftrl"] = "ftrl"
-    learning_rate: PositiveFloat = 0.01
-    initial_accumulator_value: NonNegativeFloat = 0.1
-    beta: NonNegativeFloat = 0.0
-    l1: NonNegativeFloat = 0.0
-    l2: NonNegativeFloat = 0.0
+    learning_rate: Positive = 0.01
+    initial_accumulator_value: NonNegative = 0.1
+    beta: NonNegative = 0.0
+    l1: NonNegative = 0.0
+    l2: NonNegative = 0.0
 
 
 class GroupFtrl(_WithLearningRate):
@@ -189,11 +187,11 @@ class GroupFtrl(_WithLearningRate):
     """
 
     kind: Literal["group_ftrl"] = "group_ftrl"
-    learning_rate: PositiveFloat = 0.01
-    initial_accumulator_value: NonNegativeFloat = 0.0
-    beta: NonNegativeFloat = 1.0
-    l1: NonNegativeFloat = 0.0
-    l2: NonNegativeFloat = 0.0
+    learning_rate: Positive = 0.01
+    initial_accumulator_value: NonNegative = 0.0
+    beta: NonNegative = 1.0
+    l1: NonNegative = 0.0
+    l2: NonNegative = 0.0
 
 
 class GroupAdagrad(_WithLearningRate):
@@ -203,18 +201,18 @@ class GroupAdagrad(_WithLearningRate):
     """
 
     kind: Literal["group_adagrad"] = "group_adagrad"
-    learning_rate: PositiveFloat = 0.01
-    initial_accumulator_value: PositiveFloat = 0.1
-    beta: NonNegativeFloat = 0.0
-    l2: NonNegativeFloat = 0.0
-    weight_decay: NonNegativeFloat = 0.0
+    learning_rate: Positive = 0.01
+    initial_accumulator_value: Positive = 0.1
+    beta: NonNegative = 0.0
+    l2: NonNegative = 0.0
+    weight_decay: NonNegative = 0.0
 
 
 class MovingAverage(Config):
     """w = momentum * w + (1 - momentum) * g: the "gradient" is the observed value. No state, no learning rate."""
 
     kind: Literal["moving_average"] = "moving_average"
-    momentum: _Fraction = 0.9
+    momentum: Fraction = 0.9
 
 
 class BatchSoftmax(_WithLearningRate):
@@ -224,7 +222,7 @@ class BatchSoftmax(_WithLearningRate):
     """
 
     kind: Literal["batch_softmax"] = "batch_softmax"
-    learning_rate: NonNegativeFloat = 0.1
+    learning_rate: NonNegative = 0.1
 
 
 BaseOptimizer = Annotated[
@@ -257,7 +255,7 @@ class DelayCompensation(Config):
     kind: Literal["delay_compensation"] = "delay_compensation"
     base: BaseOptimizer
     """The optimizer that receives the corrected gradient."""
-    lambda_: NonNegativeFloat = 0.0
+    lambda_: NonNegative = 0.0
     """Strength of the correction; 0 turns it off."""
 
 

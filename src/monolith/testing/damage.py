@@ -6,7 +6,7 @@ A reader of the damaged bytes must answer with a typed error: never a signal, ne
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 __all__ = ["bit_flips", "scrambles", "truncations"]
 
@@ -19,10 +19,7 @@ def truncations(data: bytes, *, count: int | None = None, seed: int = 0) -> Iter
         >>> list(truncations(b"ab"))
         [('first 0 of 2 bytes', b''), ('first 1 of 2 bytes', b'a')]
     """
-    lengths = list(range(len(data)))
-    if count is not None and count < len(lengths):
-        lengths = sorted(random.Random(seed).sample(lengths, count))
-    for length in lengths:
+    for length in _some(len(data), count, seed):
         yield f"first {length} of {len(data)} bytes", data[:length]
 
 
@@ -34,10 +31,7 @@ def bit_flips(data: bytes, *, count: int | None = None, seed: int = 0) -> Iterat
         >>> len(list(bit_flips(b"ab")))
         16
     """
-    positions = list(range(8 * len(data)))
-    if count is not None and count < len(positions):
-        positions = sorted(random.Random(seed).sample(positions, count))
-    for position in positions:
+    for position in _some(8 * len(data), count, seed):
         byte, bit = divmod(position, 8)
         damaged = bytearray(data)
         damaged[byte] ^= 1 << bit
@@ -69,10 +63,12 @@ def scrambles(data: bytes, *, count: int, seed: int = 0) -> Iterator[tuple[str, 
             "repeated": run + run,
         }
         what = rng.choice([*replacements, "appended"])
-        if what == "appended":
-            damaged = data + run
-        else:
-            damaged = data[:begin] + replacements[what] + data[end:]
+        damaged = data + run if what == "appended" else data[:begin] + replacements[what] + data[end:]
         if damaged != data:
             made += 1
             yield f"bytes {begin}..{end} {what}", damaged
+
+
+def _some(size: int, count: int | None, seed: int) -> Iterable[int]:
+    everything = range(size)
+    return everything if count is None or count >= size else sorted(random.Random(seed).sample(everything, count))
