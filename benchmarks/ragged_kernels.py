@@ -1,7 +1,8 @@
 """The ragged kernels against the torch formulations they replace.
 
-python benchmarks/ragged_kernels.py            every kernel, one torch thread
+python benchmarks/ragged_kernels.py                every kernel, one torch thread
 python benchmarks/ragged_kernels.py --threads 2    torch may use two threads; ours always run on the calling thread
+python benchmarks/ragged_kernels.py --cpu-time     time on the core instead of time passed, for a machine that is not idle
 
 Both sides take turns on the same batches; a ratio is the median of the turns' own ratios, above 1 where ours is faster.
 Before timing, both sides' answers are compared.
@@ -174,21 +175,21 @@ def check(contest: Contest) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
 
 
-def timed(run: Callable[[], Tensors]) -> float:
-    start = time.perf_counter()
+def timed(run: Callable[[], Tensors], clock: Callable[[], float]) -> float:
+    start = clock()
     run()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def measure(contest: Contest, turns: int) -> tuple[float, float, float]:
+def measure(contest: Contest, turns: int, clock: Callable[[], float]) -> tuple[float, float, float]:
     """Median seconds of ours and theirs, and the median of the turns' ratios."""
     check(contest)
     times = []
     for turn in range(turns + 2):
         if turn % 2:
-            mine, other = timed(contest.ours), timed(contest.theirs)
+            mine, other = timed(contest.ours, clock), timed(contest.theirs, clock)
         else:
-            other, mine = timed(contest.theirs), timed(contest.ours)
+            other, mine = timed(contest.theirs, clock), timed(contest.ours, clock)
         times.append((mine, other))
     times = times[2:]
     mine, other = (statistics.median(side) for side in zip(*times, strict=True))
@@ -199,14 +200,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="threads torch may use")
     parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--cpu-time", action="store_true", help="process CPU time; only fair with one thread")
     options = parser.parse_args()
+    if options.cpu_time and options.threads != 1:
+        parser.error("--cpu-time adds up the threads' time; use it with --threads 1")
+    clock = time.process_time if options.cpu_time else time.perf_counter
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     print(f"| kernel | batch | instead of ({options.threads} threads) | ours, ms | torch, ms | times faster |")
     print("|---|---|---|---:|---:|---:|")
     for contests in (unique_contests, rowid_contests, pool_contests, split_contests):
         for contest in contests():
-            mine, other, ratio = measure(contest, options.turns)
+            mine, other, ratio = measure(contest, options.turns, clock)
             print(
                 f"| {contest.kernel} | {contest.batch} | {contest.torch_form} "
                 f"| {mine * 1e3:.3f} | {other * 1e3:.3f} | {ratio:.1f} |"

@@ -11,7 +11,7 @@ namespace monolith {
 // Thread-safe.
 class Arena {
  public:
-  static constexpr std::size_t kAlignment = 64;
+  static constexpr std::size_t kAlignment = 128;
 
   Arena() = default;
   Arena(const Arena&) = delete;

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "arena.h"
+#include "bucket.h"
+#include "kernels/kernels.h"
 #include "monolith/hash.h"
 
 namespace monolith {
@@ -26,30 +28,6 @@ inline constexpr std::uint32_t kShards = 1u << kShardBits;
 inline std::uint32_t shard_of(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash >> (64 - kShardBits)); }
 // Where a hash lies inside its shard, as a 64-bit fraction.
 inline std::uint64_t position_of(std::uint64_t hash) noexcept { return hash << kShardBits; }
-
-// One cache line. Slots fill from the front; row 0 marks an empty one, so zeroed memory is an empty bucket.
-struct alignas(64) Bucket {
-  static constexpr int kSlots = 4;
-  std::int64_t ids[kSlots];
-  std::uint32_t rows[kSlots];
-  std::uint32_t times[kSlots];
-
-  bool full() const noexcept { return rows[kSlots - 1] != 0; }
-  // One bit per slot that holds the id. An empty slot may hold the id of a removed or moved one, but only behind the live
-  // slots, so the lowest bit is the live one if there is any.
-  unsigned matches(std::int64_t id) const noexcept {
-    unsigned bits = 0;
-    for (int i = 0; i < kSlots; ++i) bits |= static_cast<unsigned>(ids[i] == id) << i;
-    return bits;
-  }
-  // The slot of an id, or -1.
-  int match(std::int64_t id) const noexcept {
-    const unsigned bits = matches(id);
-    const int slot = std::countr_zero(bits | 1u << (kSlots - 1));
-    return bits != 0 && rows[slot] != 0 ? slot : -1;
-  }
-};
-static_assert(sizeof(Bucket) == 64);
 
 // A header followed by 2^log2_buckets buckets, probed linearly from the low bits of the hash.
 struct alignas(64) Block {
@@ -106,30 +84,28 @@ class ShardIndex {
     __builtin_prefetch(reinterpret_cast<const void*>(home_bucket(directory.entry(position_of(hash)), hash)));
   }
 
-  // find() for at most kMostAtOnce ids. Calls ahead() once per id, for the caller to fetch the buckets of later ids, and
-  // behind(slot) once per id as soon as its bucket has been seen, for the caller to fetch the row: bucket fetches, comparisons and
-  // row fetches then overlap. The slot given to behind() is sometimes only a guess, but always one with a valid row number.
+  // find() for at most kMostAtOnce ids. Calls behind(slot) once per id as soon as its bucket has been seen, for the caller to
+  // fetch the row. The slot given to behind() is sometimes only a guess, but always one with a valid row number.
   //
-  // Whether an id is in its first bucket cannot be predicted, and a wrongly predicted branch throws away all the memory
-  // accesses under way behind it; so first buckets are matched without branches and the rest is looked at afterwards.
-  template <typename Ahead, typename Behind>
-  void find(std::span<const std::int64_t> ids, Slot* slots, Ahead&& ahead, Behind&& behind) const noexcept {
-    constexpr std::size_t kDelay = 16;
+  // In passes, so that the memory accesses of one pass overlap: locate and fetch the first buckets, compare, look at the rest.
+  // Whether an id is in its first bucket cannot be predicted, and a wrongly predicted branch throws away all the accesses under
+  // way behind it; so first buckets are compared without branches and the rest is looked at afterwards.
+  template <typename Behind>
+  void find(std::span<const std::int64_t> ids, Slot* slots, Behind&& behind) const noexcept {
     const Directory& directory = this->directory();
-    std::array<std::uint16_t, kMostAtOnce> rest;
-    std::size_t resting = 0;
+    std::array<const Bucket*, kMostAtOnce> buckets;
     for (std::size_t i = 0; i < ids.size(); ++i) {
-      ahead();
       const std::uint64_t hash = hash_id(ids[i]);
-      auto* const bucket = reinterpret_cast<Bucket*>(home_bucket(directory.entry(position_of(hash)), hash));
-      const unsigned matches = bucket->matches(ids[i]);
-      const int slot = std::countr_zero(matches | 1u << (Bucket::kSlots - 1));
-      slots[i] = {bucket, slot};
-      rest[resting] = static_cast<std::uint16_t>(i);
-      resting += (matches == 0) | (bucket->rows[slot] == 0);
-      if (i >= kDelay) behind(slots[i - kDelay]);
+      buckets[i] = reinterpret_cast<const Bucket*>(home_bucket(directory.entry(position_of(hash)), hash));
+      __builtin_prefetch(buckets[i]);
     }
-    for (std::size_t i = ids.size() < kDelay ? 0 : ids.size() - kDelay; i < ids.size(); ++i) behind(slots[i]);
+    std::array<std::uint8_t, kMostAtOnce> matched;
+    std::array<std::uint16_t, kMostAtOnce> rest;
+    const std::size_t resting = kernels_->match(buckets.data(), ids.data(), ids.size(), matched.data(), rest.data());
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      slots[i] = {const_cast<Bucket*>(buckets[i]), matched[i]};
+      behind(slots[i]);
+    }
     for (std::size_t i = 0; i < resting; ++i) __builtin_prefetch(slots[rest[i]].bucket + 1);
     for (std::size_t i = 0; i < resting; ++i) {
       Slot& slot = slots[rest[i]];
@@ -137,7 +113,7 @@ class ShardIndex {
       if (slot) behind(slot);
     }
   }
-  static constexpr std::size_t kMostAtOnce = 256;
+  static constexpr std::size_t kMostAtOnce = 128;
 
   Slot find(std::int64_t id, std::uint64_t hash) const noexcept {
     const std::uintptr_t entry = directory().entry(position_of(hash));
@@ -193,6 +169,7 @@ class ShardIndex {
   void double_directory();
 
   BlockPool* pool_;
+  const Kernels* kernels_ = &kernels();
   std::atomic<Directory*> directory_;
   // Outgrown directories stay until the end: a prefetch may still read one. Together they are no larger than the current.
   std::vector<std::unique_ptr<Directory>> directories_;

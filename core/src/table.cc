@@ -259,7 +259,7 @@ void Table::contains(std::span<const std::int64_t> ids, bool* found) const {
   check_batch_size(ids.size());
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
-  impl_->for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last, auto&) {
+  impl_->for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
     const std::shared_lock guard(shard.lock);
     for (std::size_t i = first; i < last; ++i) {
       found[batch.tags[i]] = static_cast<bool>(shard.index.find(batch.ids[i], hash_id(batch.ids[i])));
@@ -276,7 +276,7 @@ void Table::copy_rows(std::span<const std::int64_t> ids, bool* found, RowBatch& 
   out.rows.assign(ids.size() * row_bytes, std::byte{0});
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
-  impl.for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last, auto&) {
+  impl.for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
     const std::shared_lock guard(shard.lock);
     for (std::size_t i = first; i < last; ++i) {
       const std::uint32_t to = batch.tags[i];

@@ -23,8 +23,9 @@ namespace monolith {
 // accesses of a group overlap, short enough that nobody waits long for the lock.
 inline constexpr std::size_t kGroup = ShardIndex::kMostAtOnce;
 
-// How many ids ahead of the current group index buckets are prefetched.
-inline constexpr std::size_t kLookahead = 64;
+// Batches up to this size leave few ids to a shard, too few for the accesses of one group to overlap: their index buckets are
+// all fetched before the first group.
+inline constexpr std::size_t kSmallBatch = 4096;
 
 struct alignas(64) Shard {
   Shard(Arena& arena, BlockPool& blocks, std::uint32_t number, std::uint32_t row_bytes)
@@ -82,19 +83,10 @@ struct Table::Impl {
   // Cache lines that the first `bytes` bytes of a row may touch: rows start anywhere unless their size is whole lines.
   std::uint32_t lines(std::uint32_t bytes) const noexcept { return (bytes + 63) / 64 + (layout.row_bytes % 64 != 0); }
 
-  // Fetches index buckets ahead of their use, through the whole batch.
-  struct BucketFetcher {
-    const Impl& impl;
-    const Partition& batch;
-    std::size_t next;
-    std::size_t end;
-    void operator()() noexcept {
-      if (next < end) impl.prefetch_bucket(batch.ids[next++]);
-    }
-    void up_to(std::size_t limit) noexcept {
-      while (next < std::min(end, limit)) (*this)();
-    }
-  };
+  void prefetch_small_batch(const Partition& batch) const noexcept {
+    if (batch.ids.size() > kSmallBatch) return;
+    for (const std::int64_t id : batch.ids) prefetch_bucket(id);
+  }
 
   void note_event_time(std::uint32_t time) noexcept {
     std::uint32_t known = max_event_time.load(std::memory_order_relaxed);
@@ -148,16 +140,13 @@ struct Table::Impl {
     shard.rows.free(row);
   }
 
-  // Calls f(shard, first, last, fetch) for runs of at most kGroup ids of one shard; takes no lock. The first buckets of the run
-  // have been fetched; f calls fetch once per id, or leaves it to the next run.
+  // Calls f(shard, first, last) for runs of at most kGroup ids of one shard; takes no lock.
   template <typename F>
   void for_each_group(const Partition& batch, F&& f) const {
-    BucketFetcher fetch{*this, batch, 0, batch.ids.size()};
+    prefetch_small_batch(batch);
     for (std::uint32_t s = 0; s < kShards; ++s) {
       for (std::size_t first = batch.starts[s]; first < batch.starts[s + 1]; first += kGroup) {
-        const std::size_t last = std::min<std::size_t>(first + kGroup, batch.starts[s + 1]);
-        fetch.up_to(first + kLookahead);
-        f(*shards[s], first, last, fetch);
+        f(*shards[s], first, std::min<std::size_t>(first + kGroup, batch.starts[s + 1]));
       }
     }
   }
@@ -168,10 +157,10 @@ struct Table::Impl {
     std::array<ShardIndex::Slot, kGroup> slots;
     std::array<const std::byte*, kGroup> rows;
     const std::uint32_t weight_lines = lines(layout.weight_bytes);
-    for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last, BucketFetcher& fetch) {
+    for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
       const std::size_t n = last - first;
       const std::shared_lock guard(shard.lock);
-      shard.index.find({batch.ids.data() + first, n}, slots.data(), fetch, [&](ShardIndex::Slot slot) {
+      shard.index.find({batch.ids.data() + first, n}, slots.data(), [&](ShardIndex::Slot slot) {
         prefetch<0>(shard.rows.at(slot.row()), weight_lines);
       });
       for (std::size_t i = 0; i < n; ++i) rows[i] = slots[i] ? shard.rows.at(slots[i].row()) : nullptr;

@@ -131,17 +131,15 @@ void Table::Impl::apply_groups(const Partition& batch, std::uint32_t first_shard
   std::array<std::uint64_t, kGroup> keys;
   std::vector<float> scratch(2 * dim);
   const std::uint32_t row_lines = lines(layout.row_bytes);
-  BucketFetcher fetch{*this, batch, batch.starts[first_shard], batch.starts[last_shard]};
   for (std::uint32_t s = first_shard; s < last_shard; ++s) {
     if (batch.starts[s] == batch.starts[s + 1]) continue;
-    fetch.up_to(batch.starts[s] + kLookahead);
     // Duplicates always share a shard, so a shard's ids are deduplicated on their own, before its lock is taken.
     sums.collect(batch, batch.starts[s], batch.starts[s + 1], grads, options.snapshot, dim, options.sequential, *kernels);
     Shard& shard = *shards[s];
     for (std::size_t first = 0; first < sums.ids.size(); first += kGroup) {
       const std::size_t count = std::min(kGroup, sums.ids.size() - first);
       const std::lock_guard guard(shard.lock);
-      shard.index.find({sums.ids.data() + first, count}, slots.data(), fetch, [&](ShardIndex::Slot slot) {
+      shard.index.find({sums.ids.data() + first, count}, slots.data(), [&](ShardIndex::Slot slot) {
         prefetch<1>(shard.rows.at(slot.row()), row_lines);
       });
       std::size_t n = 0;
@@ -171,6 +169,7 @@ void Table::Impl::apply_groups(const Partition& batch, std::uint32_t first_shard
 void Table::Impl::apply(const Partition& batch, const float* grads, const UpdateOptions& options) {
   note_event_time(options.event_time);
   update_hashnet_scales(options.step);
+  prefetch_small_batch(batch);
   const std::uint32_t update = updates.fetch_add(1, std::memory_order_relaxed);
   const std::size_t tasks = batch.ids.size() < kParallelIds ? 1 : std::min<std::size_t>(4 * num_threads(), kShards);
   if (tasks == 1 || num_threads() == 1) return apply_groups(batch, 0, kShards, grads, options, update);
@@ -219,7 +218,7 @@ void Table::Impl::write_values(std::span<const std::int64_t> ids, const float* v
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
   std::vector<float> sum(layout.dim);
-  for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last, auto&) {
+  for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last) {
     const std::lock_guard guard(shard.lock);
     for (std::size_t i = first; i < last; ++i) {
       const std::int64_t id = batch.ids[i];
@@ -254,7 +253,7 @@ void Table::reinitialize(std::span<const std::int64_t> ids, std::uint32_t event_
   impl_->note_event_time(event_time);
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
-  impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last, auto&) {
+  impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last) {
     const std::lock_guard guard(shard.lock);
     for (std::size_t i = first; i < last; ++i) {
       const std::uint64_t hash = hash_id(batch.ids[i]);
@@ -269,7 +268,7 @@ void Table::erase(std::span<const std::int64_t> ids, bool* erased) {
   check_batch_size(ids.size());
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
-  impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last, auto&) {
+  impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last) {
     const std::lock_guard guard(shard.lock);
     for (std::size_t i = first; i < last; ++i) {
       const std::uint64_t hash = hash_id(batch.ids[i]);
@@ -325,7 +324,7 @@ void Table::insert_raw(std::span<const std::int64_t> ids, std::span<const std::u
   if (!times.empty()) impl_->note_event_time(*std::max_element(times.begin(), times.end()));
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
-  impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last, auto&) {
+  impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last) {
     const std::lock_guard guard(shard.lock);
     for (std::size_t i = first; i < last; ++i) {
       const std::uint32_t from = batch.tags[i];

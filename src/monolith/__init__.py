@@ -1,6 +1,7 @@
 """Monolith for PyTorch: recommendation models on ids that never collide, trained in place."""
 
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError, MonolithError, StorageError
+from monolith.table.admission import AdmissionFilter, ProbabilisticAdmission, SlidingAdmission
 from monolith.table.config import Bf16, Expiry, FixedR8, Fp16, Fp32, OneBit, Segment, TableConfig
 from monolith.table.embedding_table import EmbeddingTable, Entries, TableStats, num_threads, set_num_threads
 from monolith.table.initializers import (
@@ -35,16 +36,19 @@ from monolith.table.optimizers import (
     RowwiseAdagrad,
     Sgd,
 )
+from monolith.table.touched import ChangedIdSet, TouchedKeySet
 
 __all__ = [
     "Adadelta",
     "Adagrad",
     "Adam",
     "Adamom",
+    "AdmissionFilter",
     "Amsgrad",
     "BatchSoftmax",
     "BatchSoftmaxInitializer",
     "Bf16",
+    "ChangedIdSet",
     "ConfigError",
     "Constant",
     "CorruptFileError",
@@ -67,6 +71,7 @@ __all__ = [
     "MovingAverage",
     "OneBit",
     "Ones",
+    "ProbabilisticAdmission",
     "RandomNormal",
     "RandomUniform",
     "Rmsprop",
@@ -74,9 +79,11 @@ __all__ = [
     "RowwiseAdagrad",
     "Segment",
     "Sgd",
+    "SlidingAdmission",
     "StorageError",
     "TableConfig",
     "TableStats",
+    "TouchedKeySet",
     "TruncatedNormal",
     "XavierNormal",
     "XavierUniform",

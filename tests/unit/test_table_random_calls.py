@@ -237,4 +237,4 @@ def test_serving_calls_in_any_order() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [TrainingCalls, ServingCalls])
 def test_calls_in_any_order_for_long(machine: type[Calls]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=3_000, stateful_step_count=60, derandomize=False))
+    run_state_machine_as_test(machine, settings=settings(max_examples=1_000, stateful_step_count=60, derandomize=False))

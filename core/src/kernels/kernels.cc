@@ -1,6 +1,10 @@
 // Compiled once per instruction set with MONOLITH_ISA as namespace; see CMakeLists.txt and kernels.h.
 #include "kernels/kernels.h"
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "kernels/number_formats.h"
 #include "kernels/optimizers.h"
 
@@ -268,6 +272,26 @@ void initial_value(const SegmentPlan& plan, float scale, std::uint64_t key, floa
   apply_read_path(plan, scale, value);
 }
 
+std::size_t match(const Bucket* const* buckets, const std::int64_t* ids, std::size_t n, std::uint8_t* slots,
+                  std::uint16_t* rest) {
+  std::size_t resting = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const Bucket& bucket = *buckets[i];
+#if defined(__AVX2__)
+    const __m256i here = _mm256_load_si256(reinterpret_cast<const __m256i*>(bucket.ids));
+    const __m256i equal = _mm256_cmpeq_epi64(here, _mm256_set1_epi64x(ids[i]));
+    const auto matches = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(equal)));
+#else
+    const unsigned matches = bucket.matches(ids[i]);
+#endif
+    const int slot = __builtin_ctz(matches | 1u << (Bucket::kSlots - 1));
+    slots[i] = static_cast<std::uint8_t>(slot);
+    rest[resting] = static_cast<std::uint16_t>(i);
+    resting += static_cast<std::size_t>((matches == 0) | (bucket.rows[slot] == 0));
+  }
+  return resting;
+}
+
 void add_scaled(float* out, const float* in, float factor, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) out[i] += in[i] * factor;
 }
@@ -283,7 +307,7 @@ void scale(float* out, float factor, std::size_t n) {
 
 extern const Kernels kKernels;
 const Kernels kKernels = {MONOLITH_TEXT(MONOLITH_ISA), initialize, initial_value, read, accumulate, step, load, store,
-                          add_scaled, scale};
+                          match, add_scaled, scale};
 
 }  // namespace MONOLITH_ISA
 }  // namespace monolith

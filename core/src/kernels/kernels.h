@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "bucket.h"
 #include "monolith/config.h"
 
 namespace monolith {
@@ -55,6 +56,10 @@ struct Kernels {
   // The stored weights as floats, without read path; and back, rounding to nearest.
   void (*load)(const SegmentPlan&, const std::byte* row, float* value);
   void (*store)(const SegmentPlan&, const float* value, std::byte* row);
+  // slots[i] = the slot of ids[i] in buckets[i], or some slot if it is not there; the positions of those go to `rest`, their
+  // number is returned.
+  std::size_t (*match)(const Bucket* const* buckets, const std::int64_t* ids, std::size_t n, std::uint8_t* slots,
+                       std::uint16_t* rest);
   // out += in * factor
   void (*add_scaled)(float* out, const float* in, float factor, std::size_t n);
   void (*scale)(float* out, float factor, std::size_t n);

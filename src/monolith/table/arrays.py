@@ -1,4 +1,4 @@
-"""Ids on their way into the core: any shape and container in, one contiguous int64 NumPy array out."""
+"""Arrays on their way into the core: any container in, one contiguous NumPy array out."""
 
 from __future__ import annotations
 
@@ -9,24 +9,40 @@ import torch
 
 from monolith.errors import InvalidArgumentError
 
-__all__ = ["Ids", "id_array"]
+__all__ = ["Ids", "Values", "contiguous", "id_array", "id_vector"]
 
 Ids = torch.Tensor | np.ndarray | Sequence[int]
+Values = torch.Tensor | np.ndarray
+
+
+def contiguous(values: Ids | Values, name: str) -> np.ndarray:
+    """`values` as a contiguous array on the CPU; shares memory where it already is one."""
+    if isinstance(values, np.ndarray):
+        return np.ascontiguousarray(values)
+    try:
+        return torch.as_tensor(values).detach().cpu().contiguous().numpy()
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{name}: cannot be read as an array: {error}") from None
 
 
 def id_array(ids: Ids, name: str = "ids") -> np.ndarray:
-    """`ids` as a contiguous int64 array of the same shape; shares memory with a contiguous CPU tensor or array.
+    """`ids` as a contiguous int64 array of the same shape.
 
     Example:
         >>> id_array([[1, 2], [3, 4]]).shape
         (2, 2)
     """
-    try:
-        tensor = torch.as_tensor(ids)
-    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"{name}: expected 64-bit signed integers: {error}") from None
-    if tensor.numel() == 0 and not isinstance(ids, torch.Tensor | np.ndarray):
-        tensor = tensor.to(torch.int64)
-    if tensor.dtype != torch.int64:
-        raise InvalidArgumentError(f"{name}: expected int64, got {tensor.dtype}; ids are exact 64-bit integers")
-    return tensor.detach().cpu().contiguous().numpy()
+    array = contiguous(ids, name)
+    if array.size == 0 and not isinstance(ids, torch.Tensor | np.ndarray):
+        array = array.astype(np.int64)
+    if array.dtype != np.int64:
+        raise InvalidArgumentError(f"{name}: expected int64, got {array.dtype}; ids are exact 64-bit integers")
+    return array
+
+
+def id_vector(ids: Ids, name: str = "ids") -> np.ndarray:
+    """`ids` as a contiguous int64 array of one dimension."""
+    array = id_array(ids, name)
+    if array.ndim != 1:
+        raise InvalidArgumentError(f"{name}: expected one dimension, got shape {list(array.shape)}")
+    return array

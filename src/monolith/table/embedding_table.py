@@ -14,6 +14,7 @@ import torch
 
 from monolith import _core
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
+from monolith.table.arrays import Ids, Values, contiguous, id_array, id_vector
 from monolith.table.config import TableConfig
 from monolith.table.core_config import to_core
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EmbeddingTable", "Entries", "TableStats", "num_threads", "set_num_threads"]
 
-Ids = torch.Tensor | np.ndarray | Sequence[int]
-Values = torch.Tensor | np.ndarray
 PoolingMode = Literal["sum", "mean", "sqrtn"]
 
 _POOLING = {"sum": _core.Pooling.SUM, "mean": _core.Pooling.MEAN, "sqrtn": _core.Pooling.SQRTN}
@@ -146,7 +145,7 @@ class EmbeddingTable:
 
     def lookup(self, ids: Ids) -> torch.Tensor:
         """Embeddings of `ids`: float32 [*ids.shape, dim]."""
-        wanted = _ids(ids)
+        wanted = id_array(ids)
         out = np.empty((wanted.size, self.dim), dtype=np.float32)
         self._core.lookup(wanted.reshape(-1), out)
         return torch.from_numpy(out).reshape(*wanted.shape, self.dim)
@@ -162,14 +161,14 @@ class EmbeddingTable:
             >>> table.lookup_pooled([5, 6, 7], [0, 2, 2, 3]).tolist()
             [[2.0], [0.0], [1.0]]
         """
-        splits = _vector("row_splits", row_splits)
+        splits = id_vector(row_splits, "row_splits")
         out = np.empty((max(splits.size - 1, 0), self.dim), dtype=np.float32)
-        self._core.lookup_pooled(_vector("ids", ids), splits, _pooling(mode), out)
+        self._core.lookup_pooled(id_vector(ids), splits, _pooling(mode), out)
         return torch.from_numpy(out)
 
     def lookup_entry(self, ids: Ids) -> Entries:
         """Whole rows of `ids`: stored values, optimizer slots and times."""
-        wanted = _ids(ids).reshape(-1)
+        wanted = id_array(ids).reshape(-1)
         batch = _core.RowBatch()
         found = np.empty(wanted.size, dtype=np.bool_)
         self._core.copy_rows(wanted, found, batch)
@@ -203,7 +202,7 @@ class EmbeddingTable:
             raise InvalidArgumentError(
                 "snapshot: DelayCompensation needs the values the gradients were computed at; pass what lookup returned"
             )
-        wanted = _ids(ids).reshape(-1)
+        wanted = id_array(ids).reshape(-1)
         self._core.apply_gradients(
             wanted,
             self._matrix("grads", grads),
@@ -231,8 +230,8 @@ class EmbeddingTable:
                 "apply_pooled_gradients: DelayCompensation needs apply_gradients with a snapshot"
             )
         self._core.apply_pooled_gradients(
-            _vector("ids", ids),
-            _vector("row_splits", row_splits),
+            id_vector(ids),
+            id_vector(row_splits, "row_splits"),
             _pooling(mode),
             self._matrix("grads", grads),
             self._rates(learning_rates),
@@ -242,29 +241,29 @@ class EmbeddingTable:
 
     def assign(self, ids: Ids, values: Values, *, event_time: int = 0) -> None:
         """Set embeddings; optimizer state stays, or starts fresh for a new id. The last of equal ids wins."""
-        self._core.assign(_ids(ids).reshape(-1), self._matrix("values", values), _event_time(event_time))
+        self._core.assign(id_array(ids).reshape(-1), self._matrix("values", values), _event_time(event_time))
 
     def assign_add(self, ids: Ids, values: Values, *, event_time: int = 0) -> None:
         """Add to embeddings; a new id starts from its initial value, and every one of equal ids adds."""
-        self._core.assign_add(_ids(ids).reshape(-1), self._matrix("values", values), _event_time(event_time))
+        self._core.assign_add(id_array(ids).reshape(-1), self._matrix("values", values), _event_time(event_time))
 
     def reinitialize(self, ids: Ids, *, event_time: int = 0) -> torch.Tensor:
         """Reset value and state of `ids` to those of a new row; int32 per id: 1 it had a row, 0 it is new."""
-        wanted = _ids(ids)
+        wanted = id_array(ids)
         existed = np.empty(wanted.size, dtype=np.int32)
         self._core.reinitialize(wanted.reshape(-1), _event_time(event_time), existed)
         return torch.from_numpy(existed).reshape(wanted.shape)
 
     def contains(self, ids: Ids) -> torch.Tensor:
         """Whether each id has a row: bool, shaped like `ids`."""
-        wanted = _ids(ids)
+        wanted = id_array(ids)
         found = np.empty(wanted.size, dtype=np.bool_)
         self._core.contains(wanted.reshape(-1), found)
         return torch.from_numpy(found).reshape(wanted.shape)
 
     def erase(self, ids: Ids) -> torch.Tensor:
         """Remove rows; bool per id: whether this call removed it. The memory is used again by later ids."""
-        wanted = _ids(ids)
+        wanted = id_array(ids)
         erased = np.empty(wanted.size, dtype=np.bool_)
         self._core.erase(wanted.reshape(-1), erased)
         return torch.from_numpy(erased).reshape(wanted.shape)
@@ -384,7 +383,7 @@ class EmbeddingTable:
         )
 
     def _matrix(self, name: str, values: Values) -> np.ndarray:
-        array = _array(name, values)
+        array = contiguous(values, name)
         if array.dtype != np.float32:
             raise InvalidArgumentError(f"{name}: expected float32, got {array.dtype}; convert with .float()")
         if array.ndim < 2 or array.shape[-1] != self.dim:
@@ -401,31 +400,6 @@ class EmbeddingTable:
                 return np.asarray(learning_rates, dtype=np.float32).reshape(-1)
         except (TypeError, ValueError):
             raise InvalidArgumentError(f"learning_rates: expected numbers, got {learning_rates!r}") from None
-
-
-def _array(name: str, values: Ids | Values) -> np.ndarray:
-    if isinstance(values, np.ndarray):
-        return np.ascontiguousarray(values)
-    try:
-        return torch.as_tensor(values).detach().cpu().contiguous().numpy()
-    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"{name}: cannot be read as an array: {error}") from None
-
-
-def _ids(ids: Ids, name: str = "ids") -> np.ndarray:
-    array = _array(name, ids)
-    if array.size == 0 and not isinstance(ids, torch.Tensor | np.ndarray):
-        array = array.astype(np.int64)
-    if array.dtype != np.int64:
-        raise InvalidArgumentError(f"{name}: expected int64, got {array.dtype}; ids are exact 64-bit integers")
-    return array
-
-
-def _vector(name: str, ids: Ids) -> np.ndarray:
-    array = _ids(ids, name)
-    if array.ndim != 1:
-        raise InvalidArgumentError(f"{name}: expected one dimension, got shape {list(array.shape)}")
-    return array
 
 
 def _pooling(mode: str) -> _core.Pooling:
