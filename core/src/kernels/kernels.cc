@@ -151,11 +151,9 @@ void initialize(const SegmentPlan& plan, std::uint64_t key, std::byte* row) {
 template <typename F>
 inline void with_dim(std::uint32_t dim, F&& f) {
   switch (dim) {
-    case 8: return f([] { return 8u; });
     case 16: return f([] { return 16u; });
     case 32: return f([] { return 32u; });
     case 64: return f([] { return 64u; });
-    case 128: return f([] { return 128u; });
     default: return f([dim] { return dim; });
   }
 }
