@@ -1,8 +1,8 @@
 """Danger: rounding that is biased, that reaches into other segments (as the original's did), or that draws the same
 number again and again, so that an update too small to show never does.
 
-Draws depend on ids, steps and values only, so these statistics come out the same on every run; bounds are five
-deviations.
+Draws depend on the ids and calls a table has seen, not on time or threads, so these statistics come out the same on
+every run; bounds are five deviations.
 """
 
 from __future__ import annotations

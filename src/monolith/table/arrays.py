@@ -22,7 +22,7 @@ def contiguous(values: Ids | Values, name: str) -> np.ndarray:
     try:
         return torch.as_tensor(values).detach().cpu().contiguous().numpy()
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"{name}: cannot be read as an array: {error}") from None
+        raise InvalidArgumentError(f"{name}: expected an array or a sequence of numbers: {error}") from None
 
 
 def id_array(ids: Ids, name: str = "ids") -> np.ndarray:
