@@ -17,8 +17,9 @@ from rich.progress import Progress
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from monolith import Adagrad, EmbeddingTable, Segment, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.nn import Embedding, EmbeddingBag
+from monolith.table import Adagrad
 
 DIM, BATCH = 16, 4096
 USERS, ITEMS, CATEGORIES = 60_000, 5_000, 500
@@ -116,8 +117,7 @@ def train(steps: int, folder: Path) -> bool:
             if step % max(1, steps // 10) == 0:
                 now, best = auc(scores, labels), auc(truths, labels)
                 scores, truths, labels = [], [], []
-                rate = ids / seconds
-                console.print(f"{step * BATCH:12,} {len(table):13,} {now:7.4f} {best:14.4f} {rate:11,.0f}")
+                console.print(f"{step * BATCH:12,} {len(table):13,} {now:7.4f} {best:14.4f} {ids / seconds:11,.0f}")
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "clicks.table"

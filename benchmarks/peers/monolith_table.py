@@ -32,8 +32,8 @@ class Prepared:
 def empty_table(dim: int) -> monolith.EmbeddingTable:
     segment = monolith.Segment(
         dim=dim,
-        initializer=monolith.RandomUniform(low=-0.05, high=0.05),
-        optimizer=monolith.Adagrad(learning_rate=LEARNING_RATE, initial_accumulator_value=INITIAL_ACCUMULATOR),
+        initializer=monolith.table.RandomUniform(low=-0.05, high=0.05),
+        optimizer=monolith.table.Adagrad(learning_rate=LEARNING_RATE, initial_accumulator_value=INITIAL_ACCUMULATOR),
     )
     return monolith.EmbeddingTable(monolith.TableConfig(name="bench", segments=(segment,)))
 

@@ -21,8 +21,9 @@ import pytest
 import torch
 
 from comparison import int64, snapshot
-from monolith import Adagrad, Adam, EmbeddingTable, OneBit, Segment, Sgd, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, StorageError
+from monolith.table import Adagrad, Adam, OneBit, Sgd
 from monolith.testing import bit_flips, scrambles, sgd_table_config, truncations
 
 

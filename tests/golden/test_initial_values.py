@@ -6,14 +6,8 @@ These numbers may change only with a new major version: a model trained before w
 import pytest
 import torch
 
-from monolith import (
-    EmbeddingTable,
-    RandomNormal,
-    RandomUniform,
-    Segment,
-    TableConfig,
-    TruncatedNormal,
-)
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import RandomNormal, RandomUniform, TruncatedNormal
 
 GOLDEN = {
     "random_uniform": (

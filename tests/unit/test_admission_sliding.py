@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monolith import EmbeddingTable, InvalidArgumentError, Segment, Sgd, TableConfig, Zeros
+from monolith import EmbeddingTable, InvalidArgumentError, Segment, TableConfig
+from monolith.table import Sgd, Zeros
 from monolith.table.admission import AdmissionFilter, SlidingAdmission
 
 

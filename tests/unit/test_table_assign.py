@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from comparison import assert_close, assert_equal, float32, int64
-from monolith import Adagrad, BatchSoftmax, Constant, EmbeddingTable, Segment, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Adagrad, BatchSoftmax, Constant
 from monolith.testing import every_optimizer
 
 

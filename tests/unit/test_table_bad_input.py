@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from comparison import float32, int64, snapshot
-from monolith import Adagrad, DelayCompensation, EmbeddingTable, Segment, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import InvalidArgumentError
+from monolith.table import Adagrad, DelayCompensation
 
 # Two segments, dim 3 in all. Ids 1 and 2 have rows; 3 has none and must not get one.
 IDS = int64([1, 3])

@@ -11,18 +11,8 @@ import pytest
 import torch
 
 from comparison import assert_close, assert_equal, float32, int64
-from monolith import (
-    Bf16,
-    Constant,
-    EmbeddingTable,
-    FixedR8,
-    Fp16,
-    Fp32,
-    OneBit,
-    Segment,
-    Sgd,
-    TableConfig,
-)
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Bf16, Constant, FixedR8, Fp16, Fp32, OneBit, Sgd
 from oracle import fixed_r8
 
 

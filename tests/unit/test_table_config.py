@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import monolith
-from monolith import (
+from monolith import EmbeddingTable, Segment, TableConfig, table
+from monolith.errors import ConfigError, InvalidArgumentError, MonolithError
+from monolith.table import (
     Adagrad,
     Adam,
     BatchSoftmax,
     BatchSoftmaxInitializer,
     Constant,
     DelayCompensation,
-    EmbeddingTable,
     Expiry,
     FixedR8,
     Ftrl,
@@ -25,11 +25,8 @@ from monolith import (
     OneBit,
     RandomNormal,
     RandomUniform,
-    Segment,
     Sgd,
-    TableConfig,
 )
-from monolith.errors import ConfigError, InvalidArgumentError, MonolithError
 
 PART = Segment(dim=4)
 # What a config cannot be built without.
@@ -42,8 +39,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
 }
 CONFIGS = {
     name: value
-    for name in monolith.__all__
-    if inspect.isclass(value := getattr(monolith, name)) and issubclass(value, BaseModel)
+    for name in table.__all__
+    if inspect.isclass(value := getattr(table, name)) and issubclass(value, BaseModel)
 }
 FLOATS = [
     (name, field)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from comparison import assert_close, assert_equal, assert_same_rows, float32, int64, pair
-from monolith import Adagrad, BatchSoftmax, Constant, EmbeddingTable, Segment, Sgd, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Adagrad, BatchSoftmax, Constant, Sgd
 from monolith.testing import every_optimizer, sgd_table_config
 
 

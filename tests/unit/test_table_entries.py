@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from comparison import assert_equal, float32, int64
-from monolith import Adagrad, Adam, BatchSoftmax, EmbeddingTable, FixedR8, Segment, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Adagrad, Adam, BatchSoftmax, FixedR8
 from monolith.testing import every_optimizer
 
 # The names of the original's dump, where it had one; a scalar slot has width 1.

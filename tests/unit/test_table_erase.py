@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from comparison import assert_equal, float32, int64
-from monolith import Adagrad, EmbeddingTable, Segment, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Adagrad
 from monolith.testing import sgd_table_config
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from comparison import INT64_MAX, INT64_MIN, fid, int64
-from monolith import EmbeddingTable, Expiry, Segment, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Expiry
 from monolith.testing import sgd_table_config
 
 DAY = 86400

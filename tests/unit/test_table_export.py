@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from comparison import INT64_MAX, INT64_MIN, assert_equal, float32, int64
-from monolith import Adagrad, BatchSoftmax, EmbeddingTable, Segment, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Adagrad, BatchSoftmax
 from monolith.testing import sgd_table_config
 
 

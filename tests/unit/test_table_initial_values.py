@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from comparison import INT64_MAX, INT64_MIN, assert_equal, float32, int64
-from monolith import (
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import (
     BatchSoftmaxInitializer,
     Constant,
-    EmbeddingTable,
     FixedR8,
     Fp16,
     HeNormal,
@@ -24,9 +24,7 @@ from monolith import (
     Ones,
     RandomNormal,
     RandomUniform,
-    Segment,
     Sgd,
-    TableConfig,
     TruncatedNormal,
     XavierNormal,
     XavierUniform,

@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 
 from comparison import int64
-from monolith import (
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import (
     BatchSoftmaxInitializer,
     Constant,
-    EmbeddingTable,
     HeNormal,
     HeUniform,
     Ones,
     RandomNormal,
     RandomUniform,
-    Segment,
-    TableConfig,
     TruncatedNormal,
     XavierNormal,
     XavierUniform,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from comparison import assert_close, assert_equal, float32, int64
-from monolith import Adagrad, DelayCompensation, EmbeddingTable, MovingAverage, Segment, Sgd, TableConfig, Zeros
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Adagrad, DelayCompensation, MovingAverage, Sgd, Zeros
 from monolith.testing import every_optimizer
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from comparison import int64
-from monolith import Adagrad, EmbeddingTable, Expiry, Segment, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Adagrad, Expiry
 from monolith.testing import sgd_table_config
 
 

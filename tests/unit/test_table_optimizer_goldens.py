@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from comparison import assert_close, float32, initial_rows, int64
-from monolith import (
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import (
     Adadelta,
     Adagrad,
     Adam,
@@ -24,7 +25,6 @@ from monolith import (
     Constant,
     DelayCompensation,
     DynamicWdAdagrad,
-    EmbeddingTable,
     Ftrl,
     GroupAdagrad,
     GroupFtrl,
@@ -33,9 +33,7 @@ from monolith import (
     Rmsprop,
     RmspropV2,
     RowwiseAdagrad,
-    Segment,
     Sgd,
-    TableConfig,
 )
 from monolith.testing import every_optimizer
 from oracle import DictTable

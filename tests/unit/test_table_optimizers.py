@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comparison import assert_same_rows, pair
-from monolith import (
+from monolith import Segment, TableConfig
+from monolith.table import (
     Adadelta,
     Adagrad,
     Adam,
@@ -40,9 +41,7 @@ from monolith import (
     Rmsprop,
     RmspropV2,
     RowwiseAdagrad,
-    Segment,
     Sgd,
-    TableConfig,
 )
 from monolith.testing import every_optimizer
 from oracle import RULES

@@ -12,25 +12,23 @@ import numpy as np
 import pytest
 
 from comparison import assert_close, float32, int64
-from monolith import (
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.table import (
     Adadelta,
     Adagrad,
     Adam,
     Amsgrad,
     BatchSoftmax,
     Constant,
-    EmbeddingTable,
     Ftrl,
     GroupAdagrad,
     GroupFtrl,
     Rmsprop,
     RowwiseAdagrad,
-    Segment,
     Sgd,
-    TableConfig,
     Zeros,
 )
-from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.testing import every_optimizer
 
 

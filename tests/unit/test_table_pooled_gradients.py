@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comparison import assert_close, assert_equal, assert_same_rows, float32, int64, pair
-from monolith import Adagrad, Adam, EmbeddingTable, Ftrl, OneBit, RandomUniform, Segment, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Adagrad, Adam, Ftrl, OneBit, RandomUniform
 from monolith.testing import sgd_table_config
 
 MODES = ["sum", "mean", "sqrtn"]

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comparison import assert_close, assert_equal, float32, int64
-from monolith import EmbeddingTable, FixedR8, Fp32, OneBit, RandomUniform, Segment, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import FixedR8, Fp32, OneBit, RandomUniform
 from monolith.testing import sgd_table_config
 
 MODES = ["sum", "mean", "sqrtn"]

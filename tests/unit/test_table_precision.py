@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from comparison import assert_equal, float32, int64
-from monolith import Adagrad, Constant, EmbeddingTable, Segment, Sgd, TableConfig, Zeros
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Adagrad, Constant, Sgd, Zeros
 from oracle import to_bf16, to_fp16
 
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}

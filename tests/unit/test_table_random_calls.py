@@ -28,22 +28,8 @@ from comparison import (
     pair,
     snapshot,
 )
-from monolith import (
-    Adagrad,
-    Adam,
-    Constant,
-    EmbeddingTable,
-    Expiry,
-    FixedR8,
-    Fp16,
-    Ftrl,
-    Momentum,
-    OneBit,
-    RandomUniform,
-    Segment,
-    Sgd,
-    TableConfig,
-)
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Adagrad, Adam, Constant, Expiry, FixedR8, Fp16, Ftrl, Momentum, OneBit, RandomUniform, Sgd
 from oracle import DictTable
 
 # Few enough to meet again and again; slots 0, 1, 5 and 32767 expire differently.

@@ -12,19 +12,17 @@ import pytest
 import torch
 
 from comparison import INT64_MAX, INT64_MIN, assert_equal, int64, snapshot
-from monolith import (
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import (
     BatchSoftmax,
     Bf16,
     Constant,
-    EmbeddingTable,
     Expiry,
     FixedR8,
     Fp16,
     OneBit,
     RandomNormal,
-    Segment,
     Sgd,
-    TableConfig,
     XavierUniform,
     Zeros,
 )

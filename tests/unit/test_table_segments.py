@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comparison import assert_close, assert_equal, assert_same_rows, float32, int64, pair
-from monolith import (
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import (
     Adam,
     BatchSoftmax,
     Constant,
-    EmbeddingTable,
     FixedR8,
     Fp32,
     GroupAdagrad,
@@ -24,9 +24,7 @@ from monolith import (
     OneBit,
     RandomUniform,
     RowwiseAdagrad,
-    Segment,
     Sgd,
-    TableConfig,
     Zeros,
 )
 from monolith.testing import every_optimizer

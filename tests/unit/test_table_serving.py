@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from comparison import assert_equal, float32, int64
-from monolith import Bf16, EmbeddingTable, FixedR8, Fp16, Fp32, OneBit, Segment, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import InvalidArgumentError
+from monolith.table import Bf16, FixedR8, Fp16, Fp32, OneBit
 from oracle import fixed_r8, to_bf16, to_fp16
 
 COMPRESSORS: list[Any] = [Fp32(), Fp16(), Bf16(), FixedR8(range=2.0), OneBit(amplitude=0.25)]

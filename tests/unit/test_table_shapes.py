@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from comparison import assert_equal, float32, int64
-from monolith import EmbeddingTable, Segment, Sgd, TableConfig, Zeros
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.table import Sgd, Zeros
 from monolith.testing import sgd_table_config
 
 

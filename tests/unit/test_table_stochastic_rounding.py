@@ -12,17 +12,8 @@ import pytest
 import torch
 
 from comparison import assert_equal, int64
-from monolith import (
-    BatchSoftmax,
-    BatchSoftmaxInitializer,
-    Constant,
-    EmbeddingTable,
-    Segment,
-    Sgd,
-    TableConfig,
-    num_threads,
-    set_num_threads,
-)
+from monolith import EmbeddingTable, Segment, TableConfig, num_threads, set_num_threads
+from monolith.table import BatchSoftmax, BatchSoftmaxInitializer, Constant, Sgd
 
 N = 20_000
 IDS = torch.arange(N) * 7_919 - 50_000

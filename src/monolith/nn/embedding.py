@@ -84,7 +84,8 @@ class Embedding(_TableModule):
 
     Example:
         >>> import torch
-        >>> from monolith import EmbeddingTable, Segment, Sgd, TableConfig, Zeros
+        >>> from monolith import EmbeddingTable, Segment, TableConfig
+        >>> from monolith.table import Sgd, Zeros
         >>> from monolith.nn import Embedding
         >>> segment = Segment(dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))
         >>> embedding = Embedding(EmbeddingTable(TableConfig(name="user", segments=(segment,))))
@@ -106,7 +107,8 @@ class EmbeddingBag(_TableModule):
 
     Example:
         >>> import torch
-        >>> from monolith import EmbeddingTable, Ones, Segment, TableConfig
+        >>> from monolith import EmbeddingTable, Segment, TableConfig
+        >>> from monolith.table import Ones
         >>> from monolith.nn import EmbeddingBag
         >>> segment = Segment(dim=2, initializer=Ones())
         >>> bag = EmbeddingBag(EmbeddingTable(TableConfig(name="tags", segments=(segment,))), mode="mean")

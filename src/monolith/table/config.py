@@ -72,7 +72,8 @@ class Segment(Config):
     """A run of consecutive dims of a row with one initializer, optimizer, precision and compressor.
 
     Example:
-        >>> from monolith import Adagrad, Segment
+        >>> from monolith import Segment
+        >>> from monolith.table import Adagrad
         >>> Segment(dim=16, optimizer=Adagrad(learning_rate=0.05)).dim
         16
     """
@@ -110,7 +111,7 @@ class Expiry(Config):
     """How long a row lives after its last update, by feature slot (bits 48..62 of the id), in event time.
 
     Example:
-        >>> from monolith import Expiry
+        >>> from monolith.table import Expiry
         >>> Expiry.days(default=30, slots={7: 1}).slots
         {7: 86400}
     """
@@ -135,7 +136,8 @@ class TableConfig(Config):
     """Everything that defines a table. Two tables with equal configs initialise every id to the same values.
 
     Example:
-        >>> from monolith import Adagrad, Segment, TableConfig, Zeros
+        >>> from monolith import Segment, TableConfig
+        >>> from monolith.table import Adagrad, Zeros
         >>> config = TableConfig(name="item", segments=(Segment(dim=1, initializer=Zeros()), Segment(dim=16)))
         >>> config.dim
         17

@@ -112,7 +112,8 @@ class EmbeddingTable:
 
     Example:
         >>> import torch
-        >>> from monolith import EmbeddingTable, Segment, Sgd, TableConfig, Zeros
+        >>> from monolith import EmbeddingTable, Segment, TableConfig
+        >>> from monolith.table import Sgd, Zeros
         >>> segment = Segment(dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))
         >>> table = EmbeddingTable(TableConfig(name="item", segments=(segment,)))
         >>> table.apply_gradients(torch.tensor([7, 7, -1]), torch.tensor([[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]]))
@@ -156,7 +157,8 @@ class EmbeddingTable:
         `mode`: "sum", "mean", or "sqrtn" (the sum divided by the square root of the bag's size). An empty bag is zero.
 
         Example:
-            >>> from monolith import EmbeddingTable, Ones, Segment, TableConfig
+            >>> from monolith import EmbeddingTable, Segment, TableConfig
+            >>> from monolith.table import Ones
             >>> table = EmbeddingTable(TableConfig(name="t", segments=(Segment(dim=1, initializer=Ones()),)))
             >>> table.lookup_pooled([5, 6, 7], [0, 2, 2, 3]).tolist()
             [[2.0], [0.0], [1.0]]

@@ -1,7 +1,7 @@
 """How the embedding of an id looks before its first update: a pure function of (seed, table name, id).
 
 Example:
-    >>> from monolith import RandomUniform
+    >>> from monolith.table import RandomUniform
     >>> RandomUniform(low=-0.1, high=0.1)
     RandomUniform(kind='random_uniform', low=-0.1, high=0.1)
 """
