@@ -4,12 +4,20 @@ MonolithError
 ├── ConfigError (ValueError)           a configuration object cannot be built as asked
 ├── InvalidArgumentError (ValueError)  a call's arguments do not fit the table or each other
 ├── CorruptFileError                   a file is truncated, altered, too new, or made for another table
+├── DivergedError (ArithmeticError)    training met a NaN or infinite loss or gradient
 └── StorageError (OSError)             the operating system refused an open, read, write, fsync or rename
 
 A message says where, what was expected, what came, and what to do next. After any of these nothing has been half-changed.
 """
 
-__all__ = ["ConfigError", "CorruptFileError", "InvalidArgumentError", "MonolithError", "StorageError"]
+__all__ = [
+    "ConfigError",
+    "CorruptFileError",
+    "DivergedError",
+    "InvalidArgumentError",
+    "MonolithError",
+    "StorageError",
+]
 
 
 class MonolithError(Exception):
@@ -26,6 +34,10 @@ class InvalidArgumentError(MonolithError, ValueError):
 
 class CorruptFileError(MonolithError):
     """A file is truncated, altered, of a newer version, or made for another table; nothing was changed."""
+
+
+class DivergedError(MonolithError, ArithmeticError):
+    """Training met a loss or gradient that is NaN or infinite; the step changed no weight."""
 
 
 class StorageError(MonolithError, OSError):
