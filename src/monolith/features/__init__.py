@@ -1,5 +1,35 @@
-"""Features on their way to the table: ragged batches, deduplication, splits by shard."""
+"""Features on their way to the table: ids, ragged batches, declarations, deduplication, splits by shard."""
 
+from monolith.features.batch import Batch, Column, num_rows
+from monolith.features.declaration import Declaration, TableDeclaration, declare_tables
+from monolith.features.feature import Feature
+from monolith.features.ids import (
+    FidLayout,
+    fid_v1,
+    fid_v1_to_v2,
+    fid_v2,
+    fid_v2_to_v1,
+    hash_ids,
+    hash_strings,
+    to_fids,
+)
 from monolith.features.ragged import Ragged
 
-__all__ = ["Ragged"]
+__all__ = [
+    "Batch",
+    "Column",
+    "Declaration",
+    "Feature",
+    "FidLayout",
+    "Ragged",
+    "TableDeclaration",
+    "declare_tables",
+    "fid_v1",
+    "fid_v1_to_v2",
+    "fid_v2",
+    "fid_v2_to_v1",
+    "hash_ids",
+    "hash_strings",
+    "num_rows",
+    "to_fids",
+]

@@ -35,6 +35,7 @@ from monolith.table.optimizers import (
     RowwiseAdagrad,
     Sgd,
 )
+from monolith.table.store import Bags, Gradient, LocalStore, Store
 from monolith.table.touched import ChangedIdSet, TouchedKeySet
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Adamom",
     "AdmissionFilter",
     "Amsgrad",
+    "Bags",
     "BatchSoftmax",
     "BatchSoftmaxInitializer",
     "Bf16",
@@ -58,10 +60,12 @@ __all__ = [
     "Fp16",
     "Fp32",
     "Ftrl",
+    "Gradient",
     "GroupAdagrad",
     "GroupFtrl",
     "HeNormal",
     "HeUniform",
+    "LocalStore",
     "Momentum",
     "MovingAverage",
     "OneBit",
@@ -75,6 +79,7 @@ __all__ = [
     "Segment",
     "Sgd",
     "SlidingAdmission",
+    "Store",
     "TableConfig",
     "TableStats",
     "TouchedKeySet",

@@ -1,0 +1,203 @@
+"""The declaration pass: from features to the tables that hold them, before anything is trained."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from monolith.errors import ConfigError
+from monolith.features.feature import Feature, Schedule
+from monolith.table.admission import SlidingAdmission
+from monolith.table.config import Expiry, Segment, TableConfig
+
+__all__ = ["Declaration", "TableDeclaration", "declare_tables"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDeclaration:
+    """One table, and the features that read and train its rows."""
+
+    config: TableConfig
+    admission: SlidingAdmission | None
+    """How often an id must come before it gets a row; None admits at once."""
+    schedules: tuple[Schedule | None, ...]
+    """A learning rate by step for each segment; None: the optimizer's own."""
+    features: tuple[Feature, ...]
+    """In the order of declaration."""
+    slots: tuple[int | None, ...]
+    """The slot of each of `features`; None: ids are taken as they are."""
+    pooling: Literal["sum", "mean", "sqrtn"]
+    """How a lookup pools: the way of its features, or "sum" where they differ."""
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the first element of a row is a bias."""
+        return any(feature.bias for feature in self.features)
+
+    def learning_rates(self, step: int) -> tuple[float, ...]:
+        """The rate of each segment at `step`."""
+        defaults = self.config.learning_rates
+        return tuple(rate if f is None else f(step) for f, rate in zip(self.schedules, defaults, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """All tables of a model."""
+
+    tables: tuple[TableDeclaration, ...]
+    """In the order in which features first name them."""
+
+    @property
+    def assignment(self) -> dict[str, str]:
+        """The name of the table of each feature."""
+        return {feature.name: table.config.name for table in self.tables for feature in table.features}
+
+    def __getitem__(self, table: str) -> TableDeclaration:
+        return next(declared for declared in self.tables if declared.config.name == table)
+
+
+def declare_tables(features: Sequence[Feature], *, seed: int = 0) -> Declaration:
+    """Find every table that `features` need.
+
+    A feature without a slot has a table of its own. Features with slots whose segments, schedules and `table` are equal lie
+    in one table, told apart by their slots: one lookup for all of them. Thresholds and expiry are kept by slot.
+
+    Raises `ConfigError`, naming both places, for two features of one name or slot, for sharing with an unknown feature or with
+    other dims, and for one table asked to have two layouts.
+
+    Example:
+        >>> from monolith.features import Feature, declare_tables
+        >>> user, item = Feature(name="user", slot=1, dim=8), Feature(name="item", slot=2, dim=8)
+        >>> clicks = Feature(name="clicks", shared_with="item", pooling="mean")
+        >>> declared = declare_tables([user, item, clicks, Feature(name="city", dim=4)])
+        >>> [[feature.name for feature in table.features] for table in declared.tables]
+        [['user', 'item', 'clicks'], ['city']]
+        >>> declared.tables[0].slots
+        (1, 2, 2)
+    """
+    places = {feature.name: f"features[{place}] {feature.name!r}" for place, feature in enumerate(features)}
+    _check_outputs(features)
+    _check_slots(features, places)
+    owners = {feature.name: _owner(feature, features, places) for feature in features}
+    groups: list[list[Feature]] = []
+    for feature in features:
+        owner = owners[feature.name]
+        group = next((group for group in groups if _same_table(owners[group[0].name], owner)), None)
+        if group is None:
+            groups.append([feature])
+        else:
+            group.append(feature)
+    names: dict[str, str] = {}
+    tables = [_declare(group, owners, names, places, seed) for group in groups]
+    return Declaration(tables=tuple(tables))
+
+
+def _check_outputs(features: Sequence[Feature]) -> None:
+    made: dict[str, int] = {}
+    for place, feature in enumerate(features):
+        outputs = [feature.name, f"{feature.name}.mask"] if feature.max_length else [feature.name]
+        if feature.bias:
+            outputs.append(f"{feature.name}.bias")
+        for output in outputs:
+            if output in made:
+                raise ConfigError(
+                    f"features[{place}]: the output {output!r} is already that of features[{made[output]}]; rename one"
+                )
+            made[output] = place
+
+
+def _check_slots(features: Sequence[Feature], places: Mapping[str, str]) -> None:
+    taken: dict[int, Feature] = {}
+    for feature in features:
+        if feature.slot is None:
+            continue
+        other = taken.setdefault(feature.slot, feature)
+        if other is not feature:
+            raise ConfigError(
+                f"{places[feature.name]}: slot {feature.slot} is already that of {places[other.name]}; give it another slot, "
+                f"or shared_with={other.name!r} to read the same rows"
+            )
+
+
+def _owner(feature: Feature, features: Sequence[Feature], places: Mapping[str, str]) -> Feature:
+    if feature.shared_with is None:
+        return feature
+    owner = next((other for other in features if other.name == feature.shared_with), None)
+    if owner is None:
+        raise ConfigError(
+            f"{places[feature.name]}: shared_with={feature.shared_with!r}, but there is no such feature; "
+            f"known: {', '.join(sorted(places))}"
+        )
+    if owner.shared_with is not None:
+        raise ConfigError(
+            f"{places[feature.name]}: shared_with {places[owner.name]}, which has no rows of its own; "
+            f"write shared_with={owner.shared_with!r}"
+        )
+    dim = sum(segment.dim for segment in owner.row) - bool(owner.bias)
+    if feature.dim not in (None, dim):
+        raise ConfigError(
+            f"{places[feature.name]}: dim {feature.dim}, but it shares rows of dim {dim} with {places[owner.name]}"
+        )
+    if feature.bias and not owner.bias:
+        raise ConfigError(f"{places[feature.name]}: bias, but it shares rows that have none with {places[owner.name]}")
+    return owner
+
+
+def _same_table(a: Feature, b: Feature) -> bool:
+    if a is b:
+        return True
+    if a.slot is None or b.slot is None:
+        return False
+    return (a.row, a.schedules, a.table) == (b.row, b.schedules, b.table)
+
+
+def _declare(
+    group: list[Feature], owners: Mapping[str, Feature], names: dict[str, str], places: Mapping[str, str], seed: int
+) -> TableDeclaration:
+    first = owners[group[0].name]
+    name = first.table or (first.name if first.slot is None else _name_of(first.row, names))
+    if name in names:
+        raise ConfigError(
+            f"{places[group[0].name]}: its table {name!r} is already that of {names[name]}, whose ids, segments or schedules "
+            "differ; choose another table=, or shared_with to read the same rows"
+        )
+    names[name] = places[group[0].name]
+    members = [feature for feature in group if feature.shared_with is None]
+    slots = tuple(owners[feature.name].slot for feature in group)
+    poolings = {feature.pooling for feature in group} & {"sum", "mean", "sqrtn"}
+    return TableDeclaration(
+        config=TableConfig(name=name, segments=first.row, seed=seed, expiry=_expiry(members)),
+        admission=_admission(members),
+        schedules=first.schedules,
+        features=tuple(group),
+        slots=slots,
+        pooling=poolings.pop() if len(poolings) == 1 else "sum",  # type: ignore[arg-type]
+    )
+
+
+def _name_of(row: tuple[Segment, ...], names: Mapping[str, str]) -> str:
+    text = "\n".join(segment.model_dump_json() for segment in row)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    name = f"slots_{'_'.join(str(segment.dim) for segment in row)}_{digest}"
+    # Equal segments under different schedules are different tables.
+    same = sum(other.startswith(name) for other in names)
+    return name if not same else f"{name}_{same + 1}"
+
+
+def _expiry(features: Sequence[Feature]) -> Expiry:
+    if features[0].slot is None:
+        seconds = features[0].expire_seconds
+        return Expiry() if seconds is None else Expiry(default=seconds)
+    return Expiry(
+        slots={f.slot: f.expire_seconds for f in features if f.slot is not None and f.expire_seconds is not None}
+    )
+
+
+def _admission(features: Sequence[Feature]) -> SlidingAdmission | None:
+    if not any(feature.occurrence_threshold for feature in features):
+        return None
+    if features[0].slot is None:
+        return SlidingAdmission(default_threshold=features[0].occurrence_threshold)
+    return SlidingAdmission(slot_thresholds={f.slot: f.occurrence_threshold for f in features if f.slot is not None})

@@ -1,0 +1,195 @@
+"""`EmbeddingCollection`: the embeddings of all features of a batch, one lookup per table, trained by an explicit step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.features.batch import Batch, Column
+from monolith.features.declaration import Declaration, declare_tables
+from monolith.features.feature import Feature
+from monolith.nn.bags import TableBags, bags_of
+from monolith.table.admission import AdmissionFilter
+from monolith.table.embedding_table import EmbeddingTable
+from monolith.table.store import Bags, Gradient, LocalStore, Store
+
+__all__ = ["EmbeddingCollection", "embedding_collections"]
+
+MAX_PENDING = 256
+"""Backward passes that may wait for `step`: more than any accumulation of gradients, few enough to notice a forgotten call."""
+
+
+class EmbeddingCollection(nn.Module):
+    """Embeddings of every feature of a batch: dict of columns -> dict of tensors, by feature name.
+
+    Shapes: a column is int64 [rows], [rows, n], or a `Ragged` of int64. A pooled feature gives float32 [rows, dim];
+    "first_n" and "last_n" give [rows, max_length, dim] and, as `<name>.mask`, bool [rows, max_length]; "none" gives a `Ragged` of
+    [rows, (n), dim]. A bias comes as `<name>.bias`, with 1 in place of dim. All are on the device of the batch.
+
+    The rows live in `store`, not in `parameters()`. `backward` only collects their gradients; `step` applies them, so that
+    they can be clipped together with the dense ones first. A loop in plain PyTorch:
+
+        loss.backward()
+        monolith.nn.clip_grad_norm_(model, 1000.0)
+        dense_optimizer.step()
+        model.embeddings.step()
+
+    An id without a row reads its initial value, and gets a row in the first `step` that has a gradient for it. In eval mode,
+    and where torch records no gradients, nothing is collected.
+
+    Example:
+        >>> import torch
+        >>> from monolith.features import Feature, Ragged
+        >>> from monolith.nn import EmbeddingCollection
+        >>> from monolith.table import Sgd, Zeros
+        >>> user = Feature(name="user", dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))
+        >>> embeddings = EmbeddingCollection([user, Feature(name="tags", dim=3, pooling="mean")])
+        >>> batch = {"user": torch.tensor([3, 4]), "tags": Ragged.from_lists([[1, 2], []])}
+        >>> {name: list(output.shape) for name, output in embeddings(batch).items()}
+        {'user': [2, 2], 'tags': [2, 3]}
+        >>> embeddings(batch)["user"].sum().backward()
+        >>> embeddings.step()
+        >>> embeddings(batch)["user"].tolist()
+        [[-1.0, -1.0], [-1.0, -1.0]]
+    """
+
+    steps: torch.Tensor
+    """int64 []: the global step that the next `step()` without a number has; saved with the dense parameters."""
+
+    def __init__(self, features: Sequence[Feature], store: Store | None = None, *, seed: int = 0) -> None:
+        super().__init__()
+        self.features = tuple(features)
+        self.declaration: Declaration = declare_tables(self.features, seed=seed)
+        self.store: Store = _local_store(self.declaration) if store is None else store
+        self._check_store()
+        self._pending: list[Gradient] = []
+        self._collected = 0
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, batch: Mapping[str, Column]) -> Batch:
+        """Look up every feature."""
+        tables = bags_of(self.declaration, batch)
+        requests = [table.bags for table in tables]
+        anchor = torch.empty(0, requires_grad=self.training and torch.is_grad_enabled())
+        pooled: tuple[torch.Tensor, ...] = _Lookup.apply(self, requests, anchor)  # type: ignore[no-untyped-call]
+        outputs = self._outputs(tables, pooled)
+        return {name: outputs[name] for feature in self.features for name in _output_names(feature) if name in outputs}
+
+    @property
+    def gradients(self) -> tuple[Gradient, ...]:
+        """What `backward` has collected and `step` will apply: the gradients of the pooled lookups, one per table and pass."""
+        return tuple(self._pending)
+
+    def scale_gradients(self, factor: float | torch.Tensor) -> None:
+        """Multiply the collected gradients by `factor`."""
+        # Not in place: autograd may share or expand the tensors it hands over.
+        self._pending = [replace(gradient, values=gradient.values * factor) for gradient in self._pending]
+
+    def discard_gradients(self) -> None:
+        """Forget the collected gradients, as `zero_grad` does for dense ones."""
+        self._pending, self._collected = [], 0
+
+    def step(self, step: int | None = None, *, event_time: int = 0) -> None:
+        """Apply the collected gradients, one optimizer step per table and id, and forget them.
+
+        `step` is the global step, which schedules and some optimizers read; None counts the calls. `event_time` is that of the
+        batch, in seconds since 1970, and becomes the last-update time of the rows.
+        """
+        now = int(self.steps) if step is None else step
+        rates = {
+            table.config.name: table.learning_rates(now) for table in self.declaration.tables if any(table.schedules)
+        }
+        gradients = [replace(g, learning_rates=rates.get(g.bags.table)) for g in self._pending]
+        self.store.apply(gradients, step=now, event_time=event_time)
+        self.discard_gradients()
+        self.steps.fill_(now + 1)
+
+    def extra_repr(self) -> str:
+        """Features and where their rows are, for `repr`."""
+        return "\n".join(f"{feature.name} -> {table}" for feature, table in self._assignment())
+
+    def _assignment(self) -> Iterable[tuple[Feature, str]]:
+        return ((feature, self.declaration.assignment[feature.name]) for feature in self.features)
+
+    def _collect(self, gradients: Iterable[Gradient]) -> None:
+        if self._collected >= MAX_PENDING:
+            raise InvalidArgumentError(
+                f"{MAX_PENDING} backward passes wait to be applied; call step() of the EmbeddingCollection after backward, "
+                "or discard_gradients()"
+            )
+        self._collected += 1
+        self._pending.extend(gradients)
+
+    def _outputs(self, tables: Sequence[TableBags], pooled: Sequence[torch.Tensor]) -> Batch:
+        outputs: Batch = {}
+        for table, rows in zip(tables, pooled, strict=True):
+            parts = torch.split(rows.to(table.device), table.counts)
+            for column, part in zip(table.columns, parts, strict=True):
+                outputs |= column.outputs(part)
+        return outputs
+
+    def _check_store(self) -> None:
+        there = self.store.configs()
+        for table in self.declaration.tables:
+            name = table.config.name
+            if name not in there:
+                raise ConfigError(
+                    f"store: it has no table {name!r} for feature {table.features[0].name!r}; "
+                    f"it has {', '.join(map(repr, there)) or 'none'}"
+                )
+            if there[name].segments != table.config.segments:
+                raise ConfigError(
+                    f"store: the segments of its table {name!r} are not those of feature {table.features[0].name!r}: "
+                    f"{there[name].segments!r}, expected {table.config.segments!r}"
+                )
+
+
+def embedding_collections(modules: nn.Module | Iterable[nn.Module]) -> list[EmbeddingCollection]:
+    """Every collection inside a model, or inside several, each once.
+
+    Example:
+        >>> from monolith.features import Feature
+        >>> embeddings = EmbeddingCollection([Feature(name="user", dim=2)])
+        >>> embedding_collections(nn.Sequential(embeddings, nn.Linear(2, 1))) == [embeddings]
+        True
+    """
+    roots = [modules] if isinstance(modules, nn.Module) else list(modules)
+    found = {id(module): module for root in roots for module in root.modules()}
+    return [module for module in found.values() if isinstance(module, EmbeddingCollection)]
+
+
+class _Lookup(torch.autograd.Function):
+    """`anchor` is an empty tensor that requires grad: without one autograd would not call backward for integer ids."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, collection: EmbeddingCollection, requests: list[Bags], anchor: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.collection, ctx.requests = collection, requests  # type: ignore[attr-defined]
+        ctx.set_materialize_grads(False)
+        return tuple(collection.store.lookup(requests))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> tuple[None, None, None]:
+        pairs = zip(ctx.requests, grads, strict=True)  # type: ignore[attr-defined]
+        ctx.collection._collect(  # type: ignore[attr-defined]
+            Gradient(bags=bags, values=grad.contiguous()) for bags, grad in pairs if grad is not None
+        )
+        return None, None, None
+
+
+def _local_store(declaration: Declaration) -> LocalStore:
+    return LocalStore(
+        EmbeddingTable(table.config, admission=None if table.admission is None else AdmissionFilter(table.admission))
+        for table in declaration.tables
+    )
+
+
+def _output_names(feature: Feature) -> tuple[str, str, str]:
+    return feature.name, f"{feature.name}.bias", f"{feature.name}.mask"

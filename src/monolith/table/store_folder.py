@@ -1,0 +1,133 @@
+"""A store in a folder: one file per table, one per admission filter, and a list of them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from monolith import _core
+from monolith.config import Config
+from monolith.errors import ConfigError, CorruptFileError, StorageError
+from monolith.table.admission import AdmissionFilter
+from monolith.table.config import TableConfig
+from monolith.table.embedding_table import EmbeddingTable
+
+__all__ = ["StoreIndex", "read_store", "write_store"]
+
+INDEX = "store.json"
+
+
+class StoreIndex(Config):
+    """What a store's folder holds."""
+
+    version: int = 1
+    tables: tuple[str, ...]
+    """Names of the tables, each in `<name>.table`."""
+    admission: tuple[str, ...]
+    """Names of those with an admission filter, in `<name>.admission`."""
+
+
+def write_store(tables: Mapping[str, EmbeddingTable], folder: str | os.PathLike[str]) -> None:
+    """Write `tables` into `folder`, which must be new or empty and appears complete or not at all."""
+    target = Path(folder)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        try:
+            _write_files(tables, temporary)
+            temporary.replace(target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _sync_folder(target.parent)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{target}: cannot write a store, expected a new or empty folder: {error.strerror}"
+        ) from error
+
+
+def read_store(tables: Mapping[str, EmbeddingTable], folder: str | os.PathLike[str]) -> dict[str, EmbeddingTable]:
+    """New tables with the configurations of `tables` and the rows of `folder`."""
+    source = Path(folder)
+    index = _read_index(source)
+    missing = [name for name in tables if name not in index.tables]
+    if missing:
+        raise CorruptFileError(
+            f"{source}: has no table {', '.join(map(repr, missing))}; it has {', '.join(map(repr, index.tables)) or 'none'}"
+        )
+    return {name: _read_table(table, source, name in index.admission) for name, table in tables.items()}
+
+
+def _write_files(tables: Mapping[str, EmbeddingTable], folder: Path) -> None:
+    for name, table in tables.items():
+        if table.admission is not None:
+            table.admission.save(folder / _file(name, "admission"))
+        table.save(folder / _file(name, "table"))
+    filtered = tuple(name for name, table in tables.items() if table.admission is not None)
+    with (folder / INDEX).open("w") as file:
+        file.write(StoreIndex(tables=tuple(tables), admission=filtered).model_dump_json())
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
+def _read_index(folder: Path) -> StoreIndex:
+    try:
+        text = (folder / INDEX).read_text()
+    except OSError as error:
+        raise StorageError(f"{folder / INDEX}: cannot read the list of tables: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CorruptFileError(f"{folder / INDEX}: is not text: {error}") from None
+    try:
+        index = StoreIndex.from_json(text)
+    except ConfigError as error:
+        raise CorruptFileError(f"{folder / INDEX}: {error}") from None
+    if index.version != 1:
+        raise CorruptFileError(f"{folder / INDEX}: version {index.version}, but this release reads version 1")
+    return index
+
+
+def _read_table(table: EmbeddingTable, folder: Path, filtered: bool) -> EmbeddingTable:
+    path = folder / _file(table.name, "table")
+    file = _core.TableFile(str(path))
+    _check_seed(table.config, file, path)
+    admission = None
+    if table.admission is not None:
+        admission = AdmissionFilter(table.admission.config)
+        # A threshold given after the save starts counting now.
+        if filtered:
+            admission.load(folder / _file(table.name, "admission"))
+    fresh = EmbeddingTable(table.config, admission=admission)
+    file.load_into(fresh._core)
+    return fresh
+
+
+def _check_seed(config: TableConfig, file: _core.TableFile, path: Path) -> None:
+    try:
+        saved = TableConfig.from_json(file.metadata.decode())
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise CorruptFileError(f"{path}: its configuration cannot be read: {error}") from None
+    if (saved.name, saved.seed) != (config.name, config.seed):
+        raise CorruptFileError(
+            f"{path}: holds table {saved.name!r} with seed {saved.seed}, expected {config.name!r} with seed {config.seed}; "
+            "unseen ids would read other initial values"
+        )
+
+
+def _file(table: str, ending: str) -> str:
+    return f"{quote(table, safe=' ')}.{ending}"
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
