@@ -1,0 +1,1 @@
+"""Data on its way to the model: sources of batches, transforms, synthetic data, prefetching."""

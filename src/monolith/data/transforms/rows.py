@@ -1,0 +1,74 @@
+"""Rows of batches: pick, repeat, reorder, join; every column alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from monolith.errors import InvalidArgumentError
+from monolith.features import Batch, Column, Ragged, num_rows
+
+__all__ = ["concat_rows", "select_rows"]
+
+
+def select_rows(batch: Mapping[str, Column], rows: torch.Tensor) -> Batch:
+    """The rows of all columns where `rows` (bool [n]) is true, or in the order of `rows` (int64 [m]), repeats allowed.
+
+    Example:
+        >>> batch = {"label": torch.tensor([0.0, 1.0, 1.0]), "ids": Ragged.from_lists([[7], [], [8, 9]])}
+        >>> picked = select_rows(batch, torch.tensor([True, False, True]))
+        >>> picked["label"].tolist(), picked["ids"].to_lists()
+        ([0.0, 1.0], [[7], [8, 9]])
+        >>> select_rows(batch, torch.tensor([2, 2]))["ids"].to_lists()
+        [[8, 9], [8, 9]]
+    """
+    size = num_rows(batch)
+    if rows.dtype == torch.bool:
+        if rows.shape != (size,):
+            raise InvalidArgumentError(f"rows: expected a bool for each of {size} rows, got shape {list(rows.shape)}")
+        rows = torch.nonzero(rows).squeeze(1)
+    return {name: _select(column, rows) for name, column in batch.items()}
+
+
+def _select(column: Column, rows: torch.Tensor) -> Column:
+    if isinstance(column, torch.Tensor):
+        return column.index_select(0, rows)
+    starts, lengths = column.row_splits[:-1][rows], column.row_lengths()[rows]
+    splits = torch.cat([lengths.new_zeros(1), torch.cumsum(lengths, 0)])
+    places = torch.repeat_interleave(starts - splits[:-1], lengths) + torch.arange(int(splits[-1]))
+    return Ragged(column.values.index_select(0, places.to(column.values.device)), splits)
+
+
+def concat_rows(batches: Sequence[Mapping[str, Column]]) -> Batch:
+    """The rows of all batches, one batch after the other; all must have the same columns.
+
+    Example:
+        >>> joined = concat_rows([{"ids": Ragged.from_lists([[7], []])}, {"ids": Ragged.from_lists([[8, 9]])}])
+        >>> joined["ids"].to_lists()
+        [[7], [], [8, 9]]
+    """
+    if not batches:
+        raise InvalidArgumentError("batches: expected at least one, got none; without one the columns are unknown")
+    for position, batch in enumerate(batches):
+        if batch.keys() != batches[0].keys():
+            raise InvalidArgumentError(
+                f"batches[{position}]: expected the columns of batches[0]: {sorted(batches[0])}, got {sorted(batch)}"
+            )
+    return {name: _concat(name, [batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _concat(name: str, columns: Sequence[Column]) -> Column:
+    tensors = [column for column in columns if isinstance(column, torch.Tensor)]
+    if len(tensors) == len(columns):
+        return torch.cat(tensors)
+    ragged = [column for column in columns if isinstance(column, Ragged)]
+    if len(ragged) != len(columns):
+        raise InvalidArgumentError(
+            f"batches: column {name!r} is Ragged in some and a tensor in others; make it one kind"
+        )
+    splits, offset = [torch.zeros(1, dtype=torch.int64)], 0
+    for column in ragged:
+        splits.append(column.row_splits[1:] + offset)
+        offset += len(column.values)
+    return Ragged(torch.cat([column.values for column in ragged]), torch.cat(splits))
