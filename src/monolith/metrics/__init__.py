@@ -1,0 +1,22 @@
+"""Streaming metrics for evaluation and progress displays."""
+
+from monolith.metrics.auc import AUC, WindowedAUC
+from monolith.metrics.calibration import Calibration, CalibrationBucket
+from monolith.metrics.gauc import GAUC
+from monolith.metrics.log_loss import LogLoss, NormalizedEntropy
+from monolith.metrics.metric import Metric
+from monolith.metrics.regression import MAE, MSE, RMSE
+
+__all__ = [
+    "AUC",
+    "GAUC",
+    "MAE",
+    "MSE",
+    "RMSE",
+    "Calibration",
+    "CalibrationBucket",
+    "LogLoss",
+    "Metric",
+    "NormalizedEntropy",
+    "WindowedAUC",
+]
