@@ -1,0 +1,256 @@
+"""Losses over ranked lists: logits [B, L], labels [B, L] with labels below 0 where a list is padded, weights [B, L] or [B, 1].
+
+Padding never changes a loss. `reduction` is over the weighted terms w * loss:
+"sum_by_nonzero_weights" (the default) sum / number of terms with a weight; "sum"; "mean" sum / sum of weights;
+"sum_over_batch_size" sum / number of terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+
+from monolith.nn.checks import require_choice, require_number, require_shape
+from monolith.nn.losses.lambda_weights import ItemWeight, PairWeight, inverse_max_dcg, ndcg_discount, ndcg_gain
+
+__all__ = [
+    "Reduction",
+    "approx_ndcg_loss",
+    "list_mle_loss",
+    "mean_squared_loss",
+    "pairwise_hinge_loss",
+    "pairwise_logistic_loss",
+    "pairwise_soft_zero_one_loss",
+    "sigmoid_cross_entropy_loss",
+    "softmax_loss",
+]
+
+Reduction = Literal["sum_by_nonzero_weights", "sum", "mean", "sum_over_batch_size"]
+
+_DEFAULT: Reduction = "sum_by_nonzero_weights"
+
+
+def pairwise_hinge_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    lambda_weight: PairWeight | None = None,
+    reduction: Reduction = _DEFAULT,
+) -> torch.Tensor:
+    """max(0, 1 - d) over the pairs of a list with label_i > label_j, d = logit_i - logit_j; a scalar.
+
+    A pair weighs (number of items in its list) * weight_i * (label_i - label_j), or lambda_weight's number instead of the last.
+
+    Example:
+        >>> pairwise_hinge_loss(torch.tensor([[0.0, 0.5]]), torch.tensor([[1.0, 0.0]])).item()
+        3.0
+    """
+    return _pairwise(lambda d: F.relu(1 - d), logits, labels, weights, lambda_weight, reduction)
+
+
+def pairwise_logistic_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    lambda_weight: PairWeight | None = None,
+    reduction: Reduction = _DEFAULT,
+) -> torch.Tensor:
+    """ln(1 + e^-d) over the pairs of a list; weights as in `pairwise_hinge_loss`; a scalar.
+
+    Example:
+        >>> pairwise_logistic_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
+        tensor(1.3863)
+    """
+    return _pairwise(lambda d: -F.logsigmoid(d), logits, labels, weights, lambda_weight, reduction)
+
+
+def pairwise_soft_zero_one_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    lambda_weight: PairWeight | None = None,
+    reduction: Reduction = _DEFAULT,
+) -> torch.Tensor:
+    """1 - sigmoid(d) over the pairs of a list; weights as in `pairwise_hinge_loss`; a scalar.
+
+    Example:
+        >>> pairwise_soft_zero_one_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])).item()
+        1.0
+    """
+    return _pairwise(lambda d: torch.sigmoid(-d), logits, labels, weights, lambda_weight, reduction)
+
+
+def softmax_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    lambda_weight: ItemWeight | None = None,
+    reduction: Reduction = _DEFAULT,
+) -> torch.Tensor:
+    """-sum_i l_i ln softmax(logits)_i per list, l = label * weight; a list's weight is sum_i l_i; a scalar.
+
+    With lambda_weight its individual weights, in the order of the scores, stand for the labels.
+
+    Example:
+        >>> softmax_loss(torch.tensor([[0.0, 0.0, 9.0]]), torch.tensor([[1.0, 0.0, -1.0]]))
+        tensor(0.6931)
+    """
+    valid, relevance, item_weights = _prepare(logits, labels, weights)
+    if lambda_weight is not None:
+        order = _by_score(logits, valid)
+        weighed = lambda_weight.individual_weights(relevance.gather(1, order)) * valid.gather(1, order)
+        relevance = torch.zeros_like(relevance).scatter(1, order, weighed)
+    target = (relevance * item_weights).detach()
+    total = target.sum(1)
+    losses = -(target * _log_softmax(logits, valid)).sum(1)
+    return _reduce(losses / total.clamp(min=torch.finfo(total.dtype).tiny), total, reduction)
+
+
+def sigmoid_cross_entropy_loss(
+    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None = None, *, reduction: Reduction = _DEFAULT
+) -> torch.Tensor:
+    """Binary cross entropy of each item; a scalar.
+
+    Example:
+        >>> sigmoid_cross_entropy_loss(torch.tensor([[0.0, 9.0]]), torch.tensor([[1.0, -1.0]]))
+        tensor(0.6931)
+    """
+    _, relevance, item_weights = _prepare(logits, labels, weights)
+    return _reduce(F.binary_cross_entropy_with_logits(logits, relevance, reduction="none"), item_weights, reduction)
+
+
+def mean_squared_loss(
+    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None = None, *, reduction: Reduction = _DEFAULT
+) -> torch.Tensor:
+    """(logit - label)² of each item; a scalar.
+
+    Example:
+        >>> mean_squared_loss(torch.tensor([[3.0, 9.0]]), torch.tensor([[1.0, -1.0]])).item()
+        4.0
+    """
+    _, relevance, item_weights = _prepare(logits, labels, weights)
+    return _reduce((logits - relevance).square(), item_weights, reduction)
+
+
+def list_mle_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    lambda_weight: ItemWeight | None = None,
+    reduction: Reduction = _DEFAULT,
+) -> torch.Tensor:
+    """-ln P(the order of the labels) of each list under Plackett-Luce; a scalar.
+
+    = sum over places p of ln(sum_{q >= p} e^{logit_q}) - logit_p, items in the order of their labels, best first, equal ones as
+    they come; lambda_weight weighs the places. `weights` are of lists, [B, 1].
+
+    Example:
+        >>> list_mle_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
+        tensor(0.6931)
+    """
+    valid, relevance, _ = _prepare(logits, labels, None)
+    order = torch.where(valid, relevance, -1.0).argsort(dim=1, descending=True, stable=True)
+    there, sorted_logits = valid.gather(1, order), logits.gather(1, order)
+    lowest = torch.finfo(logits.dtype).min
+    tails = sorted_logits.masked_fill(~there, lowest).flip(1).logcumsumexp(1).flip(1)
+    terms = (tails - sorted_logits).masked_fill(~there, 0.0)
+    if lambda_weight is not None:
+        terms = terms * lambda_weight.individual_weights(relevance.gather(1, order)).detach()
+    return _reduce(terms.sum(1), _list_weights(weights, valid.any(1), logits), reduction)
+
+
+def approx_ndcg_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    alpha: float = 10.0,
+    reduction: Reduction = _DEFAULT,
+) -> torch.Tensor:
+    """-NDCG of each list with smooth ranks, rank_i = ½ + sum_j sigmoid(alpha (s_j - s_i)); a scalar in [-1, 0].
+
+    Lists without a label above 0 have no NDCG and are left out. `weights` are of lists, [B, 1].
+
+    Example:
+        >>> approx_ndcg_loss(torch.tensor([[9.0, 0.0, 5.0]]), torch.tensor([[1.0, 0.0, -1.0]]))
+        tensor(-1.)
+    """
+    require_number("approx_ndcg_loss.alpha", alpha, "a number > 0", holds=alpha > 0)
+    valid, relevance, _ = _prepare(logits, labels, None)
+    above = torch.sigmoid(alpha * (logits.unsqueeze(1) - logits.unsqueeze(2))) * valid.unsqueeze(1)
+    rank = 0.5 + above.sum(2)
+    dcg = (ndcg_gain(relevance) * ndcg_discount(rank) * valid).sum(1)
+    losses = -dcg * inverse_max_dcg(relevance).squeeze(1)
+    return _reduce(losses, _list_weights(weights, (relevance > 0).any(1), logits), reduction)
+
+
+def _prepare(
+    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Which items are there, their labels (0 elsewhere) and their weights (0 elsewhere), all [B, L]."""
+    require_shape("logits", logits, "B", "L")
+    require_shape("labels", labels, *logits.shape)
+    valid = labels >= 0
+    relevance = torch.where(valid, labels, 0).to(logits.dtype)
+    item_weights = valid.to(logits.dtype)
+    if weights is not None:
+        require_shape("weights", weights, len(logits), weights.shape[-1] if weights.shape[-1] == 1 else logits.shape[1])
+        item_weights = item_weights * weights
+    return valid, relevance, item_weights
+
+
+def _list_weights(weights: torch.Tensor | None, there: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    present = there.to(logits.dtype)
+    if weights is None:
+        return present
+    require_shape("weights", weights, len(logits), 1)
+    return present * weights.squeeze(1)
+
+
+def _by_score(logits: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    lowest = torch.finfo(logits.dtype).min
+    return logits.detach().masked_fill(~valid, lowest).argsort(dim=1, descending=True, stable=True)
+
+
+def _log_softmax(logits: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    filled = logits.masked_fill(~valid, torch.finfo(logits.dtype).min)
+    return torch.log_softmax(filled, dim=1).masked_fill(~valid, 0.0)
+
+
+def _pairwise(
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor | None,
+    lambda_weight: PairWeight | None,
+    reduction: Reduction,
+) -> torch.Tensor:
+    valid, relevance, item_weights = _prepare(logits, labels, weights)
+    order = _by_score(logits, valid)
+    logits, relevance = logits.gather(1, order), relevance.gather(1, order)
+    valid, item_weights = valid.gather(1, order), item_weights.gather(1, order)
+    label_difference = relevance.unsqueeze(2) - relevance.unsqueeze(1)
+    importance = label_difference if lambda_weight is None else lambda_weight.pair_weights(relevance)
+    ordered = (label_difference > 0) & valid.unsqueeze(2) & valid.unsqueeze(1)
+    list_size = valid.sum(1)[:, None, None]
+    pair_weights = (importance * ordered * item_weights.unsqueeze(2) * list_size).detach()
+    return _reduce(loss(logits.unsqueeze(2) - logits.unsqueeze(1)), pair_weights, reduction)
+
+
+def _reduce(losses: torch.Tensor, weights: torch.Tensor, reduction: Reduction) -> torch.Tensor:
+    require_choice("reduction", reduction, get_args(Reduction))
+    total = (losses * weights).sum()
+    if reduction == "sum":
+        return total
+    if reduction == "sum_over_batch_size":
+        return total / max(losses.numel(), 1)
+    count = weights.sum() if reduction == "mean" else (weights != 0).sum()
+    return total / torch.where(count == 0, torch.ones_like(count), count)
