@@ -58,11 +58,13 @@ class Cells:
         by_high = np.argsort(self.high)
         below = _running(self.negative[by_high])[np.searchsorted(self.high[by_high], self.low, side="left")]
         up_to = _running(self.negative)[np.searchsorted(self.low, self.high, side="right")]
-        ties = np.where(self.low == self.high, self.negative, 0.0)
         pairs = 2 * positives * negatives
         area = self.positive @ (below + up_to) / pairs
-        error = self.positive @ (up_to - below - ties) / pairs
-        return float(area), max(0.0, float(error))
+        merged = self.low != self.high
+        if not merged.any():
+            return float(area), 0.0
+        ties = np.where(merged, 0.0, self.negative)
+        return float(area), max(0.0, float(self.positive @ (up_to - below - ties) / pairs))
 
 
 def score_keys(scores: Floats) -> Keys:
