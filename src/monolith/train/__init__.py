@@ -1,0 +1,8 @@
+"""Training: heads, the step loop and its hooks, and the estimator that puts them together."""
+
+from monolith.train.config import RunConfig
+from monolith.train.estimator import Estimator
+from monolith.train.heads import Head
+from monolith.train.trainer import StepResult, Trainer
+
+__all__ = ["Estimator", "Head", "RunConfig", "StepResult", "Trainer"]

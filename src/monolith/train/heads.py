@@ -1,0 +1,223 @@
+"""`Head`: one thing a model predicts; its label, its loss, and how a logit becomes a prediction."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional
+
+from monolith.config import Config, Positive
+from monolith.errors import InvalidArgumentError
+
+__all__ = ["Head", "Logits", "column", "logits_by_head", "total_loss"]
+
+Logits = Tensor | Mapping[str, Tensor]
+"""What a model's forward returns: logits of its only head, or by name of head."""
+MetricName = Literal["auc", "calibration", "gauc", "log_loss", "mae", "mse", "ne"]
+
+_SUITED: dict[str, tuple[MetricName, ...]] = {
+    "binary": ("auc", "calibration", "gauc", "log_loss", "ne"),
+    "multiclass": (),
+    "regression": ("mae", "mse"),
+}
+
+
+class Head(Config):
+    """One task of a model.
+
+    With logits z and labels y, per example: "binary" has loss CE(y, sigmoid(z)) and prediction sigmoid(z), z [rows] or
+    [rows, 1]; "multiclass" CE(y, softmax(z)) and softmax(z), z [rows, classes], y the class; "regression" (z - y)^2 and z.
+    Where negatives were kept with probability r, column `sample_rate`, training uses z - ln r and predictions use z, so
+    that they are those of the whole stream.
+
+    Example:
+        >>> head = Head(name="click", label="clicked")
+        >>> head.predict(torch.tensor([0.0, 2.0])).tolist()
+        [0.5, 0.8807970285415649]
+        >>> head.loss(torch.tensor([0.0, 0.0]), {"clicked": torch.tensor([0.0, 1.0])}).item()
+        1.3862943649291992
+    """
+
+    name: Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]*$")] = "output"
+    """Names the head in the model's output, in metrics and in exports."""
+    label: Annotated[str, Field(min_length=1)] = "label"
+    """Column of labels, [rows] or [rows, 1]."""
+    kind: Literal["binary", "multiclass", "regression"] = "binary"
+    """The loss and how predictions are made of logits."""
+    weight: Positive = 1.0
+    """Factor of this head's loss in the sum of all heads."""
+    reduction: Literal["sum", "mean"] = "sum"
+    """Over examples. With "sum" the step of an id does not depend on how many others share its batch."""
+    sample_weight: str | None = None
+    """Column of factors per example."""
+    sample_rate: str | None = None
+    """Column with the probability in (0, 1] at which the example was kept; binary heads only."""
+    mask: str | None = None
+    """Column of booleans: examples that have no label for this head are left out where it is false."""
+    group: str | None = None
+    """Column of ids within which `gauc` compares, usually the user."""
+    metrics: tuple[MetricName, ...] | None = None
+    """What `evaluate` reports beside the loss; None means all that suit the kind and the columns named here."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Head:
+        if self.kind != "binary" and self.sample_rate is not None:
+            raise ValueError(f"sample_rate corrects the logit of a binary head; this one is {self.kind}")
+        unfit = [name for name in self.metrics or () if name not in _SUITED[self.kind]]
+        if unfit:
+            suited = ", ".join(_SUITED[self.kind]) or "none"
+            raise ValueError(f"metrics: {unfit[0]} is not for a {self.kind} head; there is {suited}")
+        if self.group is None and "gauc" in (self.metrics or ()):
+            raise ValueError("gauc needs `group`, the column of ids to compare within")
+        return self
+
+    @property
+    def metric_names(self) -> tuple[MetricName, ...]:
+        """The metrics in effect."""
+        if self.metrics is not None:
+            return self.metrics
+        return tuple(name for name in _SUITED[self.kind] if name != "gauc" or self.group is not None)
+
+    @property
+    def label_columns(self) -> frozenset[str]:
+        """Columns that exist only while training and evaluating."""
+        named = (self.label, self.sample_weight, self.sample_rate, self.mask)
+        return frozenset(name for name in named if name is not None)
+
+    def predict(self, logits: Tensor) -> Tensor:
+        """Predictions: [rows], or [rows, classes] of a multiclass head."""
+        if self.kind == "multiclass":
+            return logits.softmax(dim=1)
+        flat = logits.reshape(logits.shape[0])
+        return flat.sigmoid() if self.kind == "binary" else flat
+
+    def labels(self, batch: Mapping[str, object]) -> Tensor:
+        """The checked labels, [rows]: float, or int64 classes."""
+        labels = column(batch, self.label, f"head {self.name!r}, label").reshape(-1)
+        if labels.is_floating_point() and not bool(labels.isfinite().all()):
+            raise InvalidArgumentError(
+                f"head {self.name!r}: column {self.label!r} has NaN or infinite labels; "
+                "filter such examples out, or name a `mask` column that is false for them"
+            )
+        return labels.long() if self.kind == "multiclass" else labels.float()
+
+    def example_weights(self, batch: Mapping[str, object]) -> Tensor | None:
+        """The factor of each example, [rows], or None for all ones."""
+        if self.sample_weight is None:
+            return None
+        return column(batch, self.sample_weight, f"head {self.name!r}, sample_weight").reshape(-1).float()
+
+    def importance(self, batch: Mapping[str, object]) -> Tensor | None:
+        """How much each example stands for in a metric, [rows]: its weight divided by its sample rate; None for all ones."""
+        weights = self.example_weights(batch)
+        if self.sample_rate is None:
+            return weights
+        return (1.0 if weights is None else weights) / self._rates(batch)
+
+    def select(self, batch: Mapping[str, object], logits: Tensor) -> tuple[Mapping[str, object], Tensor]:
+        """The rows that have a label for this head, of the columns it reads and of its logits."""
+        if self.mask is None:
+            return batch, logits
+        keep = column(batch, self.mask, f"head {self.name!r}, mask").reshape(-1).bool()
+        read = self.label_columns | ({self.group} if self.group else set())
+        return {name: column(batch, name, f"head {self.name!r}")[keep] for name in read}, logits[keep]
+
+    def loss(self, logits: Tensor, batch: Mapping[str, object]) -> Tensor:
+        """The loss of a batch, a scalar, before `weight`."""
+        batch, logits = self.select(batch, logits)
+        labels = self.labels(batch)
+        self._check_rows(logits, labels)
+        losses = self._losses(logits, labels, batch)
+        weights = self.example_weights(batch)
+        if weights is not None:
+            losses = losses * weights
+        if self.reduction == "sum":
+            return losses.sum()
+        # A batch without any label for this head teaches it nothing, instead of making everything NaN.
+        return losses.sum() / max(len(losses), 1)
+
+    def _losses(self, logits: Tensor, labels: Tensor, batch: Mapping[str, object]) -> Tensor:
+        if self.kind == "multiclass":
+            return functional.cross_entropy(logits, labels, reduction="none")
+        flat = logits.reshape(logits.shape[0])
+        if self.kind == "regression":
+            return (flat - labels).square()
+        if self.sample_rate is not None:
+            flat = flat - self._rates(batch).log()
+        return functional.binary_cross_entropy_with_logits(flat, labels, reduction="none")
+
+    def _rates(self, batch: Mapping[str, object]) -> Tensor:
+        rates = column(batch, self.sample_rate or "", f"head {self.name!r}, sample_rate").reshape(-1).float()
+        if not bool(((rates > 0) & (rates <= 1)).all()):
+            raise InvalidArgumentError(
+                f"head {self.name!r}: column {self.sample_rate!r} must be in (0, 1], "
+                f"got values from {rates.min().item()} to {rates.max().item()}"
+            )
+        return rates
+
+    def _check_rows(self, logits: Tensor, labels: Tensor) -> None:
+        rows = len(labels)
+        fits = logits.ndim == 2 if self.kind == "multiclass" else logits.numel() == rows
+        if not fits or logits.ndim == 0 or logits.shape[0] != rows:
+            wanted = f"[{rows}, classes]" if self.kind == "multiclass" else f"[{rows}] or [{rows}, 1]"
+            raise InvalidArgumentError(
+                f"head {self.name!r}: expected logits {wanted} for {rows} labels, got {list(logits.shape)}"
+            )
+
+
+def column(batch: Mapping[str, object], name: str, wanted_by: str) -> Tensor:
+    """A dense column of a batch, or an error that says who wanted it and what there is.
+
+    Example:
+        >>> column({"label": torch.ones(2)}, "lable", "head 'ctr', label")
+        Traceback (most recent call last):
+        monolith.errors.InvalidArgumentError: head 'ctr', label: the batch has no column 'lable'; did you mean 'label'?
+    """
+    if name not in batch:
+        near = difflib.get_close_matches(name, batch, n=1)
+        known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, batch)) or 'none'}"
+        raise InvalidArgumentError(f"{wanted_by}: the batch has no column {name!r}; {known}")
+    value = batch[name]
+    if not isinstance(value, torch.Tensor):
+        raise InvalidArgumentError(f"{wanted_by}: column {name!r} must be a tensor, got {type(value).__name__}")
+    return value
+
+
+def logits_by_head(outputs: object, heads: Sequence[Head]) -> dict[str, Tensor]:
+    """Bring what a model's forward returned into one tensor per head.
+
+    Example:
+        >>> logits_by_head(torch.zeros(2), [Head(name="ctr")])
+        {'ctr': tensor([0., 0.])}
+    """
+    if isinstance(outputs, torch.Tensor) and len(heads) == 1:
+        return {heads[0].name: outputs}
+    if not isinstance(outputs, Mapping):
+        raise InvalidArgumentError(
+            f"model output: expected a mapping with the logits of {', '.join(repr(h.name) for h in heads)}, "
+            f"got {type(outputs).__name__}"
+        )
+    missing = [head.name for head in heads if head.name not in outputs]
+    if missing:
+        raise InvalidArgumentError(
+            f"model output: no logits for head {missing[0]!r}; the model returned {', '.join(map(repr, sorted(outputs)))}"
+        )
+    return {head.name: outputs[head.name] for head in heads}
+
+
+def total_loss(logits: Mapping[str, Tensor], batch: Mapping[str, object], heads: Sequence[Head]) -> Tensor:
+    """The weighted sum of the losses of all heads, a scalar.
+
+    Example:
+        >>> heads = [Head(name="a", label="y"), Head(name="b", label="y", kind="regression", weight=0.5)]
+        >>> batch = {"y": torch.tensor([1.0])}
+        >>> total_loss({"a": torch.tensor([100.0]), "b": torch.tensor([3.0])}, batch, heads).item()
+        2.0
+    """
+    losses = [head.weight * head.loss(logits[head.name], batch) for head in heads]
+    return torch.stack(losses).sum()

@@ -1,0 +1,33 @@
+"""Hooks: code that runs at the moments of a training run."""
+
+from monolith.train.hooks.feature_statistics import ColumnStatistics, FeatureStatisticsHook, column_statistics
+from monolith.train.hooks.hook import Hook
+from monolith.train.hooks.log import LoggingHook
+from monolith.train.hooks.nan_guard import NanGuardHook
+from monolith.train.hooks.profiler import ProfilerHook
+from monolith.train.hooks.stop import StopAtStepHook
+from monolith.train.hooks.tensorboard import TensorBoardHook
+from monolith.train.hooks.tide import (
+    CustomGlobalStepWaiterHook,
+    TideStoppingHook,
+    TideWindow,
+    before,
+    tide_available_now,
+)
+
+__all__ = [
+    "ColumnStatistics",
+    "CustomGlobalStepWaiterHook",
+    "FeatureStatisticsHook",
+    "Hook",
+    "LoggingHook",
+    "NanGuardHook",
+    "ProfilerHook",
+    "StopAtStepHook",
+    "TensorBoardHook",
+    "TideStoppingHook",
+    "TideWindow",
+    "before",
+    "column_statistics",
+    "tide_available_now",
+]

@@ -1,0 +1,102 @@
+"""Work of one step done during the next: the update of a step that the following step need not wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
+
+__all__ = ["AsyncFunctionManager"]
+
+_Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
+
+
+class AsyncFunctionManager:
+    """Runs functions one call late: each call of a queue runs the call before it and leaves its own waiting.
+
+    After n calls exactly n - 1 have run; `drain`, or leaving a `with` block without an error, runs the last. With
+    `threaded` the late call runs in a thread beside the caller, and has ended when the queue's next call returns; what the
+    step in between sees of it is then a matter of timing. An exception of a late call is raised by the call, or the drain,
+    that runs or awaits it.
+
+    Example:
+        >>> done = []
+        >>> with AsyncFunctionManager() as pipeline:
+        ...     for step in range(3):
+        ...         pipeline.add_async_function(done.append, (step,))
+        ...     print(done)
+        [0, 1]
+        >>> done
+        [0, 1, 2]
+    """
+
+    def __init__(self, is_async: bool = True, *, threaded: bool = False) -> None:
+        self._is_async = is_async
+        self._threaded = threaded
+        self._pool: ThreadPoolExecutor | None = None
+        self._waiting: dict[str, _Call] = {}
+        self._running: dict[str, Future[object]] = {}
+
+    def add_async_function(
+        self,
+        target: Callable[..., object],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        is_async: bool | None = None,
+        queue_name: str = "async_queue",
+    ) -> None:
+        """Run what `queue_name` has waiting, and leave `target(*args, **kwargs)` waiting there.
+
+        Give each purpose its own `queue_name`; use it once a step. `is_async` overrides the manager's for this call: False
+        runs `target` now, after all that its queue has waiting.
+        """
+        call = (target, tuple(args), dict(kwargs or {}))
+        self._advance(queue_name)
+        if self._is_async if is_async is None else is_async:
+            self._waiting[queue_name] = call
+            return
+        self._await(queue_name)
+        _run(call)
+
+    def drain(self) -> None:
+        """Run all that is waiting, in the order of the queues' first use; afterwards nothing is under way."""
+        try:
+            for queue_name in list(self._waiting):
+                self._advance(queue_name)
+            for queue_name in list(self._running):
+                self._await(queue_name)
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+
+    def _advance(self, queue_name: str) -> None:
+        self._await(queue_name)
+        call = self._waiting.pop(queue_name, None)
+        if call is None:
+            return
+        if not self._threaded:
+            _run(call)
+            return
+        self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="monolith-late")
+        self._running[queue_name] = self._pool.submit(_run, call)
+
+    def _await(self, queue_name: str) -> None:
+        running = self._running.pop(queue_name, None)
+        if running is not None:
+            running.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *rest: object) -> None:
+        # After an error the step's results may be wrong; what waits for them is dropped.
+        if error is not None:
+            self._waiting.clear()
+        self.drain()
+
+
+def _run(call: _Call) -> object:
+    target, args, kwargs = call
+    return target(*args, **kwargs)

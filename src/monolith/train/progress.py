@@ -1,0 +1,165 @@
+"""What a person wants to see while a model trains, measured over the steps since the last look."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from monolith.metrics import WindowedAUC
+from monolith.train.hooks.hook import Hook
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from monolith.train.trainer import StepResult, Trainer
+
+__all__ = ["ProgressHook", "ProgressReport", "json_lines", "rich_lines"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressReport:
+    """The state of a run at one step; loss and AUC are those of examples the model had not been trained on yet."""
+
+    step: int
+    examples: int
+    """Since the run started."""
+    examples_per_second: float
+    """Over the last interval, reading included."""
+    loss: float
+    """Mean of the steps of the last interval."""
+    auc: dict[str, float]
+    """By binary head, over the most recent examples."""
+    rows: int
+    """In all tables."""
+    table_bytes: int
+    """Held by all tables."""
+    memory_bytes: int
+    """Resident memory of this process."""
+
+
+class ProgressHook(Hook):
+    """Hand a `ProgressReport` to `write` every `every_steps` steps and at the end of the run.
+
+    Example:
+        >>> import sys
+        >>> hook = ProgressHook(json_lines(sys.stdout), every_steps=100)
+    """
+
+    def __init__(
+        self,
+        write: Callable[[ProgressReport], None],
+        *,
+        every_steps: int = 100,
+        auc_window: int = 100_000,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.every_steps, self.auc_window = every_steps, auc_window
+        self._write, self._clock = write, clock
+        self._auc: dict[str, WindowedAUC] = {}
+        self._examples = self._reported = 0
+        self._losses: list[float] = []
+        self._since = 0.0
+
+    def after_start(self, trainer: Trainer) -> None:
+        """Start the clock."""
+        self._auc = {head.name: WindowedAUC(self.auc_window) for head in trainer.heads if head.kind == "binary"}
+        self._examples = self._reported = 0
+        self._losses = []
+        self._since = self._clock()
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        """Take in a step."""
+        self._examples += result.examples
+        self._losses.append(result.loss.item())
+        for head in trainer.heads:
+            if head.name in self._auc:
+                rows, logits = head.select(result.batch, result.logits[head.name])
+                self._auc[head.name].update(logits.reshape(-1), head.labels(rows))
+        if result.step % self.every_steps == 0:
+            self._report(trainer)
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Report the steps since the last report."""
+        if self._losses:
+            self._report(trainer)
+
+    def _report(self, trainer: Trainer) -> None:
+        now = self._clock()
+        seconds, examples = now - self._since, self._examples - self._reported
+        stats = trainer.table_stats()
+        self._write(
+            ProgressReport(
+                step=trainer.step,
+                examples=self._examples,
+                examples_per_second=examples / seconds if seconds > 0 else math.inf,
+                loss=sum(self._losses) / len(self._losses),
+                auc={name: auc.compute() for name, auc in self._auc.items()},
+                rows=sum(table.rows for table in stats.values()),
+                table_bytes=sum(table.bytes for table in stats.values()),
+                memory_bytes=_resident_bytes(),
+            )
+        )
+        self._since, self._reported, self._losses = self._clock(), self._examples, []
+
+
+def json_lines(stream: TextIO) -> Callable[[ProgressReport], None]:
+    """Write each report as one line of JSON; numbers that JSON lacks become null.
+
+    Example:
+        >>> import sys
+        >>> report = ProgressReport(step=1, examples=8, examples_per_second=80.0, loss=0.7, auc={"ctr": math.nan},
+        ...                         rows=3, table_bytes=100, memory_bytes=1000)
+        >>> json_lines(sys.stdout)(report)
+        {"step": 1, "examples": 8, "examples_per_second": 80.0, "loss": 0.7, "auc": {"ctr": null}, "rows": 3, "table_bytes": 100,
+        "memory_bytes": 1000}
+    """
+
+    def write(report: ProgressReport) -> None:
+        stream.write(json.dumps(_finite(asdict(report)), allow_nan=False) + "\n")
+        stream.flush()
+
+    return write
+
+
+def rich_lines(console: Console) -> Callable[[ProgressReport], None]:
+    """Write each report as one line a person can read.
+
+    Example:
+        >>> from rich.console import Console
+        >>> write = rich_lines(Console())
+    """
+
+    def write(report: ProgressReport) -> None:
+        aucs = " ".join(
+            f"[bold]{value:.4f}[/]" + (f" {name}" if len(report.auc) > 1 else "") for name, value in report.auc.items()
+        )
+        console.print(
+            f"[dim]step[/] {report.step:>8,}  [dim]loss[/] {report.loss:.5g}  "
+            + (f"[dim]AUC[/] {aucs}  " if aucs else "")
+            + f"{report.examples_per_second:>9,.0f} [dim]examples/s[/]  {report.rows:,} [dim]rows[/]  "
+            f"{report.memory_bytes / 2**20:,.0f} [dim]MiB[/]",
+            highlight=False,
+        )
+
+    return write
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    import resource
+
+    return pages * resource.getpagesize()

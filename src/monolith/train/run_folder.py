@@ -1,0 +1,91 @@
+"""The folder a run continues from: dense state, tables and the position in the data, all of one step.
+
+`state/save-<n>/` is the n-th save and `state/latest` names the last complete one. The name is replaced at the end, so a crash
+while saving leaves the save before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from monolith.errors import CorruptFileError, StorageError
+from monolith.table.store import Store
+from monolith.train.state_file import State, load_state, save_state
+
+__all__ = ["RunFolder"]
+
+
+class RunFolder:
+    """Where one run keeps its state; one writer at a time.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as model_dir:
+        ...     folder = RunFolder(model_dir)
+        ...     print(folder.exists())
+        ...     folder.save({"step": 3}, stores=[])
+        ...     print(folder.exists(), folder.load([]))
+        False
+        True {'step': 3}
+    """
+
+    def __init__(self, model_dir: str | os.PathLike[str]) -> None:
+        self._root = Path(model_dir) / "state"
+
+    def exists(self) -> bool:
+        """Whether there is a saved step."""
+        return (self._root / "latest").is_file()
+
+    def save(self, state: State, stores: Sequence[Store]) -> None:
+        """Keep `state` and the tables of `stores`, in place of what was saved before."""
+        temporary = self._root / ".saving"
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            save_state(state, temporary, "trainer")
+            for number, store in enumerate(stores):
+                store.save(temporary / f"tables-{number}")
+            self._publish(temporary)
+        except OSError as error:
+            raise StorageError(f"{self._root}: cannot save: {error}") from error
+
+    def load(self, stores: Sequence[Store]) -> State:
+        """Restore the tables of `stores` and return the state saved with them."""
+        folder = self._latest()
+        state = load_state(folder, "trainer")
+        for number, store in enumerate(stores):
+            store.restore(folder / f"tables-{number}")
+        return state
+
+    def _latest(self) -> Path:
+        name = (self._root / "latest").read_text().strip()
+        folder = self._root / name
+        if Path(name).name != name or not folder.is_dir():
+            raise CorruptFileError(f"{self._root / 'latest'}: names {name!r}, which is not a folder beside it")
+        return folder
+
+    def _publish(self, temporary: Path) -> None:
+        earlier = sorted(self._root.glob("save-*"))
+        target = self._root / f"save-{int(earlier[-1].name[5:]) + 1 if earlier else 0:08}"
+        for path in temporary.iterdir():
+            _sync(path)
+        temporary.replace(target)
+        pointer = self._root / ".latest"
+        pointer.write_text(target.name)
+        _sync(pointer)
+        pointer.replace(self._root / "latest")
+        _sync(self._root)
+        for folder in earlier:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,82 @@
+"""When sparse gradients reach their tables: at the end of the step, or one step late beside the next backward pass."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from torch import nn
+
+from monolith.nn import EmbeddingCollection, embedding_collections
+from monolith.table.store import Gradient, Store
+
+__all__ = ["SparsePush"]
+
+
+class SparsePush:
+    """The sparse half of an update for all collections of a model.
+
+    With `delayed`, the gradients of step n are applied by a background thread after the forward pass of step n + 1 and before
+    its own gradients are known. Every lookup so misses exactly the step before it: the result does not depend on timing.
+    After n steps n - 1 are applied, until `drain`.
+
+    Example:
+        >>> from monolith.features import Feature
+        >>> push = SparsePush(EmbeddingCollection([Feature(name="user", dim=2)]), delayed=True)
+        >>> push.drain()
+    """
+
+    def __init__(self, model: nn.Module, *, delayed: bool) -> None:
+        self._collections = embedding_collections(model)
+        self._delayed = delayed
+        self._kept: list[tuple[Store, list[Gradient], int, int]] = []
+        self._thread: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
+
+    def push(self, step: int, event_time: int) -> None:
+        """Apply, or keep for later, what backward has collected."""
+        if not self._delayed:
+            for collection in self._collections:
+                collection.step(step, event_time=event_time)
+            return
+        self._kept = []
+        for collection in self._collections:
+            self._kept.append((collection.store, _with_rates(collection, step), step, event_time))
+            collection.discard_gradients()
+            collection.steps.fill_(step + 1)
+
+    def start(self) -> None:
+        """The forward pass is done: begin to apply what was kept."""
+        if self._kept:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="monolith-sparse-push")
+            self._running, self._kept = self._thread.submit(_apply, self._kept), []
+
+    def finish(self) -> None:
+        """Wait for what `start` began; its error, if any, is raised here."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            running.result()
+
+    def drain(self) -> None:
+        """Apply everything that is kept and let the thread go."""
+        try:
+            self.finish()
+            kept, self._kept = self._kept, []
+            _apply(kept)
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+
+
+def _with_rates(collection: EmbeddingCollection, step: int) -> list[Gradient]:
+    # A schedule is asked for the step the gradient belongs to, not for the one in which it is applied.
+    tables = collection.declaration.tables
+    rates = {table.config.name: table.learning_rates(step) for table in tables if any(table.schedules)}
+    return [replace(gradient, learning_rates=rates.get(gradient.bags.table)) for gradient in collection.gradients]
+
+
+def _apply(kept: list[tuple[Store, list[Gradient], int, int]]) -> None:
+    for store, gradients, step, event_time in kept:
+        store.apply(gradients, step=step, event_time=event_time)

@@ -1,0 +1,272 @@
+"""`Trainer`: the step loop with hooks. A plain PyTorch loop does the same; this one adds stopping, resuming and watching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from monolith.errors import InvalidArgumentError
+from monolith.features.batch import Batch, num_rows
+from monolith.nn import clip_grad_norm_, embedding_collections
+from monolith.table import TableStats
+from monolith.table.store import Store
+from monolith.train.batches import BatchReader
+from monolith.train.config import RunConfig
+from monolith.train.heads import Head, column, logits_by_head, total_loss
+from monolith.train.hooks.hook import Hook
+from monolith.train.run_folder import RunFolder
+from monolith.train.sparse_push import SparsePush
+
+__all__ = ["StepResult", "Trainer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one step did."""
+
+    step: int
+    """The global step, counting from 1."""
+    loss: Tensor
+    """Scalar, before the update."""
+    grad_norm: Tensor | None
+    """Joint norm of all gradients before clipping, scalar; None without clipping."""
+    logits: dict[str, Tensor]
+    """By head, before the update: predictions for examples the model had not seen."""
+    batch: Batch
+    """The columns it was made with."""
+    examples: int
+    """Rows of the batch."""
+
+
+class Trainer:
+    """Trains `model`, whose forward maps a batch to logits (of its only head, or by name of head).
+
+    A step: forward, the sum of the heads' losses, backward, clipping of dense and sparse gradients by their joint norm, the
+    dense `optimizer`, the step of every `EmbeddingCollection`, global step + 1.
+
+    Example:
+        >>> from monolith.features import Feature
+        >>> from monolith.nn import EmbeddingCollection
+        >>> class Popularity(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.embeddings = EmbeddingCollection([Feature(name="item", dim=1)])
+        ...     def forward(self, batch):
+        ...         return self.embeddings(batch)["item"]
+        >>> data = [{"item": torch.tensor([1, 2]), "label": torch.tensor([0.0, 1.0])}] * 3
+        >>> trainer = Trainer(Popularity())
+        >>> trainer.fit(data)
+        3
+        >>> trainer.stop_reason
+        'the data ended'
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        heads: Sequence[Head] | None = None,
+        config: RunConfig | None = None,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.heads = _heads(model, heads)
+        self.config = config or RunConfig()
+        self.hooks: tuple[Hook, ...] = tuple(hooks)
+        self.step = 0
+        """Steps made since the model was new, earlier runs included."""
+        self.stop_reason: str | None = None
+        """Why the last run ended, or None while it runs."""
+        self.last_batch: Batch | None = None
+        """The batch of the last step made."""
+        self._push = SparsePush(model, delayed=self.config.enable_embedding_postpush)
+        self._source_state: object = None
+        self._restored = False
+        _check_optimizer(model, optimizer)
+
+    @property
+    def stores(self) -> list[Store]:
+        """The distinct stores of the model's embeddings."""
+        stores = {id(c.store): c.store for c in embedding_collections(self.model)}
+        return list(stores.values())
+
+    def table_stats(self) -> dict[str, TableStats]:
+        """The size of every table."""
+        return {name: stats for store in self.stores for name, stats in store.stats().items()}
+
+    def request_stop(self, reason: str) -> None:
+        """End the run before the next step; the first reason given is kept."""
+        self.stop_reason = self.stop_reason or reason
+
+    def fit(self, source: Iterable[Batch], *, steps: int | None = None, max_steps: int | None = None) -> int:
+        """Train until the data ends, `steps` more steps are made, or the global step is `max_steps`; returns the global step.
+
+        With `config.model_dir` the run continues from what is saved there, its place in the data included, and is saved when
+        it ends. A source that cannot say its place starts from its beginning, and so does one that was used up.
+        """
+        _check_limits(steps, max_steps)
+        self.stop_reason = None
+        began: list[Hook] = []
+        error: BaseException | None = None
+        try:
+            for hook in self.hooks:
+                hook.begin(self)
+                began.append(hook)
+            self.restore()
+            for hook in self.hooks:
+                hook.after_start(self)
+            self._loop(source, max_steps if steps is None else self.step + steps)
+            self.save()
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            with ExitStack() as ends:
+                for hook in reversed(began):
+                    ends.callback(hook.end, self, error)
+        return self.step
+
+    def train_step(self, batch: Batch) -> StepResult:
+        """Make one step, without the moments around it."""
+        self.model.train()
+        self._discard_gradients()
+        logits = logits_by_head(self.model(batch), self.heads)
+        loss = total_loss(logits, batch, self.heads)
+        extra = getattr(self.model, "extra_loss", None)
+        if extra is not None:
+            loss = loss + extra(batch, logits)
+        self._push.start()
+        if loss.requires_grad:
+            torch.autograd.backward(loss)
+        self._push.finish()
+        norm = None if self.config.clip_norm is None else clip_grad_norm_(self.model, self.config.clip_norm)
+        for hook in self.hooks:
+            hook.before_update(self, loss.detach(), norm)
+        self._update(batch)
+        self.last_batch = batch
+        return StepResult(
+            step=self.step,
+            loss=loss.detach(),
+            grad_norm=norm,
+            logits={name: tensor.detach() for name, tensor in logits.items()},
+            batch=batch,
+            examples=num_rows(batch),
+        )
+
+    def state_dict(self) -> dict[str, object]:
+        """Everything but the tables: the step, dense parameters, the optimizer, the place in the data."""
+        state: dict[str, object] = {
+            "step": self.step,
+            "model": dict(self.model.state_dict()),
+            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+            "source": self._source_state,
+        }
+        if self.config.seed is not None:
+            state["generator"] = torch.get_rng_state()
+        return state
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Continue from what `state_dict` returned."""
+        self.model.load_state_dict(state["model"])  # type: ignore[arg-type]
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+        if self.config.seed is not None and isinstance(generator := state.get("generator"), Tensor):
+            torch.set_rng_state(generator)
+        self._source_state = state["source"]
+        self.step = int(state["step"])  # type: ignore[call-overload]
+
+    def save(self) -> None:
+        """Keep state and tables in `config.model_dir`, if there is one."""
+        if self.config.model_dir is not None:
+            RunFolder(self.config.model_dir).save(self.state_dict(), self.stores)
+
+    def restore(self) -> bool:
+        """Load what `config.model_dir` holds, once, before the first step; whether this call did."""
+        if self._restored or self.step:
+            return False
+        self._restored = True
+        if self.config.seed is not None:
+            torch.manual_seed(self.config.seed)
+        if self.config.model_dir is None or not RunFolder(self.config.model_dir).exists():
+            return False
+        state = RunFolder(self.config.model_dir).load(self.stores)
+        self.load_state_dict(state)  # type: ignore[arg-type]
+        return True
+
+    def _loop(self, source: Iterable[Batch], last: int | None) -> None:
+        with BatchReader(source, self._source_state, prefetch=self.config.embedding_prefetch_capacity) as reader:
+            batches = iter(reader)
+            try:
+                while not self._stops(last):
+                    batch = next(batches, None)
+                    if batch is None:
+                        self.request_stop("the data ended")
+                        break
+                    result = self.train_step(batch)
+                    for hook in self.hooks:
+                        hook.after_step(self, result)
+            finally:
+                self._push.drain()
+            self._source_state = reader.state()
+
+    def _stops(self, last: int | None) -> bool:
+        if last is not None and self.step >= last:
+            self.request_stop(f"step {last} is reached")
+        if self.stop_reason is None:
+            for hook in self.hooks:
+                hook.before_step(self)
+        return self.stop_reason is not None
+
+    def _update(self, batch: Batch) -> None:
+        if self.config.dense_weight_decay:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach(), alpha=self.config.dense_weight_decay)
+        if self.optimizer is not None:
+            self.optimizer.step()
+        self._push.push(self.step, self._event_time(batch))
+        self.step += 1
+
+    def _event_time(self, batch: Batch) -> int:
+        name = self.config.event_time
+        if name is None:
+            return 0
+        times = column(batch, name, "RunConfig.event_time")
+        return int(times.max()) if times.numel() else 0
+
+    def _discard_gradients(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+        for collection in embedding_collections(self.model):
+            collection.discard_gradients()
+
+
+def _heads(model: nn.Module, heads: Sequence[Head] | None) -> tuple[Head, ...]:
+    found = heads if heads is not None else getattr(model, "heads", None)
+    if heads is None and not (isinstance(found, list | tuple) and all(isinstance(head, Head) for head in found)):
+        found = (Head(),)
+    names = [head.name for head in found or ()]
+    if not names or len(set(names)) < len(names):
+        raise InvalidArgumentError(f"heads: expected at least one head and no name twice, got {names}")
+    return tuple(found or ())
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    if optimizer is None and any(parameter.requires_grad for parameter in model.parameters()):
+        name = next(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+        raise InvalidArgumentError(
+            f"optimizer: the model has dense parameters, {name!r} for one; give a torch optimizer over model.parameters()"
+        )
+
+
+def _check_limits(steps: int | None, max_steps: int | None) -> None:
+    if steps is not None and max_steps is not None:
+        raise InvalidArgumentError(f"expected steps or max_steps, got both: {steps} and {max_steps}")
+    for name, value in (("steps", steps), ("max_steps", max_steps)):
+        if value is not None and value < 0:
+            raise InvalidArgumentError(f"{name}: expected at least 0, got {value}")
