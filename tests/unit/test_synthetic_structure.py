@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -145,7 +147,7 @@ def test_the_planted_logit_of_criteo_is_the_written_formula() -> None:
         assert float(batch["click_probability"][row]) == pytest.approx(1 / (1 + np.exp(-logit)), abs=1e-5)
 
 
-def test_parquet_has_the_rows_in_groups_of_the_asked_size(tmp_path) -> None:
+def test_parquet_has_the_rows_in_groups_of_the_asked_size(tmp_path: Path) -> None:
     path = tmp_path / "clicks.parquet"
     source = ClickStream(ClickStreamConfig(batch_size=100, batches=5))
     assert write_parquet(source, path, rows_per_group=150) == 500
@@ -159,7 +161,7 @@ def test_parquet_has_the_rows_in_groups_of_the_asked_size(tmp_path) -> None:
         assert table[name].to_pylist() == values
 
 
-def test_parquet_refuses_what_it_cannot_hold(tmp_path) -> None:
+def test_parquet_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="at least one batch"):
         write_parquet([], tmp_path / "a")
     with pytest.raises(InvalidArgumentError, match="dense"):
