@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,13 +27,10 @@ class TableDeclaration:
     """In the order of declaration."""
     slots: tuple[int | None, ...]
     """The slot of each of `features`; None: ids are taken as they are."""
+    has_bias: bool
+    """Whether the first element of a row is a bias."""
     pooling: Literal["sum", "mean", "sqrtn"]
     """How a lookup pools: the way of its features, or "sum" where they differ."""
-
-    @property
-    def has_bias(self) -> bool:
-        """Whether the first element of a row is a bias."""
-        return any(feature.bias for feature in self.features)
 
     def learning_rates(self, step: int) -> tuple[float, ...]:
         """The rate of each segment at `step`."""
@@ -173,16 +169,15 @@ def _declare(
         schedules=first.schedules,
         features=tuple(group),
         slots=slots,
+        has_bias=bool(first.bias),
         pooling=poolings.pop() if len(poolings) == 1 else "sum",  # type: ignore[arg-type]
     )
 
 
 def _name_of(row: tuple[Segment, ...], names: Mapping[str, str]) -> str:
-    text = "\n".join(segment.model_dump_json() for segment in row)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    name = f"slots_{'_'.join(str(segment.dim) for segment in row)}_{digest}"
-    # Equal segments under different schedules are different tables.
-    same = sum(other.startswith(name) for other in names)
+    name = "slots_" + "_".join(f"{segment.dim}_{segment.optimizer.kind}" for segment in row)
+    # Tables that differ in less than that are numbered as they are declared.
+    same = sum(other == name or other.startswith(f"{name}_") for other in names)
     return name if not same else f"{name}_{same + 1}"
 
 

@@ -75,7 +75,7 @@ class Feature(Config):
     """A schedule for all segments, or one for each (that of the bias first); None: the optimizer's own rate."""
     table: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     """The table's name, in files and as part of what initial values depend on. None: the feature's name, or, with a slot, one
-    that follows from the segments."""
+    made of dims and optimizers, as in `slots_16_adagrad`, and numbered where that is not enough to tell tables apart."""
 
     @property
     def row(self) -> tuple[Segment, ...]:
@@ -97,11 +97,6 @@ class Feature(Config):
         if isinstance(self.learning_rate, tuple):
             return self.learning_rate
         return (self.learning_rate,) * len(self.row)
-
-    @property
-    def is_sequence(self) -> bool:
-        """Whether the entry of a batch row keeps the embeddings of its ids apart."""
-        return self.pooling in ("first_n", "last_n", "none")
 
     def _bias(self) -> tuple[Segment, ...]:
         if isinstance(self.bias, Segment):
@@ -130,7 +125,7 @@ class Feature(Config):
             raise ValueError(f"learning_rate: expected {len(self.row)} schedules, one per segment")
         if any(segment.optimizer.kind == "delay_compensation" for segment in self.row):
             raise ValueError(
-                "DelayCompensation needs the values a gradient was computed at; use EmbeddingTable directly"
+                "optimizer: DelayCompensation needs the values a gradient was computed at; use EmbeddingTable"
             )
         return self
 

@@ -171,17 +171,17 @@ def to_fids(ids: Ids, slot: int | np.ndarray) -> torch.Tensor:
         >>> fid_v2.slot_of(fids).tolist(), fid_v2.signature_of(fids).tolist()
         ([7, 7, 7], [5, 251622562667365, 5])
     """
-    array = id_array(ids)
-    slots = np.asarray(slot, dtype=np.int64)
-    if slots.size and not (slots.min() >= 0 and slots.max() < 2**fid_v2.slot_bits):
+    array, slots = id_array(ids), np.asarray(slot, dtype=np.int64)
+    # The bitwise or of numbers is within [0, 2**n) if and only if all of them are.
+    if not 0 <= np.bitwise_or.reduce(slots, axis=None) < 2**fid_v2.slot_bits:
         raise InvalidArgumentError(f"slot: expected 0..{2**fid_v2.slot_bits - 1}, got {slot!r}")
     prefixes = slots << fid_v2.signature_bits
+    if 0 <= np.bitwise_or.reduce(array, axis=None) < 2**fid_v2.signature_bits:
+        return torch.from_numpy(np.asarray(array | prefixes))
     high = array >> fid_v2.signature_bits
-    if not high.any():
-        return torch.from_numpy(array | prefixes)
     hashed = _mix(array.view(np.uint64)) >> np.uint64(64 - fid_v2.signature_bits)
     signatures = np.where((high == 0) | (high == slots), fid_v2.signature_of(array), hashed.view(np.int64))
-    return torch.from_numpy(signatures | prefixes)
+    return torch.from_numpy(np.asarray(signatures | prefixes))
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -101,10 +101,8 @@ class EmbeddingCollection(nn.Module):
         batch, in seconds since 1970, and becomes the last-update time of the rows.
         """
         now = int(self.steps) if step is None else step
-        rates = {
-            table.config.name: table.learning_rates(now) for table in self.declaration.tables if any(table.schedules)
-        }
-        gradients = [replace(g, learning_rates=rates.get(g.bags.table)) for g in self._pending]
+        rates = {table.config.name: table.learning_rates(now) for table in self.declaration.tables}
+        gradients = [replace(g, learning_rates=rates[g.bags.table]) for g in self._pending]
         self.store.apply(gradients, step=now, event_time=event_time)
         self.discard_gradients()
         self.steps.fill_(now + 1)
