@@ -26,6 +26,8 @@ class RunConfig(Config):
 
     model_dir: str | None = None
     """Where the state is kept: a run continues from what it finds there and saves when it ends. None keeps nothing."""
+    resume_data: bool = True
+    """Continue in the data where the saved run stopped; False when the next run is given other data."""
     clip_norm: Positive | None = 1000.0
     """Largest joint norm of all gradients, dense and sparse together; None does not clip."""
     dense_weight_decay: NonNegative = 0.0

@@ -16,7 +16,7 @@ from monolith.train.config import RunConfig
 from monolith.train.evaluation import HeadMetrics
 from monolith.train.heads import Head, column, logits_by_head
 from monolith.train.hooks import Hook, NanGuardHook, TensorBoardHook
-from monolith.train.trainer import Trainer
+from monolith.train.trainer import DATA_ENDED, Trainer
 
 __all__ = ["Estimator", "Mode"]
 
@@ -71,6 +71,7 @@ class Estimator:
         self.config = config or RunConfig()
         self.trainer = Trainer(model, optimizer or _optimizer(model), heads=heads, config=self.config)
         self._example: Batch | None = None
+        self._train_source: Iterable[Batch] | None = None
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -96,7 +97,15 @@ class Estimator:
         With a model_dir, the run continues from what is saved there and is saved when it ends.
         """
         self.trainer.hooks = (*self._own_hooks(), *hooks)
-        return self.trainer.fit(self._source(source, "train"), steps=steps, max_steps=max_steps)
+        if source is None:
+            # The same one for every call, so that each goes on where the last stopped.
+            if self._train_source is None:
+                self._train_source = self._source(None, "train")
+            source = self._train_source
+        step = self.trainer.fit(source, steps=steps, max_steps=max_steps)
+        if self.trainer.stop_reason == DATA_ENDED:
+            self._train_source = None
+        return step
 
     def evaluate(self, source: Iterable[Batch] | None = None, *, steps: int | None = None) -> dict[str, float]:
         """The metrics of every head over the data, or its first `steps` batches: `<head>/<metric>` -> value.

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from monolith.data.prefetch import Prefetch
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch, num_rows
 from monolith.nn import clip_grad_norm_, embedding_collections
 from monolith.table import TableStats
 from monolith.table.store import Store
-from monolith.train.batches import BatchReader
 from monolith.train.config import RunConfig
 from monolith.train.heads import Head, column, logits_by_head, total_loss
 from monolith.train.hooks.hook import Hook
 from monolith.train.run_folder import RunFolder
 from monolith.train.sparse_push import SparsePush
 
-__all__ = ["StepResult", "Trainer"]
+__all__ = ["DATA_ENDED", "StepResult", "Trainer"]
+
+DATA_ENDED = "the data ended"
+"""The `stop_reason` of a run that used its source up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,7 @@ class Trainer:
         """The batch of the last step made."""
         self._push = SparsePush(model, delayed=self.config.enable_embedding_postpush)
         self._source_state: object = None
+        self._loaded_place: object = None
         self._restored = False
         _check_optimizer(model, optimizer)
 
@@ -107,8 +111,9 @@ class Trainer:
     def fit(self, source: Iterable[Batch], *, steps: int | None = None, max_steps: int | None = None) -> int:
         """Train until the data ends, `steps` more steps are made, or the global step is `max_steps`; returns the global step.
 
-        With `config.model_dir` the run continues from what is saved there, its place in the data included, and is saved when
-        it ends. A source that cannot say its place starts from its beginning, and so does one that was used up.
+        With `config.model_dir` the run continues from what is saved there and is saved when it ends. So is the place in the
+        data, if the source can tell it: the saved one is loaded into `source` before the first step. A source that was used up
+        starts again.
         """
         _check_limits(steps, max_steps)
         self.stop_reason = None
@@ -133,7 +138,9 @@ class Trainer:
         return self.step
 
     def train_step(self, batch: Batch) -> StepResult:
-        """Make one step, without the moments around it."""
+        """Make one step; of the hooks only `before_update` is called."""
+        if not isinstance(batch, Mapping):
+            raise InvalidArgumentError(f"batch: expected a dict of columns by name, got {type(batch).__name__}")
         self.model.train()
         self._discard_gradients()
         logits = logits_by_head(self.model(batch), self.heads)
@@ -178,7 +185,7 @@ class Trainer:
             self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
         if self.config.seed is not None and isinstance(generator := state.get("generator"), Tensor):
             torch.set_rng_state(generator)
-        self._source_state = state["source"]
+        self._source_state = self._loaded_place = state["source"]
         self.step = int(state["step"])  # type: ignore[call-overload]
 
     def save(self) -> None:
@@ -200,20 +207,26 @@ class Trainer:
         return True
 
     def _loop(self, source: Iterable[Batch], last: int | None) -> None:
-        with BatchReader(source, self._source_state, prefetch=self.config.embedding_prefetch_capacity) as reader:
-            batches = iter(reader)
+        resumable = _is_resumable(source)
+        # Only once: a source that comes later is other data, or knows its place itself.
+        place, self._loaded_place = self._loaded_place, None
+        if place is not None and resumable and self.config.resume_data:
+            source.load_state_dict(place)  # type: ignore[attr-defined]
+        with Prefetch(source, capacity=self.config.embedding_prefetch_capacity) as ahead:
+            batches = iter(ahead)
             try:
                 while not self._stops(last):
                     batch = next(batches, None)
                     if batch is None:
-                        self.request_stop("the data ended")
+                        self.request_stop(DATA_ENDED)
+                        resumable = False
                         break
                     result = self.train_step(batch)
                     for hook in self.hooks:
                         hook.after_step(self, result)
             finally:
                 self._push.drain()
-            self._source_state = reader.state()
+            self._source_state = ahead.state_dict() if resumable else None
 
     def _stops(self, last: int | None) -> bool:
         if last is not None and self.step >= last:
@@ -254,6 +267,12 @@ def _heads(model: nn.Module, heads: Sequence[Head] | None) -> tuple[Head, ...]:
     if not names or len(set(names)) < len(names):
         raise InvalidArgumentError(f"heads: expected at least one head and no name twice, got {names}")
     return tuple(found or ())
+
+
+def _is_resumable(source: Iterable[Batch]) -> bool:
+    if not isinstance(source, Iterable):
+        raise InvalidArgumentError(f"source: expected an iterable of batches, got {type(source).__name__}")
+    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
