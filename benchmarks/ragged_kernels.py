@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from monolith.features import Ragged
-from monolith.features.ragged import pool, split_by_shard, unique_with_inverse
+from monolith.features.kernels import pool, split_by_shard, unique_with_inverse
 
 Tensors = tuple[torch.Tensor, ...]
 

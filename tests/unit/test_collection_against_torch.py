@@ -40,7 +40,7 @@ def collection(slots: bool) -> EmbeddingCollection:
     )
 
 
-OWNER = {name: "item" for name in ("liked", "item", "first", "last", "history")}
+OWNER = dict.fromkeys(("liked", "item", "first", "last", "history"), "item")
 RAGGED = ("tags", "words", "liked", "first", "last", "history")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -222,8 +223,8 @@ def _list_without_a_table(folder: Path) -> None:
     ],
 )
 def test_a_damaged_folder_is_refused_and_nothing_changes(
-    tmp_path: Path, harm: Any, error: type[Exception], message: str
-) -> None:  # noqa: ANN401
+    tmp_path: Path, harm: Callable[[Path], None], error: type[Exception], message: str
+) -> None:
     trained().save(tmp_path / "save")
     harm(tmp_path / "save")
     tables = store()

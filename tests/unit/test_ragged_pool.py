@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from monolith import InvalidArgumentError
 from monolith.features import Ragged
-from monolith.features.ragged import Mode, pool
+from monolith.features.kernels import Mode, pool
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from monolith import InvalidArgumentError
 from monolith.features import Ragged
-from monolith.features.ragged import ragged_split_by_indices, reorder_by_indices, split_by_indices, split_by_shard
+from monolith.features.kernels import ragged_split_by_indices, reorder_by_indices, split_by_indices, split_by_shard
 
 INT64 = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monolith.features.ragged import unique_with_inverse
+from monolith.features.kernels import unique_with_inverse
 
 INT64 = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 

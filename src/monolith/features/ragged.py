@@ -1,41 +1,22 @@
-"""`Ragged` batches and the kernels over them: row ids, pooling, deduplication, splits by shard and back."""
+"""`Ragged`: rows of different lengths, and their forms elsewhere: lists, Arrow lists, nested tensors."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.autograd.function import FunctionCtx, once_differentiable
 
 from monolith import _core
 from monolith.errors import InvalidArgumentError
-from monolith.table.arrays import Ids, id_array
+from monolith.table.arrays import Ids, id_vector
 
-__all__ = [
-    "Ragged",
-    "ShardSplit",
-    "Unique",
-    "fused_value_rowids",
-    "pool",
-    "ragged_split_by_indices",
-    "reorder_by_indices",
-    "split_by_indices",
-    "split_by_shard",
-    "unique_with_inverse",
-]
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-Mode = Literal["sum", "mean", "sqrtn", "l2"]
-
-_REDUCTIONS = {
-    "sum": _core.Reduction.SUM,
-    "mean": _core.Reduction.MEAN,
-    "sqrtn": _core.Reduction.SQRTN,
-    "l2": _core.Reduction.L2,
-}
+__all__ = ["Ragged", "fused_value_rowids"]
 
 
 class Ragged:
@@ -58,7 +39,7 @@ class Ragged:
         self.values = torch.as_tensor(values)
         if self.values.ndim == 0:
             raise InvalidArgumentError("values: expected at least one dimension, got a scalar")
-        self._splits = _vector("row_splits", row_splits)
+        self._splits = id_vector(row_splits, "row_splits")
         _core.check_row_splits(self._splits, len(self.values))
         self.row_splits = torch.from_numpy(self._splits)
         self._rowids: torch.Tensor | None = None
@@ -79,6 +60,75 @@ class Ragged:
         values: list[Any] = self.values.tolist()
         splits = self._splits.tolist()
         return [values[begin:end] for begin, end in itertools.pairwise(splits)]
+
+    @classmethod
+    def from_arrow(cls, column: pa.Array | pa.ChunkedArray) -> Ragged:
+        """One row per list of an Arrow column of numbers; a null list is an empty row.
+
+        The values are shared with Arrow, not copied, if the column is one chunk without null lists. They may not be written to.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> Ragged.from_arrow(pa.array([[1, 2], None, [3]])).to_lists()
+            [[1, 2], [], [3]]
+        """
+        import pyarrow as pa
+
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+            raise InvalidArgumentError(f"column: expected lists of numbers, got {column.type}")
+        if column.null_count:
+            lengths = column.value_lengths().fill_null(0).to_numpy()
+            splits = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            values = column.flatten()
+        else:
+            splits = column.offsets.to_numpy().astype(np.int64)
+            values = column.values.slice(splits[0], splits[-1] - splits[0])
+            splits -= splits[0]
+        return cls(_numbers(values), splits)
+
+    def to_arrow(self) -> pa.Array:
+        """An Arrow array of large lists that shares the values: [n] as numbers, [n, d] as lists of fixed size.
+
+        Example:
+            >>> Ragged.from_lists([[1, 2], []]).to_arrow().to_pylist()
+            [[1, 2], []]
+        """
+        import pyarrow as pa
+
+        if self.values.ndim > 2:
+            raise InvalidArgumentError(f"values: expected [n] or [n, d] for Arrow, got {list(self.values.shape)}")
+        flat = pa.array(self.values.detach().cpu().reshape(-1).numpy())
+        values = flat if self.values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, self.values.shape[1])
+        return pa.LargeListArray.from_arrays(pa.array(self._splits), values)
+
+    @classmethod
+    def from_nested(cls, nested: torch.Tensor) -> Ragged:
+        """One row per part of a nested tensor of layout `torch.jagged`, [rows, (n), ...]; shares its values.
+
+        Example:
+            >>> rows = [torch.tensor([1, 2]), torch.tensor([3])]
+            >>> Ragged.from_nested(torch.nested.nested_tensor(rows, layout=torch.jagged)).to_lists()
+            [[1, 2], [3]]
+        """
+        if not (nested.is_nested and nested.layout == torch.jagged):
+            raise InvalidArgumentError("nested: expected a nested tensor of layout torch.jagged")
+        if nested._ragged_idx != 1:  # type: ignore[attr-defined]
+            raise InvalidArgumentError(
+                f"nested: expected [rows, (n), ...], ragged in dimension 1, got {list(nested.shape)}"
+            )
+        whole = nested.contiguous()
+        return cls(whole.values(), whole.offsets().cpu())  # type: ignore[attr-defined]
+
+    def to_nested(self) -> torch.Tensor:
+        """A nested tensor of layout `torch.jagged` that shares the values; differentiable.
+
+        Example:
+            >>> Ragged.from_lists([[1, 2], [3]]).to_nested().unbind()
+            (tensor([1, 2]), tensor([3]))
+        """
+        return torch.nested.nested_tensor_from_jagged(self.values, self.row_splits.to(self.values.device))
 
     def value_rowids(self) -> torch.Tensor:
         """The row of each value, int64 [n]; computed once, the same tensor ever after."""
@@ -113,223 +163,16 @@ def fused_value_rowids(rt: Ragged) -> torch.Tensor:
     return rt.value_rowids()
 
 
-def pool(rows: torch.Tensor, row_splits: Ragged | Ids, *, mode: Mode = "sum") -> torch.Tensor:
-    """One row per bag: float32 [n, dim] -> [bags, dim], differentiable in `rows`; an empty bag gives zeros.
+def _numbers(values: pa.Array) -> torch.Tensor:
+    import pyarrow as pa
 
-    `row_splits` may also be the `Ragged` of ids whose embeddings `rows` are. Modes, with n rows x in a bag:
-    "sum" sum(x); "mean" sum(x) / n; "sqrtn" sum(x) / sqrt(n); "l2" sqrt(sum(x * x)) by element, the original's
-    reduce_sqrtn.
-
-    Example:
-        >>> pool(torch.tensor([[1.0], [2.0], [6.0]]), [0, 1, 1, 3], mode="mean").tolist()
-        [[1.0], [0.0], [4.0]]
-    """
-    if mode not in _REDUCTIONS:
-        raise InvalidArgumentError(f"mode: expected one of {', '.join(map(repr, _REDUCTIONS))}, got {mode!r}")
-    if rows.ndim != 2 or rows.dtype != torch.float32:
-        raise InvalidArgumentError(f"rows: expected float32 [n, dim], got {rows.dtype} {list(rows.shape)}")
-    splits = row_splits._splits if isinstance(row_splits, Ragged) else _vector("row_splits", row_splits)
-    out: torch.Tensor = _Pool.apply(rows, splits, _REDUCTIONS[mode])  # type: ignore[no-untyped-call]
-    return out
-
-
-class _Pool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, rows: torch.Tensor, splits: np.ndarray, reduction: _core.Reduction) -> torch.Tensor:
-        values = _rows(rows)
-        pooled = torch.from_numpy(_core.pool(reduction, values, splits))
-        ctx.splits, ctx.reduction = splits, reduction  # type: ignore[attr-defined]
-        if reduction == _core.Reduction.L2:
-            ctx.save_for_backward(rows, pooled)
-        return pooled.to(rows.device)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        splits: np.ndarray = ctx.splits  # type: ignore[attr-defined]
-        rows = pooled = np.empty((0, grad.shape[1]), dtype=np.float32)
-        if ctx.saved_tensors:  # type: ignore[attr-defined]
-            rows, pooled = map(_rows, ctx.saved_tensors)  # type: ignore[attr-defined]
-        reduction: _core.Reduction = ctx.reduction  # type: ignore[attr-defined]
-        grad_rows = _core.pool_gradient(reduction, _rows(grad), rows, pooled, splits, int(splits[-1]))
-        return torch.from_numpy(grad_rows).to(grad.device), None, None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unique:
-    """Distinct ids of a batch and how to get the batch back: `ids[inverse]`."""
-
-    ids: torch.Tensor
-    """int64 [distinct], in the order of first occurrence."""
-    inverse: torch.Tensor
-    """int64, shape of the batch: the position of each id in `ids`."""
-    counts: torch.Tensor | None
-    """int64 [distinct]: occurrences, if asked for."""
-
-
-def unique_with_inverse(ids: Ids, *, return_counts: bool = False) -> Unique:
-    """Distinct ids in the order of first occurrence, and where each came from.
-
-    Example:
-        >>> unique = unique_with_inverse([5, 3, 5, 9], return_counts=True)
-        >>> unique.ids.tolist(), unique.inverse.tolist(), unique.counts.tolist()
-        ([5, 3, 9], [0, 1, 0, 2], [2, 1, 1])
-    """
-    batch = id_array(ids)
-    distinct, inverse, counts = _core.unique_with_inverse(batch.reshape(-1), return_counts)
-    return Unique(
-        ids=torch.from_numpy(distinct),
-        inverse=torch.from_numpy(inverse).reshape(batch.shape),
-        counts=torch.from_numpy(counts) if return_counts else None,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardSplit:
-    """Ids grouped by the shard that owns them, and the way back."""
-
-    ids: torch.Tensor
-    """int64 [n]: shard 0's ids first, each shard's in their order of the batch."""
-    order: torch.Tensor
-    """int64 [n]: `ids[k]` was at place `order[k]` of the batch."""
-    sizes: torch.Tensor
-    """int64 [shards]: ids of each shard."""
-
-    def by_shard(self) -> tuple[torch.Tensor, ...]:
-        """The ids of each shard, as views of `ids`."""
-        return torch.split(self.ids, self.sizes.tolist())
-
-    def restore(self, rows: torch.Tensor) -> torch.Tensor:
-        """Bring rows that came back in the order of `ids` into the order of the batch; differentiable.
-
-        Example:
-            >>> split = split_by_shard([3, 2, 1, 4], 2)
-            >>> split.restore(split.ids * 10).tolist()
-            [30, 20, 10, 40]
-        """
-        out: torch.Tensor = _Restore.apply(rows, self.order.numpy())  # type: ignore[no-untyped-call]
-        return out
-
-
-def split_by_shard(ids: Ids, num_shards: int) -> ShardSplit:
-    """Group ids by owner, stably: shard = id % num_shards with the id taken as unsigned.
-
-    Example:
-        >>> split = split_by_shard([3, 2, 1, 4], 2)
-        >>> [shard.tolist() for shard in split.by_shard()]
-        [[2, 4], [3, 1]]
-    """
-    grouped, order, sizes = _core.split_by_shard(id_array(ids).reshape(-1), _parts("num_shards", num_shards))
-    return ShardSplit(ids=torch.from_numpy(grouped), order=torch.from_numpy(order), sizes=torch.from_numpy(sizes))
-
-
-def split_by_indices(indices: Ids, rows: torch.Tensor, num_splits: int) -> tuple[torch.Tensor, ...]:
-    """Rows [n, ...] into `num_splits` parts, row i to part `indices[i]`, stably; differentiable in `rows`.
-
-    Example:
-        >>> [part.tolist() for part in split_by_indices([0, 1, 0], torch.tensor([4, 5, 6]), 2)]
-        [[4, 6], [5]]
-    """
-    parts = _vector("indices", indices)
-    if rows.ndim == 0 or len(rows) != parts.size:
-        raise InvalidArgumentError(f"rows: expected [{parts.size}, ...], one row per index, got {list(rows.shape)}")
-    order, sizes = _core.split_by_indices(parts, _parts("num_splits", num_splits))
-    grouped: torch.Tensor = _Group.apply(rows, order)  # type: ignore[no-untyped-call]
-    return torch.split(grouped, sizes.tolist())
-
-
-def ragged_split_by_indices(indices: Ids, ragged: Ragged, num_splits: int) -> tuple[list[Ragged], list[Ragged]]:
-    """The values of `ragged` into `num_splits` parts that keep all rows, and the positions they had, alike.
-
-    Example:
-        >>> parts, positions = ragged_split_by_indices([0, 1, 0, 1], Ragged.from_lists([[4, 3, 2], [1]]), 2)
-        >>> [part.to_lists() for part in parts], [part.to_lists() for part in positions]
-        ([[[4, 2], []], [[3], [1]]], [[[0, 2], []], [[1], [3]]])
-    """
-    flat = _vector("indices", indices)
-    if flat.size != len(ragged.values):
-        raise InvalidArgumentError(f"indices: expected {len(ragged.values)} entries, one per value, got {flat.size}")
-    order, sizes, splits = _core.split_ragged_by_indices(flat, ragged._splits, _parts("num_splits", num_splits))
-    positions = torch.split(torch.from_numpy(order), sizes.tolist())
-    parts = [Ragged(ragged.values[position], split) for position, split in zip(positions, splits, strict=True)]
-    return parts, [Ragged(position, split) for position, split in zip(positions, splits, strict=True)]
-
-
-def reorder_by_indices(ids: Ids, shard_ids: Ids, num_shards: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distinct ids grouped by shard, and the size of each group; an id's first `shard_ids` entry counts.
-
-    Inside a shard ids keep the order of first occurrence (the original reverses it).
-
-    Example:
-        >>> ids, sizes = reorder_by_indices([0, 1, 2, 2, 3, 5], [0, 1, 2, 2, 0, 2], 3)
-        >>> ids.tolist(), sizes.tolist()
-        ([0, 3, 1, 2, 5], [2, 1, 2])
-    """
-    batch, shards = _vector("ids", ids), _vector("shard_ids", shard_ids)
-    if shards.size != batch.size:
-        raise InvalidArgumentError(f"shard_ids: expected {batch.size} entries, one per id, got {shards.size}")
-    distinct, inverse, _ = _core.unique_with_inverse(batch, False)
-    first = np.full(distinct.size, -1, dtype=np.int64)
-    # Assigned from the back, so that the first occurrence is written last.
-    first[inverse[::-1]] = shards[::-1]
-    order, sizes = _core.split_by_indices(first, _parts("num_shards", num_shards))
-    return torch.from_numpy(distinct[order]), torch.from_numpy(sizes)
-
-
-class _Restore(torch.autograd.Function):
-    """out[order[k]] = rows[k]; the gradient gathers."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, rows: torch.Tensor, order: np.ndarray) -> torch.Tensor:
-        ctx.order = order  # type: ignore[attr-defined]
-        return _move(_core.restore_order, rows, order)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        out: torch.Tensor = _Group.apply(grad, ctx.order)  # type: ignore[no-untyped-call, attr-defined]
-        return out, None
-
-
-class _Group(torch.autograd.Function):
-    """out[k] = rows[order[k]]; order is a permutation, so the gradient restores."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, rows: torch.Tensor, order: np.ndarray) -> torch.Tensor:
-        ctx.order = order  # type: ignore[attr-defined]
-        return _move(_core.gather_rows, rows, order)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        out: torch.Tensor = _Restore.apply(grad, ctx.order)  # type: ignore[no-untyped-call, attr-defined]
-        return out, None
-
-
-def _move(kernel: Any, rows: torch.Tensor, order: np.ndarray) -> torch.Tensor:  # noqa: ANN401 - a function of the extension
-    if rows.ndim == 0 or len(rows) != order.size:
-        raise InvalidArgumentError(f"rows: expected [{order.size}, ...], one row per id, got {list(rows.shape)}")
-    source = rows.detach().cpu().contiguous()
-    out = torch.empty_like(source)
-    kernel(_bytes(source), order, _bytes(out))
-    return out.to(rows.device)
-
-
-def _bytes(rows: torch.Tensor) -> np.ndarray:
-    row_bytes = rows.element_size() * (rows[0].numel() if len(rows) else 0)
-    return rows.reshape(-1).view(torch.uint8).numpy().reshape(len(rows), row_bytes)
-
-
-def _rows(rows: torch.Tensor) -> np.ndarray:
-    return rows.detach().cpu().contiguous().numpy()
-
-
-def _vector(name: str, ids: Ids) -> np.ndarray:
-    array = id_array(ids, name)
-    if array.ndim != 1:
-        raise InvalidArgumentError(f"{name}: expected one dimension, got shape {list(array.shape)}")
-    return array
-
-
-def _parts(name: str, number: int) -> int:
-    if not 1 <= number < 2**32:
-        raise InvalidArgumentError(f"{name}: expected 1..{2**32 - 1}, got {number}")
-    return number
+    if values.null_count:
+        raise InvalidArgumentError(f"column: {values.null_count} values are null; drop or fill them first")
+    if pa.types.is_boolean(values.type):
+        return torch.from_numpy(values.to_numpy(zero_copy_only=False))
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        raise InvalidArgumentError(
+            f"column: expected lists of numbers, got {values.type}; strings become ids by hash_strings"
+        )
+    # DLPack, because Arrow's memory is read-only: torch takes such NumPy arrays only under protest.
+    return torch.utils.dlpack.from_dlpack(values) if len(values) else torch.from_numpy(values.to_numpy().copy())
