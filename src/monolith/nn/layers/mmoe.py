@@ -99,9 +99,12 @@ class MMoE(nn.Module):
     def gates(self, u: torch.Tensor) -> torch.Tensor:
         """The share of each expert in each task, [B, gate_features] -> [B, num_tasks, num_experts]."""
         require_shape("MMoE.u", u, "B", self.gate_features)
-        logits = u @ self.gate_weight
-        if self.noise_weight is not None and self.training:
-            logits = logits + torch.randn_like(logits) * F.softplus(u @ self.noise_weight)
+        # Full precision: rounding in bfloat16 would choose other experts.
+        with torch.autocast(u.device.type, enabled=False):
+            u = u.to(self.gate_weight.dtype)
+            logits = u @ self.gate_weight
+            if self.noise_weight is not None and self.training:
+                logits = logits + torch.randn_like(logits) * F.softplus(u @ self.noise_weight)
         gates = torch.softmax(logits.reshape(-1, self.num_tasks, len(self.experts)), dim=2)
         if self.gate_type == "softmax":
             return gates

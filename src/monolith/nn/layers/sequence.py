@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -106,14 +107,14 @@ class AGRU(nn.Module):
     ) -> torch.Tensor:
         """[B, T, in_features], [B, T], [B, T] -> [B, T, units]."""
         require_shape("AGRU.x", x, "B", "T", self.cell.in_features)
+        require_positive("AGRU.x: steps", x.shape[1])
         valid = None if mask is None else step_mask("AGRU.mask", mask, x)
-        state = x.new_zeros(x.shape[0], self.cell.units)
-        states = []
-        for step in range(x.shape[1]):
-            moved = self.cell(x[:, step], state, None if attention is None else attention[:, step : step + 1])
-            state = moved if valid is None else torch.where(valid[:, step : step + 1], moved, state)
-            states.append(state)
-        return torch.stack(states, dim=1)
+
+        def step(t: int, state: torch.Tensor) -> torch.Tensor:
+            moved: torch.Tensor = self.cell(x[:, t], state, None if attention is None else attention[:, t : t + 1])
+            return moved
+
+        return _states(step, x.new_zeros(x.shape[0], self.cell.units), x.shape[1], valid)
 
 
 class DIEN(nn.Module):
@@ -151,7 +152,7 @@ class DIEN(nn.Module):
         require_positive("DIEN.key_dim", key_dim)
         require_positive("DIEN.num_units", num_units)
         self.query_dim, self.key_dim = query_dim, key_dim
-        self.interest = nn.GRU(key_dim, num_units, batch_first=True)
+        self.interest = nn.GRUCell(key_dim, num_units)
         self.query = Dense(query_dim, num_units, bias=False, initializer=initializer)
         cell = AGRUCell(num_units, num_units, att_type=att_type, activation=activation, initializer=initializer)
         self.evolution = AGRU(cell)
@@ -160,13 +161,26 @@ class DIEN(nn.Module):
         """[B, q], [B, T, k], [B, T] -> [B, num_units]."""
         require_shape("DIEN.queries", queries, "B", self.query_dim)
         require_shape("DIEN.keys", keys, "B", "T", self.key_dim)
+        require_positive("DIEN.keys: steps", keys.shape[1])
         valid = None if mask is None else step_mask("DIEN.mask", mask, keys)
-        if valid is not None:
-            # The first recurrence knows no mask: with its steps moved to the front, padding comes too late to matter.
-            order = torch.argsort((~valid).to(torch.uint8), dim=1, stable=True)
-            valid = valid.gather(1, order)
-            keys = keys.gather(1, order.unsqueeze(2).expand_as(keys))
-        interests, _ = self.interest(keys)
+
+        def step(t: int, state: torch.Tensor) -> torch.Tensor:
+            moved: torch.Tensor = self.interest(keys[:, t], state)
+            return moved
+
+        interests = _states(step, keys.new_zeros(keys.shape[0], self.interest.hidden_size), keys.shape[1], valid)
         scores = torch.bmm(interests, self.query(queries).unsqueeze(2)).squeeze(2)
         states: torch.Tensor = self.evolution(interests, masked_softmax(scores, valid), valid)
         return states[:, -1]
+
+
+def _states(
+    step: Callable[[int, torch.Tensor], torch.Tensor], state: torch.Tensor, steps: int, valid: torch.Tensor | None
+) -> torch.Tensor:
+    """The state after each step, [B, T, units]; one that is not valid keeps the state."""
+    states = []
+    for t in range(steps):
+        moved = step(t, state)
+        state = moved if valid is None else torch.where(valid[:, t : t + 1], moved, state)
+        states.append(state)
+    return torch.stack(states, dim=1)

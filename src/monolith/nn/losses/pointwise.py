@@ -46,7 +46,7 @@ def get_sigmoid_loss_and_pred(
     Args:
         logits: z.
         labels: in [0, 1].
-        sample_rate: the probability with which an example of its kind was kept, [*] or one number.
+        sample_rate: the rate at which negatives were kept where the example comes from, [*] or one number; positives have it too.
         sample_bias: see `correct_logits`.
         mask: examples without it, false or 0, have no loss, whatever their label; [*].
         instance_weight: factor of each example's loss, [*].
