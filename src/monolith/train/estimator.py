@@ -100,7 +100,7 @@ class Estimator:
         if source is None:
             # The same one for every call, so that each goes on where the last stopped.
             if self._train_source is None:
-                self._train_source = self._source(None, "train")
+                self._train_source = self.data("train")
             source = self._train_source
         step = self.trainer.fit(source, steps=steps, max_steps=max_steps)
         if self.trainer.stop_reason == DATA_ENDED:
@@ -113,7 +113,7 @@ class Estimator:
         Beside the heads' own metrics there are `<head>/loss`, the mean per example, `<head>/examples`, and `global_step`.
         """
         metrics = HeadMetrics(self.heads)
-        for batch, logits in self._forward(self._source(source, "eval"), steps):
+        for batch, logits in self._forward(self.data("eval", source), steps):
             metrics.update(logits, batch)
         return {**metrics.compute(), "global_step": self.trainer.step}
 
@@ -128,7 +128,7 @@ class Estimator:
 
         `predict_keys` selects heads; names of dense columns of the batch are passed through beside them.
         """
-        for batch, logits in self._forward(self._source(source, "predict"), None):
+        for batch, logits in self._forward(self.data("predict", source), None):
             found = {head.name: head.predict(logits[head.name]) for head in self.heads}
             wanted = list(found) if predict_keys is None else predict_keys
             chosen = {name: found[name] if name in found else column(batch, name, "predict_keys") for name in wanted}
@@ -151,6 +151,15 @@ class Estimator:
         base = self._export_base() if folder is None else Path(folder)
         return export(self.model, self._example_batch(example), base, heads=self.heads, step=self.trainer.step)
 
+    def data(self, mode: Mode, source: Iterable[Batch] | None = None) -> Iterable[Batch]:
+        """`source` if there is one, otherwise the model's own batches for `mode`."""
+        if source is not None:
+            return source
+        input_fn: Callable[[Mode], Iterable[Batch]] | None = getattr(self.model, "input_fn", None)
+        if input_fn is None:
+            raise InvalidArgumentError(f"source: none given, and {type(self.model).__name__} has no input_fn(mode)")
+        return input_fn(mode)
+
     def _export_base(self) -> Path:
         base = Path(self.config.export_dir_base)
         if self.config.model_dir is None and not base.is_absolute():
@@ -160,7 +169,7 @@ class Estimator:
     def _example_batch(self, example: Batch | None) -> Batch:
         seen = example or self._example or self.trainer.last_batch
         if seen is None and hasattr(self.model, "input_fn"):
-            seen = next(iter(self._source(None, "predict")), None)
+            seen = next(iter(self.data("predict")), None)
         if seen is None:
             raise InvalidArgumentError("export_saved_model: no batch to trace the model with; give `example`")
         return seen
@@ -170,14 +179,6 @@ class Estimator:
         if self.config.model_dir is not None:
             hooks.append(TensorBoardHook(self.config.model_dir, every_steps=self.config.save_summary_steps))
         return tuple(hooks)
-
-    def _source(self, source: Iterable[Batch] | None, mode: Mode) -> Iterable[Batch]:
-        if source is not None:
-            return source
-        input_fn: Callable[[Mode], Iterable[Batch]] | None = getattr(self.model, "input_fn", None)
-        if input_fn is None:
-            raise InvalidArgumentError(f"source: none given, and {type(self.model).__name__} has no input_fn(mode)")
-        return input_fn(mode)
 
     def _forward(self, source: Iterable[Batch], steps: int | None) -> Iterator[tuple[Batch, dict[str, Tensor]]]:
         if steps is not None and steps < 0:

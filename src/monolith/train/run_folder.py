@@ -55,13 +55,14 @@ class RunFolder:
 
     def load(self, stores: Sequence[Store]) -> State:
         """Restore the tables of `stores` and return the state saved with them."""
-        folder = self._latest()
+        folder = self.latest()
         state = load_state(folder, "trainer")
         for number, store in enumerate(stores):
             store.restore(folder / f"tables-{number}")
         return state
 
-    def _latest(self) -> Path:
+    def latest(self) -> Path:
+        """The folder of the last complete save."""
         name = (self._root / "latest").read_text().strip()
         folder = self._root / name
         if Path(name).name != name or not folder.is_dir():

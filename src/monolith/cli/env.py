@@ -1,0 +1,42 @@
+"""`monolith env`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+
+from monolith.cli.options import Json
+from monolith.cli.output import show
+
+__all__ = ["env"]
+
+_PACKAGES = ("monolith-torch", "torch", "numpy", "pyarrow", "pydantic", "safetensors", "tensorboard")
+
+
+def env(as_json: Json = False) -> None:
+    """Print what a report of a problem should say: versions, processor, threads, GPUs."""
+    import torch
+
+    import monolith
+
+    versions = {name: _version(name) for name in _PACKAGES}
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    answer = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": versions,
+        "cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "threads": {"table": monolith.num_threads(), "torch": torch.get_num_threads()},
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "gpus": gpus,
+    }
+    show(answer, as_json=as_json)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,28 @@
+"""`monolith evaluate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from monolith.cli.job import Job, load_job
+from monolith.cli.options import Json, Sets, Target, run_flags
+from monolith.cli.output import show
+
+__all__ = ["evaluate"]
+
+
+@run_flags
+def evaluate(
+    target: Target,
+    sets: Sets = None,
+    steps: Annotated[int | None, typer.Option(help="Batches to read; by default all.", min=0)] = None,
+    as_json: Json = False,
+    *,
+    flags: dict[str, object],
+) -> None:
+    """Print the metrics of every head, of the model as its model_dir has it."""
+    job = Job(load_job(target, sets or (), flags))
+    metrics = job.estimator.evaluate(job.source("eval"), steps=steps)
+    show(metrics, as_json=as_json, title=f"step {metrics['global_step']:,}")

@@ -1,0 +1,139 @@
+"""What a command works on: a model by name, its arguments, and how to run it, from a file, `--set` and flags.
+
+A YAML file has the fields of `JobConfig`:
+
+    model: my_package.models:ClickModel     # class or function that returns an nn.Module
+    model_args: {dim: 16}
+    input: my_package.data:batches          # called with "train", "eval" or "predict"; default: the model's own input_fn
+    input_args: {folder: data/}
+    max_steps: 10000
+    run: {model_dir: runs/clicks}           # the fields of RunConfig
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, JsonValue
+from torch import nn
+
+from monolith.config import Config
+from monolith.errors import ConfigError, StorageError
+from monolith.features.batch import Batch
+from monolith.train import Estimator, RunConfig
+from monolith.train.estimator import Mode
+
+__all__ = ["Job", "JobConfig", "load_job"]
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+
+
+class JobConfig(Config):
+    """A model and how to run it."""
+
+    model: Name
+    """`module:name` of a class or function that returns the model."""
+    model_args: dict[str, JsonValue] = {}
+    """Keyword arguments of `model`."""
+    input: Name | None = None
+    """`module:name` of a function from "train", "eval" or "predict" to batches; None: the model's own `input_fn`."""
+    input_args: dict[str, JsonValue] = {}
+    """Further keyword arguments of `input`."""
+    steps: Annotated[int, Field(ge=0)] | None = None
+    """Steps to make in this run."""
+    max_steps: Annotated[int, Field(ge=0)] | None = None
+    """Global step to stop at."""
+    run: RunConfig = RunConfig()
+    """Everything else about the run."""
+
+
+class Job:
+    """A `JobConfig` brought to life."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self.config = config
+        model = _named(config.model)(**config.model_args)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"JobConfig.model: {config.model!r} made a {type(model).__name__}, expected an nn.Module")
+        self.estimator = Estimator(model, config.run)
+
+    def source(self, mode: Mode) -> Iterable[Batch] | None:
+        """The batches of `input`; None leaves it to the model."""
+        if self.config.input is None:
+            return None
+        batches: Iterable[Batch] = _named(self.config.input)(mode, **self.config.input_args)
+        return batches
+
+
+def load_job(target: str, sets: Sequence[str] = (), flags: Mapping[str, object] | None = None) -> JobConfig:
+    """Build the configuration of `target`, a YAML file or `module:Model`.
+
+    `sets` are `key.key=value` with the value in YAML; `flags` are fields of `RunConfig` by name, those with None not given. Sets
+    win over the file, flags over both.
+
+    Example:
+        >>> load_job("torch.nn:Identity", ["run.clip_norm=10", "steps=3"]).run.clip_norm
+        10.0
+        >>> load_job("torch.nn:Identity", ["run.clip_nrom=10"])
+        Traceback (most recent call last):
+        monolith.errors.ConfigError: RunConfig.clip_nrom: unknown field; did you mean 'clip_norm'?
+    """
+    tree = _read(target) if target.endswith((".yaml", ".yml")) else {"model": target}
+    for assignment in sets:
+        _assign(tree, assignment)
+    run: object = tree.pop("run", {})
+    if not isinstance(run, dict):
+        raise ConfigError(f"JobConfig.run: expected the fields of RunConfig, got {run!r}")
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    # On its own first, so that an unknown key is compared with the keys of its own level.
+    settings = RunConfig.from_json(json.dumps({**run, **given}))
+    return JobConfig.from_json(json.dumps({**tree, "run": settings.model_dump(mode="json")}))
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not YAML: {error}") from None
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise ConfigError(f"{path}: expected fields and values, got {type(tree).__name__}")
+    return tree
+
+
+def _assign(tree: dict[str, Any], assignment: str) -> None:
+    path, equals, text = assignment.partition("=")
+    *parents, last = path.split(".")
+    if not equals or not all([*parents, last]):
+        raise ConfigError(f"--set: expected key.key=value, got {assignment!r}")
+    for key in parents:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"--set {assignment}: {key!r} is a value, it has no fields")
+    try:
+        tree[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {assignment}: the value is not YAML: {error}") from None
+
+
+def _named(name: str) -> Any:  # noqa: ANN401 - whatever the user has under that name
+    module, _, attribute = name.partition(":")
+    # As with `python -m`: the folder one works in is where one's own modules are.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(f"{name!r}: there is no module {error.name!r}; is it installed, or in this folder?") from None
+    except AttributeError as error:
+        raise ConfigError(f"{name!r}: {error}") from None

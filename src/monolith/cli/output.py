@@ -1,0 +1,50 @@
+"""Answers of read commands: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["show"]
+
+
+def show(answer: Mapping[str, object], *, as_json: bool, title: str | None = None) -> None:
+    """Print `answer` to stdout; numbers JSON has no word for become null."""
+    console = Console(highlight=False, soft_wrap=True)
+    if as_json:
+        console.print(json.dumps(_json(answer), allow_nan=False), markup=False)
+        return
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in _flat(answer):
+        table.add_row(name, _text(value))
+    console.print(table)
+
+
+def _flat(answer: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for name, value in answer.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((f"{prefix}{name}", value))
+    return rows
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _json(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,54 @@
+"""`monolith train`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from monolith.cli.job import Job, load_job
+from monolith.cli.options import Json, Sets, Target, run_flags
+from monolith.cli.signals import stop_on_interrupt
+from monolith.train.progress import ProgressHook, json_lines, rich_lines
+
+__all__ = ["train"]
+
+Steps = Annotated[int | None, typer.Option(help="Steps to make in this run.", min=0)]
+MaxSteps = Annotated[int | None, typer.Option(help="Global step to stop at.", min=0)]
+
+
+@run_flags
+def train(
+    target: Target,
+    sets: Sets = None,
+    steps: Steps = None,
+    max_steps: MaxSteps = None,
+    as_json: Json = False,
+    *,
+    flags: dict[str, object],
+) -> None:
+    """Train a model, from where its model_dir stopped, until the steps or the data end.
+
+    Progress goes to the terminal, with --json as one line per interval to stdout. An interrupt ends the run after the step
+    being made and saves.
+    """
+    config = load_job(target, sets or (), flags)
+    job = Job(config)
+    console = Console(highlight=False)
+    write = json_lines(sys.stdout) if as_json else rich_lines(console)
+    trainer = job.estimator.trainer
+    limits = (config.steps, config.max_steps) if steps is None and max_steps is None else (steps, max_steps)
+    progress = ProgressHook(write, every_steps=config.run.log_step_count_steps)
+    with stop_on_interrupt(trainer.request_stop) as interrupted:
+        job.estimator.train(job.source("train"), steps=limits[0], max_steps=limits[1], hooks=[progress])
+    end = {"event": "end", "step": trainer.step, "reason": trainer.stop_reason, "model_dir": config.run.model_dir}
+    if as_json:
+        console.print(json.dumps(end), markup=False, soft_wrap=True)
+    else:
+        saved = f", saved in {config.run.model_dir}" if config.run.model_dir else ", not saved: there is no model_dir"
+        console.print(f"ended at step {trainer.step:,}: {trainer.stop_reason}{saved}", soft_wrap=True)
+    if interrupted:
+        raise typer.Exit(130)
