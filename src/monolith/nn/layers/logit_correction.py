@@ -17,9 +17,9 @@ def correct_logits(
     """z' = z - ln(sample_rate), with sample_bias after z := ln(sigmoid(z)): logits [*], sample_rate [*] -> [*].
 
     Keeping each negative with probability r multiplies the odds in the data by 1 / r: ln(odds) rises by -ln(r). A model whose
-    loss sees z - ln(r), for positives as for negatives, therefore learns the z of the data before sampling. sample_bias is for streams that have emitted every
-    positive once as a negative, before it was clicked: the odds are then p instead of p / (1 - p). An example with a rate of 0
-    or less cannot have been sampled; it gives infinity or NaN, and so does the loss.
+    loss sees z - ln(r), for positives as for negatives, therefore learns the z of the data before sampling. sample_bias is for
+    streams that have emitted every positive once as a negative, before it was clicked: the odds are then p instead of
+    p / (1 - p). An example with a rate of 0 or less cannot have been sampled; it gives infinity or NaN, and so does the loss.
 
     Example:
         >>> correct_logits(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.1]))
