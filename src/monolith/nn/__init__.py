@@ -3,6 +3,7 @@
 from monolith.nn.clip import clip_grad_norm_
 from monolith.nn.embedding import Embedding, EmbeddingBag
 from monolith.nn.embedding_collection import EmbeddingCollection, embedding_collections
+from monolith.nn.fused_layout import FusedLayout
 from monolith.nn.layers import (
     AGRU,
     CAN,
@@ -85,6 +86,7 @@ __all__ = [
     "EmbeddingCollection",
     "FFM",
     "FM",
+    "FusedLayout",
     "GradNorm",
     "IRazor",
     "LHUCTower",
