@@ -8,6 +8,7 @@ NB_MODULE(_core, m) {
   init_errors(m);
   init_admission(m);
   init_ragged(m);
+  init_records(m);
   init_table(m);
   init_touched_set(m);
 }

@@ -5,5 +5,6 @@
 void init_admission(nanobind::module_& m);
 void init_errors(nanobind::module_& m);
 void init_ragged(nanobind::module_& m);
+void init_records(nanobind::module_& m);
 void init_table(nanobind::module_& m);
 void init_touched_set(nanobind::module_& m);
