@@ -5,6 +5,7 @@ MonolithError
 ├── InvalidArgumentError (ValueError)  a call's arguments do not fit the table or each other
 ├── CorruptFileError                   a file is truncated, altered, too new, or made for another table
 ├── DivergedError (ArithmeticError)    training met a NaN or infinite loss or gradient
+├── SchemaError (ValueError)           a record or table does not have the columns asked for
 └── StorageError (OSError)             the operating system refused an open, read, write, fsync or rename
 
 A message says where, what was expected, what came, and what to do next. After any of these nothing has been half-changed.
@@ -16,6 +17,7 @@ __all__ = [
     "DivergedError",
     "InvalidArgumentError",
     "MonolithError",
+    "SchemaError",
     "StorageError",
 ]
 
@@ -38,6 +40,10 @@ class CorruptFileError(MonolithError):
 
 class DivergedError(MonolithError, ArithmeticError):
     """Training met a loss or gradient that is NaN or infinite; the step changed no weight."""
+
+
+class SchemaError(MonolithError, ValueError):
+    """A record or table does not have a column that was asked for, or has it with another type or length."""
 
 
 class StorageError(MonolithError, OSError):

@@ -1,0 +1,201 @@
+"""Arrow arrays as batch columns, without a copy where types and nulls allow it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from monolith.data.sources.column import Column, nested_entries
+from monolith.errors import SchemaError
+from monolith.features import Ragged
+from monolith.features.batch import Batch
+
+__all__ = ["arrow_type", "columns_of", "to_batch"]
+
+_TYPES = {"int64": pa.int64(), "float32": pa.float32(), "float64": pa.float64(), "bytes": pa.binary()}
+
+
+def arrow_type(column: Column) -> pa.DataType:
+    """The type of an Arrow array that has exactly what the column asks for.
+
+    Example:
+        >>> arrow_type(Column(name="tags", dtype="bytes", nested=True))
+        ListType(list<item: binary>)
+    """
+    kind = _TYPES[column.dtype]
+    lists = (column.nested + (column.shape is None and column.dtype != "bytes")) if not column.shape else 1
+    for _ in range(lists):
+        kind = pa.list_(kind)
+    return kind
+
+
+def columns_of(schema: pa.Schema) -> list[Column]:
+    """A column for each field of `schema`: lists are ragged, lists of lists nested, everything else one value per row.
+
+    Example:
+        >>> [c.dtype for c in columns_of(pa.schema([("id", pa.int32()), ("tags", pa.list_(pa.string()))]))]
+        ['int64', 'bytes']
+    """
+    return [_column_of(field) for field in schema]
+
+
+def _column_of(field: pa.Field) -> Column:
+    kind, depth = field.type, 0
+    shape: tuple[int, ...] = ()
+    if pa.types.is_fixed_size_list(kind):
+        shape, kind = (kind.list_size,), kind.value_type
+    while _is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    text = _is_text(kind)
+    if depth + text > 2 or (shape and (depth or text)):
+        raise SchemaError(f"column {field.name!r}: {field.type} has no form in a batch; leave it out of columns")
+    if text:
+        return Column(name=field.name, dtype="bytes", nested=depth == 1)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise SchemaError(
+            f"column {field.name!r}: {field.type} has no form in a batch; cast it, or leave it out of columns"
+        )
+    integers = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    dtype = "int64" if integers else "float64" if kind == pa.float64() else "float32"
+    return Column.model_validate(
+        {"name": field.name, "dtype": dtype, "nested": depth == 2, "shape": None if depth else shape}
+    )
+
+
+def to_batch(table: pa.Table, columns: Sequence[Column]) -> Batch:
+    """The rows of `table` as a batch; a column that is not there, or cannot become what was asked for, is a SchemaError.
+
+    Example:
+        >>> table = pa.table({"user": [1, 2], "tags": [[5], None]})
+        >>> batch = to_batch(table, [Column(name="user", shape=()), Column(name="tags")])
+        >>> batch["user"].tolist(), batch["tags"].to_lists()
+        ([1, 2], [[5], []])
+    """
+    batch: Batch = {}
+    for column in columns:
+        index = table.schema.get_field_index(column.source)
+        if index < 0:
+            raise SchemaError(
+                f"column {column.name!r}: there is no {column.source!r}; there are {', '.join(table.column_names)}"
+            )
+        chunks = table.column(index)
+        array = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
+        try:
+            batch.update(_entries(column, array))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise SchemaError(f"column {column.name!r}: {array.type} cannot become {column.dtype}: {error}") from None
+    return batch
+
+
+def _entries(column: Column, array: pa.Array) -> Batch:
+    array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    if column.dtype == "bytes":
+        return _string_entries(column, array)
+    if column.shape is not None:
+        return {column.name: _fixed(column, array)}
+    if not column.nested:
+        values, splits = _rows(column, array)
+        return {column.name: Ragged(_numbers(column, values), splits)}
+    inner, list_splits = _rows(column, array)
+    values, splits = _rows(column, inner)
+    lengths = Ragged(np.diff(splits), list_splits)
+    return nested_entries(column, Ragged(_numbers(column, values), splits[list_splits]), lengths)
+
+
+def _string_entries(column: Column, array: pa.Array) -> Batch:
+    lists = None
+    if column.nested:
+        array, lists = _rows(column, array)
+    if not _is_text(array.type):
+        raise _wrong(column, array, "strings" if lists is None else "lists of strings")
+    array = pc.cast(pc.fill_null(array, b"" if pa.types.is_binary(array.type) else ""), pa.large_binary())
+    _, offsets, data = array.buffers()
+    splits = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    size = int(splits[-1] - splits[0])
+    data = pa.py_buffer(b"") if data is None else data
+    values = from_dlpack(pa.Array.from_buffers(pa.uint8(), size, [None, data], offset=int(splits[0])))
+    splits = splits - splits[0]
+    if lists is None:
+        return {column.name: Ragged(values, splits)}
+    return nested_entries(column, Ragged(values, splits[lists]), Ragged(np.diff(splits), lists))
+
+
+def _fixed(column: Column, array: pa.Array) -> torch.Tensor:
+    shape = column.shape or ()
+    width = math.prod(shape)
+    if not _is_list(array.type) and not pa.types.is_fixed_size_list(array.type):
+        if width != 1:
+            raise _wrong(column, array, f"lists of {width}")
+        return _numbers(column, _filled(column, array)).reshape(-1, *shape)
+    if array.null_count:
+        if column.default is None:
+            raise _missing(column)
+        filler = pa.scalar([column.default] * width, pa.list_(array.type.value_type))
+        array = pc.if_else(pc.is_valid(array), pc.cast(array, filler.type), filler)
+    values, splits = _rows(column, array)
+    lengths = np.diff(splits)
+    if (lengths != width).any():
+        row = int((lengths != width).argmax())
+        raise SchemaError(f"column {column.name!r}: row {row} of the batch has {lengths[row]} values, expected {width}")
+    return _numbers(column, _filled(column, values)).reshape(-1, *shape)
+
+
+def _rows(column: Column, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """The elements of a list array and its row splits; a null row is empty. Without lists, each value is a row."""
+    if not _is_list(array.type) and not pa.types.is_fixed_size_list(array.type):
+        if column.nested:
+            raise _wrong(column, array, "lists")
+        valid = np.asarray(array.is_valid())
+        return array.drop_null(), np.concatenate([[0], valid.cumsum()])
+    if array.null_count or pa.types.is_fixed_size_list(array.type):
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0), dtype=np.int64)
+        return pc.list_flatten(array), np.concatenate([[0], lengths.cumsum()])
+    offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
+    return array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])), offsets - offsets[0]
+
+
+def _filled(column: Column, array: pa.Array) -> pa.Array:
+    if not array.null_count:
+        return array
+    if column.default is None:
+        raise _missing(column)
+    return pc.fill_null(array, pa.scalar(column.default, array.type))
+
+
+def _numbers(column: Column, array: pa.Array) -> torch.Tensor:
+    kind = array.type
+    if array.null_count:
+        raise SchemaError(f"column {column.name!r}: a list has a null among its values")
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if not number or (pa.types.is_floating(kind) and column.dtype == "int64"):
+        raise _wrong(column, array, column.dtype)
+    if kind == pa.uint64() and column.dtype == "int64":
+        # Ids use all 64 bits; they keep them.
+        array = array.view(pa.int64())
+    return from_dlpack(pc.cast(array, _TYPES[column.dtype]))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def _wrong(column: Column, array: pa.Array, wanted: str) -> SchemaError:
+    return SchemaError(f"column {column.name!r}: expected {wanted}, {column.source!r} is {array.type}")
+
+
+def _missing(column: Column) -> SchemaError:
+    return SchemaError(f"column {column.name!r}: a row is null; give the column a default, or leave out its shape")

@@ -1,0 +1,206 @@
+"""Delimited text, CSV and TSV, from files or standard input, parsed by Arrow."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from monolith.data.sources.arrow import arrow_type, to_batch
+from monolith.data.sources.column import Column, checked_columns
+from monolith.data.sources.file_source import FileSource
+from monolith.data.sources.source import Position
+from monolith.data.sources.streams import Compression, StreamDamage, compression_of, open_stream, read_stream
+from monolith.errors import CorruptFileError, InvalidArgumentError, SchemaError
+from monolith.features.batch import Batch
+
+__all__ = ["CsvSource"]
+
+_log = logging.getLogger(__name__)
+# Beside the caller's columns a table has the number of each row in its file: rows may be left out, positions may not move.
+_ROW = "\0row"
+
+
+class CsvSource(FileSource):
+    """Batches from delimited text with a header line, or with the names of all its fields in `names`.
+
+    `paths`: URLs, globs, folders, or "-" for standard input; compressed files by their suffix. An empty field is missing: the
+    default of a column with a shape, an empty row otherwise. Ragged columns are texts like `3|1|4`, cut at `list_separator`.
+    At most `max_corrupt` rows that have too few or too many fields, or a field that is not a number, are skipped. Shards take
+    whole files in turn; with fewer files than shards, rows in turn.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "rows.tsv").write_text("user\\ttags\\n1\\t5\\n2\\t\\n3\\t6|7\\n")
+        ...     columns = [Column(name="user", shape=()), Column(name="tags")]
+        ...     (batch,) = CsvSource(f"{folder}/rows.tsv", columns, batch_size=4, delimiter="\\t")
+        >>> batch["user"].tolist(), batch["tags"].to_lists()
+        ([1, 2, 3], [[5], [], [6, 7]])
+    """
+
+    def __init__(
+        self,
+        paths: str | Sequence[str],
+        columns: Iterable[Column],
+        *,
+        batch_size: int,
+        delimiter: str = ",",
+        names: Sequence[str] | None = None,
+        list_separator: str = "|",
+        compression: Compression = "infer",
+        max_corrupt: int = 0,
+        drop_remainder: bool = False,
+    ) -> None:
+        self.columns = checked_columns(columns)
+        for column in self.columns:
+            if column.nested and column.dtype != "bytes":
+                raise InvalidArgumentError(f"column {column.name!r}: delimited text has no lists of lists of numbers")
+        self._delimiter, self._names, self._separator = delimiter, names, list_separator
+        compression_of("", compression)
+        self._compression = compression
+        super().__init__(paths, batch_size=batch_size, drop_remainder=drop_remainder, max_corrupt=max_corrupt)
+
+    @property
+    def skipped(self) -> int:
+        """Rows left out in the files read to their end."""
+        return int(self._position["skipped"])
+
+    def _by_row(self) -> bool:
+        return len(self.files) < self._shard_count
+
+    def _start(self) -> Position:
+        return {"file": 0 if self._by_row() else self._shard_index, "url": "", "row": 0, "skipped": 0}
+
+    def _read(self, position: Position) -> Iterator[tuple[Batch, Position]]:
+        held: list[pa.Table] = []
+        for at, table in self._tables(position):
+            held.append(table)
+            rows = sum(part.num_rows for part in held)
+            while rows >= self._batch_size:
+                joined = pa.concat_tables(held)
+                batch = joined.slice(0, self._batch_size)
+                held, rows = [joined.slice(self._batch_size)], rows - self._batch_size
+                behind = batch.column(_ROW)[-1].as_py() + 1
+                yield to_batch(batch, self.columns), {**at, "row": behind}
+        if sum(part.num_rows for part in held) and not self._drop_remainder:
+            yield to_batch(pa.concat_tables(held), self.columns), {**self._start(), "file": len(self.files)}
+
+    def _tables(self, position: Position) -> Iterator[tuple[Position, pa.Table]]:
+        """Typed rows from `position` on, block by block, with the file they are from."""
+        at = dict(position)
+        for index in range(int(position["file"]), len(self.files), 1 if self._by_row() else self._shard_count):
+            first = int(at["row"]) if index == at["file"] else 0
+            at.update(file=index, url=self.files[index], row=0)
+            bad = _BadRows(self.files[index], self._max_corrupt, int(at["skipped"]))
+            for table in self._blocks(self.files[index], bad):
+                if self._by_row():
+                    mine = table.column(_ROW).to_numpy() % self._shard_count == self._shard_index
+                    table = table.filter(pa.array(mine))
+                # Also the rows before `first` are parsed: the bad ones among them count.
+                typed = self._typed(table, bad)
+                yield dict(at), typed.filter(pc.greater_equal(typed.column(_ROW), first))
+            at["skipped"] = bad.count
+
+    def _blocks(self, url: str, bad: _BadRows) -> Iterator[pa.Table]:
+        import pyarrow.csv as csv
+
+        fields = list(dict.fromkeys(column.source for column in self.columns))
+        options = {
+            "read_options": csv.ReadOptions(use_threads=False, column_names=self._names),
+            "parse_options": csv.ParseOptions(delimiter=self._delimiter, invalid_row_handler=bad.wrong_fields),
+            "convert_options": csv.ConvertOptions(
+                include_columns=fields,
+                column_types=dict.fromkeys(fields, pa.string()),
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        }
+        row = 0
+        with open_stream(url, self._compression, 0) as stream, _our_errors(url, bad):
+            for block in csv.open_csv(pa.PythonFile(_Checked(stream), mode="r"), **options):
+                table = pa.Table.from_batches([block])
+                yield table.append_column(_ROW, pa.array(np.arange(row, row + table.num_rows)))
+                row += table.num_rows
+
+    def _typed(self, table: pa.Table, bad: _BadRows) -> pa.Table:
+        """Texts as numbers, without the rows that have something else."""
+        wrong = sorted(
+            {row for column in self.columns for row in self._unparsable(column, table.column(column.source))}
+        )
+        if wrong:
+            bad.not_numbers(table.column(_ROW)[wrong[0]].as_py(), len(wrong))
+            table = table.take(np.delete(np.arange(table.num_rows), wrong))
+        arrays = [self._parsed(column, table.column(column.source)) for column in self.columns]
+        names = [column.source for column in self.columns]
+        return pa.table([*arrays, table.column(_ROW)], names=[*names, _ROW])
+
+    def _unparsable(self, column: Column, texts: pa.ChunkedArray) -> Iterator[int]:
+        """The rows that Arrow cannot read, found by halving, so that what counts as a number is Arrow's decision alone."""
+        with contextlib.suppress(pa.ArrowInvalid):
+            self._parsed(column, texts)
+            return
+        if len(texts) == 1:
+            yield 0
+            return
+        half = len(texts) // 2
+        yield from self._unparsable(column, texts.slice(0, half))
+        yield from (half + row for row in self._unparsable(column, texts.slice(half)))
+
+    def _parsed(self, column: Column, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+        kind = arrow_type(column)
+        return pc.cast(pc.split_pattern(texts, self._separator) if pa.types.is_list(kind) else texts, kind)
+
+
+class _BadRows:
+    """Counts rows that are left out, up to a limit."""
+
+    def __init__(self, url: str, limit: int, count: int) -> None:
+        self._url, self._limit, self.count = url, limit, count
+
+    def wrong_fields(self, row: Any) -> str:  # noqa: ANN401 - pyarrow.csv.InvalidRow
+        """Arrow's callback for a row with too few or too many fields; "error" ends the reading."""
+        self.count += 1
+        _log.warning("%s: a row has %d fields, expected %d", self._url, row.actual_columns, row.expected_columns)
+        return "skip" if self.count <= self._limit else "error"
+
+    def not_numbers(self, row: int, count: int) -> None:
+        self.count += count
+        where = f"{self._url}: row {row} has a field that is not a number"
+        if self.count > self._limit:
+            raise SchemaError(f"{where} ({self.count} bad rows, max_corrupt is {self._limit})")
+        _log.warning("%s; skipped, and %d more", where, count - 1)
+
+
+@contextlib.contextmanager
+def _our_errors(url: str, bad: _BadRows) -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowKeyError as error:
+        raise SchemaError(f"{url}: {error}") from None
+    except StreamDamage as damage:
+        raise CorruptFileError(f"{url}: {damage}") from None
+    except pa.ArrowInvalid as error:
+        # A file without a byte is a file without rows.
+        if "Empty CSV file" not in str(error):
+            raise CorruptFileError(f"{url}: {error} ({bad.count} bad rows)") from None
+
+
+class _Checked:
+    """A stream whose damage is told from other errors."""
+
+    closed = False
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        return read_stream(self._stream, size)
+
+    def close(self) -> None:
+        """Whoever opened the stream closes it."""

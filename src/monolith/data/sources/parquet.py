@@ -1,0 +1,124 @@
+"""Parquet files and datasets, read by Arrow one row group at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import fsspec
+import pyarrow as pa
+
+from monolith.data.sources.arrow import columns_of, to_batch
+from monolith.data.sources.column import Column, checked_columns
+from monolith.data.sources.file_source import FileSource
+from monolith.data.sources.files import STDIN
+from monolith.data.sources.source import Position
+from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.features.batch import Batch
+
+__all__ = ["ParquetSource"]
+
+
+class ParquetSource(FileSource):
+    """Batches from Parquet files; only the columns asked for are read, and never more than a row group is held.
+
+    `paths`: URLs, globs or folders. Without `columns`, all columns of the first file: numbers as tensors, lists as `Ragged`,
+    strings as `Ragged` of bytes. Shards take row groups in turn.
+
+    Example:
+        >>> import tempfile
+        >>> import pyarrow.parquet
+        >>> table = pa.table({"user": [1, 2, 3], "tags": [[5], [], [6, 7]], "label": [0.0, 1.0, 1.0]})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     pa.parquet.write_table(table, f"{folder}/part.parquet", row_group_size=1)
+        ...     columns = [Column(name="user", shape=()), Column(name="tags")]
+        ...     batches = list(ParquetSource(folder, columns, batch_size=2))
+        >>> [batch["tags"].to_lists() for batch in batches]
+        [[[5], []], [[6, 7]]]
+    """
+
+    def __init__(
+        self,
+        paths: str | Sequence[str],
+        columns: Iterable[Column] | None = None,
+        *,
+        batch_size: int,
+        drop_remainder: bool = False,
+    ) -> None:
+        super().__init__(paths, batch_size=batch_size, drop_remainder=drop_remainder)
+        if self.files == [STDIN]:
+            raise InvalidArgumentError(
+                "paths: Parquet cannot be read from standard input, it begins with its last bytes"
+            )
+        self.columns = self._inferred() if columns is None else checked_columns(columns)
+
+    def _inferred(self) -> Sequence[Column]:
+        with _Parquet(self.files[0]) as file:
+            return columns_of(file.schema)
+
+    def _start(self) -> Position:
+        return {"file": 0, "url": "", "group": 0, "row": 0}
+
+    def _read(self, position: Position) -> Iterator[tuple[Batch, Position]]:
+        size = self._batch_size
+        held: list[pa.Table] = []
+        for at, table in self._groups(position):
+            carried = sum(part.num_rows for part in held)
+            end = 0
+            while carried + table.num_rows - end >= size:
+                begin, end = end, end + size - carried
+                batch = pa.concat_tables([*held, table.slice(begin, end - begin)]) if held else table.slice(begin, size)
+                held, carried = [], 0
+                yield to_batch(batch, self.columns), {**at, "row": int(at["row"]) + end}
+            if end < table.num_rows:
+                held.append(table.slice(end))
+        if held and not self._drop_remainder:
+            yield to_batch(pa.concat_tables(held), self.columns), {**self._start(), "file": len(self.files)}
+
+    def _groups(self, position: Position) -> Iterator[tuple[Position, pa.Table]]:
+        """This shard's row groups from `position` on, each with the position of its first row."""
+        fields = list(dict.fromkeys(column.source for column in self.columns))
+        at = dict(position)
+        for index in range(int(position["file"]), len(self.files)):
+            if index != at["file"]:
+                at = {"file": index, "url": "", "group": 0, "row": 0}
+            at["url"] = self.files[index]
+            with _Parquet(self.files[index]) as file:
+                for group in range(int(at["group"]), file.num_groups):
+                    # Counted from the file's own number, so that no shard has to open all files to know its part.
+                    if (index + group) % self._shard_count == self._shard_index:
+                        row = int(at["row"])
+                        yield {**at, "group": group}, file.read(group, fields).slice(row)
+                    at["row"] = 0
+
+
+class _Parquet:
+    """An open Parquet file whose errors are ours."""
+
+    def __init__(self, url: str) -> None:
+        import pyarrow.parquet as pq
+
+        self._url = url
+        try:
+            self._stream = fsspec.open(url, "rb").open()
+        except OSError as error:
+            raise StorageError(f"{url}: cannot read: {error}") from error
+        try:
+            self._file = pq.ParquetFile(self._stream)
+        except (pa.ArrowException, OSError) as error:
+            self._stream.close()
+            raise CorruptFileError(f"{url}: not a Parquet file: {error}") from None
+        self.num_groups: int = self._file.num_row_groups
+        self.schema: pa.Schema = self._file.schema_arrow
+
+    def read(self, group: int, fields: list[str]) -> pa.Table:
+        try:
+            return self._file.read_row_group(group, columns=fields)
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptFileError(f"{self._url}: row group {group}: {error}") from None
+
+    def __enter__(self) -> _Parquet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._stream.close()
