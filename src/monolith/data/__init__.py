@@ -1,1 +1,37 @@
 """Data on its way to the model: sources of batches, transforms, synthetic data, prefetching."""
+
+from monolith.data.sources import (
+    INVALID_LABEL,
+    Column,
+    CsvSource,
+    IteratorSource,
+    ParquetSource,
+    RecordFileSource,
+    RecordHeader,
+    RecordWriter,
+    Source,
+    TFRecordSource,
+    TFRecordWriter,
+    data_source_key,
+    expand_pattern,
+    gen_patterns,
+    parse_records,
+)
+
+__all__ = [
+    "INVALID_LABEL",
+    "Column",
+    "CsvSource",
+    "IteratorSource",
+    "ParquetSource",
+    "RecordFileSource",
+    "RecordHeader",
+    "RecordWriter",
+    "Source",
+    "TFRecordSource",
+    "TFRecordWriter",
+    "data_source_key",
+    "expand_pattern",
+    "gen_patterns",
+    "parse_records",
+]
