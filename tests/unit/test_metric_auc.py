@@ -114,6 +114,27 @@ def test_adversarial_scores_stay_within_the_reported_bound(seed: int) -> None:
     assert abs(metric.compute() - roc_auc_score(labels, scores)) <= metric.error_bound() + 1e-12
 
 
+def test_scores_that_change_their_scale_again_and_again_do_not_pile_up_uncertainty() -> None:
+    logits, labels, _ = stream()
+    scales = 10.0 ** -(np.arange(len(logits)) // 6000 % 7)
+    metric = updated(AUC(capacity=1024), 0.5 + sigmoid(logits) * scales, labels)
+    assert metric.error_bound() <= 5e-3
+
+
+def test_one_score_that_becomes_frequent_stays_exact_beside_merged_ones() -> None:
+    rng = np.random.default_rng(0)
+    metric = AUC(capacity=64)
+    scores = np.linspace(0, 1, 5000)
+    metric.update(scores, rng.random(5000) < scores)
+    state = metric.state_dict()
+    merged = (state["low"] != state["high"]).nonzero()[:, 0]
+    frequent = state["low"][merged[len(merged) // 3]].view(torch.float64).item()
+    for _ in range(50):
+        metric.update(np.full(1000, frequent), rng.random(1000) < 0.5)
+        metric.compute()
+    assert metric.error_bound() <= 0.01
+
+
 def test_workers_merged_equal_one_stream() -> None:
     logits, labels, weights = stream()
     workers = [updated(AUC(), logits[i::3], labels[i::3], weights[i::3]) for i in range(3)]

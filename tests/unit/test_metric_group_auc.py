@@ -95,6 +95,14 @@ def test_workers_merged_equal_one_stream() -> None:
     assert parts[0].compute() == pytest.approx(whole.compute(), abs=1e-9)
 
 
+def test_a_short_stream_takes_over_the_sampling_of_a_long_one() -> None:
+    short, long = updated(GAUC(capacity=4096), users(500, 3_000)), updated(GAUC(capacity=4096), users(30_000, 3_000))
+    groups = set(long.state_dict()["group"].tolist())
+    short.merge(long)
+    assert short.sampled_fraction() == long.sampled_fraction() < 1
+    assert len(set(short.state_dict()["group"].tolist()) - groups) <= 500 * short.sampled_fraction() * 1.5
+
+
 def test_a_saved_metric_continues_where_it_was() -> None:
     columns = users(30_000, 3_000)
     whole = updated(GAUC(capacity=4096), columns)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from monolith.errors import InvalidArgumentError
-from monolith.metrics.metric import Examples, Floats, Metric, require_fractions
+from monolith.metrics.metric import Examples, Metric, require_fractions
 from monolith.metrics.ranked import CELL_COLUMNS, Cells, Keys, append, cells_of, compress, in_order, points, score_keys
 
 __all__ = ["GAUC"]
@@ -150,31 +150,22 @@ def _shrink_large_groups(groups: Keys, cells: Cells, most: int) -> tuple[Keys, C
 
 
 def _mean_area(groups: Keys, cells: Cells) -> float:
+    """The mean over groups; a merged cell counts at its lowest score, off by its share of the group at most."""
     starts, sizes = _runs(groups)
     if not len(starts):
         return math.nan
-    area = _areas_of_points(groups, cells)
-    merged = np.logical_or.reduceat(cells.low != cells.high, starts)
-    for index in np.flatnonzero(merged):
-        area[index] = cells[starts[index] : starts[index] + sizes[index]].area_and_error()[0]
-    weight = np.add.reduceat(cells.positive + cells.negative, starts)
-    mixed = ~np.isnan(area)
-    return float(weight[mixed] @ area[mixed] / weight[mixed].sum()) if mixed.any() else math.nan
-
-
-def _areas_of_points(groups: Keys, cells: Cells) -> Floats:
-    """The area of each group as if no cells were merged; NaN with one class only."""
-    starts, sizes = _runs(groups)
     tie_starts, tie_sizes = _runs(groups, cells.low)
     running = np.append(0.0, np.cumsum(cells.negative))
     before = np.repeat(running[starts], sizes)
     below = np.repeat(running[tie_starts], tie_sizes) - before
     up_to = np.repeat(running[tie_starts + tie_sizes], tie_sizes) - before
-    wins = np.add.reduceat(cells.positive * (below + up_to), starts)
-    positives, negatives = np.add.reduceat(cells.positive, starts), np.add.reduceat(cells.negative, starts)
-    pairs = 2 * positives * negatives
-    areas: Floats = np.divide(wins, pairs, out=np.full(len(starts), np.nan), where=pairs > 0)
-    return areas
+    wins = np.add.reduceat(cells.positive * (below + up_to) / 2, starts)
+    positive, negative = np.add.reduceat(cells.positive, starts), np.add.reduceat(cells.negative, starts)
+    mixed = (positive > 0) & (negative > 0)
+    if not mixed.any():
+        return math.nan
+    weight = (positive + negative)[mixed]
+    return float(weight @ (wins[mixed] / (positive * negative)[mixed]) / weight.sum())
 
 
 def _runs(*columns: Keys) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
