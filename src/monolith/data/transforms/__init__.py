@@ -1,5 +1,57 @@
-"""Batch-level transforms."""
+"""Transforms: callables from batch to batch, vectorised over its rows.
 
+Filters keep rows, labels and ids are changed, negatives made or dropped; `Compose` and `LogicalOr` join them and
+`Transformed` puts them behind a source. Those that draw random numbers are `Seeded` and can be saved and restored.
+"""
+
+from monolith.data.transforms.compose import Compose, LogicalOr, Transformed
+from monolith.data.transforms.expression import FilterByExpression
+from monolith.data.transforms.features import FeatureCombine, FidMask, MapId, SwitchSlot, combine_ids
+from monolith.data.transforms.filters import FilterByAction, FilterByFid, FilterByLabel, FilterByValue, RowFilter
+from monolith.data.transforms.item_pool import ItemPool
+from monolith.data.transforms.labels import (
+    INVALID_LABEL,
+    AddAction,
+    AddLabel,
+    LabelNormalization,
+    LabelUpperBound,
+    ScatterLabel,
+    TaskLabel,
+)
+from monolith.data.transforms.negatives import NegativeGen, NegativeGenConfig
 from monolith.data.transforms.rows import concat_rows, select_rows
+from monolith.data.transforms.sampling import InstanceReweight, NegativeSample, UpsamplePositives
+from monolith.data.transforms.seeded import Seeded
 
-__all__ = ["concat_rows", "select_rows"]
+__all__ = [
+    "INVALID_LABEL",
+    "AddAction",
+    "AddLabel",
+    "Compose",
+    "FeatureCombine",
+    "FidMask",
+    "FilterByAction",
+    "FilterByExpression",
+    "FilterByFid",
+    "FilterByLabel",
+    "FilterByValue",
+    "InstanceReweight",
+    "ItemPool",
+    "LabelNormalization",
+    "LabelUpperBound",
+    "LogicalOr",
+    "MapId",
+    "NegativeGen",
+    "NegativeGenConfig",
+    "NegativeSample",
+    "RowFilter",
+    "ScatterLabel",
+    "Seeded",
+    "SwitchSlot",
+    "TaskLabel",
+    "Transformed",
+    "UpsamplePositives",
+    "combine_ids",
+    "concat_rows",
+    "select_rows",
+]

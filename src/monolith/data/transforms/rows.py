@@ -9,7 +9,7 @@ import torch
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch, Column, Ragged, num_rows
 
-__all__ = ["concat_rows", "select_rows"]
+__all__ = ["column_state", "concat_rows", "load_column", "select_rows"]
 
 
 def select_rows(batch: Mapping[str, Column], rows: torch.Tensor) -> Batch:
@@ -72,3 +72,23 @@ def _concat(name: str, columns: Sequence[Column]) -> Column:
         splits.append(column.row_splits[1:] + offset)
         offset += len(column.values)
     return Ragged(torch.cat([column.values for column in ragged]), torch.cat(splits))
+
+
+def column_state(column: Column) -> torch.Tensor | dict[str, torch.Tensor]:
+    """A column as tensors, for a `state_dict`.
+
+    Example:
+        >>> column_state(Ragged.from_lists([[7], []]))
+        {'values': tensor([7]), 'row_splits': tensor([0, 1, 1])}
+    """
+    return {"values": column.values, "row_splits": column.row_splits} if isinstance(column, Ragged) else column
+
+
+def load_column(state: torch.Tensor | Mapping[str, torch.Tensor]) -> Column:
+    """The column that `column_state` described.
+
+    Example:
+        >>> load_column({"values": torch.tensor([7]), "row_splits": torch.tensor([0, 1, 1])}).to_lists()
+        [[7], []]
+    """
+    return state if isinstance(state, torch.Tensor) else Ragged(state["values"], state["row_splits"])

@@ -1,0 +1,162 @@
+"""Changes to feature ids: another slot, crosses of two features, numbering, marking."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from monolith.config import Config
+from monolith.data.transforms.filters import matrix_of, rows_with
+from monolith.features import Batch, Column, FidLayout, Ragged, fid_v1, fid_v2
+from monolith.features.batch import column_of
+from monolith.table.arrays import id_array
+
+__all__ = ["FeatureCombine", "FidMask", "MapId", "SwitchSlot", "combine_ids"]
+
+Slot = Annotated[int, Field(ge=0, lt=32768)]
+
+
+class SwitchSlot(Config):
+    """The ids of some columns under other slots; the signatures stay.
+
+    Example:
+        >>> batch = {"clicks": fid_v2.make(3, torch.tensor([5, 6]))}
+        >>> fid_v2.slot_of(SwitchSlot(slots={"clicks": 9})(batch)["clicks"]).tolist()
+        [9, 9]
+    """
+
+    slots: dict[str, Slot]
+    """The new slot of each column."""
+    fid_version: Annotated[int, Field(ge=1, le=2)] = 2
+    """Whether the ids are fids v1 or v2."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        layout = _layout(self.fid_version)
+        switched: Batch = {}
+        for name, slot in self.slots.items():
+            column = column_of(batch, name)
+            if isinstance(column, Ragged):
+                switched[name] = Ragged(layout.switch_slot(column.values, slot), column.row_splits)
+            else:
+                switched[name] = layout.switch_slot(column, slot)
+        return {**batch, **switched}
+
+
+class FeatureCombine(Config):
+    """A new column of all pairs of ids of two columns, row by row: the left column's ids in the outer loop.
+
+    Example:
+        >>> batch = {"a": Ragged.from_lists([[1, 2], []]), "b": torch.tensor([3, 4])}
+        >>> combined = FeatureCombine(left="a", right="b", out="a_b", slot=7)(batch)["a_b"]
+        >>> combined.row_splits.tolist(), fid_v2.signature_of(combined.values).tolist()
+        ([0, 2, 2], [3, 6])
+    """
+
+    left: str
+    """A column of ids."""
+    right: str
+    """Another column of ids."""
+    out: str
+    """The name of the new column: `Ragged`, left times right ids in each row."""
+    slot: Slot
+    """The slot of the new ids."""
+    fid_version: Annotated[int, Field(ge=1, le=2)] = 2
+    """Whether the new ids are fids v1 or v2."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        left, right = _ragged(column_of(batch, self.left)), _ragged(column_of(batch, self.right))
+        lengths, others = left.row_lengths(), right.row_lengths()
+        splits = torch.cat([lengths.new_zeros(1), torch.cumsum(lengths * others, 0)])
+        repeats = others[left.value_rowids()]
+        outer = torch.repeat_interleave(torch.arange(len(left.values)), repeats)
+        ends = torch.cumsum(repeats, 0)
+        inner = (
+            torch.arange(int(splits[-1])) - (ends - repeats)[outer] + right.row_splits[:-1][left.value_rowids()[outer]]
+        )
+        layout = _layout(self.fid_version)
+        combined = combine_ids(left.values[outer], right.values[inner])
+        return {**batch, self.out: Ragged(layout.make(self.slot, layout.signature_of(combined)), splits)}
+
+
+def combine_ids(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """High xor low half of the signed 128-bit product, element by element: int64.
+
+    Example:
+        >>> combine_ids(torch.tensor([3, -1, 2**40]), torch.tensor([5, 7, 2**40])).tolist()
+        [15, 6, 65536]
+    """
+    a, b = id_array(left, "left"), id_array(right, "right")
+    ua, ub = a.view(np.uint64), b.view(np.uint64)
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    a_low, a_high, b_low, b_high = ua & low, ua >> half, ub & low, ub >> half
+    cross = a_high * b_low + (a_low * b_low >> half)
+    carry = (cross & low) + a_low * b_high
+    high = a_high * b_high + (cross >> half) + (carry >> half)
+    # Read as unsigned, a negative a is a + 2**64: the product has b too much in its high half, and the other way round.
+    high -= np.where(a < 0, ub, np.uint64(0)) + np.where(b < 0, ua, np.uint64(0))
+    return torch.from_numpy((high ^ (ua * ub)).view(np.int64))
+
+
+class MapId(Config):
+    """Ids of a column by a dictionary; an id that is not in it becomes `default`.
+
+    Example:
+        >>> MapId(column="chnid", ids={40: 0, 70: 1})({"chnid": torch.tensor([70, 40, 5])})["chnid"].tolist()
+        [1, 0, -1]
+    """
+
+    column: str
+    """The column to change: a tensor or `Ragged`."""
+    ids: Annotated[dict[int, int], Field(min_length=1)]
+    """Old id to new id."""
+    default: int = -1
+    """The new id of all others."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        column = column_of(batch, self.column)
+        if isinstance(column, Ragged):
+            return {**batch, self.column: Ragged(self._map(column.values), column.row_splits)}
+        return {**batch, self.column: self._map(column)}
+
+    def _map(self, values: torch.Tensor) -> torch.Tensor:
+        old = torch.tensor(sorted(self.ids))
+        new = torch.tensor([self.ids[id_] for id_ in sorted(self.ids)])
+        place = torch.searchsorted(old, values).clamp(max=len(old) - 1)
+        return torch.where(old[place] == values, new[place], torch.tensor(self.default))
+
+
+class FidMask(Config):
+    """A new column that says which rows have the id `fid` in `column`: bool [rows].
+
+    Example:
+        >>> FidMask(column="ids", fid=3, out="has_3")({"ids": Ragged.from_lists([[3, 4], [5]])})["has_3"].tolist()
+        [True, False]
+    """
+
+    column: str
+    """A column of ids."""
+    fid: int
+    """The id to look for."""
+    out: str
+    """The name of the new column."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        return {**batch, self.out: rows_with(column_of(batch, self.column), (self.fid,))}
+
+
+def _layout(version: int) -> FidLayout:
+    return fid_v1 if version == 1 else fid_v2
+
+
+def _ragged(column: Column) -> Ragged:
+    if isinstance(column, Ragged):
+        return column
+    matrix = matrix_of(column)
+    return Ragged(matrix.reshape(-1), torch.arange(len(column) + 1) * matrix.shape[1])

@@ -1,0 +1,288 @@
+"""Which rows of a batch stay: by feature ids, actions, labels, values of a column."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from monolith.config import Config
+from monolith.data.transforms.rows import select_rows
+from monolith.errors import InvalidArgumentError
+from monolith.features import Batch, Column, Ragged, fid_v2, num_rows
+from monolith.features.batch import column_of
+
+__all__ = ["FilterByAction", "FilterByFid", "FilterByLabel", "FilterByValue", "RowFilter"]
+
+Number = int | float
+Op = Literal["gt", "ge", "eq", "lt", "le", "neq", "between", "in", "not-in", "any", "all", "diff"]
+
+
+class RowFilter(Config):
+    """A transform that keeps the rows where `mask` is true.
+
+    Example:
+        >>> issubclass(FilterByLabel, RowFilter)
+        True
+    """
+
+    @abstractmethod
+    def mask(self, batch: Batch) -> torch.Tensor:
+        """Which rows stay: bool [rows]."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        return select_rows(batch, self.mask(batch))
+
+
+class FilterByFid(RowFilter):
+    """Keeps rows by the feature ids they have in any of `columns`, and by their actions and request time.
+
+    A row stays if it has none of `filter_fids`, one of `has_fids`, all of `select_fids`, an id of each of `select_slots`
+    (fids v2), one of `has_actions`, and a request time of at least `req_time_min`; what is empty or None is not asked.
+
+    Example:
+        >>> batch = {"ids": Ragged.from_lists([[1, 2], [2, 3], []])}
+        >>> FilterByFid(columns=("ids",), filter_fids=(3,), has_fids=(1, 2))(batch)["ids"].to_lists()
+        [[1, 2]]
+    """
+
+    columns: tuple[str, ...]
+    """Columns of ids to look into: tensors or `Ragged`."""
+    filter_fids: tuple[int, ...] = ()
+    """A row with one of these goes."""
+    has_fids: tuple[int, ...] = ()
+    """A row with none of these goes."""
+    select_fids: tuple[int, ...] = ()
+    """A row without all of these goes."""
+    select_slots: tuple[Annotated[int, Field(ge=0, lt=32768)], ...] = ()
+    """A row without an id of each of these slots goes."""
+    has_actions: tuple[int, ...] = ()
+    """A row with none of these in `actions` goes."""
+    req_time_min: int | None = None
+    """A row with a smaller `req_time` goes."""
+    actions: str = "actions"
+    """The column of actions."""
+    req_time: str = "req_time"
+    """The column of request times."""
+
+    def mask(self, batch: Batch) -> torch.Tensor:
+        """Which rows stay: bool [rows]."""
+        keep = torch.ones(num_rows(batch), dtype=torch.bool)
+        if self.filter_fids:
+            keep &= ~self._have(batch, self.filter_fids)
+        if self.has_fids:
+            keep &= self._have(batch, self.has_fids)
+        for fid in self.select_fids:
+            keep &= self._have(batch, (fid,))
+        for slot in self.select_slots:
+            keep &= self._any(batch, partial(_of_slot, slot=slot))
+        if self.has_actions:
+            keep &= rows_with(column_of(batch, self.actions), self.has_actions)
+        if self.req_time_min is not None:
+            keep &= numbers_of(batch, self.req_time) >= self.req_time_min
+        return keep
+
+    def _have(self, batch: Batch, fids: tuple[int, ...]) -> torch.Tensor:
+        return self._any(batch, partial(is_in, listed=fids))
+
+    def _any(self, batch: Batch, hit: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        found = torch.zeros(num_rows(batch), dtype=torch.bool)
+        for name in self.columns:
+            column = column_of(batch, name)
+            found |= any_in_rows(column, hit(column.values if isinstance(column, Ragged) else column))
+        return found
+
+
+class FilterByAction(RowFilter):
+    """Keeps rows with at least one of `has_actions` in the column `actions`.
+
+    Example:
+        >>> FilterByAction(has_actions=(7,))({"actions": Ragged.from_lists([[7, 1], [1], []])})["actions"].to_lists()
+        [[7, 1]]
+    """
+
+    has_actions: tuple[int, ...]
+    """Actions that keep a row."""
+    actions: str = "actions"
+    """The column of actions."""
+
+    def mask(self, batch: Batch) -> torch.Tensor:
+        """Which rows stay: bool [rows]."""
+        return rows_with(column_of(batch, self.actions), self.has_actions)
+
+
+class FilterByLabel(RowFilter):
+    """Keeps rows with any label at or above its threshold; with `filter_equal`, only above it.
+
+    The label column is [rows], [rows, labels], or `Ragged`; a `Ragged` row with fewer labels than thresholds goes.
+
+    Example:
+        >>> FilterByLabel(thresholds=(1.0,))({"label": torch.tensor([0.0, 1.0, 2.0])})["label"].tolist()
+        [1.0, 2.0]
+    """
+
+    thresholds: Annotated[tuple[float, ...], Field(min_length=1)]
+    """One per label, in order."""
+    filter_equal: bool = False
+    """Whether a label equal to its threshold does not count."""
+    label: str = "label"
+    """The column of labels."""
+
+    def mask(self, batch: Batch) -> torch.Tensor:
+        """Which rows stay: bool [rows]."""
+        column, count = column_of(batch, self.label), len(self.thresholds)
+        thresholds = torch.tensor(self.thresholds)
+        if isinstance(column, Ragged):
+            enough = column.row_lengths() >= count
+            place = torch.arange(len(column.values)) - column.row_splits[:-1][column.value_rowids()]
+            counted = place < count
+            hit = counted & self._reaches(column.values, thresholds[place.clamp(max=count - 1)])
+            return enough & any_in_rows(column, hit)
+        labels = matrix_of(column)
+        if labels.shape[1] < count:
+            raise InvalidArgumentError(
+                f"batch[{self.label!r}]: expected at least {count} labels, one per threshold, got {labels.shape[1]}"
+            )
+        return self._reaches(labels[:, :count], thresholds).any(dim=1)
+
+    def _reaches(self, labels: torch.Tensor, thresholds: torch.Tensor) -> torch.Tensor:
+        return labels > thresholds if self.filter_equal else labels >= thresholds
+
+
+class FilterByValue(RowFilter):
+    """Keeps rows by comparing a column with `operand`.
+
+    One number per row: "gt", "ge", "eq", "lt", "le", "neq" with a number; "between" (lo, hi) keeps lo <= value < hi; "in" and
+    "not-in" with a tuple. A `Ragged` column: "any" keeps rows with one of `operand`, "all" those that have every one of
+    it, "diff" those that have something else; an empty row stays if `keep_empty`.
+
+    Example:
+        >>> batch = {"rank": torch.tensor([1, 5, 9])}
+        >>> FilterByValue(column="rank", op="between", operand=(2, 9))(batch)["rank"].tolist()
+        [5]
+    """
+
+    column: str
+    """The column to compare."""
+    op: Op
+    """How to compare."""
+    operand: Number | tuple[Number, ...]
+    """What to compare with."""
+    keep_empty: bool = False
+    """What happens to rows without a value."""
+
+    @model_validator(mode="after")
+    def _operand_fits(self) -> FilterByValue:
+        count = len(self.operand) if isinstance(self.operand, tuple) else None
+        if (self.op in _COMPARISONS) != (count is None):
+            raise ValueError(f"operand: {self.op!r} takes {'a number' if self.op in _COMPARISONS else 'a tuple'}")
+        if self.op == "between" and count != 2:
+            raise ValueError("operand: 'between' takes (lo, hi)")
+        return self
+
+    def mask(self, batch: Batch) -> torch.Tensor:
+        """Which rows stay: bool [rows]."""
+        column = column_of(batch, self.column)
+        if isinstance(column, Ragged) != (self.op in ("any", "all", "diff")):
+            kind = "a Ragged" if isinstance(column, Ragged) else "one number per row"
+            raise InvalidArgumentError(
+                f"batch[{self.column!r}]: op {self.op!r} does not compare {kind}; 'any', 'all' and 'diff' are for Ragged"
+            )
+        if isinstance(column, Ragged):
+            return self._set_mask(column)
+        values = numbers_of(batch, self.column)
+        if not isinstance(self.operand, tuple):
+            return _COMPARISONS[self.op](values, self.operand)
+        if self.op == "between":
+            return (values >= self.operand[0]) & (values < self.operand[1])
+        return is_in(values, self.operand, invert=self.op == "not-in")
+
+    def _set_mask(self, column: Ragged) -> torch.Tensor:
+        operand = self.operand if isinstance(self.operand, tuple) else (self.operand,)
+        if self.op == "all":
+            kept = torch.ones(len(column), dtype=torch.bool)
+            for value in operand:
+                kept &= any_in_rows(column, column.values == value)
+        else:
+            kept = any_in_rows(column, is_in(column.values, operand, invert=self.op == "diff"))
+        return torch.where(column.row_lengths() == 0, torch.tensor(self.keep_empty), kept)
+
+
+_COMPARISONS: dict[str, Callable[[torch.Tensor, Number], torch.Tensor]] = {
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "eq": torch.eq,
+    "lt": torch.lt,
+    "le": torch.le,
+    "neq": torch.ne,
+}
+
+
+def _of_slot(ids: torch.Tensor, slot: int) -> torch.Tensor:
+    return fid_v2.slot_of(ids) == slot
+
+
+def is_in(values: torch.Tensor, listed: tuple[Number, ...], *, invert: bool = False) -> torch.Tensor:
+    """Whether each value is one of `listed`: bool, shape of `values`.
+
+    Example:
+        >>> is_in(torch.tensor([0, 1, 2]), (0.5, 2)).tolist()
+        [False, False, True]
+    """
+    # In the type that holds both: 0.5 in the list is not a 0 in a column of integers.
+    dtype = torch.result_type(values, torch.tensor(listed)) if listed else values.dtype
+    return torch.isin(values.to(dtype), torch.tensor(listed, dtype=dtype), invert=invert)
+
+
+def matrix_of(column: torch.Tensor) -> torch.Tensor:
+    """A column [rows, ...] as [rows, numbers]; one number of each row if it is [rows].
+
+    Example:
+        >>> matrix_of(torch.zeros(0)).shape, matrix_of(torch.zeros(3, 2, 2)).shape
+        (torch.Size([0, 1]), torch.Size([3, 4]))
+    """
+    return column.unsqueeze(1) if column.ndim == 1 else column.flatten(1)
+
+
+def any_in_rows(column: Column, hits: torch.Tensor) -> torch.Tensor:
+    """Whether any value of a row is a hit: bool of each value -> bool [rows].
+
+    Example:
+        >>> any_in_rows(Ragged.from_lists([[1], [2, 3], []]), torch.tensor([False, True, False])).tolist()
+        [False, True, False]
+    """
+    if not isinstance(column, Ragged):
+        return matrix_of(hits).any(dim=1)
+    found = torch.zeros(len(column), dtype=torch.bool)
+    found[column.value_rowids()[matrix_of(hits).any(dim=1)]] = True
+    return found
+
+
+def rows_with(column: Column, values: tuple[int, ...]) -> torch.Tensor:
+    """Whether a row has one of `values`: bool [rows].
+
+    Example:
+        >>> rows_with(torch.tensor([1, 2, 3]), (2, 3)).tolist()
+        [False, True, True]
+    """
+    all_values = column.values if isinstance(column, Ragged) else column
+    return any_in_rows(column, is_in(all_values, values))
+
+
+def numbers_of(batch: Batch, name: str) -> torch.Tensor:
+    """The column `name` if it has one number per row: [rows].
+
+    Example:
+        >>> numbers_of({"rank": torch.tensor([[3], [4]])}, "rank").tolist()
+        [3, 4]
+    """
+    column = column_of(batch, name)
+    if isinstance(column, Ragged) or column.numel() != len(column):
+        shape = "a Ragged" if isinstance(column, Ragged) else f"shape {list(column.shape)}"
+        raise InvalidArgumentError(f"batch[{name!r}]: expected one number per row, got {shape}")
+    return column.reshape(len(column))

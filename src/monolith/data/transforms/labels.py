@@ -1,0 +1,251 @@
+"""Labels from actions, and changes to labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field
+
+from monolith.config import Config, Finite, Positive
+from monolith.data.transforms.filters import RowFilter, matrix_of, numbers_of, rows_with
+from monolith.data.transforms.seeded import Seeded
+from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.features import Batch, Ragged, num_rows
+from monolith.features.batch import column_of
+
+__all__ = [
+    "INVALID_LABEL",
+    "AddAction",
+    "AddLabel",
+    "LabelNormalization",
+    "LabelUpperBound",
+    "ScatterLabel",
+    "TaskLabel",
+]
+
+INVALID_LABEL = torch.finfo(torch.float32).min
+"""The label of a row that a task must not learn from."""
+
+
+class AddAction(Config):
+    """Appends `action` to the actions of the rows that a filter would keep.
+
+    Example:
+        >>> from monolith.data.transforms import FilterByValue
+        >>> long_view = FilterByValue(column="seconds", op="ge", operand=30)
+        >>> batch = {"seconds": torch.tensor([10, 60]), "actions": Ragged.from_lists([[1], [1]])}
+        >>> AddAction(where=long_view, action=9)(batch)["actions"].to_lists()
+        [[1], [1, 9]]
+    """
+
+    where: RowFilter
+    """Which rows."""
+    action: int
+    """What is appended."""
+    actions: str = "actions"
+    """The column of actions: `Ragged`."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        column = column_of(batch, self.actions)
+        if not isinstance(column, Ragged):
+            raise InvalidArgumentError(f"batch[{self.actions!r}]: expected a Ragged to append to, got a tensor")
+        more = self.where.mask(batch).long()
+        splits = column.row_splits + torch.cat([more.new_zeros(1), more.cumsum(0)])
+        values = column.values.new_full((int(splits[-1]),), self.action)
+        # Row r has moved by the number of actions appended to the rows before it.
+        values[torch.arange(len(column.values)) + (splits[:-1] - column.row_splits[:-1])[column.value_rowids()]] = (
+            column.values
+        )
+        return {**batch, self.actions: Ragged(values, splits)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskLabel:
+    """How one task's label follows from a row's actions."""
+
+    pos_actions: tuple[int, ...]
+    """One of these: the label is 1."""
+    neg_actions: tuple[int, ...] = ()
+    """If given, a row with none of these and no positive action is no example of the task."""
+    sample_rate: float = 1.0
+    """Probability of a negative row to stay an example."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The original's notation of one task: "p1,p2:n1,n2:rate", the parts from the back optional.
+
+        Example:
+            >>> TaskLabel.parse("1,2:3:0.5")
+            TaskLabel(pos_actions=(1, 2), neg_actions=(3,), sample_rate=0.5)
+        """
+        try:
+            positive, negative, rate = (*text.split(":"), "", "")[:3] if text.count(":") < 3 else ("", "", "")
+            task = cls(pos_actions=_ints(positive), neg_actions=_ints(negative), sample_rate=float(rate or 1))
+        except ValueError:
+            task = None
+        if task is None or not task.pos_actions or not 0 <= task.sample_rate <= 1:
+            raise ConfigError(
+                f"task: expected 'actions:actions:rate' with a rate in [0, 1], as in '1,2:3:0.5'; got {text!r}"
+            )
+        return task
+
+
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part.strip())
+
+
+class AddLabel(Seeded):
+    """Appends one label per task to the column `label`, from the column `actions`.
+
+    The label is 1 if the row has a positive action of the task; else INVALID_LABEL if negative actions are listed and it
+    has none of them; else `negative_value` with the task's sample rate as probability, otherwise INVALID_LABEL. An existing
+    first label <= 0 becomes INVALID_LABEL. `new_sample_rate` is written to the column `sample_rate`.
+
+    Example:
+        >>> add = AddLabel("1:2:1.0", negative_value=0.0, new_sample_rate=1.0)
+        >>> batch = add({"actions": Ragged.from_lists([[1], [2], [3]])})
+        >>> (batch["label"] > -1).squeeze(1).tolist(), batch["label"][:2].tolist()
+        ([True, True, False], [[1.0], [0.0]])
+    """
+
+    def __init__(
+        self,
+        config: str | tuple[TaskLabel, ...],
+        *,
+        negative_value: float = 0.0,
+        new_sample_rate: float = 1.0,
+        seed: int = 0,
+        label: str = "label",
+        actions: str = "actions",
+        sample_rate: str = "sample_rate",
+    ) -> None:
+        super().__init__(seed=seed)
+        self.tasks = tuple(map(TaskLabel.parse, config.strip(";").split(";"))) if isinstance(config, str) else config
+        if not 0 < new_sample_rate <= 1:
+            raise ConfigError(f"new_sample_rate: expected a number in (0, 1], got {new_sample_rate}")
+        self._negative_value, self._new_sample_rate = negative_value, new_sample_rate
+        self._label, self._actions, self._sample_rate = label, actions, sample_rate
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        rows, actions = num_rows(batch), column_of(batch, self._actions)
+        labels = _labels(batch, self._label) if self._label in batch else torch.empty(rows, 0)
+        invalid = torch.tensor(INVALID_LABEL)
+        columns = list(labels.unbind(1))
+        if columns:
+            columns[0] = torch.where(columns[0] <= 0, invalid, columns[0])
+        # One draw per row and task, used or not, so that a row's draw does not depend on the rows before it.
+        draws = torch.from_numpy(self._rng.random((len(self.tasks), rows)))
+        for task, draw in zip(self.tasks, draws, strict=True):
+            sampled = draw < task.sample_rate
+            if task.neg_actions:
+                sampled &= rows_with(actions, task.neg_actions)
+            negative = torch.where(sampled, torch.tensor(self._negative_value), invalid)
+            columns.append(torch.where(rows_with(actions, task.pos_actions), torch.tensor(1.0), negative))
+        rate = torch.full((rows,), self._new_sample_rate)
+        return {**batch, self._label: torch.stack(columns, dim=1), self._sample_rate: rate}
+
+
+class ScatterLabel(Config):
+    """The first label goes to the place of the row's channel, all other places are INVALID_LABEL: [rows, places].
+
+    Example:
+        >>> batch = {"label": torch.tensor([1.0, 0.0]), "chnid": torch.tensor([7, 8])}
+        >>> (ScatterLabel(places={7: 0, 8: 1})(batch)["label"] > -1).tolist()
+        [[True, False], [False, True]]
+    """
+
+    places: Annotated[dict[int, Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    """Channel to place; a channel not listed has no label."""
+    label: str = "label"
+    """The column of labels."""
+    channel: str = "chnid"
+    """The column of channels."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        labels, channels = _labels(batch, self.label), numbers_of(batch, self.channel)
+        scattered = torch.full((len(labels), max(self.places.values()) + 1), INVALID_LABEL)
+        for channel, place in self.places.items():
+            rows = channels == channel
+            scattered[rows, place] = labels[rows, 0]
+        return {**batch, self.label: scattered}
+
+
+class LabelUpperBound(Config):
+    """Labels above their bound become the bound.
+
+    Example:
+        >>> LabelUpperBound(bounds=(2.0,))({"label": torch.tensor([1.0, 5.0])})["label"].tolist()
+        [1.0, 2.0]
+    """
+
+    bounds: Annotated[tuple[Finite, ...], Field(min_length=1)]
+    """One per label, in order; further labels are not bounded."""
+    label: str = "label"
+    """The column of labels."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        labels = _labels(batch, self.label)
+        bounds = torch.tensor(self.bounds)[: labels.shape[1]]
+        bounded = torch.cat([torch.minimum(labels[:, : len(bounds)], bounds), labels[:, len(bounds) :]], dim=1)
+        return {**batch, self.label: bounded.reshape(_shape(batch, self.label))}
+
+
+class LabelNormalization(Config):
+    """Applies the steps in order to every label y, with the step's value v; INVALID_LABEL stays as it is.
+
+    "log" ln(max(y + v, 0)); "scale" y / v; "scale2int" y / v towards zero; "pow" (y + 1) ** v; "repow" y ** v, 0 for
+    y <= 0; "scalelog" ln(max(y / v + 1, 0)).
+
+    Example:
+        >>> LabelNormalization(steps=(("scale", 2.0), ("pow", 2.0)))({"label": torch.tensor([4.0])})["label"].tolist()
+        [9.0]
+    """
+
+    steps: tuple[tuple[Literal["log", "scale", "scale2int", "pow", "repow", "scalelog"], Positive], ...]
+    """Pairs of method and value."""
+    label: str = "label"
+    """The column of labels."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        given = _labels(batch, self.label)
+        labels = given
+        for method, value in self.steps:
+            labels = _normalize(labels, method, value)
+        labels = torch.where(given == INVALID_LABEL, given, labels)
+        return {**batch, self.label: labels.reshape(_shape(batch, self.label))}
+
+
+def _normalize(y: torch.Tensor, method: str, value: float) -> torch.Tensor:
+    match method:
+        case "log":
+            return torch.log((y + value).clamp(min=0))
+        case "scale":
+            return y / value
+        case "scale2int":
+            return torch.trunc(y / value)
+        case "pow":
+            return torch.pow(y + 1, value)
+        case "repow":
+            return torch.where(y > 0, torch.pow(y.clamp(min=0), value), 0.0)
+        case _:
+            return torch.log((y / value + 1).clamp(min=0))
+
+
+def _labels(batch: Batch, name: str) -> torch.Tensor:
+    column = column_of(batch, name)
+    if isinstance(column, Ragged) or column.ndim > 2:
+        raise InvalidArgumentError(f"batch[{name!r}]: expected labels [rows] or [rows, labels]")
+    return matrix_of(column).float()
+
+
+def _shape(batch: Batch, name: str) -> torch.Size:
+    column = column_of(batch, name)
+    assert isinstance(column, torch.Tensor)
+    return column.shape

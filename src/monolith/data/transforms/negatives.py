@@ -1,0 +1,204 @@
+"""Negatives made from items that other rows showed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from monolith.config import Config, NonNegative
+from monolith.data.transforms.filters import matrix_of, numbers_of
+from monolith.data.transforms.item_pool import ItemPool
+from monolith.data.transforms.rows import concat_rows, select_rows
+from monolith.data.transforms.sampling import most_prior_action
+from monolith.data.transforms.seeded import Seeded
+from monolith.errors import InvalidArgumentError
+from monolith.features import Batch, Ragged, num_rows
+from monolith.features.batch import column_of
+
+__all__ = ["NegativeGen", "NegativeGenConfig"]
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+_DEFAULT_CHANNEL = 3
+
+
+class NegativeGenConfig(Config):
+    """How negatives are made."""
+
+    neg_num: Annotated[int, Field(ge=1)]
+    """Negatives per positive row."""
+    item_features: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Columns that describe the item; all others describe the user and the moment."""
+    item_id: str = "item_id"
+    """The column that tells items apart, int64 [rows]; need not be one of `item_features`."""
+    channel: str | None = None
+    """A column of channel ids, int64 [rows]: each channel has its own pool. Channel 0 has none. None: one pool for all."""
+    start_num: Annotated[int, Field(ge=0)] = 500
+    """A pool is drawn from when it has more items."""
+    max_item_num: Annotated[int, Field(ge=1)] = 100_000
+    """Items in a pool."""
+    positive_label: float = 1.0
+    """The label of a positive row."""
+    negative_label: float = -1.0
+    """The label of a negative that was made."""
+    label_index: Annotated[int, Field(ge=0)] = 0
+    """Which label, when rows have several."""
+    positive_actions: tuple[int, ...] = ()
+    """If given, a row is positive by its most prior action instead of its label."""
+    action_priority: tuple[int, ...] = ()
+    """Actions, the most prior one first; without one of these a row's first action counts."""
+    negative_action: int | None = None
+    """If given, the only action of a negative that was made."""
+    throw_origin: bool = False
+    """Whether to give out only the negatives that were made."""
+    throw_origin_neg: bool = False
+    """Whether to leave out the negatives that came in."""
+    cache_only_pos: bool = True
+    """Whether only items of positive rows enter the pool."""
+    origin_neg_in_pool_proba: Probability = 1.0
+    """Probability of an item of a negative row to enter the pool."""
+    real_neg_instance_weight: NonNegative = 1.0
+    """Weight of a negative that came in; up to 1e-5: 1."""
+    sampled_neg_instance_weight: float = -1.0
+    """Weight of a negative that was made; up to 1e-5: see `unbias_sampled_neg`."""
+    unbias_sampled_neg: bool = True
+    """Whether that weight is 1 + neg_num * time ** decay * frequency, otherwise 1."""
+    neg_sample_decay_factor: NonNegative = 1.0
+    """The decay: how much less old items weigh."""
+    easy_hard_ratio: Probability = 0.0
+    """Probability to draw from another channel, chosen by size, instead of the row's own."""
+
+
+class NegativeGen(Seeded):
+    """For each positive row, first up to `neg_num` rows of the same user with items from the pool, then the row itself.
+
+    The items of a batch enter the pool before negatives are drawn for it. time is (place + 1) / size of the item in its
+    pool, oldest first; frequency is 1 / (times it was drawn). A small pool may draw the row's own item. The column `instance_weight` is set on every row: 1 for
+    positives. Labels are in `label`, actions in `actions`.
+
+    Example:
+        >>> config = NegativeGenConfig(neg_num=1, item_features=("item_id",), start_num=0, unbias_sampled_neg=False)
+        >>> batch = {"user": torch.tensor([1, 2]), "item_id": torch.tensor([7, 8]), "label": torch.ones(2)}
+        >>> made = NegativeGen(config, seed=2)(batch)
+        >>> made["user"].tolist(), made["label"].tolist(), made["item_id"].tolist()
+        ([1, 1, 2, 2], [-1.0, 1.0, -1.0, 1.0], [8, 7, 7, 8])
+    """
+
+    def __init__(self, config: NegativeGenConfig, *, seed: int = 0) -> None:
+        super().__init__(seed=seed)
+        self.config = config
+        self.pool = ItemPool(start_num=config.start_num, max_item_num=config.max_item_num)
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        config, rows = self.config, num_rows(batch)
+        positive, channels = self._positive(batch), self._channels(batch)
+        # Drawn for every row and negative, needed or not: what a row gets does not depend on the rows before it.
+        enters = torch.from_numpy(self._rng.random(rows)) < config.origin_neg_in_pool_proba
+        where, which, easy = self._rng.random((3, rows, config.neg_num))
+        cached = (positive if config.cache_only_pos else positive | enters) & (channels != 0)
+        self._cache(select_rows(batch, cached), channels[cached])
+        made, keys = self._make(batch, positive.numpy(), channels.numpy(), where, which, easy)
+        emitted = torch.full((rows,), not config.throw_origin)
+        if config.throw_origin_neg:
+            emitted &= positive
+        weight = config.real_neg_instance_weight if config.real_neg_instance_weight > 1e-5 else 1.0
+        weights = torch.where(positive, 1.0, weight)
+        origin = select_rows({**batch, "instance_weight": weights}, emitted)
+        own = torch.nonzero(emitted).squeeze(1) * (config.neg_num + 1) + config.neg_num
+        order = torch.argsort(torch.cat([torch.from_numpy(keys), own]), stable=True)
+        return select_rows(concat_rows([made, origin]), order)
+
+    def _positive(self, batch: Batch) -> torch.Tensor:
+        config = self.config
+        if config.positive_actions:
+            actions = column_of(batch, "actions")
+            first, any_action = most_prior_action(actions, ())
+            prior, known = most_prior_action(actions, config.action_priority)
+            action = torch.where(known, prior, first)
+            return any_action & torch.isin(action, torch.tensor(config.positive_actions))
+        return self._label(batch)[:, config.label_index] == config.positive_label
+
+    def _label(self, batch: Batch) -> torch.Tensor:
+        label = column_of(batch, "label")
+        if isinstance(label, Ragged) or matrix_of(label).shape[1] <= self.config.label_index:
+            raise InvalidArgumentError(
+                f"batch['label']: expected a label at index {self.config.label_index} of every row"
+            )
+        return matrix_of(label)
+
+    def _channels(self, batch: Batch) -> torch.Tensor:
+        if self.config.channel is None:
+            return torch.full((num_rows(batch),), _DEFAULT_CHANNEL)
+        return numbers_of(batch, self.config.channel)
+
+    def _cache(self, batch: Batch, channels: torch.Tensor) -> None:
+        names = dict.fromkeys((*self.config.item_features, self.config.item_id))
+        items = {name: column_of(batch, name) for name in names}
+        for channel in dict.fromkeys(channels.tolist()):
+            here = select_rows(items, channels == channel)
+            self.pool.add(channel, numbers_of(here, self.config.item_id), here)
+
+    def _make(
+        self,
+        batch: Batch,
+        positive: np.ndarray,
+        channels: np.ndarray,
+        where: np.ndarray,
+        which: np.ndarray,
+        easy: np.ndarray,
+    ) -> tuple[Batch, np.ndarray]:
+        """The rows made, and for each its place among all: row * (neg_num + 1) + number of the negative."""
+        config = self.config
+        source = np.broadcast_to(channels[:, None], where.shape).copy()
+        sizes = self.pool.channels()
+        if config.channel is not None and len(sizes) > 1:
+            bounds = np.cumsum(list(sizes.values()))
+            other = np.array(list(sizes))[np.searchsorted(bounds, which * bounds[-1], side="right")]
+            source = np.where(easy < config.easy_hard_ratio, other, source)
+        parts, keys = [self._negatives(batch, np.empty(0, dtype=np.int64), None)], [np.empty(0, dtype=np.int64)]
+        for channel in sizes:
+            if self.pool.ready(channel):
+                row, number = np.nonzero(positive[:, None] & (source == channel))
+                parts.append(self._negatives(batch, row, self.pool.draw(channel, where[row, number])))
+                keys.append(row * (config.neg_num + 1) + number)
+        return concat_rows(parts), np.concatenate(keys)
+
+    def _negatives(self, batch: Batch, rows: np.ndarray, drawn: tuple[Batch, np.ndarray, np.ndarray] | None) -> Batch:
+        config = self.config
+        made = select_rows(batch, torch.from_numpy(rows))
+        label = self._label(made).clone()
+        label[:, config.label_index] = config.negative_label
+        before = column_of(batch, "label")
+        assert isinstance(before, torch.Tensor)
+        made["label"] = label.reshape(len(rows), *before.shape[1:])
+        if config.negative_action is not None:
+            action = torch.full((len(rows),), config.negative_action, dtype=torch.int64)
+            made["actions"] = Ragged(action, torch.arange(len(rows) + 1))
+        weights = np.ones(len(rows))
+        if drawn is not None:
+            items, time, frequency = drawn
+            made.update(items)
+            if config.sampled_neg_instance_weight > 1e-5:
+                weights[:] = config.sampled_neg_instance_weight
+            elif config.unbias_sampled_neg:
+                weights = 1 + config.neg_num * time**config.neg_sample_decay_factor * frequency
+        return {**made, "instance_weight": torch.from_numpy(weights.astype(np.float32))}
+
+    def for_shard(self, index: int) -> Self:
+        """The same transform with an empty pool and the random numbers of worker `index`."""
+        other = super().for_shard(index)
+        other.pool = ItemPool(start_num=self.config.start_num, max_item_num=self.config.max_item_num)
+        return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator's state and everything in the pool."""
+        return {**super().state_dict(), "pool": self.pool.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        self.pool.load_state_dict(state["pool"])
+        super().load_state_dict(state)

@@ -1,0 +1,217 @@
+"""Fewer negatives, more positives, copies by action: with the bookkeeping that keeps predictions honest.
+
+Training on negatives kept with rate r shifts the log odds by -ln(r). A loss on `z - ln(sample_rate)` takes that out, so the
+column `sample_rate` must say r on positives too: it is a property of the data, not of the single row.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from monolith.config import Config
+from monolith.data.transforms.filters import matrix_of, numbers_of
+from monolith.data.transforms.rows import select_rows
+from monolith.data.transforms.seeded import Seeded
+from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.features import Batch, Ragged, num_rows
+from monolith.features.batch import column_of
+
+__all__ = ["InstanceReweight", "NegativeSample", "UpsamplePositives", "most_prior_action"]
+
+
+class NegativeSample(Seeded):
+    """Drops rows whose label is at most `threshold` with probability `drop_rate`, or that of their action.
+
+    The action that counts is the row's first in `action_priority`; it decides if it is in `action_drop_rates`. What is
+    written down of the kept rows: with "sample_rate" the column of that name is multiplied by 1 - drop_rate on every row;
+    with "weight" the column `instance_weight` of kept negatives is divided by the probability they were kept with, which is
+    right for rates that differ by action too.
+
+    Example:
+        >>> sample = NegativeSample(0.5, seed=3)
+        >>> kept = sample({"label": torch.tensor([1.0] + [0.0] * 9)})
+        >>> kept["label"].tolist(), set(kept["sample_rate"].tolist())
+        ([1.0, 0.0, 0.0, 0.0], {0.5})
+    """
+
+    def __init__(
+        self,
+        drop_rate: float,
+        *,
+        label_index: int = 0,
+        threshold: float = 0.0,
+        action_priority: tuple[int, ...] = (),
+        action_drop_rates: dict[int, float] | None = None,
+        record: Literal["sample_rate", "weight"] | None = "sample_rate",
+        seed: int = 0,
+        label: str = "label",
+        actions: str = "actions",
+    ) -> None:
+        super().__init__(seed=seed)
+        self._rates = dict(action_drop_rates or {})
+        for rate in (drop_rate, *self._rates.values()):
+            if not 0 <= rate <= 1:
+                raise ConfigError(f"drop_rate: expected a probability, got {rate}")
+        if self._rates and record == "sample_rate":
+            raise ConfigError(
+                "record: one sample rate cannot describe rates that differ by action; use record='weight'"
+            )
+        if record == "sample_rate" and drop_rate == 1:
+            raise ConfigError("drop_rate: 1 leaves a sample rate of 0, whose logarithm does not exist; use record=None")
+        self._drop_rate, self._label_index, self._threshold = drop_rate, label_index, threshold
+        self._priority, self._record, self._label, self._actions = action_priority, record, label, actions
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        labels = column_of(batch, self._label)
+        if isinstance(labels, Ragged) or matrix_of(labels).shape[1] <= self._label_index:
+            raise InvalidArgumentError(
+                f"batch[{self._label!r}]: expected a label at index {self._label_index} of every row"
+            )
+        negative = matrix_of(labels)[:, self._label_index] <= self._threshold
+        drop = torch.full((len(labels),), self._drop_rate, dtype=torch.float64)
+        if self._rates:
+            action, known = most_prior_action(column_of(batch, self._actions), self._priority)
+            for listed, rate in self._rates.items():
+                drop[known & (action == listed)] = rate
+        kept = ~negative | (torch.from_numpy(self._rng.random(len(labels))) >= drop)
+        batch = self._recorded(batch, negative, drop)
+        return select_rows(batch, kept)
+
+    def _recorded(self, batch: Batch, negative: torch.Tensor, drop: torch.Tensor) -> Batch:
+        if self._record is None:
+            return batch
+        name = "sample_rate" if self._record == "sample_rate" else "instance_weight"
+        before = numbers_of(batch, name) if name in batch else torch.ones(len(drop))
+        factor = (
+            (1 - drop) if self._record == "sample_rate" else torch.where(negative & (drop < 1), 1 / (1 - drop), 1.0)
+        )
+        return {**batch, name: (before * factor).to(before.dtype)}
+
+
+class UpsamplePositives(Config):
+    """Every row with a label above `threshold` comes `copies` times; `sample_rate` is divided by `copies` on every row.
+
+    Example:
+        >>> more = UpsamplePositives(copies=2)({"label": torch.tensor([0.0, 1.0])})
+        >>> more["label"].tolist(), more["sample_rate"].tolist()
+        ([0.0, 1.0, 1.0], [0.5, 0.5, 0.5])
+    """
+
+    copies: Annotated[int, Field(ge=1)]
+    """How often a positive row comes."""
+    threshold: float = 0.0
+    """A row with a greater label is positive."""
+    label: str = "label"
+    """The column of labels: one per row."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        positive = numbers_of(batch, self.label) > self.threshold
+        rate = numbers_of(batch, "sample_rate") if "sample_rate" in batch else torch.ones(len(positive))
+        times = torch.where(positive, self.copies, 1)
+        rows = torch.repeat_interleave(torch.arange(len(times)), times)
+        return select_rows({**batch, "sample_rate": rate / self.copies}, rows)
+
+
+class InstanceReweight(Config):
+    """Copies each row as often as its actions weigh, and relabels it by its most prior action.
+
+    Copies of actions A: 1 (0 for none), then plus ("add") or times ("multiply") the weight of every action of A that is
+    the most prior one or has no priority. A row without actions stays once. A row whose earlier emission had `pre_actions`:
+    if its action is not more prior, it goes; if the label changed, it comes as often as both together, so that the copies
+    of the earlier emission are outweighed; if not, by the difference, and with the opposite label if it came too often.
+
+    Example:
+        >>> reweight = InstanceReweight(weights={7: 3}, labels={7: 1}, action_priority=(7,), method="multiply")
+        >>> batch = {"label": torch.tensor([-1.0, -1.0]), "actions": Ragged.from_lists([[7], [5]])}
+        >>> reweight(batch)["label"].tolist()
+        [1.0, 1.0, 1.0, -1.0]
+    """
+
+    weights: dict[int, Annotated[int, Field(ge=0)]]
+    """Weight of an action."""
+    labels: dict[int, int] = {}
+    """New label of a row by its most prior action."""
+    action_priority: tuple[int, ...] = ()
+    """Actions, the most prior one first."""
+    method: Literal["add", "multiply"] = "add"
+    """How the weights make a number of copies."""
+    label: str = "label"
+    """The column of labels: one per row."""
+    actions: str = "actions"
+    """The column of actions: `Ragged`."""
+    pre_actions: str = "pre_actions"
+    """The column of actions known when the row was emitted before: `Ragged`, or absent."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        labels = numbers_of(batch, self.label)
+        none = Ragged(torch.empty(0, dtype=torch.int64), torch.zeros(num_rows(batch) + 1, dtype=torch.int64))
+        current, before = column_of(batch, self.actions), batch.get(self.pre_actions, none)
+        cur_rank, cur_copies, cur_label, cur_known = self._read(current, labels)
+        pre_rank, pre_copies, pre_label, pre_known = self._read(before, labels)
+        labels = torch.where(cur_known, cur_label, labels)
+        advanced, fast = pre_rank > cur_rank, pre_known
+        same = fast & (pre_label == labels)
+        copies = torch.where(fast & ~same, pre_copies + cur_copies, cur_copies)
+        copies = torch.where(same, (pre_copies - cur_copies).abs(), copies)
+        labels = torch.where(advanced & same & (pre_copies > cur_copies), -labels, labels)
+        untouched = (pre_rank == _NO_ACTION) & (cur_rank == _NO_ACTION)
+        copies = torch.where(advanced, copies, untouched.long())
+        rows = torch.repeat_interleave(torch.arange(len(labels)), copies)
+        return select_rows({**batch, self.label: labels}, rows)
+
+    def _read(self, column: torch.Tensor | Ragged, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Per row: rank of its most prior action, copies, label of that action, and whether it has one."""
+        if not isinstance(column, Ragged):
+            raise InvalidArgumentError("actions: expected a Ragged, got a tensor")
+        lengths, rowids = column.row_lengths(), column.value_rowids()
+        action, known = most_prior_action(column, self.action_priority)
+        ranks = _rank(column.values, self.action_priority)
+        rank = torch.where(lengths > 0, _UNKNOWN, _NO_ACTION)
+        rank = rank.scatter_reduce(0, rowids, ranks, "amin")
+        counts = (ranks == _UNKNOWN) | (known[rowids] & (column.values == action[rowids]))
+        copies = (lengths > 0).long()
+        for listed, weight in self.weights.items():
+            times = torch.zeros_like(lengths).scatter_add(0, rowids, (counts & (column.values == listed)).long())
+            copies = copies + weight * times if self.method == "add" else copies * weight**times
+        label, relabelled = labels, torch.zeros_like(known)
+        for listed, value in self.labels.items():
+            here = known & (action == listed)
+            label, relabelled = torch.where(here, float(value), label), relabelled | here
+        return rank, copies, label, relabelled
+
+
+_UNKNOWN = 2**62
+_NO_ACTION = 2**63 - 1
+
+
+def _rank(actions: torch.Tensor, priority: tuple[int, ...]) -> torch.Tensor:
+    ranks = torch.full(actions.shape, _UNKNOWN, dtype=torch.int64)
+    for place, listed in enumerate(priority):
+        ranks[actions == listed] = place
+    return ranks
+
+
+def most_prior_action(actions: torch.Tensor | Ragged, priority: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per row the action that stands first in `priority`, and whether it has such a one; without `priority`, its first.
+
+    Example:
+        >>> action, known = most_prior_action(Ragged.from_lists([[1, 2], [3], []]), priority=(2, 1))
+        >>> action[known].tolist(), known.tolist()
+        ([2], [True, False, False])
+    """
+    if not isinstance(actions, Ragged):
+        actions = Ragged(actions.reshape(-1), torch.arange(len(actions) + 1))
+    if not priority:
+        known = actions.row_lengths() > 0
+        firsts = actions.row_splits[:-1].clamp(max=max(len(actions.values) - 1, 0))
+        return (actions.values[firsts] if len(actions.values) else torch.zeros(len(actions), dtype=torch.int64)), known
+    best = torch.full((len(actions),), _UNKNOWN, dtype=torch.int64)
+    best = best.scatter_reduce(0, actions.value_rowids(), _rank(actions.values, priority), "amin")
+    known = best < _UNKNOWN
+    return torch.tensor(priority)[torch.where(known, best, 0)], known
