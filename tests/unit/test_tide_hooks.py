@@ -66,7 +66,7 @@ def test_tide_available_now_asks_the_clock() -> None:
 
 
 def test_a_window_needs_times_of_day() -> None:
-    with pytest.raises(ConfigError, match="TideWindow.start"):
+    with pytest.raises(ConfigError, match=r"TideWindow\.start"):
         TideWindow(start="25:00", end=TimeOfDay(1))  # type: ignore[arg-type]
 
 
@@ -87,7 +87,9 @@ def test_training_does_not_stop_if_tide_is_available() -> None:
 class Waiter:
     """A step waiter in a world where sleeping moves a clock and lets other workers make steps."""
 
-    def __init__(self, wait_until: int, steps_per_poll: int, *, tide: TideWindow | None = None, **options: float) -> None:
+    def __init__(
+        self, wait_until: int, steps_per_poll: int, *, tide: TideWindow | None = None, **options: float
+    ) -> None:
         self.step, self.seconds, self.polls = 0, 0.0, 0
         self.steps_per_poll = steps_per_poll
         self.stopped: list[str] = []

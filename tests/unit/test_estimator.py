@@ -1,0 +1,194 @@
+"""Danger: an evaluation or prediction that is not of the model as trained, and calls that quietly do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import log_loss, mean_squared_error, roc_auc_score
+
+from monolith.errors import InvalidArgumentError
+from monolith.features import Feature
+from monolith.features.batch import Batch
+from monolith.nn import EmbeddingCollection
+from monolith.table import Adagrad, Zeros
+from monolith.train import Estimator, Head, RunConfig
+from training import ClickModel, Stream, assert_same, batch_of, everything
+
+
+class WithData(ClickModel):
+    def input_fn(self, mode: str) -> Iterable[Batch]:
+        return Stream(40 if mode == "train" else 5)
+
+
+def trained(model_dir: Path | None = None) -> Estimator:
+    estimator = Estimator(WithData(), RunConfig(model_dir=None if model_dir is None else str(model_dir)))
+    estimator.train(steps=10)
+    return estimator
+
+
+def logits_of(estimator: Estimator, count: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    model = estimator.model.eval()
+    batches = [batch_of(number) for number in range(count)]
+    with torch.no_grad():
+        outputs = [model(batch) for batch in batches]
+    columns = {name: np.concatenate([batch[name].numpy() for batch in batches]) for name in ("clicked", "seconds")}  # type: ignore[union-attr]
+    click, stay = (torch.cat([output[name] for output in outputs]).double().numpy() for name in ("click", "stay"))
+    return click, stay, columns
+
+
+def test_evaluate_agrees_with_scikit_learn_on_every_head() -> None:
+    estimator = trained()
+    metrics = estimator.evaluate()
+    click, stay, labels = logits_of(estimator, 5)
+    predicted = 1 / (1 + np.exp(-click))
+    assert metrics["click/auc"] == pytest.approx(roc_auc_score(labels["clicked"], click), abs=1e-4)
+    assert metrics["click/log_loss"] == pytest.approx(log_loss(labels["clicked"], predicted), rel=1e-5)
+    assert metrics["click/loss"] == pytest.approx(metrics["click/log_loss"], rel=1e-5)
+    assert metrics["click/calibration"] == pytest.approx(predicted.sum() / labels["clicked"].sum(), rel=1e-5)
+    rate = labels["clicked"].mean()
+    entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+    assert metrics["click/ne"] == pytest.approx(log_loss(labels["clicked"], predicted) / entropy, rel=1e-5)
+    assert metrics["stay/mse"] == pytest.approx(mean_squared_error(labels["seconds"], stay), rel=1e-5)
+    assert metrics["stay/loss"] == pytest.approx(metrics["stay/mse"], rel=1e-5)
+    assert (metrics["click/examples"], metrics["global_step"]) == (40, 10)
+
+
+def test_evaluate_stops_after_its_steps() -> None:
+    assert trained().evaluate(steps=2)["click/examples"] == 16
+
+
+def test_evaluating_and_predicting_train_nothing() -> None:
+    estimator = trained()
+    before = everything(estimator.model)
+    estimator.evaluate()
+    list(estimator.predict())
+    after = everything(estimator.model)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_sampled_examples_stand_for_those_left_out() -> None:
+    heads = [Head(name="click", label="clicked", sample_rate="rate"), ClickModel.heads[1]]
+    estimator = Estimator(ClickModel(), heads=heads)
+    batch = {**batch_of(0), "rate": torch.tensor([1.0, 0.5] * 4)}
+    metrics = estimator.evaluate([batch])
+    logits, _, labels = logits_of(estimator, 1)
+    weights = np.array([1.0, 2.0] * 4)
+    expected = log_loss(labels["clicked"], 1 / (1 + np.exp(-logits)), sample_weight=weights)
+    assert metrics["click/log_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_predict_yields_one_prediction_per_example() -> None:
+    estimator = trained()
+    rows = list(estimator.predict())
+    click, stay, _ = logits_of(estimator, 5)
+    assert [row["click"].item() for row in rows] == pytest.approx(list(1 / (1 + np.exp(-click))), rel=1e-5)
+    assert [row["stay"].item() for row in rows] == pytest.approx(list(stay), rel=1e-5)
+
+
+def test_predict_is_lazy_and_can_yield_batches() -> None:
+    def endless() -> Iterator[Batch]:
+        while True:
+            yield batch_of(0)
+
+    first = next(trained().predict(endless(), yield_single_examples=False))
+    assert first["click"].shape == (8,)
+
+
+def test_predict_keys_choose_heads_and_pass_columns_through() -> None:
+    row = next(trained().predict(predict_keys=["user", "click"]))
+    assert list(row) == ["user", "click"]
+    assert row["user"] == batch_of(0)["user"][0]  # type: ignore[index]
+    with pytest.raises(InvalidArgumentError, match=r"predict_keys: the batch has no column 'clik'; did you mean"):
+        next(trained().predict(predict_keys=["clik"]))
+
+
+def test_a_new_estimator_evaluates_what_the_model_dir_holds(tmp_path: Path) -> None:
+    old = trained(tmp_path)
+    new = Estimator(WithData(), RunConfig(model_dir=str(tmp_path)))
+    assert new.evaluate() == old.evaluate()
+    assert new.global_step == 10
+    assert_same(new.model, old.model)
+
+
+def test_train_continues_its_own_data() -> None:
+    twice, once = Estimator(WithData()), Estimator(WithData())
+    assert twice.train(steps=3) == 3
+    assert twice.train(max_steps=8) == 8
+    once.train(steps=8)
+    assert_same(twice.model, once.model)
+    assert once.train() == 40, "until the data ends"
+    assert once.train(steps=1) == 41, "and from its beginning then"
+
+
+def test_two_models_in_one_process_do_not_interfere() -> None:
+    alone = Estimator(ClickModel(seed=1))
+    alone.train(Stream(), steps=6)
+    first, second = Estimator(ClickModel(seed=1)), Estimator(ClickModel(seed=2))
+    for _ in range(6):
+        first.train(_rest(first), steps=1)
+        second.train(_rest(second), steps=1)
+    assert_same(first.model, alone.model)
+    with pytest.raises(AssertionError):
+        assert_same(first.model, second.model)
+
+
+def _rest(estimator: Estimator) -> Stream:
+    stream = Stream()
+    stream.next = estimator.trainer.step
+    return stream
+
+
+def test_expired_rows_read_their_initial_value() -> None:
+    """The original's test: slot 1 expires at once, slot 2 after a day; zero start, gradient +1 per id, Adagrad 0.001."""
+
+    class Sum(torch.nn.Module):
+        heads = (Head(name="loss", label="zero", kind="regression"),)
+
+        def __init__(self) -> None:
+            super().__init__()
+            options: dict[str, Any] = {"dim": 5, "initializer": Zeros()}
+            optimizer = Adagrad(learning_rate=0.001, initial_accumulator_value=1.0)
+            self.embeddings = EmbeddingCollection(
+                [
+                    Feature(name="one", slot=1, optimizer=optimizer, expire_seconds=0, **options),
+                    Feature(name="two", slot=2, optimizer=optimizer, expire_seconds=86400, **options),
+                ]
+            )
+
+        def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
+            return torch.zeros(len(batch["zero"]))
+
+        def extra_loss(self, batch: Any, logits: Any) -> torch.Tensor:  # noqa: ANN401
+            rows = self.embeddings(batch)
+            return rows["one"].sum() + rows["two"].sum()
+
+    ids = torch.tensor([[0, 1]])
+    batch: Batch = {"one": ids, "two": ids, "zero": torch.zeros(1), "req_time": torch.tensor([100])}
+    model = Sum()
+    Estimator(model, RunConfig(event_time="req_time")).train([batch])
+    model.embeddings.store.evict()
+    rows = model.eval().embeddings(batch)
+    assert rows["one"].tolist() == [[0.0] * 5]
+    assert rows["two"][0].tolist() == pytest.approx([-0.001414] * 5, abs=1e-6)
+
+
+def test_what_is_missing_is_said() -> None:
+    with pytest.raises(InvalidArgumentError, match="ClickModel has no input_fn"):
+        Estimator(ClickModel()).train()
+    with pytest.raises(InvalidArgumentError, match=r"expected a torch\.nn\.Module, got str"):
+        Estimator("ffm:FFM")  # type: ignore[arg-type]
+    with pytest.raises(
+        InvalidArgumentError, match=r"heads: expected at least one head and no name twice, got \['a', 'a'\]"
+    ):
+        Estimator(ClickModel(), heads=[Head(name="a"), Head(name="a")])
+    with pytest.raises(InvalidArgumentError, match="no logits for head 'ctr'"):
+        Estimator(ClickModel(), heads=[Head(name="ctr", label="clicked")]).train(Stream(), steps=1)
+    with pytest.raises(InvalidArgumentError, match="no batch to trace"):
+        Estimator(ClickModel(), RunConfig(model_dir="unused")).export_saved_model()
+    with pytest.raises(InvalidArgumentError, match="there is no model_dir"):
+        Estimator(ClickModel()).export_saved_model(example=batch_of(0))

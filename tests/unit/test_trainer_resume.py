@@ -1,0 +1,147 @@
+"""Danger: a run that continues from elsewhere than it stopped: other weights, other rows, batches trained twice or skipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from monolith.errors import CorruptFileError, StorageError
+from monolith.table import LocalStore
+from monolith.train import RunConfig, Trainer
+from monolith.train.hooks import Hook
+from monolith.train.run_folder import RunFolder
+from training import ClickModel, Stream, assert_same
+
+
+def new_trainer(model_dir: Path | None, *, hooks: tuple[Hook, ...] = (), **config: Any) -> Trainer:  # noqa: ANN401
+    model = ClickModel()
+    adam = torch.optim.Adam(model.mlp.parameters(), lr=0.01)
+    where = None if model_dir is None else str(model_dir)
+    return Trainer(model, adam, config=RunConfig(model_dir=where, event_time="time", **config), hooks=hooks)
+
+
+def straight(steps: int) -> ClickModel:
+    trainer = new_trainer(None)
+    trainer.fit(Stream(), steps=steps)
+    return trainer.model  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+@pytest.mark.parametrize("postpush", [False, True])
+def test_three_runs_equal_one(tmp_path: Path, prefetch: int, postpush: bool) -> None:
+    options = {"embedding_prefetch_capacity": prefetch, "enable_embedding_postpush": postpush}
+    for last in (4, 5, 12):
+        trainer = new_trainer(tmp_path, **options)
+        assert trainer.fit(Stream(), max_steps=last) == last
+    if not postpush:
+        assert_same(trainer.model, straight(12))
+    else:
+        # A run ends by applying what it kept, so only the runs themselves can be repeated exactly.
+        again = new_trainer(None, **options)
+        source = Stream()
+        for last in (4, 5, 12):
+            again.fit(source, max_steps=last)
+        assert_same(trainer.model, again.model)
+
+
+def test_steps_counts_from_the_saved_step_and_max_steps_from_zero(tmp_path: Path) -> None:
+    assert new_trainer(tmp_path).fit(Stream(), steps=3) == 3
+    assert new_trainer(tmp_path).fit(Stream(), steps=3) == 6
+    assert new_trainer(tmp_path).fit(Stream(), max_steps=8) == 8
+    assert new_trainer(tmp_path).fit(Stream(), max_steps=8) == 8
+    assert new_trainer(tmp_path).fit(Stream(), max_steps=5) == 8
+
+
+def test_a_stop_by_a_hook_while_reading_ahead_loses_no_batch(tmp_path: Path) -> None:
+    class StopAtThree(Hook):
+        def before_step(self, trainer: Trainer) -> None:
+            if trainer.step == 3:
+                trainer.request_stop("three")
+
+    new_trainer(tmp_path, hooks=(StopAtThree(),), embedding_prefetch_capacity=4).fit(Stream())
+    trainer = new_trainer(tmp_path)
+    trainer.fit(Stream(), max_steps=7)
+    assert_same(trainer.model, straight(7))
+
+
+def test_a_source_that_was_used_up_starts_again(tmp_path: Path) -> None:
+    assert new_trainer(tmp_path).fit(Stream(5)) == 5
+    assert new_trainer(tmp_path).fit(Stream(5)) == 10
+
+
+def test_a_source_that_cannot_tell_its_place_starts_from_its_beginning(tmp_path: Path) -> None:
+    batches = list(Stream(5))
+    assert new_trainer(tmp_path).fit(batches, steps=3) == 3
+    assert new_trainer(tmp_path).fit(batches) == 8
+
+
+def test_the_place_in_the_data_can_be_left_behind(tmp_path: Path) -> None:
+    new_trainer(tmp_path).fit(Stream(), steps=3)
+    other = Stream(4)
+    assert new_trainer(tmp_path, resume_data=False).fit(other) == 7
+
+
+def test_a_later_source_of_the_same_process_is_not_moved() -> None:
+    trainer = new_trainer(None)
+    trainer.fit(Stream(), steps=3)
+    assert trainer.fit(Stream(4)) == 7
+
+
+def test_dropout_continues_its_random_numbers_with_a_seed(tmp_path: Path) -> None:
+    def dropping(model_dir: Path | None) -> Trainer:
+        trainer = new_trainer(model_dir, seed=3)
+        trainer.model.mlp.insert(1, torch.nn.Dropout(0.5))  # type: ignore[union-attr, operator]
+        return trainer
+
+    whole = dropping(None)
+    whole.fit(Stream(), steps=6)
+    dropping(tmp_path).fit(Stream(), steps=2)
+    torch.manual_seed(99)
+    second = dropping(tmp_path)
+    second.fit(Stream(), steps=4)
+    assert_same(second.model, whole.model)
+
+
+def test_a_failed_save_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_trainer(tmp_path).fit(Stream(), steps=3)
+
+    def full(self: LocalStore, folder: object) -> None:
+        raise StorageError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "save", full)
+        with pytest.raises(StorageError, match="disk full"):
+            new_trainer(tmp_path).fit(Stream(), steps=3)
+    trainer = new_trainer(tmp_path)
+    assert trainer.restore()
+    assert_same(trainer.model, straight(3))
+    # What the failed save left behind is no obstacle.
+    assert trainer.fit(Stream(), steps=1) == 4
+
+
+def test_only_the_last_save_is_kept(tmp_path: Path) -> None:
+    for _ in range(3):
+        new_trainer(tmp_path).fit(Stream(), steps=1)
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["latest", "save-00000002"]
+
+
+@pytest.mark.parametrize("name", ["trainer.json", "trainer.safetensors", "tables-0/store.json"])
+def test_a_truncated_save_is_refused_and_nothing_is_restored(tmp_path: Path, name: str) -> None:
+    new_trainer(tmp_path).fit(Stream(), steps=3)
+    path = RunFolder(tmp_path).latest() / name
+    path.write_bytes(path.read_bytes()[:10])
+    trainer = new_trainer(tmp_path)
+    with pytest.raises(CorruptFileError):
+        trainer.fit(Stream(), steps=1)
+    assert trainer.step == 0
+    assert_same(trainer.model, ClickModel())
+
+
+def test_a_pointer_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    new_trainer(tmp_path).fit(Stream(), steps=1)
+    (tmp_path / "state" / "latest").write_text("../../etc")
+    with pytest.raises(CorruptFileError, match="latest"):
+        new_trainer(tmp_path).restore()
