@@ -73,6 +73,7 @@ CATALOG: dict[str, tuple[Make, Inputs]] = {
         lambda b: (_random(b, 4),),
     ),
     "MaxPooling": (mnn.MaxPooling, lambda b: ([_random(b, 4), _random(b, 4)],)),
+    "MixedEmbedding": (lambda: mnn.MixedEmbedding([0, 2, 5], 4), lambda b: (_random(b, 7),)),
     "SENet": (lambda: mnn.SENet(5, 2), lambda b: (_random(b, 5, 4),)),
     "SNR": (lambda: mnn.SNR([3, 4], 2, 5), lambda b: ([_random(b, 3), _random(b, 4)],)),
     "SNR aver": (lambda: mnn.SNR([3, 3], 2, 3, snr_type="aver", use_ste=True), lambda b: ([_random(b, 3)] * 2,)),

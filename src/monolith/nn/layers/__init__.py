@@ -17,6 +17,7 @@ from monolith.nn.layers.gating import IRazor, SENet
 from monolith.nn.layers.interaction import CIN, AllInt, AutoInt, CDot
 from monolith.nn.layers.logit_correction import LogitCorrection, correct_logits
 from monolith.nn.layers.masking import sequence_mask
+from monolith.nn.layers.mixed_embedding import MixedEmbedding
 from monolith.nn.layers.mlp import MLP, LHUCTower, MLPOptions
 from monolith.nn.layers.mmoe import MMoE
 from monolith.nn.layers.norms import BatchNorm
@@ -52,6 +53,7 @@ __all__ = [
     "MLPOptions",
     "MMoE",
     "MaxPooling",
+    "MixedEmbedding",
     "SENet",
     "SNR",
     "Sigmoid2",
