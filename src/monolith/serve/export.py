@@ -26,10 +26,10 @@ from monolith.serve.tracing import collections_by_path, trace_model
 from monolith.table import EmbeddingTable, LocalStore
 from monolith.train.heads import Head
 
-__all__ = ["export", "serving_table"]
+__all__ = ["export_model", "serving_table"]
 
 
-def export(
+def export_model(
     model: nn.Module,
     example: Batch,
     base: str | Path,
@@ -54,7 +54,7 @@ def export(
         ...     def forward(self, batch):
         ...         return self.embeddings(batch)["item"]
         >>> with tempfile.TemporaryDirectory() as base:
-        ...     folder = export(Popularity(), {"item": torch.tensor([3])}, base, heads=[Head(name="ctr")])
+        ...     folder = export_model(Popularity(), {"item": torch.tensor([3])}, base, heads=[Head(name="ctr")])
         ...     list(load(folder).predict({"item": torch.tensor([1, 2])})["ctr"].shape)
         [2]
     """

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch.export.graph_signature import InputKind
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
@@ -70,11 +71,12 @@ class DenseProgram:
             # Without gradients: a no_grad block inside the model would otherwise become a region of its own.
             with torch.no_grad():
                 exported = torch.export.export(module, tuple(example.values()), dynamic_shapes=_shapes(module, shapes))
+        except InvalidArgumentError:
+            raise
         except Exception as error:  # torch.export has no common base of its errors
-            raise InvalidArgumentError(f"forward cannot be traced for export: {error}") from error
-        if exported.graph_signature.buffers_to_mutate:
-            changed = ", ".join(exported.graph_signature.buffers_to_mutate.values())
-            raise InvalidArgumentError(f"forward changes {changed} even in eval mode; such a model cannot be exported")
+            reason = str(error).strip().partition("\n\n")[0]
+            raise InvalidArgumentError(f"forward cannot be traced for export: {reason}") from error
+        _refuse_changed_weights(exported)
         return cls(*_encode_program(exported, list(example), outputs))
 
     def to_json(self) -> str:
@@ -120,6 +122,25 @@ def _shapes(module: nn.Module, shapes: tuple[object, ...]) -> tuple[object, ...]
     code = module.forward.__code__
     takes_any_number = bool(code.co_flags & 0x04)
     return (shapes,) if takes_any_number else shapes
+
+
+def _refuse_changed_weights(exported: torch.export.ExportedProgram) -> None:
+    """A program is run many times, from several threads: it must find its weights as they were."""
+    inputs = exported.graph_signature.input_specs
+    memory = {spec.arg.name: spec.target for spec in inputs if spec.kind != InputKind.USER_INPUT}
+    for node in exported.graph.nodes:
+        if not isinstance(node.target, OpOverload):
+            continue
+        schema = node.target._schema
+        for argument, value in zip(schema.arguments, node.args, strict=False):
+            if argument.alias_info is None or not isinstance(value, fx.Node) or value.name not in memory:
+                continue
+            if argument.alias_info.is_write:
+                raise InvalidArgumentError(
+                    f"forward changes {memory[value.name]!r} even in eval mode; such a model cannot be exported"
+                )
+            # A view: what is written to it is written to the weight.
+            memory[node.name] = memory[value.name]
 
 
 def _encode_program(

@@ -120,7 +120,9 @@ class _TracedRagged(Ragged):
         return torch.repeat_interleave(rows, self.row_lengths(), output_size=self.values.shape[0])
 
     def __len__(self) -> int:
-        return self.row_splits.shape[0] - 1
+        raise InvalidArgumentError(
+            "forward asks for len() of a Ragged, which would fix the number of rows; use row_lengths().shape[0]"
+        )
 
 
 @contextmanager

@@ -145,11 +145,11 @@ class Estimator:
             folder: the export gets a numbered folder in it; None means `config.export_dir_base` in the model_dir.
             example: a batch to trace the model with; None takes the last one seen, or one of `input_fn("predict")`.
         """
-        from monolith.serve.export import export
+        from monolith.serve.export import export_model
 
         self.trainer.restore()
         base = self._export_base() if folder is None else Path(folder)
-        return export(self.model, self._example_batch(example), base, heads=self.heads, step=self.trainer.step)
+        return export_model(self.model, self._example_batch(example), base, heads=self.heads, step=self.trainer.step)
 
     def data(self, mode: Mode, source: Iterable[Batch] | None = None) -> Iterable[Batch]:
         """`source` if there is one, otherwise the model's own batches for `mode`."""
