@@ -42,20 +42,26 @@ class Shuffle:
         """Rows in their final order; replaced, never changed."""
         self._given = 0
         """How many of the ready rows have been given out."""
+        self._ended = False
+        """Whether the source is used up while rows are left: a new loop over it would start it again."""
 
     def __iter__(self) -> Iterator[Batch]:
         """Go on after the last batch given out."""
         yield from self._full_batches()
-        for batch in self._source:
-            self._held.append(batch)
-            if sum(map(num_rows, self._held)) >= self._buffer_rows:
-                self._shuffle(keep=self._buffer_rows // 2)
-                yield from self._full_batches()
-        if self._held:
-            self._shuffle(keep=0)
-            yield from self._full_batches()
-        if self._given < num_rows(self._ready):
-            yield self._take(num_rows(self._ready) - self._given)
+        if not self._ended:
+            for batch in self._source:
+                self._held.append(batch)
+                if sum(map(num_rows, self._held)) >= self._buffer_rows:
+                    self._shuffle(keep=self._buffer_rows // 2)
+                    yield from self._full_batches()
+            self._ended = True
+            if self._held:
+                self._shuffle(keep=0)
+        while left := num_rows(self._ready) - self._given:
+            # Said before the last batch is given out, because nobody may ask for another.
+            self._ended = left > self._batch_size
+            yield self._take(min(left, self._batch_size))
+        self._ended = False
 
     def _shuffle(self, keep: int) -> None:
         """Make the held rows ready in random order, but for `keep` of them; what was ready stays in front."""
@@ -99,6 +105,7 @@ class Shuffle:
             "held": [_saved(batch) for batch in self._held],
             "ready": _saved(self._ready),
             "given": self._given,
+            "ended": self._ended,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -108,7 +115,7 @@ class Shuffle:
         self._source.load_state_dict(state["source"])
         self._rng.bit_generator.state = state["rng"]
         self._held = [_loaded(batch) for batch in state["held"]]
-        self._ready, self._given = _loaded(state["ready"]), state["given"]
+        self._ready, self._given, self._ended = _loaded(state["ready"]), state["given"], state["ended"]
 
 
 def _saved(batch: Batch) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 
+from monolith.data.transforms.filters import numbers_of
 from monolith.data.transforms.rows import concat_rows, select_rows
 from monolith.data.transforms.seeded import Seeded
 from monolith.errors import InvalidArgumentError
@@ -87,27 +88,20 @@ class LogicalOr(Compose):
     def __call__(self, batch: Batch) -> Batch:
         """The batch transformed; the one given is not changed."""
         first, second = self.transforms
-        numbered: Batch = {**batch, _ROW: torch.arange(num_rows(batch))}
+        # The longest name yet: one LogicalOr may be inside another.
+        number = max(map(len, batch), default=0) * "_" + "row"
+        numbered: Batch = {**batch, number: torch.arange(num_rows(batch))}
         chosen = first(numbered)
         rejected = torch.ones(num_rows(batch), dtype=torch.bool)
-        rejected[_row_numbers(chosen)] = False
+        rejected[numbers_of(chosen, number)] = False
         joined = concat_rows([chosen, second(select_rows(numbered, rejected))])
-        rows = _row_numbers(joined)
+        rows = numbers_of(joined, number)
         if bool((torch.bincount(rows) > 1).any()):
             raise InvalidArgumentError(
                 "LogicalOr: expected transforms that keep or drop rows, got one that repeats them"
             )
-        del joined[_ROW]
+        del joined[number]
         return select_rows(joined, rows.argsort())
-
-
-_ROW = "__row__"
-
-
-def _row_numbers(batch: Batch) -> torch.Tensor:
-    rows = batch[_ROW]
-    assert isinstance(rows, torch.Tensor)
-    return rows
 
 
 def _for_shard(transform: Transform, index: int) -> Transform:

@@ -168,9 +168,9 @@ def _on_values(function: Callable[..., Value], node: ast.expr, *operands: Value)
     ragged = [operand for operand in operands if isinstance(operand, Ragged)]
     if not ragged:
         return function(*operands)
-    if any(isinstance(operand, torch.Tensor) for operand in operands) or any(
-        other.row_splits is not ragged[0].row_splits for other in ragged
-    ):
+    # Values of one column only: of two, equal row splits would be a matter of the batch.
+    columns = {part.row_splits.data_ptr() for part in ragged}
+    if len(columns) > 1 or any(isinstance(operand, torch.Tensor) for operand in operands):
         raise InvalidArgumentError(f"{ast.unparse(node)!r}: compare the values of a Ragged column with numbers only")
     values = function(*(operand.values if isinstance(operand, Ragged) else operand for operand in operands))
     return Ragged(values, ragged[0].row_splits)

@@ -75,9 +75,9 @@ class NegativeGenConfig(Config):
 class NegativeGen(Seeded):
     """For each positive row, first up to `neg_num` rows of the same user with items from the pool, then the row itself.
 
-    The items of a batch enter the pool before negatives are drawn for it. time is (place + 1) / size of the item in its
-    pool, oldest first; frequency is 1 / (times it was drawn). A small pool may draw the row's own item. The column `instance_weight` is set on every row: 1 for
-    positives. Labels are in `label`, actions in `actions`.
+    The items of a batch enter the pool before negatives are drawn for it; a small pool may draw the row's own item. time is
+    (place + 1) / size of the item in its pool, oldest first; frequency is 1 / (times it was drawn). The column
+    `instance_weight` is set on every row: 1 for positives. Labels are in `label`, actions in `actions`.
 
     Example:
         >>> config = NegativeGenConfig(neg_num=1, item_features=("item_id",), start_num=0, unbias_sampled_neg=False)
