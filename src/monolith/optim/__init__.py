@@ -1,0 +1,17 @@
+"""Dense optimizers and learning-rate schedules."""
+
+from monolith.optim.adamom import Adamom
+from monolith.optim.rmsprop import Rmsprop
+from monolith.optim.schedules import ConstantRate, LinearWarmup, PolynomialDecay, Schedule, lr_scheduler
+from monolith.optim.shampoo import Shampoo
+
+__all__ = [
+    "Adamom",
+    "ConstantRate",
+    "LinearWarmup",
+    "PolynomialDecay",
+    "Rmsprop",
+    "Schedule",
+    "Shampoo",
+    "lr_scheduler",
+]
