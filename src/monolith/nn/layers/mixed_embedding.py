@@ -72,7 +72,7 @@ class MixedEmbedding(nn.Module):
         require_shape("MixedEmbedding.x", x, "B", sum(self.sizes))
         probabilities = self.probabilities()
         chosen = probabilities.multinomial(1)[0] if self.training else probabilities.argmax()
-        weights = F.one_hot(chosen, len(self.sizes)) + probabilities - probabilities.detach()
+        weights = F.one_hot(chosen, len(self.sizes)) + (probabilities - probabilities.detach())
         filled = [
             (weight, part)
             for weight, part in zip(weights, torch.split(x, self.sizes, dim=1), strict=True)
