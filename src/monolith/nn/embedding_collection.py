@@ -94,6 +94,16 @@ class EmbeddingCollection(nn.Module):
         """Forget the collected gradients, as `zero_grad` does for dense ones."""
         self._pending, self._collected = [], 0
 
+    def take_gradients(self, step: int) -> list[Gradient]:
+        """Hand over the collected gradients, with the learning rates of global step `step`, and forget them.
+
+        For those who apply them to `store` themselves, elsewhere or later.
+        """
+        rates = {table.config.name: table.learning_rates(step) for table in self.declaration.tables}
+        taken = [replace(gradient, learning_rates=rates[gradient.bags.table]) for gradient in self._pending]
+        self.discard_gradients()
+        return taken
+
     def step(self, step: int | None = None, *, event_time: int = 0) -> None:
         """Apply the collected gradients, one optimizer step per table and id, and forget them.
 
@@ -101,10 +111,7 @@ class EmbeddingCollection(nn.Module):
         batch, in seconds since 1970, and becomes the last-update time of the rows.
         """
         now = int(self.steps) if step is None else step
-        rates = {table.config.name: table.learning_rates(now) for table in self.declaration.tables}
-        gradients = [replace(g, learning_rates=rates[g.bags.table]) for g in self._pending]
-        self.store.apply(gradients, step=now, event_time=event_time)
-        self.discard_gradients()
+        self.store.apply(self.take_gradients(now), step=now, event_time=event_time)
         self.steps.fill_(now + 1)
 
     def extra_repr(self) -> str:

@@ -7,20 +7,27 @@ in one call, so that the same interface fits tables in this process (`LocalStore
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.table.arrays import Ids, Values
+from monolith.table.call_threads import CallThreads
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, PoolingMode, TableStats
 from monolith.table.store_folder import read_store, write_store
 
 __all__ = ["Bags", "Gradient", "LocalStore", "Store", "join_gradients"]
+
+Result = TypeVar("Result")
+
+THREADED_IDS = 4096
+"""Ids in one call from which it pays to serve tables beside each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +103,7 @@ class LocalStore:
 
     def __init__(self, tables: Iterable[EmbeddingTable]) -> None:
         self._tables: dict[str, EmbeddingTable] = {}
+        self._threads = CallThreads()
         for table in tables:
             if table.name in self._tables:
                 raise ConfigError(f"tables: two are named {table.name!r}; every table of a store has a name of its own")
@@ -112,20 +120,16 @@ class LocalStore:
 
     def lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
         """One float32 [bags, dim] per request; an empty bag is zeros. Never inserts."""
-        return [self._table(r.table).lookup_pooled(r.ids, r.row_splits, mode=r.pooling) for r in requests]
+        tables = [self._table(request.table) for request in requests]
+        calls = [partial(_lookup, table, request) for table, request in zip(tables, requests, strict=True)]
+        return self._run(calls, sum(len(request.ids) for request in requests))
 
     def apply(self, gradients: Sequence[Gradient], *, step: int = 0, event_time: int = 0) -> None:
         """One optimizer step per table and id, with the sum of its gradients in all `gradients`."""
-        for gradient in join_gradients(gradients):
-            self._table(gradient.bags.table).apply_pooled_gradients(
-                gradient.bags.ids,
-                gradient.bags.row_splits,
-                gradient.values,
-                mode=gradient.bags.pooling,
-                learning_rates=gradient.learning_rates,
-                step=step,
-                event_time=event_time,
-            )
+        joined = join_gradients(gradients)
+        tables = [self._table(gradient.bags.table) for gradient in joined]
+        calls = [partial(_apply, table, g, step, event_time) for table, g in zip(tables, joined, strict=True)]
+        self._run(calls, sum(len(gradient.bags.ids) for gradient in joined))
 
     def assign(self, table: str, ids: Ids, values: Values, *, event_time: int = 0) -> None:
         """Set the embeddings of `ids` to `values` [n, dim]."""
@@ -165,12 +169,31 @@ class LocalStore:
     def __repr__(self) -> str:
         return f"LocalStore({', '.join(map(repr, self._tables.values()))})"
 
+    def _run(self, calls: Sequence[Callable[[], Result]], ids: int) -> list[Result]:
+        return [call() for call in calls] if ids < THREADED_IDS else self._threads.run(calls)
+
     def _table(self, name: str) -> EmbeddingTable:
         try:
             return self._tables[name]
         except KeyError:
             known = ", ".join(map(repr, self._tables)) or "none"
             raise InvalidArgumentError(f"table: the store has no {name!r}; it has {known}") from None
+
+
+def _lookup(table: EmbeddingTable, bags: Bags) -> torch.Tensor:
+    return table.lookup_pooled(bags.ids, bags.row_splits, mode=bags.pooling)
+
+
+def _apply(table: EmbeddingTable, gradient: Gradient, step: int, event_time: int) -> None:
+    table.apply_pooled_gradients(
+        gradient.bags.ids,
+        gradient.bags.row_splits,
+        gradient.values,
+        mode=gradient.bags.pooling,
+        learning_rates=gradient.learning_rates,
+        step=step,
+        event_time=event_time,
+    )
 
 
 def join_gradients(gradients: Sequence[Gradient]) -> list[Gradient]:
