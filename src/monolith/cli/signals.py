@@ -18,9 +18,16 @@ def add_siguser1_handler(file: TextIO | None = None) -> None:
 
     It works even while all threads are inside compiled code. Calling it again is harmless.
     """
+    stream = file or sys.__stderr__
+    if stream is None:  # a process without a terminal or log has nowhere to print to
+        return
     previous = signal.getsignal(signal.SIGUSR1)
+    # A handler set since an earlier call has taken our place, which faulthandler does not notice: start over.
+    faulthandler.unregister(signal.SIGUSR1)
+    if previous is not None:
+        signal.signal(signal.SIGUSR1, previous)
     # Chaining to the default action would end the process.
-    faulthandler.register(signal.SIGUSR1, file=file or sys.stderr, all_threads=True, chain=callable(previous))
+    faulthandler.register(signal.SIGUSR1, file=stream, all_threads=True, chain=callable(previous))
 
 
 @contextmanager

@@ -35,15 +35,22 @@ class RunFolder:
     def __init__(self, model_dir: str | os.PathLike[str]) -> None:
         self._root = Path(model_dir) / "state"
 
+    def create(self) -> None:
+        """Make the folder, so that a run that cannot be saved fails before it starts."""
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self._root}: cannot be made: {error.strerror}") from error
+
     def exists(self) -> bool:
         """Whether there is a saved step."""
         return (self._root / "latest").is_file()
 
     def save(self, state: State, stores: Sequence[Store]) -> None:
         """Keep `state` and the tables of `stores`, in place of what was saved before."""
+        self.create()
         temporary = self._root / ".saving"
         try:
-            self._root.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             save_state(state, temporary, "trainer")

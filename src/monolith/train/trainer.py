@@ -116,6 +116,8 @@ class Trainer:
         starts again.
         """
         _check_limits(steps, max_steps)
+        if self.config.model_dir is not None:
+            RunFolder(self.config.model_dir).create()
         self.stop_reason = None
         began: list[Hook] = []
         error: BaseException | None = None
