@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from batch_rows import random_batch, to_rows
+from monolith.data import INVALID_LABEL
 from monolith.data.transforms import (
-    INVALID_LABEL,
     AddAction,
     AddLabel,
     FilterByValue,

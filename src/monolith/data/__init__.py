@@ -1,5 +1,8 @@
 """Data on its way to the model: sources of batches, transforms, synthetic data, prefetching."""
 
+from monolith.data.nested import NestedTensors
+from monolith.data.prefetch import Prefetch, PrefetchQueue
+from monolith.data.shuffle import Shuffle
 from monolith.data.sources import (
     INVALID_LABEL,
     Column,
@@ -23,10 +26,14 @@ __all__ = [
     "Column",
     "CsvSource",
     "IteratorSource",
+    "NestedTensors",
     "ParquetSource",
+    "Prefetch",
+    "PrefetchQueue",
     "RecordFileSource",
     "RecordHeader",
     "RecordWriter",
+    "Shuffle",
     "Source",
     "TFRecordSource",
     "TFRecordWriter",

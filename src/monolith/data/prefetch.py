@@ -17,6 +17,8 @@ __all__ = ["Prefetch", "PrefetchQueue", "enqueue_dicts_with_queue_return"]
 
 T = TypeVar("T")
 
+_END = object()
+
 
 @runtime_checkable
 class _Stateful(Protocol):
@@ -124,6 +126,9 @@ class Prefetch:
         try:
             while (entry := reader.next()) is not None:
                 batch, self._state, ready = entry
+                if batch is _END:
+                    reader.finished = True
+                    return
                 _await_copy(batch, ready)
                 yield batch
         finally:
@@ -219,6 +224,8 @@ def _read_ahead(source: Iterable[Any], queue: PrefetchQueue[tuple[Any, Any, Any]
             state = source.state_dict() if isinstance(source, _Stateful) else None
             if not queue.put((placed, state, ready)):
                 return
+        # At its end a source may start anew, so the state behind the last batch is not yet that of the finished loop.
+        queue.put((_END, source.state_dict() if isinstance(source, _Stateful) else None, None))
         queue.close()
     except BaseException as error:
         queue.close(error)

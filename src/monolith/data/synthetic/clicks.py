@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Self
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from monolith.config import Config, NonNegative, Positive
 from monolith.data.synthetic.generated import GeneratedSource, mix48
 from monolith.features import Batch, Ragged
 
-__all__ = ["CATEGORY_SLOT", "ITEM_SLOT", "TAG_SLOT", "USER_SLOT", "ClickStream", "ClickStreamConfig"]
+__all__ = ["ClickStream", "ClickStreamConfig"]
 
 USER_SLOT, ITEM_SLOT, CATEGORY_SLOT, TAG_SLOT = 1, 2, 3, 4
 """Slots of the v2 feature ids in the columns `user_id`, `item_id`, `category_id` and `tag_ids`."""
@@ -117,11 +116,9 @@ class ClickStream(GeneratedSource):
     def __init__(self, config: ClickStreamConfig | None = None) -> None:
         self.config = config or ClickStreamConfig()
         super().__init__(self.config, self.config.batches)
-        self._blocks: list[_Items] = []
+        # Replaced, never changed: shards are copies that share it, and may be read by threads of their own.
+        self._blocks: tuple[_Items, ...] = ()
         self._catalogue: _Items | None = None
-
-    def _copy(self) -> Self:
-        return type(self)(self.config)
 
     def batch(self, number: int) -> Batch:
         """Batch `number`, the same whenever and wherever it is asked for."""
@@ -146,15 +143,6 @@ class ClickStream(GeneratedSource):
             "label": torch.from_numpy(clicked.astype(np.float32)),
             "click_probability": torch.from_numpy((probability * seen_in_time).astype(np.float32)),
         }
-
-    def recent(self, seconds: float) -> Iterator[Batch]:
-        """This shard's batches of the last `seconds` before its next one, oldest first, made again."""
-        (index, count), config = self._shard, self.config
-        if self._finished(self._next * count + index):
-            return
-        back = math.ceil(seconds * config.impressions_per_second / (config.batch_size * count)) + 1
-        for turn in range(max(self._next - back, 0), self._next):
-            yield self.batch(turn * count + index)
 
     def items_at(self, event_time: float) -> int:
         """How many items have appeared by `event_time`, Unix seconds.
@@ -201,14 +189,16 @@ class ClickStream(GeneratedSource):
 
     def _items(self, count: int) -> _Items:
         """At least the first `count` items. An item's properties do not depend on how many are asked for."""
-        if self._catalogue is None or len(self._catalogue.quality) < count:
-            while len(self._blocks) * _ITEM_BLOCK < count:
-                self._blocks.append(self._item_block(len(self._blocks)))
+        catalogue = self._catalogue
+        if catalogue is None or len(catalogue.quality) < count:
+            numbers = range(len(self._blocks), -(-count // _ITEM_BLOCK))
+            blocks = (*self._blocks, *map(self._item_block, numbers))
+            self._blocks = blocks
             fields = ("tastes", "quality", "category", "tags", "tag_count", "cumulative")
-            columns = {name: np.concatenate([getattr(block, name) for block in self._blocks]) for name in fields}
+            columns = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in fields}
             columns["cumulative"] = np.cumsum(columns["cumulative"])
-            self._catalogue = _Items(**columns)
-        return self._catalogue
+            catalogue = self._catalogue = _Items(**columns)
+        return catalogue
 
     def _item_block(self, number: int) -> _Items:
         config, rng = self.config, self._rng(2, number)

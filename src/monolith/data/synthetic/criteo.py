@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Self
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -62,11 +62,6 @@ class CriteoLike(GeneratedSource):
     def __init__(self, config: CriteoLikeConfig | None = None) -> None:
         self.config = config or CriteoLikeConfig()
         super().__init__(self.config, self.config.batches)
-
-    def _copy(self) -> Self:
-        part = type(self)(self.config)
-        part.__dict__["_weights"] = self._weights
-        return part
 
     def batch(self, number: int) -> Batch:
         """Batch `number`, the same whenever and wherever it is asked for."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
+import itertools
+from abc import abstractmethod
+from collections.abc import Iterator
 
 import numpy as np
 
 from monolith.config import Config
+from monolith.data.sources.source import Position, Source
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch
 
@@ -17,66 +18,43 @@ __all__ = ["GeneratedSource", "mix48"]
 _MASK48 = np.uint64((1 << 48) - 1)
 
 
-class GeneratedSource(ABC):
+class GeneratedSource(Source):
     """Iterates `batch(0)`, `batch(1)`, ...; a shard takes every count-th of them.
 
-    The state is the number of the next batch, so saving and resuming cost nothing. Iterating goes on where the last loop
-    stopped; after the last batch the next loop starts again at the first.
+    The state is the number of the next batch, so saving and resuming cost nothing. A state is refused by a source of
+    another config.
     """
 
     def __init__(self, config: Config, batches: int | None) -> None:
-        self._config = config
+        self._described = config.model_dump_json()
         self._batches = batches
-        self._shard = (0, 1)
-        self._next = 0
+        super().__init__()
 
     @abstractmethod
     def batch(self, number: int) -> Batch:
         """Batch `number`, the same whenever and wherever it is asked for."""
 
-    @abstractmethod
-    def _copy(self) -> Self:
-        """The same source at its first batch, sharing what is expensive to build."""
+    def _start(self) -> Position:
+        return {"next": 0, "config": self._described}
 
-    def __iter__(self) -> Iterator[Batch]:
-        index, count = self._shard
-        if self._finished(self._next * count + index):
-            self._next = 0
-        while not self._finished(number := self._next * count + index):
-            batch = self.batch(number)
-            self._next += 1
-            yield batch
+    def _read(self, position: Position) -> Iterator[tuple[Batch, Position]]:
+        for turn in itertools.count(int(position["next"])):
+            number = self._number(turn)
+            if self._batches is not None and number >= self._batches:
+                return
+            yield self.batch(number), {**position, "next": turn + 1}
 
-    def _finished(self, number: int) -> bool:
-        return self._batches is not None and number >= self._batches
+    def _number(self, turn: int) -> int:
+        """The number, among all batches, of this shard's batch `turn`."""
+        return turn * self._shard_count + self._shard_index
 
-    def shard(self, index: int, count: int) -> Self:
-        """The part of worker `index` of `count`: batches index, index + count, index + 2 count, ..."""
-        if not 0 <= index < count:
-            raise InvalidArgumentError(f"index: expected 0 <= index < count, got index {index} of {count}")
-        if self._shard != (0, 1):
-            raise InvalidArgumentError(f"shard: this is already shard {self._shard}; shard the whole source instead")
-        part = self._copy()
-        part._shard = (index, count)
-        return part
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the next batch comes from: plain values, fit for JSON."""
-        index, count = self._shard
-        return {"next": self._next, "index": index, "count": count, "config": self._config.model_dump_json()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the batch that was last when `state` was taken from a source of the same config and shard."""
-        own = self.state_dict()
-        for key in ("config", "index", "count"):
-            if state.get(key) != own[key]:
-                raise InvalidArgumentError(
-                    f"state[{key!r}]: expected {own[key]!r}, got {state.get(key)!r}; "
-                    "load the state into a source of the same config and shard"
-                )
-        if not isinstance(state.get("next"), int) or state["next"] < 0:
-            raise InvalidArgumentError(f"state['next']: expected a batch number >= 0, got {state.get('next')!r}")
-        self._next = state["next"]
+    def _check(self, position: Position) -> None:
+        super()._check(position)
+        if position["config"] != self._described:
+            raise InvalidArgumentError(
+                f"state['config']: expected {self._described}, got {position['config']}; "
+                "a position only has a meaning in data of the same config"
+            )
 
 
 def mix48(values: np.ndarray, *, slot: int | np.ndarray) -> np.ndarray:

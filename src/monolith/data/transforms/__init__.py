@@ -10,7 +10,6 @@ from monolith.data.transforms.features import FeatureCombine, FidMask, MapId, Sw
 from monolith.data.transforms.filters import FilterByAction, FilterByFid, FilterByLabel, FilterByValue, RowFilter
 from monolith.data.transforms.item_pool import ItemPool
 from monolith.data.transforms.labels import (
-    INVALID_LABEL,
     AddAction,
     AddLabel,
     LabelNormalization,
@@ -24,7 +23,6 @@ from monolith.data.transforms.sampling import InstanceReweight, NegativeSample, 
 from monolith.data.transforms.seeded import Seeded
 
 __all__ = [
-    "INVALID_LABEL",
     "AddAction",
     "AddLabel",
     "Compose",

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 
 from monolith.config import Config, Finite, Positive
+from monolith.data.sources.record_file import INVALID_LABEL
 from monolith.data.transforms.filters import RowFilter, matrix_of, numbers_of, rows_with
 from monolith.data.transforms.seeded import Seeded
 from monolith.errors import ConfigError, InvalidArgumentError
@@ -16,7 +17,6 @@ from monolith.features import Batch, Ragged, num_rows
 from monolith.features.batch import column_of
 
 __all__ = [
-    "INVALID_LABEL",
     "AddAction",
     "AddLabel",
     "LabelNormalization",
@@ -24,9 +24,6 @@ __all__ = [
     "ScatterLabel",
     "TaskLabel",
 ]
-
-INVALID_LABEL = torch.finfo(torch.float32).min
-"""The label of a row that a task must not learn from."""
 
 
 class AddAction(Config):
