@@ -33,3 +33,11 @@ def test_train_learns_from_arriving_ids_and_reloads_equal(tmp_path: Path) -> Non
     assert float(found[1]) > 0.6
     assert "equal, bit for bit" in out
     assert (tmp_path / "clicks.table").exists()
+
+
+def test_ffm_learns_and_its_export_agrees() -> None:
+    out = run("ffm.py", "--steps", "10")
+    before, after = map(float, re.findall(r"loss ([\d.]+) before, ([\d.]+) after", out)[0])
+    assert after < 0.1 * before
+    by_model, by_export = re.findall(r"(0\.\d+) by", out)
+    assert by_model == by_export

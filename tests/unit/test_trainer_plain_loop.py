@@ -109,3 +109,13 @@ def test_steps_and_max_steps_are_alternatives() -> None:
         trainer.fit(Stream(), steps=1, max_steps=2)
     with pytest.raises(InvalidArgumentError, match="max_steps: expected at least 0"):
         trainer.fit(Stream(), max_steps=-1)
+
+
+def test_losses_of_layers_are_added() -> None:
+    class Costly(ClickModel):
+        def auxiliary_loss(self) -> torch.Tensor:
+            return 5.0 * torch.stack([parameter.square().sum() for parameter in self.mlp.parameters()]).sum()
+
+    plain, costly = ClickModel(), Costly()
+    results = [Trainer(m, torch.optim.SGD(m.mlp.parameters(), lr=0.0)).train_step(batch_of(0)) for m in (plain, costly)]
+    assert torch.allclose(results[1].loss, results[0].loss + costly.auxiliary_loss())

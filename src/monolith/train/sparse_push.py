@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 
 from torch import nn
 
-from monolith.nn import EmbeddingCollection, embedding_collections
+from monolith.nn import embedding_collections
 from monolith.table.store import Gradient, Store
 
 __all__ = ["SparsePush"]
@@ -22,6 +21,7 @@ class SparsePush:
 
     Example:
         >>> from monolith.features import Feature
+        >>> from monolith.nn import EmbeddingCollection
         >>> push = SparsePush(EmbeddingCollection([Feature(name="user", dim=2)]), delayed=True)
         >>> push.drain()
     """
@@ -41,8 +41,8 @@ class SparsePush:
             return
         self._kept = []
         for collection in self._collections:
-            self._kept.append((collection.store, _with_rates(collection, step), step, event_time))
-            collection.discard_gradients()
+            # A schedule is asked for the step the gradient belongs to, not for the one in which it is applied.
+            self._kept.append((collection.store, collection.take_gradients(step), step, event_time))
             collection.steps.fill_(step + 1)
 
     def start(self) -> None:
@@ -68,13 +68,6 @@ class SparsePush:
             if self._thread is not None:
                 self._thread.shutdown()
                 self._thread = None
-
-
-def _with_rates(collection: EmbeddingCollection, step: int) -> list[Gradient]:
-    # A schedule is asked for the step the gradient belongs to, not for the one in which it is applied.
-    tables = collection.declaration.tables
-    rates = {table.config.name: table.learning_rates(step) for table in tables if any(table.schedules)}
-    return [replace(gradient, learning_rates=rates.get(gradient.bags.table)) for gradient in collection.gradients]
 
 
 def _apply(kept: list[tuple[Store, list[Gradient], int, int]]) -> None:

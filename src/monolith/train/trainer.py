@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from monolith.data.prefetch import Prefetch
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch, num_rows
-from monolith.nn import clip_grad_norm_, embedding_collections
+from monolith.nn import auxiliary_loss, clip_grad_norm_, embedding_collections
 from monolith.table import TableStats
 from monolith.table.store import Store
 from monolith.train.config import RunConfig
@@ -48,7 +48,7 @@ class StepResult:
 class Trainer:
     """Trains `model`, whose forward maps a batch to logits (of its only head, or by name of head).
 
-    A step: forward, the sum of the heads' losses, backward, clipping of dense and sparse gradients by their joint norm, the
+    A step: forward, the sum of the losses of heads and layers, backward, clipping of dense and sparse gradients by their joint norm, the
     dense `optimizer`, the step of every `EmbeddingCollection`, global step + 1.
 
     Example:
@@ -146,7 +146,7 @@ class Trainer:
         self.model.train()
         self._discard_gradients()
         logits = logits_by_head(self.model(batch), self.heads)
-        loss = total_loss(logits, batch, self.heads)
+        loss = total_loss(logits, batch, self.heads) + auxiliary_loss(self.model)
         extra = getattr(self.model, "extra_loss", None)
         if extra is not None:
             loss = loss + extra(batch, logits)
