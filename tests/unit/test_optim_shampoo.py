@@ -151,6 +151,11 @@ def test_what_is_left_out_gets_the_mean_of_its_roots_and_tiny_eigenvalues_are_no
     assert (values + offset).tolist() == pytest.approx([1.0, 0.1])
 
 
+def test_without_any_eigenvalue_above_damping_all_directions_are_scaled_alike() -> None:
+    vectors, values, offset = eigen_inverse_root(torch.zeros(5, 5), 2, head=1, tail=1, damping=0.25)
+    torch.testing.assert_close(vectors @ values.diag() @ vectors.T + offset * torch.eye(5), 2 * torch.eye(5))
+
+
 def test_preconditioning_every_axis_once_restores_their_order() -> None:
     tensor = torch.arange(24.0).reshape(2, 3, 4)
     result = tensor

@@ -1,4 +1,4 @@
-"""Streaming metrics for evaluation and progress displays."""
+"""Streaming metrics for evaluation and progress displays, and summaries for TensorBoard."""
 
 from monolith.metrics.auc import AUC, WindowedAUC
 from monolith.metrics.calibration import Calibration, CalibrationBucket
@@ -6,6 +6,7 @@ from monolith.metrics.gauc import GAUC
 from monolith.metrics.log_loss import LogLoss, NormalizedEntropy
 from monolith.metrics.metric import Metric
 from monolith.metrics.regression import MAE, MSE, RMSE
+from monolith.metrics.summary import feature_insight_data, nas_data, write_summary
 
 __all__ = [
     "AUC",
@@ -19,4 +20,7 @@ __all__ = [
     "Metric",
     "NormalizedEntropy",
     "WindowedAUC",
+    "feature_insight_data",
+    "nas_data",
+    "write_summary",
 ]
