@@ -8,6 +8,7 @@ messages themselves.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Annotated, Self
@@ -248,11 +249,34 @@ def arrange(configs: FeatureConfigs, embeddings: Mapping[str, Column]) -> Output
         >>> arrange(configs, {"user": torch.tensor([[1.0, 2.0, 3.0]])})
         {'sum': tensor([[6.]])}
     """
-    return {name: _put_together(out, embeddings) for name, out in sorted(configs.out_configs.items())}
+    pieces = {name: _pieces(name, configs, embeddings) for name in configs.feature_configs}
+    return {name: _put_together(out, pieces) for name, out in sorted(configs.out_configs.items())}
 
 
-def _put_together(out: OutConfig, embeddings: Mapping[str, Column]) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    parts = tuple(_dense(embeddings, part.feature_name)[..., part.start : part.end] for part in out.slice_configs)
+_Pieces = dict[tuple[int, int], torch.Tensor]
+
+
+def _pieces(name: str, configs: FeatureConfigs, embeddings: Mapping[str, Column]) -> _Pieces:
+    """An embedding cut at every end of a slice, by (start, end).
+
+    One split for all slices: its gradient is one concatenation, where each slice alone would add a whole padded embedding.
+    """
+    wanted = [s for out in configs.out_configs.values() for s in out.slice_configs if s.feature_name == name]
+    if not wanted:
+        return {}
+    cuts = sorted({0, configs.feature_configs[name].dim} | {end for s in wanted for end in (s.start, s.end)})
+    ranges = list(itertools.pairwise(cuts))
+    parts = torch.split(_dense(embeddings, name), [end - start for start, end in ranges], dim=-1)
+    return dict(zip(ranges, parts, strict=True))
+
+
+def _slice(part: SliceConfig, pieces: _Pieces) -> torch.Tensor:
+    inside = [piece for (start, end), piece in pieces.items() if part.start <= start and end <= part.end]
+    return inside[0] if len(inside) == 1 else torch.cat(inside, dim=-1)
+
+
+def _put_together(out: OutConfig, pieces: Mapping[str, _Pieces]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    parts = tuple(_slice(part, pieces[part.feature_name]) for part in out.slice_configs)
     match out.out_type:
         case OutType.CONCAT:
             return torch.cat(parts, dim=-1)

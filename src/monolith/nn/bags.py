@@ -45,9 +45,13 @@ class ColumnBags:
         name = self.feature.name
         if self.scale is not None:
             pooled = pooled * self.scale.to(pooled.device)
-        outputs: Batch = {name: self._by_row(pooled[:, 1:] if self.has_bias else pooled)}
-        if self.feature.bias:
-            outputs[f"{name}.bias"] = self._by_row(pooled[:, :1])
+        outputs: Batch = {}
+        if self.has_bias:
+            # One split, not two slices: its gradient is one concatenation instead of two padded sums.
+            bias, pooled = torch.split(pooled, [1, pooled.shape[1] - 1], dim=1)
+            if self.feature.bias:
+                outputs[f"{name}.bias"] = self._by_row(bias)
+        outputs[name] = self._by_row(pooled)
         if self.feature.max_length is not None:
             mask = torch.from_numpy(np.diff(self.bag_splits) == 1).view(-1, self.feature.max_length)
             outputs[f"{name}.mask"] = mask.to(pooled.device)
