@@ -28,10 +28,10 @@ def most_prior(actions: list[int], priority: tuple[int, ...]) -> int | None:
 @pytest.mark.parametrize("record", ["sample_rate", "weight", None])
 def test_negative_sample(batch: Batch, record: str | None) -> None:
     batch = {**batch, "sample_rate": torch.full((len(batch["label"]),), 0.5)}
-    out = NegativeSample(0.6, threshold=0.5, record=record, seed=2)(batch)
+    out = NegativeSample(0.6, threshold=1.0, record=record, seed=2)(batch)
     expected = []
     for row, draw in zip(to_rows(batch), np.random.default_rng((2, 0)).random(len(batch["label"])), strict=True):
-        negative = row["label"] <= 0.5
+        negative = row["label"] < 1.0
         if negative and draw < 0.6:
             continue
         if record == "sample_rate":
@@ -48,7 +48,7 @@ def test_negative_sample_by_action(batch: Batch) -> None:
     expected = []
     for row, draw in zip(to_rows(batch), np.random.default_rng((6, 0)).random(len(batch["label"])), strict=True):
         rate = rates.get(most_prior(row["actions"], priority), 0.5)
-        negative = row["label"] <= 0
+        negative = row["label"] < 0.5
         if not negative or draw >= rate:
             expected.append({**row, "instance_weight": 1 / (1 - rate) if negative else 1.0})
     assert to_rows(sample(batch)) == expected
@@ -75,10 +75,10 @@ def test_the_recorded_rate_takes_the_shift_of_the_log_odds_out() -> None:
 
 
 def test_upsample_positives(batch: Batch) -> None:
-    out = UpsamplePositives(copies=3, threshold=0.5)(batch)
+    out = UpsamplePositives(copies=3, threshold=1.0)(batch)
     expected = []
     for row in to_rows(batch):
-        expected += [{**row, "sample_rate": pytest.approx(1 / 3)}] * (3 if row["label"] > 0.5 else 1)
+        expected += [{**row, "sample_rate": pytest.approx(1 / 3)}] * (3 if row["label"] >= 1.0 else 1)
     assert to_rows(out) == expected
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from monolith.config import Config
 from monolith.data.transforms.filters import matrix_of, rows_with
+from monolith.data.transforms.rows import repeat
 from monolith.features import Batch, Column, FidLayout, Ragged, fid_v1, fid_v2
 from monolith.features.batch import column_of
 from monolith.table.arrays import id_array
@@ -73,7 +74,7 @@ class FeatureCombine(Config):
         lengths, others = left.row_lengths(), right.row_lengths()
         splits = torch.cat([lengths.new_zeros(1), torch.cumsum(lengths * others, 0)])
         repeats = others[left.value_rowids()]
-        outer = torch.repeat_interleave(torch.arange(len(left.values)), repeats)
+        outer = repeat(torch.arange(len(left.values)), repeats)
         ends = torch.cumsum(repeats, 0)
         inner = (
             torch.arange(int(splits[-1])) - (ends - repeats)[outer] + right.row_splits[:-1][left.value_rowids()[outer]]

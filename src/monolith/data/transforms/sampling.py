@@ -13,7 +13,7 @@ from pydantic import Field
 
 from monolith.config import Config
 from monolith.data.transforms.filters import matrix_of, numbers_of
-from monolith.data.transforms.rows import select_rows
+from monolith.data.transforms.rows import repeat, select_rows
 from monolith.data.transforms.seeded import Seeded
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features import Batch, Ragged, num_rows
@@ -23,7 +23,7 @@ __all__ = ["InstanceReweight", "NegativeSample", "UpsamplePositives", "most_prio
 
 
 class NegativeSample(Seeded):
-    """Drops rows whose label is at most `threshold` with probability `drop_rate`, or that of their action.
+    """Drops rows whose label is below `threshold` with probability `drop_rate`, or that of their action.
 
     The action that counts is the row's first in `action_priority`; it decides if it is in `action_drop_rates`. What is
     written down of the kept rows: with "sample_rate" the column of that name is multiplied by 1 - drop_rate on every row;
@@ -42,7 +42,7 @@ class NegativeSample(Seeded):
         drop_rate: float,
         *,
         label_index: int = 0,
-        threshold: float = 0.0,
+        threshold: float = 0.5,
         action_priority: tuple[int, ...] = (),
         action_drop_rates: dict[int, float] | None = None,
         record: Literal["sample_rate", "weight"] | None = "sample_rate",
@@ -71,7 +71,7 @@ class NegativeSample(Seeded):
             raise InvalidArgumentError(
                 f"batch[{self._label!r}]: expected a label at index {self._label_index} of every row"
             )
-        negative = matrix_of(labels)[:, self._label_index] <= self._threshold
+        negative = matrix_of(labels)[:, self._label_index] < self._threshold
         drop = torch.full((len(labels),), self._drop_rate, dtype=torch.float64)
         if self._rates:
             action, known = most_prior_action(column_of(batch, self._actions), self._priority)
@@ -93,7 +93,7 @@ class NegativeSample(Seeded):
 
 
 class UpsamplePositives(Config):
-    """Every row with a label above `threshold` comes `copies` times; `sample_rate` is divided by `copies` on every row.
+    """Every row with a label of at least `threshold` comes `copies` times; `sample_rate` is divided by `copies` on every row.
 
     Example:
         >>> more = UpsamplePositives(copies=2)({"label": torch.tensor([0.0, 1.0])})
@@ -103,17 +103,17 @@ class UpsamplePositives(Config):
 
     copies: Annotated[int, Field(ge=1)]
     """How often a positive row comes."""
-    threshold: float = 0.0
-    """A row with a greater label is positive."""
+    threshold: float = 0.5
+    """A row with this label or a greater one is positive."""
     label: str = "label"
     """The column of labels: one per row."""
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch transformed; the one given is not changed."""
-        positive = numbers_of(batch, self.label) > self.threshold
+        positive = numbers_of(batch, self.label) >= self.threshold
         rate = numbers_of(batch, "sample_rate") if "sample_rate" in batch else torch.ones(len(positive))
         times = torch.where(positive, self.copies, 1)
-        rows = torch.repeat_interleave(torch.arange(len(times)), times)
+        rows = repeat(torch.arange(len(times)), times)
         return select_rows({**batch, "sample_rate": rate / self.copies}, rows)
 
 
@@ -162,7 +162,7 @@ class InstanceReweight(Config):
         labels = torch.where(advanced & same & (pre_copies > cur_copies), -labels, labels)
         untouched = (pre_rank == _NO_ACTION) & (cur_rank == _NO_ACTION)
         copies = torch.where(advanced, copies, untouched.long())
-        rows = torch.repeat_interleave(torch.arange(len(labels)), copies)
+        rows = repeat(torch.arange(len(labels)), copies)
         return select_rows({**batch, self.label: labels}, rows)
 
     def _read(self, column: torch.Tensor | Ragged, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
