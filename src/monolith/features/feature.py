@@ -46,7 +46,8 @@ class Feature(Config):
     """The column of the batch, and the name of the output."""
     slot: Annotated[int, Field(ge=0, lt=32768)] | None = None
     """None: a table of its own for the ids as they are, any int64, never colliding. A slot: ids become fids v2, and features
-    with equal segments lie in one table; see `monolith.features.ids.to_fids` for what happens to ids beyond 48 bits."""
+    with equal segments lie in one table, which is faster for many features; `monolith.features.to_fids` says what becomes of
+    ids beyond 48 bits."""
     dim: Annotated[int, Field(gt=0, le=65536)] | None = None
     """Elements of the embedding, when it is one segment."""
     segments: tuple[Segment, ...] = ()
