@@ -19,12 +19,17 @@ _TENTHS = tuple(i / 10 for i in range(1, 10))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationBucket:
-    """The examples with low <= prediction < high; the last bucket includes its upper end."""
+    """The examples with low <= prediction < high; the last bucket includes its upper end.
+
+    Example:
+        >>> CalibrationBucket(low=0.0, high=0.5, weight=10.0, predicted=0.3, observed=0.25).ratio
+        1.2
+    """
 
     low: float
     high: float
     weight: float
-    """Sum of weights of the examples; without weights, their number."""
+    """Sum of the examples' weights; without weights, their number."""
     predicted: float
     """Mean prediction, NaN in an empty bucket."""
     observed: float

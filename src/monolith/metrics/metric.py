@@ -40,6 +40,19 @@ class Metric(ABC):
     A NaN prediction makes the result NaN until `reset`, so that a broken model never shows a good number. With no examples
     the result is NaN. A label that is not finite, a weight that is negative or not finite, and columns of unequal length are
     `InvalidArgumentError`, and the metric is unchanged. Workers sum up by `merge`. Calls must not overlap.
+
+    Example:
+        >>> from monolith.metrics import AUC
+        >>> one, other = AUC(), AUC()
+        >>> one.update(torch.tensor([0.2, 0.7]), torch.tensor([0, 1]))
+        >>> other.update(torch.tensor([0.6, 0.5]), torch.tensor([0, 1]))
+        >>> one.merge(other)
+        >>> one.compute()
+        0.75
+        >>> resumed = AUC()
+        >>> resumed.load_state_dict(one.state_dict())
+        >>> resumed.compute()
+        0.75
     """
 
     def update(

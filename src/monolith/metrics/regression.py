@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import numpy as np
 
@@ -11,7 +12,25 @@ from monolith.metrics.metric import Examples, Floats, SumMetric
 __all__ = ["MAE", "MSE", "RMSE"]
 
 
-class MSE(SumMetric):
+class _MeanDeviation(SumMetric):
+    def __init__(self) -> None:
+        super().__init__((2,))
+
+    def compute(self) -> float:
+        """The mean error of an example."""
+        error, weight = self._sums
+        return float(error / weight) if weight else math.nan
+
+    def _terms(self, examples: Examples) -> Floats:
+        error = self._error(examples.predictions - examples.labels)
+        return np.array([examples.weights @ error, examples.weights.sum()])
+
+    @staticmethod
+    @abstractmethod
+    def _error(difference: Floats) -> Floats: ...
+
+
+class MSE(_MeanDeviation):
     """Mean squared error: Σ w (p - y)² / Σ w.
 
     Example:
@@ -21,17 +40,9 @@ class MSE(SumMetric):
         2.0
     """
 
-    def __init__(self) -> None:
-        super().__init__((2,))
-
-    def compute(self) -> float:
-        """The mean squared error."""
-        error, weight = self._sums
-        return float(error / weight) if weight else math.nan
-
-    def _terms(self, examples: Examples) -> Floats:
-        error = examples.predictions - examples.labels
-        return np.array([examples.weights @ (error * error), examples.weights.sum()])
+    @staticmethod
+    def _error(difference: Floats) -> Floats:
+        return np.square(difference)
 
 
 class RMSE(MSE):
@@ -49,7 +60,7 @@ class RMSE(MSE):
         return math.sqrt(super().compute())
 
 
-class MAE(MSE):
+class MAE(_MeanDeviation):
     """Mean absolute error: Σ w |p - y| / Σ w.
 
     Example:
@@ -59,9 +70,6 @@ class MAE(MSE):
         2.0
     """
 
-    def compute(self) -> float:
-        """The mean absolute error."""
-        return super().compute()
-
-    def _terms(self, examples: Examples) -> Floats:
-        return np.array([examples.weights @ np.abs(examples.predictions - examples.labels), examples.weights.sum()])
+    @staticmethod
+    def _error(difference: Floats) -> Floats:
+        return np.abs(difference)
