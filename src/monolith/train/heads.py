@@ -8,16 +8,14 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from monolith.config import Config, Positive
 from monolith.errors import InvalidArgumentError
 
-__all__ = ["Head", "Logits", "column", "logits_by_head", "total_loss"]
+__all__ = ["Head", "column", "heads_of", "logits_by_head", "total_loss"]
 
-Logits = Tensor | Mapping[str, Tensor]
-"""What a model's forward returns: logits of its only head, or by name of head."""
 MetricName = Literal["auc", "calibration", "gauc", "log_loss", "mae", "mse", "ne"]
 
 _SUITED: dict[str, tuple[MetricName, ...]] = {
@@ -186,6 +184,24 @@ def column(batch: Mapping[str, object], name: str, wanted_by: str) -> Tensor:
     if not isinstance(value, torch.Tensor):
         raise InvalidArgumentError(f"{wanted_by}: column {name!r} must be a tensor, got {type(value).__name__}")
     return value
+
+
+def heads_of(model: nn.Module, heads: Sequence[Head] | None = None) -> tuple[Head, ...]:
+    """`heads`, or those the model names itself as `heads`, or one with all defaults.
+
+    Example:
+        >>> [head.name for head in heads_of(nn.Linear(2, 1))]
+        ['output']
+    """
+    own = getattr(model, "heads", None)
+    # A model may well call its last layers so.
+    if heads is None and isinstance(own, list | tuple) and all(isinstance(head, Head) for head in own):
+        heads = own
+    found = (Head(),) if heads is None else tuple(heads)
+    names = [head.name for head in found]
+    if not names or len(set(names)) < len(names):
+        raise InvalidArgumentError(f"heads: expected at least one head and no name twice, got {names}")
+    return found
 
 
 def logits_by_head(outputs: object, heads: Sequence[Head]) -> dict[str, Tensor]:

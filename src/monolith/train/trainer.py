@@ -13,10 +13,11 @@ from monolith.data.prefetch import Prefetch
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch, num_rows
 from monolith.nn import auxiliary_loss, clip_grad_norm_, embedding_collections
+from monolith.nn.layers.auxiliary import HasAuxiliaryLoss
 from monolith.table import TableStats
 from monolith.table.store import Store
 from monolith.train.config import RunConfig
-from monolith.train.heads import Head, column, logits_by_head, total_loss
+from monolith.train.heads import Head, column, heads_of, logits_by_head, total_loss
 from monolith.train.hooks.hook import Hook
 from monolith.train.run_folder import RunFolder
 from monolith.train.sparse_push import SparsePush
@@ -48,8 +49,8 @@ class StepResult:
 class Trainer:
     """Trains `model`, whose forward maps a batch to logits (of its only head, or by name of head).
 
-    A step: forward, the sum of the losses of heads and layers, backward, clipping of dense and sparse gradients by their joint norm, the
-    dense `optimizer`, the step of every `EmbeddingCollection`, global step + 1.
+    A step: forward, the sum of the losses of heads and layers, backward, clipping of dense and sparse gradients by their
+    joint norm, the dense `optimizer`, the step of every `EmbeddingCollection`, global step + 1.
 
     Example:
         >>> from monolith.features import Feature
@@ -79,7 +80,7 @@ class Trainer:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.heads = _heads(model, heads)
+        self.heads = heads_of(model, heads)
         self.config = config or RunConfig()
         self.hooks: tuple[Hook, ...] = tuple(hooks)
         self.step = 0
@@ -88,6 +89,9 @@ class Trainer:
         """Why the last run ended, or None while it runs."""
         self.last_batch: Batch | None = None
         """The batch of the last step made."""
+        self._collections = embedding_collections(model)
+        # Asked once: finding out costs as much as a small layer.
+        self._layers_have_losses = any(isinstance(module, HasAuxiliaryLoss) for module in model.modules())
         self._push = SparsePush(model, delayed=self.config.enable_embedding_postpush)
         self._source_state: object = None
         self._loaded_place: object = None
@@ -97,7 +101,7 @@ class Trainer:
     @property
     def stores(self) -> list[Store]:
         """The distinct stores of the model's embeddings."""
-        stores = {id(c.store): c.store for c in embedding_collections(self.model)}
+        stores = {id(c.store): c.store for c in self._collections}
         return list(stores.values())
 
     def table_stats(self) -> dict[str, TableStats]:
@@ -146,7 +150,9 @@ class Trainer:
         self.model.train()
         self._discard_gradients()
         logits = logits_by_head(self.model(batch), self.heads)
-        loss = total_loss(logits, batch, self.heads) + auxiliary_loss(self.model)
+        loss = total_loss(logits, batch, self.heads)
+        if self._layers_have_losses:
+            loss = loss + auxiliary_loss(self.model)
         extra = getattr(self.model, "extra_loss", None)
         if extra is not None:
             loss = loss + extra(batch, logits)
@@ -257,18 +263,8 @@ class Trainer:
 
     def _discard_gradients(self) -> None:
         self.model.zero_grad(set_to_none=True)
-        for collection in embedding_collections(self.model):
+        for collection in self._collections:
             collection.discard_gradients()
-
-
-def _heads(model: nn.Module, heads: Sequence[Head] | None) -> tuple[Head, ...]:
-    found = heads if heads is not None else getattr(model, "heads", None)
-    if heads is None and not (isinstance(found, list | tuple) and all(isinstance(head, Head) for head in found)):
-        found = (Head(),)
-    names = [head.name for head in found or ()]
-    if not names or len(set(names)) < len(names):
-        raise InvalidArgumentError(f"heads: expected at least one head and no name twice, got {names}")
-    return tuple(found or ())
 
 
 def _is_resumable(source: Iterable[Batch]) -> bool:
