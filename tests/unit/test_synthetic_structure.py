@@ -27,7 +27,10 @@ def auc(score: np.ndarray, label: np.ndarray) -> float:
     return right / (len(positive) * len(negative))
 
 
-@pytest.mark.parametrize("source", [ClickStream(), CriteoLike()], ids=["clicks", "criteo"])
+IMPATIENT = ClickStreamConfig(click_delay=60.0, click_window=60.0)
+
+
+@pytest.mark.parametrize("source", [ClickStream(IMPATIENT), CriteoLike()], ids=["clicks", "criteo"])
 def test_the_stated_probability_is_the_frequency_of_clicks(source: ClickStream | CriteoLike) -> None:
     rows = read(source, 50)
     probability, label = rows["click_probability"].numpy(), rows["label"].numpy()

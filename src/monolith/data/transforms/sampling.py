@@ -159,7 +159,7 @@ class InstanceReweight(Config):
         same = fast & (pre_label == labels)
         copies = torch.where(fast & ~same, pre_copies + cur_copies, cur_copies)
         copies = torch.where(same, (pre_copies - cur_copies).abs(), copies)
-        labels = torch.where(advanced & same & (pre_copies > cur_copies), -labels, labels)
+        labels = torch.where(same & (pre_copies > cur_copies), -labels, labels)
         untouched = (pre_rank == _NO_ACTION) & (cur_rank == _NO_ACTION)
         copies = torch.where(advanced, copies, untouched.long())
         rows = repeat(torch.arange(len(labels)), copies)
