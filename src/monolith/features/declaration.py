@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +12,18 @@ from monolith.features.feature import Feature, Schedule
 from monolith.table.admission import SlidingAdmission
 from monolith.table.config import Expiry, Segment, TableConfig
 
-__all__ = ["Declaration", "TableDeclaration", "declare_tables"]
+__all__ = ["Declaration", "FeatureGroup", "TableDeclaration", "declare_tables"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureGroup:
+    """The features of a table whose outputs are made together: one, or a stack that is wholly in the table."""
+
+    features: tuple[Feature, ...]
+    slots: tuple[int | None, ...]
+    """The slot of each."""
+    stack: str | None
+    """The name of the stack; None: a feature alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +39,8 @@ class TableDeclaration:
     """In the order of declaration."""
     slots: tuple[int | None, ...]
     """The slot of each of `features`; None: ids are taken as they are."""
+    groups: tuple[FeatureGroup, ...]
+    """The same features by output."""
     has_bias: bool
     """Whether the first element of a row is a bias."""
     pooling: Literal["sum", "mean", "sqrtn"]
@@ -77,6 +91,7 @@ def declare_tables(features: Sequence[Feature], *, seed: int = 0) -> Declaration
     _check_outputs(features)
     _check_slots(features, places)
     owners = {feature.name: _owner(feature, features, places) for feature in features}
+    _check_stacks(features, owners, places)
     groups: list[list[Feature]] = []
     for feature in features:
         owner = owners[feature.name]
@@ -86,22 +101,47 @@ def declare_tables(features: Sequence[Feature], *, seed: int = 0) -> Declaration
         else:
             group.append(feature)
     names: dict[str, str] = {}
-    tables = [_declare(group, owners, names, places, seed) for group in groups]
+    stack_sizes = Counter(feature.stack for feature in features if feature.stack is not None)
+    tables = [_declare(group, owners, names, places, stack_sizes, seed) for group in groups]
     return Declaration(tables=tuple(tables))
 
 
 def _check_outputs(features: Sequence[Feature]) -> None:
-    made: dict[str, int] = {}
+    made: dict[str, tuple[int, str | None]] = {}
     for place, feature in enumerate(features):
-        outputs = [feature.name, f"{feature.name}.mask"] if feature.max_length else [feature.name]
-        if feature.bias:
-            outputs.append(f"{feature.name}.bias")
-        for output in outputs:
-            if output in made:
+        # The name of a stacked feature is taken too: it is a column of the batch.
+        for output in dict.fromkeys((feature.name, *feature.outputs)):
+            stack = feature.stack if output != feature.name else None
+            other, other_stack = made.setdefault(output, (place, stack))
+            if other != place and (stack is None or stack != other_stack):
                 raise ConfigError(
-                    f"features[{place}]: the output {output!r} is already that of features[{made[output]}]; rename one"
+                    f"features[{place}]: the output {output!r} is already that of features[{other}]; rename one"
                 )
-            made[output] = place
+
+
+def _check_stacks(features: Sequence[Feature], owners: Mapping[str, Feature], places: Mapping[str, str]) -> None:
+    first: dict[str, Feature] = {}
+    for feature in features:
+        if feature.stack is None:
+            continue
+        if feature.stack == feature.name:
+            raise ConfigError(f"{places[feature.name]}: stack: expected a name of its own, not that of the feature")
+        other = first.setdefault(feature.stack, feature)
+        here, there = (_vector_dim(owners[member.name]) for member in (feature, other))
+        if here != there:
+            raise ConfigError(
+                f"{places[feature.name]}: its dim ({here}) is not that of {places[other.name]} ({there}) in the same stack "
+                f"{feature.stack!r}"
+            )
+        if bool(feature.bias) != bool(other.bias):
+            raise ConfigError(
+                f"{places[feature.name]} and {places[other.name]} are in the same stack {feature.stack!r}, and one has a bias; "
+                "give all a bias or none"
+            )
+
+
+def _vector_dim(owner: Feature) -> int:
+    return sum(segment.dim for segment in owner.row) - bool(owner.bias)
 
 
 def _check_slots(features: Sequence[Feature], places: Mapping[str, str]) -> None:
@@ -131,7 +171,7 @@ def _owner(feature: Feature, features: Sequence[Feature], places: Mapping[str, s
             f"{places[feature.name]}: shared_with {places[owner.name]}, which has no rows of its own; "
             f"write shared_with={owner.shared_with!r}"
         )
-    dim = sum(segment.dim for segment in owner.row) - bool(owner.bias)
+    dim = _vector_dim(owner)
     if feature.dim not in (None, dim):
         raise ConfigError(
             f"{places[feature.name]}: dim {feature.dim}, but it shares rows of dim {dim} with {places[owner.name]}"
@@ -150,7 +190,12 @@ def _same_table(a: Feature, b: Feature) -> bool:
 
 
 def _declare(
-    group: list[Feature], owners: Mapping[str, Feature], names: dict[str, str], places: Mapping[str, str], seed: int
+    group: list[Feature],
+    owners: Mapping[str, Feature],
+    names: dict[str, str],
+    places: Mapping[str, str],
+    stack_sizes: Mapping[str, int],
+    seed: int,
 ) -> TableDeclaration:
     first = owners[group[0].name]
     name = first.table or (first.name if first.slot is None else _name_of(first.row, names))
@@ -169,8 +214,27 @@ def _declare(
         schedules=first.schedules,
         features=tuple(group),
         slots=slots,
+        groups=_groups(group, slots, stack_sizes),
         has_bias=bool(first.bias),
         pooling=poolings.pop() if len(poolings) == 1 else "sum",  # type: ignore[arg-type]
+    )
+
+
+def _groups(
+    features: Sequence[Feature], slots: Sequence[int | None], stack_sizes: Mapping[str, int]
+) -> tuple[FeatureGroup, ...]:
+    here = Counter(feature.stack for feature in features)
+    groups: dict[tuple[str | None, str], list[int]] = {}
+    for place, feature in enumerate(features):
+        whole = feature.stack is not None and here[feature.stack] == stack_sizes[feature.stack]
+        groups.setdefault((feature.stack, "") if whole else (None, feature.name), []).append(place)
+    return tuple(
+        FeatureGroup(
+            features=tuple(features[place] for place in places),
+            slots=tuple(slots[place] for place in places),
+            stack=stack,
+        )
+        for (stack, _), places in groups.items()
     )
 
 

@@ -66,6 +66,9 @@ class Feature(Config):
     """How the ids of a row become one entry."""
     max_length: Annotated[int, Field(gt=0)] | None = None
     """Ids kept of each row; needed by, and only for, "first_n" and "last_n"."""
+    stack: Annotated[str, Field(min_length=1)] | None = None
+    """Return this feature and all others with the same word as one tensor [rows, features, dim] of that name, in the order of
+    declaration, instead of one by one; a bias as `<stack>.bias`. Without a copy if they lie in one table."""
     shared_with: str | None = None
     """The feature whose rows this one reads and trains too: an id means the same in both columns."""
     occurrence_threshold: Annotated[int, Field(ge=0, le=15)] = 0
@@ -91,6 +94,12 @@ class Feature(Config):
             compressor=self.compressor,
         )
         return (*self._bias(), vector)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names under which a collection returns it: the feature or its stack, and, where it has them, bias and mask."""
+        name = self.stack or self.name
+        return (name, *([f"{name}.bias"] if self.bias else []), *([f"{name}.mask"] if self.max_length else []))
 
     @property
     def schedules(self) -> tuple[Schedule | None, ...]:
@@ -120,6 +129,8 @@ class Feature(Config):
     def _fits(self) -> Feature:
         if (self.max_length is not None) != (self.pooling in ("first_n", "last_n")):
             raise ValueError("max_length goes with pooling 'first_n' or 'last_n', and they with it")
+        if self.stack is not None and self.pooling in ("first_n", "last_n", "none"):
+            raise ValueError(f"stack: expected a pooled feature, not pooling {self.pooling!r}")
         if isinstance(self.bias, Segment) and self.bias.dim != 1:
             raise ValueError(f"bias: expected a segment of dim 1, not {self.bias.dim}")
         if isinstance(self.learning_rate, tuple) and len(self.learning_rate) != len(self.row):

@@ -15,22 +15,25 @@ import torch
 
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch, Column, column_of, num_rows
-from monolith.features.declaration import Declaration, TableDeclaration
+from monolith.features.declaration import Declaration, FeatureGroup, TableDeclaration
 from monolith.features.feature import Feature
 from monolith.features.ids import to_fids
 from monolith.features.ragged import Ragged
 from monolith.table.store import Bags
 
-__all__ = ["ColumnBags", "TableBags", "bags_of"]
+__all__ = ["FeatureBags", "TableBags", "bags_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnBags:
-    """The bags of one feature, and how their vectors become its outputs."""
+class FeatureBags:
+    """The bags of one feature, or of a stack of them, and how their vectors become outputs."""
 
     feature: Feature
+    """The only one, or the first of a stack."""
+    stacked: int | None = None
+    """Features of the stack, whose bags follow each other row by row; None: it is no stack."""
     ids: np.ndarray
-    """int64 [n], as in the batch."""
+    """int64 [n]."""
     row_splits: np.ndarray
     """int64 [rows + 1]: which ids belong to which row of the batch."""
     bag_splits: np.ndarray
@@ -41,28 +44,28 @@ class ColumnBags:
     """[bags, 1]: what turns the sum that the table gives into the pooling asked for; None: nothing to do."""
 
     def outputs(self, pooled: torch.Tensor) -> Batch:
-        """The outputs of the feature, made of its vectors: float32 [bags, width]."""
-        name = self.feature.name
+        """The outputs, made of the vectors: float32 [bags, width]."""
+        feature = self.feature
+        name = feature.outputs[0] if self.stacked else feature.name
         if self.scale is not None:
             pooled = pooled * self.scale.to(pooled.device)
         outputs: Batch = {}
         if self.has_bias:
             # One split, not two slices: its gradient is one concatenation instead of two padded sums.
             bias, pooled = torch.split(pooled, [1, pooled.shape[1] - 1], dim=1)
-            if self.feature.bias:
+            if feature.bias:
                 outputs[f"{name}.bias"] = self._by_row(bias)
         outputs[name] = self._by_row(pooled)
-        if self.feature.max_length is not None:
-            mask = torch.from_numpy(np.diff(self.bag_splits) == 1).view(-1, self.feature.max_length)
+        if feature.max_length is not None:
+            mask = torch.from_numpy(np.diff(self.bag_splits) == 1).view(-1, feature.max_length)
             outputs[f"{name}.mask"] = mask.to(pooled.device)
         return outputs
 
     def _by_row(self, vectors: torch.Tensor) -> Column:
         if self.feature.pooling == "none":
             return Ragged(vectors, self.row_splits)
-        if self.feature.max_length is not None:
-            return vectors.reshape(len(self.row_splits) - 1, self.feature.max_length, vectors.shape[1])
-        return vectors
+        length = self.stacked or self.feature.max_length
+        return vectors if length is None else vectors.reshape(len(self.row_splits) - 1, length, vectors.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +73,9 @@ class TableBags:
     """The request to one table, and whose bags are in it."""
 
     bags: Bags
-    columns: Sequence[ColumnBags]
+    parts: Sequence[FeatureBags]
     counts: list[int]
-    """Bags of each column."""
+    """Bags of each part."""
     device: torch.device
     """Where the batch is."""
 
@@ -84,25 +87,32 @@ def bags_of(declaration: Declaration, batch: Mapping[str, Column]) -> list[Table
 
 
 def _table_bags(table: TableDeclaration, batch: Mapping[str, Column]) -> TableBags:
-    columns = [_column_bags(feature, table, batch) for feature in table.features]
-    ids = np.concatenate([column.ids for column in columns])
+    parts = [_group_bags(group, table, batch) for group in table.groups]
+    ids = np.concatenate([part.ids for part in parts])
     if table.slots[0] is not None:
-        ids = to_fids(ids, np.repeat(np.array(table.slots), [len(column.ids) for column in columns])).numpy()
+        slots = [_slots_by_id(group.slots, part) for group, part in zip(table.groups, parts, strict=True)]
+        ids = to_fids(ids, np.concatenate(slots)).numpy()
     first = batch[table.features[0].name]
+    bags = Bags(
+        table=table.config.name,
+        ids=ids,
+        row_splits=_joined([part.bag_splits for part in parts]),
+        pooling=table.pooling,
+    )
     return TableBags(
-        bags=Bags(
-            table=table.config.name,
-            ids=ids,
-            row_splits=_joined([column.bag_splits for column in columns]),
-            pooling=table.pooling,
-        ),
-        columns=columns,
-        counts=[len(column.bag_splits) - 1 for column in columns],
+        bags=bags,
+        parts=parts,
+        counts=[len(part.bag_splits) - 1 for part in parts],
         device=(first.values if isinstance(first, Ragged) else first).device,
     )
 
 
-def _column_bags(feature: Feature, table: TableDeclaration, batch: Mapping[str, Column]) -> ColumnBags:
+def _group_bags(group: FeatureGroup, table: TableDeclaration, batch: Mapping[str, Column]) -> FeatureBags:
+    members = [_feature_bags(feature, table, batch) for feature in group.features]
+    return members[0] if group.stack is None else _stacked(members)
+
+
+def _feature_bags(feature: Feature, table: TableDeclaration, batch: Mapping[str, Column]) -> FeatureBags:
     ids, row_splits = _ids_by_row(feature.name, column_of(batch, feature.name))
     bag_splits, scale = row_splits, None
     if feature.max_length is not None:
@@ -111,7 +121,7 @@ def _column_bags(feature: Feature, table: TableDeclaration, batch: Mapping[str, 
         bag_splits = _even_splits(len(ids), 1)
     elif feature.pooling != table.pooling:
         scale = _scale(feature.pooling, row_splits)
-    return ColumnBags(
+    return FeatureBags(
         feature=feature,
         ids=ids,
         row_splits=row_splits,
@@ -119,6 +129,40 @@ def _column_bags(feature: Feature, table: TableDeclaration, batch: Mapping[str, 
         has_bias=table.has_bias,
         scale=scale,
     )
+
+
+def _stacked(members: Sequence[FeatureBags]) -> FeatureBags:
+    """The bags of several features, row by row instead of feature by feature."""
+    rows, count = len(members[0].row_splits) - 1, len(members)
+    ids = np.concatenate([member.ids for member in members])
+    if all(member.row_splits is _even_splits(rows, 1) for member in members):
+        ids, bag_splits = ids.reshape(count, rows).T.reshape(-1), _even_splits(rows * count, 1)
+    else:
+        lengths = np.stack([np.diff(member.row_splits) for member in members], axis=1).reshape(-1)
+        begins = np.cumsum([0, *(len(member.ids) for member in members[:-1])])
+        begins = np.stack([m.row_splits[:-1] + begin for m, begin in zip(members, begins, strict=True)], axis=1)
+        bag_splits = np.concatenate([[0], np.cumsum(lengths)])
+        ids = ids[np.repeat(begins.reshape(-1) - bag_splits[:-1], lengths) + np.arange(len(ids))]
+    scale = None
+    if any(member.scale is not None for member in members):
+        ones = torch.ones(rows, 1)
+        scale = torch.cat([ones if m.scale is None else m.scale for m in members], dim=1).reshape(-1, 1)
+    return FeatureBags(
+        feature=members[0].feature,
+        stacked=count,
+        ids=ids,
+        row_splits=bag_splits[::count],
+        bag_splits=bag_splits,
+        has_bias=members[0].has_bias,
+        scale=scale,
+    )
+
+
+def _slots_by_id(slots: Sequence[int | None], part: FeatureBags) -> np.ndarray:
+    if len(slots) == 1:
+        return np.full(len(part.ids), slots[0], dtype=np.int64)
+    by_bag = np.tile(np.array(slots, dtype=np.int64), len(part.row_splits) - 1)
+    return by_bag if part.bag_splits is _even_splits(len(by_bag), 1) else np.repeat(by_bag, np.diff(part.bag_splits))
 
 
 def _ids_by_row(name: str, column: Column) -> tuple[np.ndarray, np.ndarray]:

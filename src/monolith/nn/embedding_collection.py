@@ -29,7 +29,8 @@ class EmbeddingCollection(nn.Module):
 
     Shapes: a column is int64 [rows], [rows, n], or a `Ragged` of int64. A pooled feature gives float32 [rows, dim];
     "first_n" and "last_n" give [rows, max_length, dim] and, as `<name>.mask`, bool [rows, max_length]; "none" gives a `Ragged` of
-    [rows, (n), dim]. A bias comes as `<name>.bias`, with 1 in place of dim. All are on the device of the batch.
+    [rows, (n), dim]. A bias comes as `<name>.bias`, with 1 in place of dim. Features with the same `stack` give one tensor
+    [rows, features, dim] under that name. All are on the device of the batch.
 
     The rows live in `store`, not in `parameters()`. `backward` only collects their gradients; `step` applies them, so that
     they can be clipped together with the dense ones first. A loop in plain PyTorch:
@@ -67,6 +68,7 @@ class EmbeddingCollection(nn.Module):
         self.declaration: Declaration = declare_tables(self.features, seed=seed)
         self.store: Store = _local_store(self.declaration) if store is None else store
         self._check_store()
+        self._spread_stacks = _spread_stacks(self.declaration, self.features)
         self._pending: list[Gradient] = []
         self._collected = 0
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
@@ -78,7 +80,7 @@ class EmbeddingCollection(nn.Module):
         anchor = torch.empty(0, requires_grad=self.training and torch.is_grad_enabled())
         pooled: tuple[torch.Tensor, ...] = _Lookup.apply(self, requests, anchor)  # type: ignore[no-untyped-call]
         outputs = self._outputs(tables, pooled)
-        return {name: outputs[name] for feature in self.features for name in _output_names(feature) if name in outputs}
+        return {name: outputs[name] for feature in self.features for name in feature.outputs}
 
     @property
     def gradients(self) -> tuple[Gradient, ...]:
@@ -133,9 +135,12 @@ class EmbeddingCollection(nn.Module):
     def _outputs(self, tables: Sequence[TableBags], pooled: Sequence[torch.Tensor]) -> Batch:
         outputs: Batch = {}
         for table, rows in zip(tables, pooled, strict=True):
-            parts = torch.split(rows.to(table.device), table.counts)
-            for column, part in zip(table.columns, parts, strict=True):
-                outputs |= column.outputs(part)
+            vectors = torch.split(rows.to(table.device), table.counts)
+            for part, vector in zip(table.parts, vectors, strict=True):
+                outputs |= part.outputs(vector)
+        for stack, names in self._spread_stacks.items():
+            for ending in ("", ".bias") if f"{names[0]}.bias" in outputs else ("",):
+                outputs[stack + ending] = torch.stack([outputs[name + ending] for name in names], dim=1)  # type: ignore[misc]
         return outputs
 
     def _check_store(self) -> None:
@@ -196,5 +201,8 @@ def _local_store(declaration: Declaration) -> LocalStore:
     )
 
 
-def _output_names(feature: Feature) -> tuple[str, str, str]:
-    return feature.name, f"{feature.name}.bias", f"{feature.name}.mask"
+def _spread_stacks(declaration: Declaration, features: Sequence[Feature]) -> dict[str, list[str]]:
+    """Names of the features of each stack that lies in more than one table, in the order of declaration."""
+    groups = [group for table in declaration.tables for group in table.groups if group.stack is None]
+    spread = dict.fromkeys(group.features[0].stack for group in groups)
+    return {stack: [f.name for f in features if f.stack == stack] for stack in spread if stack is not None}
