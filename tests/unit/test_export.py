@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,15 @@ def test_tables_are_compressed_as_their_features_say(tmp_path: Path) -> None:
     assert (stats["half"].row_bytes, stats["byte"].row_bytes) == (16, 8)
     (expected,) = estimator.predict([batch], yield_single_examples=False)
     torch.testing.assert_close(predictor.predict(batch)["output"], expected["output"], rtol=0, atol=1e-2)
+
+
+def test_many_threads_get_the_answers_of_one(exported: Path) -> None:
+    predictor = load(exported)
+    batches = [batch_of(number, 1 + number % 9) for number in range(64)]
+    expected = [predictor.predict(batch)["click"] for batch in batches]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda batch: predictor.predict(batch)["click"], batches))
+    assert all(map(torch.equal, answers, expected))
 
 
 def test_optimizer_state_and_labels_stay_behind(exported: Path) -> None:

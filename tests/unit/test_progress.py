@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from monolith.train import StepResult, Trainer
 from monolith.train.hooks import Hook
-from monolith.train.progress import ProgressHook, ProgressReport, json_lines, rich_lines
+from monolith.train.hooks.progress import ProgressHook, ProgressReport, json_lines, rich_lines
 from training import ClickModel, Stream
 
 

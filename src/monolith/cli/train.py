@@ -12,7 +12,7 @@ from rich.console import Console
 from monolith.cli.job import Job, load_job
 from monolith.cli.options import Json, Sets, Target, run_flags
 from monolith.cli.signals import stop_on_interrupt
-from monolith.train.progress import ProgressHook, json_lines, rich_lines
+from monolith.train.hooks.progress import ProgressHook, json_lines, rich_lines
 
 __all__ = ["train"]
 

@@ -43,7 +43,7 @@ class RunConfig(Config):
     save_summary_steps: Annotated[int, Field(ge=1)] = 100
     """Steps between two TensorBoard points; they are written only with a model_dir."""
     stop_on_nan: bool = True
-    """Refuse a loss that is NaN or infinite before it reaches any weight."""
+    """Raise `DivergedError` for a loss or gradient that is NaN or infinite, before it reaches any weight."""
     seed: int | None = None
     """For torch's generators at the start of a run; None leaves them alone."""
     export_dir_base: str = "exported_models"

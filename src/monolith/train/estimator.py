@@ -15,7 +15,7 @@ from monolith.features.batch import Batch, num_rows
 from monolith.train.config import RunConfig
 from monolith.train.evaluation import HeadMetrics
 from monolith.train.heads import Head, column, logits_by_head
-from monolith.train.hooks import Hook, NanGuardHook, TensorBoardHook
+from monolith.train.hooks import Hook, TensorBoardHook
 from monolith.train.trainer import DATA_ENDED, Trainer
 
 __all__ = ["Estimator", "Mode"]
@@ -175,10 +175,9 @@ class Estimator:
         return seen
 
     def _own_hooks(self) -> tuple[Hook, ...]:
-        hooks: list[Hook] = [NanGuardHook()] if self.config.stop_on_nan else []
-        if self.config.model_dir is not None:
-            hooks.append(TensorBoardHook(self.config.model_dir, every_steps=self.config.save_summary_steps))
-        return tuple(hooks)
+        if self.config.model_dir is None:
+            return ()
+        return (TensorBoardHook(self.config.model_dir, every_steps=self.config.save_summary_steps),)
 
     def _forward(self, source: Iterable[Batch], steps: int | None) -> Iterator[tuple[Batch, dict[str, Tensor]]]:
         if steps is not None and steps < 0:

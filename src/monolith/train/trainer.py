@@ -19,6 +19,7 @@ from monolith.table.store import Store
 from monolith.train.config import RunConfig
 from monolith.train.heads import Head, column, heads_of, logits_by_head, total_loss
 from monolith.train.hooks.hook import Hook
+from monolith.train.hooks.nan_guard import NanGuardHook
 from monolith.train.run_folder import RunFolder
 from monolith.train.sparse_push import SparsePush
 
@@ -161,6 +162,8 @@ class Trainer:
             torch.autograd.backward(loss)
         self._push.finish()
         norm = None if self.config.clip_norm is None else clip_grad_norm_(self.model, self.config.clip_norm)
+        if self.config.stop_on_nan:
+            NanGuardHook.check(self.step + 1, loss.detach(), norm)
         for hook in self.hooks:
             hook.before_update(self, loss.detach(), norm)
         self._update(batch)

@@ -5,6 +5,7 @@ from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.log import LoggingHook
 from monolith.train.hooks.nan_guard import NanGuardHook
 from monolith.train.hooks.profiler import ProfilerHook
+from monolith.train.hooks.progress import ProgressHook, ProgressReport, json_lines, rich_lines
 from monolith.train.hooks.stop import StopAtStepHook
 from monolith.train.hooks.tensorboard import TensorBoardHook
 from monolith.train.hooks.tide import (
@@ -23,11 +24,15 @@ __all__ = [
     "LoggingHook",
     "NanGuardHook",
     "ProfilerHook",
+    "ProgressHook",
+    "ProgressReport",
     "StopAtStepHook",
     "TensorBoardHook",
     "TideStoppingHook",
     "TideWindow",
     "before",
     "column_statistics",
+    "json_lines",
+    "rich_lines",
     "tide_available_now",
 ]
