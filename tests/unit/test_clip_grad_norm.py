@@ -84,6 +84,13 @@ def test_nothing_to_clip() -> None:
     assert clip_grad_norm_([], 1.0).item() == 0.0
 
 
+def test_sparse_gradients_alone() -> None:
+    model = Model()
+    model.backward([0.0, 0.0, 0.0], [8.0, 0.0, 0.0])
+    assert clip_grad_norm_(model.embeddings, 4.0).item() == 8.0
+    assert model.sparse_gradients() == [[4.0, 0.0, 0.0]]
+
+
 def test_shared_parts_count_once() -> None:
     model = Model()
     model.backward([-3.0, 0.0, 0.0], [4.0, 0.0, 0.0])

@@ -42,7 +42,7 @@ def clip_grad_norm_(
     collections = embedding_collections(roots)
     sparse = [gradient.values for collection in collections for gradient in collection.gradients]
     norm = nn.utils.get_total_norm([*dense, *sparse])
-    if norm > max_norm:
+    if dense and norm > max_norm:
         torch._foreach_mul_(dense, (max_norm / norm).item())
     sparse_limit = sparse_max_norm or max_norm
     if norm > sparse_limit:
