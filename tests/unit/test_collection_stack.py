@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from monolith import ConfigError
 from monolith.features import Batch, Feature, Ragged
 from monolith.nn import EmbeddingCollection
+from monolith.serve import export_model, load
 from monolith.table import Adagrad
+from monolith.train import Head
 
 OPTIMIZER = Adagrad(learning_rate=0.3)
 SINGLE: Batch = {name: torch.tensor(ids) for name, ids in (("a", [1, 2, 1]), ("b", [1, 1, 3]), ("c", [2, 1, 2]))}
@@ -98,3 +102,22 @@ def test_stacks_that_cannot_be(wrong: Any, message: str) -> None:  # noqa: ANN40
 def test_sequences_are_not_stacked() -> None:
     with pytest.raises(ConfigError, match="stack: expected a pooled feature, not pooling 'none'"):
         Feature(name="a", dim=4, pooling="none", stack="s")
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = EmbeddingCollection(features("fields", CASES["one table with a bias"]))
+        self.top = nn.Linear(12, 1)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        outputs = self.embeddings(batch)
+        top: torch.Tensor = self.top(outputs["fields"].flatten(1))  # type: ignore[union-attr]
+        return top + outputs["fields.bias"].sum(dim=1)  # type: ignore[union-attr]
+
+
+def test_an_exported_model_still_gets_its_stack(tmp_path: Path) -> None:
+    model = Deep()
+    folder = export_model(model, SINGLE, tmp_path, heads=[Head(name="ctr", kind="regression")])
+    expected = model.eval()(SINGLE).detach().squeeze(1)
+    torch.testing.assert_close(load(folder).predict(SINGLE)["ctr"].reshape(-1), expected)
