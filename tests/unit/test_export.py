@@ -98,16 +98,23 @@ class Everything(nn.Module):
             ],
             seed=7,
         )
-        self.second = EmbeddingCollection([Feature(name="words", dim=3, pooling="none", **sgd)])
+        self.second = EmbeddingCollection(
+            [
+                Feature(name="words", dim=3, pooling="none", **sgd),
+                Feature(name="left", slot=1, dim=3, stack="sides", **sgd),
+                Feature(name="right", slot=2, dim=3, stack="sides", **sgd),
+            ]
+        )
         self.linear = nn.Linear(3, 4)
 
     def forward(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         rows = self.first(batch)
-        words = self.second(batch)["words"]
+        second = self.second(batch)
+        words, sides = second["words"], second["sides"].sum(1)
         sums = torch.zeros(rows["user"].shape[0], 3).index_add(0, words.value_rowids(), words.values)
         sums = sums / words.row_lengths().clamp(min=1).unsqueeze(1)
         clicks = (rows["clicks"] * rows["clicks.mask"].unsqueeze(2)).mean(1)
-        hidden = rows["user"] + rows["item"] + rows["other"].sin() + clicks + rows["tags"] + sums
+        hidden = rows["user"] + rows["item"] + rows["other"].sin() + clicks + rows["tags"] + sums + sides
         return {"out": hidden.sum(1) + rows["item.bias"].squeeze(1), "class": self.linear(hidden)}
 
 
@@ -125,6 +132,8 @@ def mixed_batch(seed: int, rows: int = 6) -> Batch:
         "clicks": lists(9),
         "tags": lists(5),
         "words": lists(9),
+        "left": torch.randint(0, 9, (rows,), generator=random),
+        "right": lists(9),
         "y": torch.rand(rows, generator=random),
         "c": torch.randint(0, 4, (rows,), generator=random),
     }
@@ -136,7 +145,7 @@ def test_every_kind_of_feature_survives(tmp_path: Path) -> None:
     predictor = load(estimator.export_saved_model(tmp_path))
     for seed, rows in ((0, 6), (50, 1), (51, 33)):
         assert_answers_like(predictor, estimator, mixed_batch(seed, rows))
-    assert predictor.signature.columns == ("user", "item", "other", "clicks", "tags", "words")
+    assert predictor.signature.columns == ("user", "item", "other", "clicks", "tags", "words", "left", "right")
     assert [(out.name, out.shape) for out in predictor.signature.outputs] == [("out", ()), ("class", (4,))]
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.export.graph_signature import InputKind
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
@@ -52,21 +53,13 @@ class DenseProgram:
         """What each output refers to."""
 
     @classmethod
-    def trace(
-        cls,
-        module: nn.Module,
-        example: Mapping[str, Tensor],
-        outputs: Sequence[str],
-        *,
-        fixed_rows: frozenset[str] = frozenset(),
-    ) -> DenseProgram:
+    def trace(cls, module: nn.Module, example: Mapping[str, Tensor], outputs: Sequence[str]) -> DenseProgram:
         """Trace `module(*example.values())`, a tuple with one tensor per name of `outputs`.
 
-        The first dimension of every input may vary, except for those in `fixed_rows`; the example needs at least two rows,
-        so that a size of one is not taken for a rule.
+        The first dimension of every input may vary; the example needs at least two rows, so that one is not taken for a rule.
         """
         varying = {0: torch.export.Dim.DYNAMIC}
-        shapes = tuple(None if name in fixed_rows or tensor.ndim == 0 else varying for name, tensor in example.items())
+        shapes = tuple(varying if tensor.ndim else None for tensor in example.values())
         try:
             # Without gradients: a no_grad block inside the model would otherwise become a region of its own.
             with torch.no_grad():
@@ -76,6 +69,7 @@ class DenseProgram:
         except Exception as error:  # torch.export has no common base of its errors
             reason = str(error).strip().partition("\n\n")[0]
             raise InvalidArgumentError(f"forward cannot be traced for export: {reason}") from error
+        exported = _without_regions(exported)
         _refuse_changed_weights(exported)
         return cls(*_encode_program(exported, list(example), outputs))
 
@@ -122,6 +116,17 @@ def _shapes(module: nn.Module, shapes: tuple[object, ...]) -> tuple[object, ...]
     code = module.forward.__code__
     takes_any_number = bool(code.co_flags & 0x04)
     return (shapes,) if takes_any_number else shapes
+
+
+def _without_regions(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Bring regions under autocast, programs inside the program, into its one list of operators."""
+    if not any(isinstance(node.target, HigherOrderOperator) for node in exported.graph.nodes):
+        return exported
+    with warnings.catch_warnings():
+        # torch warns of its own use of a deprecated class of its own.
+        warnings.simplefilter("ignore", FutureWarning)
+        flat: torch.export.ExportedProgram = exported.run_decompositions({})
+    return flat
 
 
 def _refuse_changed_weights(exported: torch.export.ExportedProgram) -> None:

@@ -101,8 +101,12 @@ def serving_features(collection: EmbeddingCollection) -> tuple[Feature, ...]:
 
 
 def _serving_feature(feature: Feature, table: str) -> Feature:
-    kept = {"name": feature.name, "pooling": feature.pooling, "max_length": feature.max_length}
     if feature.shared_with is not None:
-        return Feature(**kept, shared_with=feature.shared_with, bias=bool(feature.bias))  # type: ignore[arg-type]
+        return feature
+    kept = {name: getattr(feature, name) for name in feature.model_fields_set - _OF_ROW_OR_TRAINING}
     bias, vector = (feature.row[0], feature.row[1:]) if feature.bias else (False, feature.row)
-    return Feature(**kept, slot=feature.slot, segments=vector, bias=bias, table=table)  # type: ignore[arg-type]
+    return Feature(**kept, segments=vector, bias=bias, table=table)
+
+
+_OF_ROW = {"dim", "segments", "initializer", "optimizer", "compressor", "precision", "bias", "table"}
+_OF_ROW_OR_TRAINING = _OF_ROW | {"occurrence_threshold", "expire_seconds", "learning_rate"}
