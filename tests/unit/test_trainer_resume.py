@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from monolith.errors import CorruptFileError, StorageError
+from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.features import Feature
+from monolith.nn import EmbeddingCollection
 from monolith.table import LocalStore
-from monolith.train import RunConfig, Trainer
+from monolith.train import Head, RunConfig, Trainer
 from monolith.train.hooks import Hook
 from monolith.train.run_folder import RunFolder
 from training import ClickModel, Stream, assert_same
@@ -145,3 +147,37 @@ def test_a_pointer_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state" / "latest").write_text("../../etc")
     with pytest.raises(CorruptFileError, match="latest"):
         new_trainer(tmp_path).restore()
+
+
+def test_another_model_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    new_trainer(tmp_path).fit(Stream(), steps=2)
+    trainer = new_trainer(tmp_path)
+    trainer.model.mlp[2] = torch.nn.Linear(8, 3)  # type: ignore[index, operator]
+    for _ in range(2):  # a second try must not take the folder for empty
+        with pytest.raises(InvalidArgumentError, match=r"'mlp\.2\.bias' is \[2\] there and \[3\] here"):
+            trainer.fit(Stream(), steps=1)
+    assert trainer.table_stats()["user"].rows == 0
+    again = new_trainer(tmp_path)
+    again.restore()
+    assert_same(again.model, straight(2))
+
+
+def test_tables_of_equal_names_in_two_collections_are_kept_apart(tmp_path: Path) -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = EmbeddingCollection([Feature(name="user", dim=1)], seed=1)
+            self.b = EmbeddingCollection([Feature(name="user", dim=1)], seed=2)
+
+        def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
+            return self.a(batch)["user"] + 2 * self.b(batch)["user"]
+
+    def run() -> Trainer:
+        config = RunConfig(model_dir=str(tmp_path))
+        return Trainer(Twice(), heads=[Head(label="clicked")], config=config)
+
+    first, second = run(), run()
+    first.fit(Stream(), steps=3)
+    assert second.restore()
+    assert_same(second.model, first.model)
+    assert set(first.table_stats()) == {"0/user", "1/user"}

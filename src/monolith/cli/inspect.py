@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -37,13 +38,16 @@ def _open(path: Path) -> tuple[dict[str, object], dict[str, EmbeddingTable]]:
         return {"kind": "table", "file_bytes": path.stat().st_size}, {table.name: table}
     if RunFolder(path).exists():
         files = sorted(RunFolder(path).latest().rglob("*.table"))
-        loaded = [EmbeddingTable.load(file) for file in files]
-        return {"kind": "run", "saved": RunFolder(path).latest().name}, {table.name: table for table in loaded}
+        by_store: dict[str, dict[str, EmbeddingTable]] = {}
+        for file in files:
+            table = EmbeddingTable.load(file)
+            by_store.setdefault(file.parent.name, {})[table.name] = table
+        return {"kind": "run", "saved": RunFolder(path).latest().name}, _named(by_store)
     if not path.is_dir():
         raise InvalidArgumentError(f"{path}: expected a .table file, an export or a model_dir; there is no such path")
     predictor = load(path)
     signature = predictor.signature
-    tables = {name: table for store in predictor.stores.values() for name, table in store.tables.items()}
+    tables = _named({place: store.tables for place, store in predictor.stores.items()})
     return {
         "kind": "export",
         "version": signature.version,
@@ -51,6 +55,13 @@ def _open(path: Path) -> tuple[dict[str, object], dict[str, EmbeddingTable]]:
         "columns": list(signature.columns),
         "outputs": [output.name for output in signature.outputs],
     }, tables
+
+
+def _named(stores: Mapping[str, Mapping[str, EmbeddingTable]]) -> dict[str, EmbeddingTable]:
+    """Tables by name, and, where there are several stores, by store and name: each store has its own names."""
+    if len(stores) == 1:
+        return dict(next(iter(stores.values())))
+    return {f"{place}/{name}": table for place, tables in stores.items() for name, table in tables.items()}
 
 
 def _describe(table: EmbeddingTable, id_: int | None) -> dict[str, object]:

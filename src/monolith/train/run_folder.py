@@ -27,7 +27,7 @@ class RunFolder:
         ...     folder = RunFolder(model_dir)
         ...     print(folder.exists())
         ...     folder.save({"step": 3}, stores=[])
-        ...     print(folder.exists(), folder.load([]))
+        ...     print(folder.exists(), folder.state())
         False
         True {'step': 3}
     """
@@ -60,13 +60,14 @@ class RunFolder:
         except OSError as error:
             raise StorageError(f"{self._root}: cannot save: {error}") from error
 
-    def load(self, stores: Sequence[Store]) -> State:
-        """Restore the tables of `stores` and return the state saved with them."""
-        folder = self.latest()
-        state = load_state(folder, "trainer")
+    def state(self) -> State:
+        """The state of the last complete save."""
+        return load_state(self.latest(), "trainer")
+
+    def restore(self, stores: Sequence[Store]) -> None:
+        """Give `stores` the rows of the last complete save."""
         for number, store in enumerate(stores):
-            store.restore(folder / f"tables-{number}")
-        return state
+            store.restore(self.latest() / f"tables-{number}")
 
     def latest(self) -> Path:
         """The folder of the last complete save."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from monolith.data.prefetch import Prefetch
-from monolith.errors import InvalidArgumentError
+from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.features.batch import Batch, num_rows
 from monolith.nn import auxiliary_loss, clip_grad_norm_, embedding_collections
 from monolith.nn.layers.auxiliary import HasAuxiliaryLoss
@@ -20,6 +20,7 @@ from monolith.train.config import RunConfig
 from monolith.train.heads import Head, column, heads_of, logits_by_head, total_loss
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.nan_guard import NanGuardHook
+from monolith.train.preconditions import is_resumable, require_limits, require_optimizer, require_same_model
 from monolith.train.run_folder import RunFolder
 from monolith.train.sparse_push import SparsePush
 
@@ -97,7 +98,7 @@ class Trainer:
         self._source_state: object = None
         self._loaded_place: object = None
         self._restored = False
-        _check_optimizer(model, optimizer)
+        require_optimizer(model, optimizer)
 
     @property
     def stores(self) -> list[Store]:
@@ -106,8 +107,11 @@ class Trainer:
         return list(stores.values())
 
     def table_stats(self) -> dict[str, TableStats]:
-        """The size of every table."""
-        return {name: stats for store in self.stores for name, stats in store.stats().items()}
+        """The size of every table by name; with several stores, their numbers come before the names."""
+        stores = self.stores
+        if len(stores) == 1:
+            return stores[0].stats()
+        return {f"{n}/{name}": stats for n, store in enumerate(stores) for name, stats in store.stats().items()}
 
     def request_stop(self, reason: str) -> None:
         """End the run before the next step; the first reason given is kept."""
@@ -120,7 +124,7 @@ class Trainer:
         data, if the source can tell it: the saved one is loaded into `source` before the first step. A source that was used up
         starts again.
         """
-        _check_limits(steps, max_steps)
+        require_limits(steps, max_steps)
         if self.config.model_dir is not None:
             RunFolder(self.config.model_dir).create()
         self.stop_reason = None
@@ -208,17 +212,25 @@ class Trainer:
         """Load what `config.model_dir` holds, once, before the first step; whether this call did."""
         if self._restored or self.step:
             return False
-        self._restored = True
         if self.config.seed is not None:
             torch.manual_seed(self.config.seed)
-        if self.config.model_dir is None or not RunFolder(self.config.model_dir).exists():
-            return False
-        state = RunFolder(self.config.model_dir).load(self.stores)
-        self.load_state_dict(state)  # type: ignore[arg-type]
-        return True
+        found = self.config.model_dir is not None and RunFolder(self.config.model_dir).exists()
+        if found:
+            self._load(RunFolder(str(self.config.model_dir)))
+        # Only now: a run that could not be restored must not start from nothing when it is tried again.
+        self._restored = True
+        return found
+
+    def _load(self, folder: RunFolder) -> None:
+        state = folder.state()
+        if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+            raise CorruptFileError(f"{folder.latest()}: expected the state of a run")
+        require_same_model(self.model, state["model"], folder.latest())
+        folder.restore(self.stores)
+        self.load_state_dict(state)
 
     def _loop(self, source: Iterable[Batch], last: int | None) -> None:
-        resumable = _is_resumable(source)
+        resumable = is_resumable(source)
         # Only once: a source that comes later is other data, or knows its place itself.
         place, self._loaded_place = self._loaded_place, None
         if place is not None and resumable and self.config.resume_data:
@@ -268,25 +280,3 @@ class Trainer:
         self.model.zero_grad(set_to_none=True)
         for collection in self._collections:
             collection.discard_gradients()
-
-
-def _is_resumable(source: Iterable[Batch]) -> bool:
-    if not isinstance(source, Iterable):
-        raise InvalidArgumentError(f"source: expected an iterable of batches, got {type(source).__name__}")
-    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-
-
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    if optimizer is None and any(parameter.requires_grad for parameter in model.parameters()):
-        name = next(name for name, parameter in model.named_parameters() if parameter.requires_grad)
-        raise InvalidArgumentError(
-            f"optimizer: the model has dense parameters, {name!r} for one; give a torch optimizer over model.parameters()"
-        )
-
-
-def _check_limits(steps: int | None, max_steps: int | None) -> None:
-    if steps is not None and max_steps is not None:
-        raise InvalidArgumentError(f"expected steps or max_steps, got both: {steps} and {max_steps}")
-    for name, value in (("steps", steps), ("max_steps", max_steps)):
-        if value is not None and value < 0:
-            raise InvalidArgumentError(f"{name}: expected at least 0, got {value}")

@@ -1,0 +1,52 @@
+"""What must hold before a run starts, said while it can still be put right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from monolith.errors import InvalidArgumentError
+from monolith.features.batch import Batch
+
+__all__ = ["is_resumable", "require_limits", "require_optimizer", "require_same_model"]
+
+
+def require_same_model(model: nn.Module, saved: Mapping[str, Tensor], where: Path) -> None:
+    """Raise unless `saved` has the tensors of `model`, in the same shapes."""
+    here = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    there = {name: list(tensor.shape) for name, tensor in saved.items()}
+    different = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+    if different:
+        name = different[0]
+        raise InvalidArgumentError(
+            f"{where}: was saved by another model: {name!r} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} "
+            "here; use the model it was made with, or another model_dir"
+        )
+
+
+def is_resumable(source: Iterable[Batch]) -> bool:
+    """Whether a source can tell its place and go back to it; raise if it is no source at all."""
+    if not isinstance(source, Iterable):
+        raise InvalidArgumentError(f"source: expected an iterable of batches, got {type(source).__name__}")
+    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+
+
+def require_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Raise if there are dense parameters that nothing would train."""
+    if optimizer is None and any(parameter.requires_grad for parameter in model.parameters()):
+        name = next(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+        raise InvalidArgumentError(
+            f"optimizer: the model has dense parameters, {name!r} for one; give a torch optimizer over model.parameters()"
+        )
+
+
+def require_limits(steps: int | None, max_steps: int | None) -> None:
+    """Raise unless at most one limit is given, and it is no negative number."""
+    if steps is not None and max_steps is not None:
+        raise InvalidArgumentError(f"expected steps or max_steps, got both: {steps} and {max_steps}")
+    for name, value in (("steps", steps), ("max_steps", max_steps)):
+        if value is not None and value < 0:
+            raise InvalidArgumentError(f"{name}: expected at least 0, got {value}")
