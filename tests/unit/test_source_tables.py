@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -160,6 +161,13 @@ def test_only_the_columns_asked_for_are_read(tmp_path: Path, monkeypatch: pytest
     )
     (batch,) = ParquetSource(str(tmp_path), [Column(name="x", field="c", shape=())], batch_size=4)
     assert (as_lists(batch), asked) == ({"x": [3]}, [["c"]])
+
+
+def test_parquet_by_url() -> None:
+    with fsspec.open("memory://test_source_tables/rows.parquet", "wb") as file:
+        pq.write_table(pa.table({"a": [1, 2]}), file)
+    (batch,) = ParquetSource("memory://test_source_tables/*.parquet", batch_size=4)
+    assert as_lists(batch) == {"a": [1, 2]}
 
 
 def test_parquet_files_that_are_not(tmp_path: Path) -> None:

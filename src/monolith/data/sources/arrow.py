@@ -16,7 +16,7 @@ from monolith.errors import SchemaError
 from monolith.features import Ragged
 from monolith.features.batch import Batch
 
-__all__ = ["arrow_type", "columns_of", "to_batch"]
+__all__ = ["arrow_type", "columns_of", "slice_rows", "to_batch"]
 
 _TYPES = {"int64": pa.int64(), "float32": pa.float32(), "float64": pa.float64(), "bytes": pa.binary()}
 
@@ -92,6 +92,23 @@ def to_batch(table: pa.Table, columns: Sequence[Column]) -> Batch:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise SchemaError(f"column {column.name!r}: {array.type} cannot become {column.dtype}: {error}") from None
     return batch
+
+
+def slice_rows(batch: Batch, begin: int, end: int) -> Batch:
+    """The rows [begin, end) of a batch, sharing its memory.
+
+    Example:
+        >>> slice_rows({"tags": Ragged.from_lists([[1], [2, 3], [4]])}, 1, 3)["tags"].to_lists()
+        [[2, 3], [4]]
+    """
+    part: Batch = {}
+    for name, rows in batch.items():
+        if isinstance(rows, torch.Tensor):
+            part[name] = rows[begin:end]
+        else:
+            splits = rows.row_splits.numpy()[begin : end + 1]
+            part[name] = Ragged(rows.values[splits[0] : splits[-1]], splits - splits[0])
+    return part
 
 
 def _entries(column: Column, array: pa.Array) -> Batch:
@@ -179,7 +196,8 @@ def _numbers(column: Column, array: pa.Array) -> torch.Tensor:
     if kind == pa.uint64() and column.dtype == "int64":
         # Ids use all 64 bits; they keep them.
         array = array.view(pa.int64())
-    return from_dlpack(pc.cast(array, _TYPES[column.dtype]))
+    wanted = _TYPES[column.dtype]
+    return from_dlpack(array if array.type == wanted else pc.cast(array, wanted))
 
 
 def _is_list(kind: pa.DataType) -> bool:

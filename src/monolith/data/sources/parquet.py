@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import fsspec
 import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
 
-from monolith.data.sources.arrow import columns_of, to_batch
+from monolith.data.sources.arrow import columns_of, slice_rows, to_batch
 from monolith.data.sources.column import Column, checked_columns
 from monolith.data.sources.file_source import FileSource
 from monolith.data.sources.files import STDIN
@@ -60,19 +61,24 @@ class ParquetSource(FileSource):
 
     def _read(self, position: Position) -> Iterator[tuple[Batch, Position]]:
         size = self._batch_size
-        held: list[pa.Table] = []
+        held = None
         for at, table in self._groups(position):
-            carried = sum(part.num_rows for part in held)
-            end = 0
-            while carried + table.num_rows - end >= size:
-                begin, end = end, end + size - carried
-                batch = pa.concat_tables([*held, table.slice(begin, end - begin)]) if held else table.slice(begin, size)
-                held, carried = [], 0
-                yield to_batch(batch, self.columns), {**at, "row": int(at["row"]) + end}
-            if end < table.num_rows:
-                held.append(table.slice(end))
-        if held and not self._drop_remainder:
-            yield to_batch(pa.concat_tables(held), self.columns), {**self._start(), "file": len(self.files)}
+            row = int(at["row"])
+            # A batch over the edge of a row group is put together first; the rest of the group is converted at once and cut.
+            begin = 0 if held is None else min(size - held.num_rows, table.num_rows)
+            if held is not None:
+                held = pa.concat_tables([held, table.slice(0, begin)])
+                if held.num_rows < size:
+                    continue
+                yield to_batch(held, self.columns), {**at, "row": row + begin}
+            end = table.num_rows - (table.num_rows - begin) % size
+            if end > begin:
+                batch = to_batch(table.slice(begin, end - begin), self.columns)
+            for first in range(0, end - begin, size):
+                yield slice_rows(batch, first, first + size), {**at, "row": row + begin + first + size}
+            held = table.slice(end) if end < table.num_rows else None
+        if held is not None and not self._drop_remainder:
+            yield to_batch(held, self.columns), {**self._start(), "file": len(self.files)}
 
     def _groups(self, position: Position) -> Iterator[tuple[Position, pa.Table]]:
         """This shard's row groups from `position` on, each with the position of its first row."""
@@ -98,15 +104,15 @@ class _Parquet:
         import pyarrow.parquet as pq
 
         self._url = url
+        filesystem, path = fsspec.core.url_to_fs(url)
         try:
-            self._stream = fsspec.open(url, "rb").open()
+            # Arrow reads local files itself, without a detour through Python for each column.
+            self._stream = None if isinstance(filesystem, LocalFileSystem) else filesystem.open(path)
+            self._file = pq.ParquetFile(self._stream or path)
+        except pa.ArrowInvalid as error:
+            raise CorruptFileError(f"{url}: not a Parquet file: {error}") from None
         except OSError as error:
             raise StorageError(f"{url}: cannot read: {error}") from error
-        try:
-            self._file = pq.ParquetFile(self._stream)
-        except (pa.ArrowException, OSError) as error:
-            self._stream.close()
-            raise CorruptFileError(f"{url}: not a Parquet file: {error}") from None
         self.num_groups: int = self._file.num_row_groups
         self.schema: pa.Schema = self._file.schema_arrow
 
@@ -121,4 +127,5 @@ class _Parquet:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
