@@ -74,12 +74,18 @@ def test_evaluating_and_predicting_train_nothing() -> None:
 def test_sampled_examples_stand_for_those_left_out() -> None:
     heads = [Head(name="click", label="clicked", sample_rate="rate"), ClickModel.heads[1]]
     estimator = Estimator(ClickModel(), heads=heads)
-    batch = {**batch_of(0), "rate": torch.tensor([1.0, 0.5] * 4)}
+    batch = {**batch_of(0), "rate": torch.full((8,), 0.25)}
     metrics = estimator.evaluate([batch])
     logits, _, labels = logits_of(estimator, 1)
-    weights = np.array([1.0, 2.0] * 4)
-    expected = log_loss(labels["clicked"], 1 / (1 + np.exp(-logits)), sample_weight=weights)
-    assert metrics["click/log_loss"] == pytest.approx(expected, rel=1e-5)
+    # A click is always kept; each of the others stands for four.
+    weights = np.where(labels["clicked"] > 0, 1.0, 4.0)
+    predicted = 1 / (1 + np.exp(-logits))
+    assert metrics["click/log_loss"] == pytest.approx(
+        log_loss(labels["clicked"], predicted, sample_weight=weights), rel=1e-5
+    )
+    assert metrics["click/calibration"] == pytest.approx(
+        (weights * predicted).sum() / labels["clicked"].sum(), rel=1e-5
+    )
 
 
 def test_predict_yields_one_prediction_per_example() -> None:

@@ -47,7 +47,7 @@ class HeadMetrics:
             rows, z = head.select(batch, logits[head.name].detach())
             if not len(z):
                 continue
-            # Metrics speak of the stream as it was served, so a sample that stands for 1/r others counts that often.
+            # Metrics speak of the stream as it is served, where a negative kept at rate r stands for 1/r of its kind.
             predictions, labels, weights = head.predict(z), head.labels(rows), head.importance(rows)
             loss = head.loss(logits[head.name].detach(), batch).item()
             self._losses[head.name] += loss * (len(z) if head.reduction == "mean" else 1)

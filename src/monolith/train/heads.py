@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from monolith.config import Config, Positive
 from monolith.errors import InvalidArgumentError
+from monolith.nn import correct_logits
 
 __all__ = ["Head", "column", "heads_of", "logits_by_head", "total_loss"]
 
@@ -54,7 +55,7 @@ class Head(Config):
     sample_weight: str | None = None
     """Column of factors per example."""
     sample_rate: str | None = None
-    """Column with the probability in (0, 1] at which the example was kept; binary heads only."""
+    """Column with the probability in (0, 1] at which negatives were kept, said on positives too; binary heads only."""
     mask: str | None = None
     """Column of booleans: examples that have no label for this head are left out where it is false."""
     group: str | None = None
@@ -111,11 +112,16 @@ class Head(Config):
         return column(batch, self.sample_weight, f"head {self.name!r}, sample_weight").reshape(-1).float()
 
     def importance(self, batch: Mapping[str, object]) -> Tensor | None:
-        """How much each example stands for in a metric, [rows]: its weight divided by its sample rate; None for all ones."""
+        """How many examples of the whole stream each one stands for, [rows]; None for all ones.
+
+        Its weight, and for the negative part of its label that divided by the sample rate.
+        """
         weights = self.example_weights(batch)
         if self.sample_rate is None:
             return weights
-        return (1.0 if weights is None else weights) / self._rates(batch)
+        labels = self.labels(batch)
+        sampled = labels + (1 - labels) / self._rates(batch)
+        return sampled if weights is None else weights * sampled
 
     def select(self, batch: Mapping[str, object], logits: Tensor) -> tuple[Mapping[str, object], Tensor]:
         """The rows that have a label for this head, of the columns it reads and of its logits."""
@@ -146,7 +152,7 @@ class Head(Config):
         if self.kind == "regression":
             return (flat - labels).square()
         if self.sample_rate is not None:
-            flat = flat - self._rates(batch).log()
+            flat = correct_logits(flat, self._rates(batch))
         return functional.binary_cross_entropy_with_logits(flat, labels, reduction="none")
 
     def _rates(self, batch: Mapping[str, object]) -> Tensor:
