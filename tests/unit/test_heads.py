@@ -97,8 +97,10 @@ def test_total_is_the_weighted_sum_of_heads() -> None:
     ("head", "message"),
     [
         (Head(label="yy"), r"head 'output', label: the batch has no column 'yy'; did you mean 'y'"),
-        (Head(label="nan"), r"column 'nan' has NaN"),
-        (Head(label="inf"), r"infinite labels"),
+        (Head(label="nan"), r"column 'nan' must hold numbers in \[0, 1\], got nan"),
+        (Head(label="inf", kind="regression"), r"must hold finite numbers, got inf"),
+        (Head(label="minus"), r"must hold numbers in \[0, 1\], got -1.0; filter such examples out, or name a `mask`"),
+        (Head(label="minus", kind="multiclass"), r"must hold classes from 0, got -1"),
         (Head(label="tags"), r"column 'tags' must be a tensor, got Ragged"),
         (Head(label="short"), r"expected logits \[2\]"),
         (Head(label="y", sample_rate="zero"), r"column 'zero' must be in \(0, 1\], got values from 0"),
@@ -113,6 +115,7 @@ def test_bad_columns_are_named(head: Head, message: str) -> None:
         "nan": torch.tensor([0.0, float("nan"), 1.0, 0.0, 0.0]),
         "inf": torch.full((5,), float("inf")),
         "short": torch.ones(2),
+        "minus": torch.tensor([0.0, 1.0, -1.0, 1.0, 0.0]),
         "zero": torch.zeros(5),
         "tags": Ragged.from_lists([[1]] * 5),
     }
@@ -143,3 +146,9 @@ def test_outputs_must_name_every_head() -> None:
         logits_by_head(torch.ones(2), heads)
     with pytest.raises(InvalidArgumentError, match=r"no logits for head 'cvr'; the model returned 'ctr', 'other'"):
         logits_by_head({"ctr": torch.ones(2), "other": torch.ones(2)}, heads)
+
+
+def test_a_class_beyond_the_logits_is_named() -> None:
+    head = Head(label="c", kind="multiclass")
+    with pytest.raises(InvalidArgumentError, match=r"column 'c' has class 3, but the model gives 3 logits"):
+        head.loss(torch.zeros(2, 3), {"c": torch.tensor([0, 3])})

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from monolith.errors import InvalidArgumentError
 from monolith.features import Feature
 from monolith.features.batch import Batch
 from monolith.nn import EmbeddingCollection
@@ -69,7 +70,7 @@ def test_the_end_of_a_run_applies_the_last_update() -> None:
 def test_a_failed_run_applies_what_it_kept_and_leaves_no_thread() -> None:
     model = OneNumber()
     batches = [*data()[:1], {"id": torch.tensor([7]), "y": torch.tensor([float("nan")])}]
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(InvalidArgumentError, match="finite numbers, got nan"):
         Trainer(model, config=RunConfig(enable_embedding_postpush=True)).fit(batches)
     assert model.w == pytest.approx(0.5)
     assert [t.name for t in threading.enumerate() if t.name.startswith("monolith")] == []

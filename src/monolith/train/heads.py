@@ -98,9 +98,14 @@ class Head(Config):
     def labels(self, batch: Mapping[str, object]) -> Tensor:
         """The checked labels, [rows]: float, or int64 classes."""
         labels = column(batch, self.label, f"head {self.name!r}, label").reshape(-1)
-        if labels.is_floating_point() and not bool(labels.isfinite().all()):
+        wrong, expected = ~labels.isfinite(), "finite numbers"
+        if self.kind == "binary":
+            wrong, expected = wrong | (labels < 0) | (labels > 1), "numbers in [0, 1]"
+        elif self.kind == "multiclass":
+            wrong, expected = wrong | (labels < 0), "classes from 0"
+        if bool(wrong.any()):
             raise InvalidArgumentError(
-                f"head {self.name!r}: column {self.label!r} has NaN or infinite labels; "
+                f"head {self.name!r}: column {self.label!r} must hold {expected}, got {labels[wrong][0].item()}; "
                 "filter such examples out, or name a `mask` column that is false for them"
             )
         return labels.long() if self.kind == "multiclass" else labels.float()
@@ -147,6 +152,11 @@ class Head(Config):
 
     def _losses(self, logits: Tensor, labels: Tensor, batch: Mapping[str, object]) -> Tensor:
         if self.kind == "multiclass":
+            if len(labels) and int(labels.max()) >= logits.shape[1]:
+                raise InvalidArgumentError(
+                    f"head {self.name!r}: column {self.label!r} has class {int(labels.max())}, but the model gives "
+                    f"{logits.shape[1]} logits; classes are counted from 0"
+                )
             return functional.cross_entropy(logits, labels, reduction="none")
         flat = logits.reshape(logits.shape[0])
         if self.kind == "regression":
