@@ -127,6 +127,16 @@ def test_a_new_source_with_the_saved_state_continues_with_the_next_batch(source:
         assert [as_lists(batch) for batch in fresh] == whole[count:]
 
 
+def test_a_job_that_is_stopped_after_every_batch_sees_every_row_once(source: Source) -> None:
+    batches, state = [], source.state_dict()
+    while len(batches) < 13:
+        source = source.shard(0, 1)
+        source.load_state_dict(state)
+        batches.append(next(iter(source)))
+        state = source.state_dict()
+    assert rows_of(batches) == ROWS
+
+
 def test_iteration_goes_on_where_the_last_one_stopped(source: Source) -> None:
     first = next(iter(source))
     assert rows_of([first, *source]) == ROWS

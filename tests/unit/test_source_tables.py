@@ -163,6 +163,16 @@ def test_only_the_columns_asked_for_are_read(tmp_path: Path, monkeypatch: pytest
     assert (as_lists(batch), asked) == ({"x": [3]}, [["c"]])
 
 
+def test_many_batches_of_one_row_group(tmp_path: Path) -> None:
+    rows = [{"tags": list(range(i % 5)), "words": [str(i)] * (i % 3)} for i in range(50)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    columns = [Column(name="tags"), Column(name="words", dtype="bytes", nested=True)]
+    batches = [as_lists(batch) for batch in ParquetSource(str(tmp_path), columns, batch_size=8)]
+    assert sum((batch["tags"] for batch in batches), []) == [row["tags"] for row in rows]
+    assert sum((batch["words"] for batch in batches), []) == [list("".join(row["words"]).encode()) for row in rows]
+    assert sum((batch["words.lengths"] for batch in batches), []) == [[len(w) for w in row["words"]] for row in rows]
+
+
 def test_parquet_by_url() -> None:
     with fsspec.open("memory://test_source_tables/rows.parquet", "wb") as file:
         pq.write_table(pa.table({"a": [1, 2]}), file)

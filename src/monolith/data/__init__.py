@@ -22,9 +22,9 @@ from monolith.data.sources import (
 )
 
 __all__ = [
-    "INVALID_LABEL",
     "Column",
     "CsvSource",
+    "INVALID_LABEL",
     "IteratorSource",
     "NestedTensors",
     "ParquetSource",

@@ -17,9 +17,9 @@ from monolith.data.sources.source import Source
 from monolith.data.sources.tfrecord import TFRecordSource, TFRecordWriter
 
 __all__ = [
-    "INVALID_LABEL",
     "Column",
     "CsvSource",
+    "INVALID_LABEL",
     "IteratorSource",
     "ParquetSource",
     "RecordFileSource",

@@ -11,7 +11,7 @@ import fsspec
 
 from monolith.errors import InvalidArgumentError, StorageError
 
-__all__ = ["STDIN", "expand_pattern", "expand_paths", "gen_patterns"]
+__all__ = ["STDIN", "expand_paths", "expand_pattern", "gen_patterns"]
 
 STDIN = "-"
 """The path that means standard input."""
