@@ -1,8 +1,11 @@
 // Four ids with their row numbers and times: the unit of the index.
 #pragma once
 
-#include <bit>
 #include <cstdint>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace monolith {
 
@@ -13,21 +16,40 @@ struct alignas(64) Bucket {
   std::uint32_t rows[kSlots];
   std::uint32_t times[kSlots];
 
-  bool full() const noexcept { return rows[kSlots - 1] != 0; }
+  [[gnu::always_inline]] bool full() const noexcept { return rows[kSlots - 1] != 0; }
   // One bit per slot that holds the id. An empty slot may hold the id of a removed or moved one, but only behind the live
   // slots, so the lowest bit is the live one if there is any.
-  unsigned matches(std::int64_t id) const noexcept {
+  [[gnu::always_inline]] unsigned matches(std::int64_t id) const noexcept {
+#if defined(__AVX2__)
+    const __m256i here = _mm256_load_si256(reinterpret_cast<const __m256i*>(ids));
+    const __m256i equal = _mm256_cmpeq_epi64(here, _mm256_set1_epi64x(id));
+    return static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(equal)));
+#else
     unsigned bits = 0;
     for (int i = 0; i < kSlots; ++i) bits |= static_cast<unsigned>(ids[i] == id) << i;
     return bits;
+#endif
   }
-  // The slot of an id, or -1.
-  int match(std::int64_t id) const noexcept {
+  // A slot with a valid row number, and whether it is the id's. Free of branches.
+  struct Guess {
+    int slot;
+    bool right;
+  };
+  [[gnu::always_inline]] Guess guess(std::int64_t id) const noexcept {
     const unsigned bits = matches(id);
-    const int slot = std::countr_zero(bits | 1u << (kSlots - 1));
-    return bits != 0 && rows[slot] != 0 ? slot : -1;
+    const int slot = __builtin_ctz(bits | 1u << (kSlots - 1));
+    return {slot, static_cast<bool>(static_cast<unsigned>(bits != 0) & static_cast<unsigned>(rows[slot] != 0))};
   }
 };
 static_assert(sizeof(Bucket) == 64);
+
+// A found or inserted id. Valid until the next insert or erase.
+struct BucketSlot {
+  Bucket* bucket = nullptr;
+  int slot = 0;
+  [[gnu::always_inline]] explicit operator bool() const noexcept { return bucket != nullptr; }
+  [[gnu::always_inline]] std::uint32_t& row() const noexcept { return bucket->rows[slot]; }
+  [[gnu::always_inline]] std::uint32_t& time() const noexcept { return bucket->times[slot]; }
+};
 
 }  // namespace monolith

@@ -16,14 +16,17 @@ std::uint32_t RowPool::allocate() {
   if (next_ == std::numeric_limits<std::uint32_t>::max()) {
     throw InvalidArgument("table: a shard holds 2^32 - 2 rows and is full; spread the table over more processes");
   }
-  const Place place = locate(next_);
+  const RowPlace place = RowPlace::of(next_);
   if (place.chunk == chunks_.size()) {
-    if (chunks_.size() == chunks_.capacity()) chunks_.reserve(chunks_.size() + 16);
+    if (chunks_.size() == chunks_.capacity()) {
+      chunks_.reserve(chunks_.size() + RowPlace::kChunksPerDoubling);
+      view_->chunks = chunks_.data();
+    }
     chunks_.push_back(nullptr);
   }
   if (chunks_[place.chunk] == nullptr) {
-    const int exponent = static_cast<int>(place.chunk / 16) + kFirstExponent;
-    const std::size_t rows = std::size_t{1} << (exponent - kMantissaBits);
+    const int exponent = static_cast<int>(place.chunk / RowPlace::kChunksPerDoubling) + RowPlace::kFirstExponent;
+    const std::size_t rows = std::size_t{1} << (exponent - RowPlace::kMantissaBits);
     chunks_[place.chunk] = arena_->allocate(rows * row_bytes_);
   }
   return next_++;

@@ -13,7 +13,7 @@ std::size_t block_bytes(std::uint32_t log2_buckets) { return sizeof(Block) + (si
 std::uint64_t block_slots(const Block& block) { return std::uint64_t{Bucket::kSlots} << block.log2_buckets; }
 
 // Seven eighths: beyond that linear probing over buckets of four gets long.
-std::uint64_t block_limit(const Block& block) { return block_slots(block) / 8 * 7; }
+std::uint64_t block_limit(const Block& block) { return block_slots(block) / 4 * 3; }
 
 // Puts an id into the first free slot of its probe sequence. The block must have room.
 ShardIndex::Slot place(Block& block, std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time) noexcept {
@@ -81,40 +81,46 @@ void BlockPool::forget() noexcept {
   free_ = nullptr;
 }
 
-ShardIndex::ShardIndex(BlockPool& pool, std::uint32_t shard) : pool_(&pool) {
+ShardIndex::ShardIndex(BlockPool& pool, ShardView& view, std::uint32_t shard) : pool_(&pool), view_(&view) {
   // 8 to 15 first entries, all on one small block: shards with more entries split their blocks at smaller sizes.
-  auto first = std::make_unique<Directory>(8 + shard * 8 / kShards);
-  directories_.reserve(1);
+  std::vector<std::uintptr_t> first(8 + shard * 8 / kShards);
   Block* block = pool_->allocate(kSmallestLog2);
-  block->last = first->size;
-  directory_.store(first.get(), std::memory_order_relaxed);
-  directory_bytes_ = first->size * sizeof(std::uintptr_t);
-  directories_.push_back(std::move(first));
+  block->last = first.size();
+  set_directory(std::move(first));
   blocks_ = 1;
   slots_ = block_slots(*block);
   publish(block);
 }
 
 ShardIndex::~ShardIndex() {
-  const Directory& directory = this->directory();
-  for (std::uint64_t i = 0; i < directory.size;) {
-    Block* block = block_of(directory.entries[i].load(std::memory_order_relaxed));
+  for_each_block([&](Block* block) { pool_->free(block); });
+}
+
+template <typename F>
+void ShardIndex::for_each_block(F&& f) const {
+  for (std::uint64_t i = 0; i < directory_.size();) {
+    Block* const block = block_of(directory_[i]);
     i = block->last;
-    pool_->free(block);
+    f(block);
   }
 }
 
+void ShardIndex::set_directory(std::vector<std::uintptr_t> entries) noexcept {
+  directory_ = std::move(entries);
+  view_->entries = directory_.data();
+  view_->size = directory_.size();
+}
+
 void ShardIndex::publish(Block* block) noexcept {
-  Directory& directory = this->directory();
   const std::uintptr_t entry = reinterpret_cast<std::uintptr_t>(block->buckets()) | block->log2_buckets;
-  for (std::uint64_t i = block->first; i < block->last; ++i) directory.entries[i].store(entry, std::memory_order_relaxed);
+  for (std::uint64_t i = block->first; i < block->last; ++i) directory_[i] = entry;
 }
 
 ShardIndex::Slot ShardIndex::insert(std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time) {
-  Block* block = block_of(directory().entry(position_of(hash)));
+  Block* block = block_of(view_->entry(hash));
   while (block->count >= block_limit(*block)) {
     grow(block);
-    block = block_of(directory().entry(position_of(hash)));
+    block = block_of(view_->entry(hash));
   }
   size_.fetch_add(1, std::memory_order_relaxed);
   return place(*block, id, hash, row, time);
@@ -122,24 +128,18 @@ ShardIndex::Slot ShardIndex::insert(std::int64_t id, std::uint64_t hash, std::ui
 
 bool ShardIndex::may_double_directory() const noexcept {
   // Ids chosen to share their leading hash bits could double the directory for ever; past this the block itself grows.
-  return directory().size < 16 * blocks_ + 64;
+  return directory_.size() < 16 * blocks_ + 64;
 }
 
 void ShardIndex::double_directory() {
-  const Directory& old = directory();
-  directories_.reserve(directories_.size() + 1);
-  auto next = std::make_unique<Directory>(2 * old.size);
-  for (std::uint64_t i = 0; i < old.size;) {
-    const std::uintptr_t entry = old.entries[i].load(std::memory_order_relaxed);
-    Block* const block = block_of(entry);
-    i = block->last;
+  std::vector<std::uintptr_t> next(2 * directory_.size());
+  for_each_block([&](Block* block) {
+    const std::uintptr_t entry = directory_[block->first];
     block->first *= 2;
     block->last *= 2;
-    for (std::uint64_t j = block->first; j < block->last; ++j) next->entries[j].store(entry, std::memory_order_relaxed);
-  }
-  directory_bytes_.fetch_add(next->size * sizeof(std::uintptr_t), std::memory_order_relaxed);
-  directory_.store(next.get(), std::memory_order_release);
-  directories_.push_back(std::move(next));
+    for (std::uint64_t i = block->first; i < block->last; ++i) next[i] = entry;
+  });
+  set_directory(std::move(next));
 }
 
 void ShardIndex::grow(Block* block) {
@@ -160,12 +160,11 @@ void ShardIndex::grow(Block* block) {
     right->last = left->last;
     right->first = left->last = block->first + (block->last - block->first) / 2;
   }
-  const std::uint64_t directory_size = directory().size;
   for (std::uint64_t i = 0; i <= block->mask(); ++i) {
     const Bucket& bucket = block->buckets()[i];
     for (int slot = 0; slot < Bucket::kSlots && bucket.rows[slot] != 0; ++slot) {
       const std::uint64_t hash = hash_id(bucket.ids[slot]);
-      Block& target = fast_range(position_of(hash), directory_size) < left->last ? *left : *right;
+      Block& target = fast_range(position_of(hash), directory_.size()) < left->last ? *left : *right;
       place(target, bucket.ids[slot], hash, bucket.rows[slot], bucket.times[slot]);
     }
   }
@@ -178,7 +177,7 @@ void ShardIndex::grow(Block* block) {
 }
 
 void ShardIndex::erase(Slot erased, std::uint64_t hash) noexcept {
-  Block& block = *block_of(directory().entry(position_of(hash)));
+  Block& block = *block_of(view_->entry(hash));
   Bucket* const buckets = block.buckets();
   const std::uint64_t mask = block.mask();
   std::uint64_t hole = static_cast<std::uint64_t>(erased.bucket - buckets);
@@ -207,13 +206,8 @@ void ShardIndex::erase(Slot erased, std::uint64_t hash) noexcept {
 
 void ShardIndex::clear() {
   Block* const fresh = pool_->allocate(kSmallestLog2);
-  const Directory& directory = this->directory();
-  for (std::uint64_t i = 0; i < directory.size;) {
-    Block* block = block_of(directory.entries[i].load(std::memory_order_relaxed));
-    i = block->last;
-    pool_->free(block);
-  }
-  fresh->last = directory.size;
+  for_each_block([&](Block* block) { pool_->free(block); });
+  fresh->last = directory_.size();
   publish(fresh);
   blocks_ = 1;
   size_ = 0;

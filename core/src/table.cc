@@ -17,8 +17,8 @@ namespace {
 // Fewer ids than this per thread are not worth waking another thread for.
 constexpr std::size_t kIdsPerThread = 4096;
 
-// Large lookups are partitioned in pieces that stay in the second-level cache.
-constexpr std::size_t kLookupPiece = 32768;
+// Ids of one pass through the gate: a writer waits for it, so it takes well under a millisecond.
+constexpr std::size_t kLookupPiece = 8192;
 
 SegmentPlan make_plan(const SegmentLayout& layout, Mode mode) {
   const Segment& segment = layout.config;
@@ -139,18 +139,53 @@ Table::Impl::Impl(TableConfig table_config, std::shared_ptr<AdmissionFilter> fil
   }
   shards.reserve(kShards);
   for (std::uint32_t i = 0; i < kShards; ++i) {
-    shards.push_back(std::make_unique<Shard>(arena, blocks, i, layout.row_bytes));
+    shards.push_back(std::make_unique<Shard>(arena, blocks, views[i], i, layout.row_bytes));
   }
 }
 
-void Table::Impl::unseen_value(std::int64_t id, float* value) const {
-  if (config.unseen_reads_zeros) {
-    std::memset(value, 0, layout.dim * sizeof(float));
-    return;
+void Table::Impl::lookup_locked(const LookupPlan& plan, std::span<const std::int64_t> ids, float* out) const {
+  const std::size_t dim = layout.dim;
+  std::vector<float> scratch((kGroup + 1) * dim);
+  float* const rows = scratch.data() + dim;
+  Partition& batch = Partition::of_this_thread();
+  batch.build(ids, {});
+  for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
+    {
+      const std::shared_lock guard(shard.lock);
+      kernels->lookup(plan, batch.ids.data() + first, nullptr, last - first, Pooling::kSum, rows, scratch.data());
+    }
+    for (std::size_t i = first; i < last; ++i) {
+      std::memcpy(out + batch.tags[i] * dim, rows + (i - first) * dim, dim * sizeof(float));
+    }
+  });
+}
+
+void Table::Impl::lookup(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits, Pooling pooling,
+                         float* out) const {
+  std::vector<float> scales(plans.size());
+  for (std::size_t s = 0; s < plans.size(); ++s) scales[s] = hashnet_scale(s);
+  const LookupPlan plan{views.data(), plans.data(),     plans.size(),
+                        scales.data(), table_key,       layout.dim,
+                        layout.row_bytes, lines(layout.weight_bytes), config.unseen_reads_zeros};
+  const std::size_t bags = row_splits.empty() ? ids.size() : row_splits.size() - 1;
+  std::vector<float> scratch(layout.dim);
+  {
+    const WriteGate::Reading reading(gate);
+    if (reading.open()) {
+      kernels->lookup(plan, ids.data(), row_splits.empty() ? nullptr : row_splits.data(), bags, pooling, out, scratch.data());
+      return;
+    }
   }
-  const std::uint64_t key = id_key(hash_id(id));
-  for (std::size_t s = 0; s < plans.size(); ++s) {
-    kernels->initial_value(plans[s], hashnet_scale(s), key, value + plans[s].value_offset);
+  if (row_splits.empty()) return lookup_locked(plan, ids, out);
+  // Rows first, sums after, so that the order of additions and with it every bit is the same as without writers.
+  std::vector<float> rows(ids.size() * layout.dim);
+  lookup_locked(plan, ids, rows.data());
+  const float* row = rows.data();
+  for (std::size_t bag = 0; bag < bags; ++bag, out += layout.dim) {
+    const std::int64_t n = row_splits[bag + 1] - row_splits[bag];
+    std::fill_n(out, layout.dim, n == 0 ? 0.0f : -0.0f);
+    for (std::int64_t i = 0; i < n; ++i, row += layout.dim) kernels->add(out, out, row, layout.dim);
+    if (pooling != Pooling::kSum) kernels->scale(out, pooling_factor(pooling, n), layout.dim);
   }
 }
 
@@ -176,43 +211,17 @@ std::vector<SlotInfo> Table::slot_infos() const {
 }
 
 void Table::lookup(std::span<const std::int64_t> ids, float* out) const {
-  const Impl& impl = *impl_;
-  const std::size_t dim = impl.layout.dim;
   const std::size_t pieces = std::max(tasks_for(ids.size()), (ids.size() + kLookupPiece - 1) / kLookupPiece);
   parallel_for(pieces, [&](std::size_t piece) {
     const std::size_t begin = ids.size() * piece / pieces;
     const std::size_t end = ids.size() * (piece + 1) / pieces;
-    float* const piece_out = out + begin * dim;
-    Partition& batch = Partition::of_this_thread();
-    batch.build(ids.subspan(begin, end - begin), {});
-    std::array<const std::byte*, kGroup> rows;
-    std::array<float*, kGroup> outs;
-    impl.read_groups(batch, [&](const std::byte* const* found, std::size_t first, std::size_t n) {
-      std::size_t hits = 0;
-      for (std::size_t i = 0; i < n; ++i) {
-        float* const to = piece_out + batch.tags[first + i] * dim;
-        if (found[i] == nullptr) {
-          impl.unseen_value(batch.ids[first + i], to);
-        } else {
-          rows[hits] = found[i];
-          outs[hits++] = to;
-        }
-      }
-      for (std::size_t s = 0; s < impl.plans.size(); ++s) {
-        const SegmentPlan& plan = impl.plans[s];
-        impl.kernels->read(plan, impl.hashnet_scale(s), rows.data(), outs.data(), hits);
-        if (s + 1 == impl.plans.size()) break;
-        for (std::size_t i = 0; i < hits; ++i) outs[i] += plan.dim;
-      }
-    });
+    impl_->lookup(ids.subspan(begin, end - begin), {}, Pooling::kSum, out + begin * dim());
   });
 }
 
 void Table::lookup_pooled(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits, Pooling pooling,
                           float* out) const {
   check_row_splits(row_splits, ids.size());
-  const Impl& impl = *impl_;
-  const std::size_t dim = impl.layout.dim;
   const std::size_t bags = row_splits.size() - 1;
   if (bags == 0) return;
   const std::size_t wanted = std::max(tasks_for(ids.size()), (ids.size() + kLookupPiece - 1) / kLookupPiece);
@@ -221,37 +230,8 @@ void Table::lookup_pooled(std::span<const std::int64_t> ids, std::span<const std
     const std::size_t begin = bags * piece / pieces;
     const std::size_t end = bags * (piece + 1) / pieces;
     const auto splits = row_splits.subspan(begin, end - begin + 1);
-    float* const piece_out = out + begin * dim;
-    std::memset(piece_out, 0, (end - begin) * dim * sizeof(float));
-    Partition& batch = Partition::of_this_thread();
-    batch.build(ids.subspan(static_cast<std::size_t>(splits.front()), static_cast<std::size_t>(splits.back() - splits.front())),
-                splits);
-    std::array<const std::byte*, kGroup> rows;
-    std::array<float*, kGroup> outs;
-    std::vector<float> scratch(dim);
-    impl.read_groups(batch, [&](const std::byte* const* found, std::size_t first, std::size_t n) {
-      std::size_t hits = 0;
-      for (std::size_t i = 0; i < n; ++i) {
-        float* const to = piece_out + batch.tags[first + i] * dim;
-        if (found[i] == nullptr) {
-          impl.unseen_value(batch.ids[first + i], scratch.data());
-          impl.kernels->add_scaled(to, scratch.data(), 1, dim);
-        } else {
-          rows[hits] = found[i];
-          outs[hits++] = to;
-        }
-      }
-      for (std::size_t s = 0; s < impl.plans.size(); ++s) {
-        const SegmentPlan& plan = impl.plans[s];
-        impl.kernels->accumulate(plan, impl.hashnet_scale(s), rows.data(), outs.data(), hits, scratch.data());
-        if (s + 1 == impl.plans.size()) break;
-        for (std::size_t i = 0; i < hits; ++i) outs[i] += plan.dim;
-      }
-    });
-    if (pooling == Pooling::kSum) return;
-    for (std::size_t bag = 0; bag + 1 < splits.size(); ++bag) {
-      impl.kernels->scale(piece_out + bag * dim, pooling_factor(pooling, splits[bag + 1] - splits[bag]), dim);
-    }
+    const auto first = static_cast<std::size_t>(splits.front());
+    impl_->lookup(ids.subspan(first, static_cast<std::size_t>(splits.back()) - first), splits, pooling, out + begin * dim());
   });
 }
 

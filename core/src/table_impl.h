@@ -1,4 +1,5 @@
-// The inside of Table, shared by the files that implement it: table.cc (reads and bookkeeping) and table_update.cc (writes).
+// The inside of Table, shared by the files that implement it: table.cc (reads and bookkeeping), table_apply.cc (gradients)
+// and table_update.cc (other writes).
 #pragma once
 
 #include <array>
@@ -16,20 +17,17 @@
 #include "row_pool.h"
 #include "rw_lock.h"
 #include "shard_index.h"
+#include "write_gate.h"
 
 namespace monolith {
 
 // Ids are handled in groups of at most this many under one acquisition of a shard's lock: long enough that the memory
 // accesses of a group overlap, short enough that nobody waits long for the lock.
-inline constexpr std::size_t kGroup = ShardIndex::kMostAtOnce;
-
-// Batches up to this size leave few ids to a shard, too few for the accesses of one group to overlap: their index buckets are
-// all fetched before the first group.
-inline constexpr std::size_t kSmallBatch = 4096;
+inline constexpr std::size_t kGroup = 128;
 
 struct alignas(64) Shard {
-  Shard(Arena& arena, BlockPool& blocks, std::uint32_t number, std::uint32_t row_bytes)
-      : index(blocks, number), rows(arena, row_bytes) {}
+  Shard(Arena& arena, BlockPool& blocks, ShardView& view, std::uint32_t number, std::uint32_t row_bytes)
+      : index(blocks, view, number), rows(arena, view, row_bytes) {}
   mutable RwLock lock;
   ShardIndex index;
   RowPool rows;
@@ -63,7 +61,9 @@ struct Table::Impl {
 
   Arena arena;
   BlockPool blocks{arena};
+  std::array<ShardView, kShards> views;
   std::vector<std::unique_ptr<Shard>> shards;
+  mutable WriteGate gate;
   std::atomic<std::uint32_t> max_event_time{0};
   std::atomic<std::uint32_t> updates{0};  // gradient calls so far; part of the state, see StepContext::update
   std::unique_ptr<std::atomic<float>[]> hashnet_scales;
@@ -72,21 +72,12 @@ struct Table::Impl {
   std::uint64_t id_key(std::uint64_t hash) const noexcept { return hash_id(static_cast<std::int64_t>(hash ^ table_key)); }
   float hashnet_scale(std::size_t segment) const noexcept { return hashnet_scales[segment].load(std::memory_order_relaxed); }
 
-  void prefetch_bucket(std::int64_t id) const noexcept {
-    const std::uint64_t hash = hash_id(id);
-    shards[shard_of(hash)]->index.prefetch(hash);
-  }
   template <int kWrite>
   static void prefetch(const std::byte* row, std::uint32_t lines) noexcept {
     for (std::uint32_t i = 0; i < lines; ++i) __builtin_prefetch(row + i * 64, kWrite);
   }
   // Cache lines that the first `bytes` bytes of a row may touch: rows start anywhere unless their size is whole lines.
   std::uint32_t lines(std::uint32_t bytes) const noexcept { return (bytes + 63) / 64 + (layout.row_bytes % 64 != 0); }
-
-  void prefetch_small_batch(const Partition& batch) const noexcept {
-    if (batch.ids.size() > kSmallBatch) return;
-    for (const std::int64_t id : batch.ids) prefetch_bucket(id);
-  }
 
   void note_event_time(std::uint32_t time) noexcept {
     std::uint32_t known = max_event_time.load(std::memory_order_relaxed);
@@ -131,8 +122,6 @@ struct Table::Impl {
     const std::uint64_t key = id_key(hash);
     for (const SegmentPlan& plan : plans) kernels->initialize(plan, key, row);
   }
-  // What an id without a row reads.
-  void unseen_value(std::int64_t id, float* value) const;
 
   void erase(Shard& shard, ShardIndex::Slot slot, std::uint64_t hash) noexcept {
     const std::uint32_t row = slot.row();
@@ -143,7 +132,6 @@ struct Table::Impl {
   // Calls f(shard, first, last) for runs of at most kGroup ids of one shard; takes no lock.
   template <typename F>
   void for_each_group(const Partition& batch, F&& f) const {
-    prefetch_small_batch(batch);
     for (std::uint32_t s = 0; s < kShards; ++s) {
       for (std::size_t first = batch.starts[s]; first < batch.starts[s + 1]; first += kGroup) {
         f(*shards[s], first, std::min<std::size_t>(first + kGroup, batch.starts[s + 1]));
@@ -151,27 +139,13 @@ struct Table::Impl {
     }
   }
 
-  // Calls f(rows, first, n) under the shard's shared lock, rows[i] null for ids without a row, weights prefetched.
-  template <typename F>
-  void read_groups(const Partition& batch, F&& f) const {
-    std::array<ShardIndex::Slot, kGroup> slots;
-    std::array<const std::byte*, kGroup> rows;
-    const std::uint32_t weight_lines = lines(layout.weight_bytes);
-    for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
-      const std::size_t n = last - first;
-      const std::shared_lock guard(shard.lock);
-      shard.index.find({batch.ids.data() + first, n}, slots.data(), [&](ShardIndex::Slot slot) {
-        prefetch<0>(shard.rows.at(slot.row()), weight_lines);
-      });
-      for (std::size_t i = 0; i < n; ++i) rows[i] = slots[i] ? shard.rows.at(slots[i].row()) : nullptr;
-      f(rows.data(), first, n);
-    });
-  }
+  // The ids of one call, or a piece of one, whose bags are row_splits; each id is a bag of its own if that is empty.
+  void lookup(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits, Pooling pooling, float* out) const;
+  // Beside writers: out [ids, dim].
+  void lookup_locked(const LookupPlan& plan, std::span<const std::int64_t> ids, float* out) const;
 
   void update_hashnet_scales(std::int64_t step) noexcept;
   void apply(const Partition& batch, const float* grads, const UpdateOptions& options);
-  void apply_groups(const Partition& batch, std::uint32_t first_shard, std::uint32_t last_shard, const float* grads,
-                    const UpdateOptions& options, std::uint32_t update);
   template <bool kAdd>
   void write_values(std::span<const std::int64_t> ids, const float* values, std::uint32_t event_time);
 };

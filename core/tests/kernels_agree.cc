@@ -31,10 +31,10 @@ std::vector<std::byte> train(const Kernels& kernels, const SegmentPlan& plan) {
   std::vector<float> scratch(2 * plan.dim);
   std::byte* rows[] = {row.data()};
   const float* grads[] = {grad.data()};
-  const std::uint64_t keys[] = {42};
   for (int step = 1; step <= 20; ++step) {
     for (std::uint32_t i = 0; i < plan.dim; ++i) grad[i] = 0.3f * static_cast<float>(step % 5) - 0.1f * static_cast<float>(i % 7);
-    kernels.step(plan, {0.05f, 1.5f, step, static_cast<std::uint64_t>(step), scratch.data()}, rows, grads, nullptr, keys, 1);
+    const std::uint64_t keys[] = {hash_id(step)};
+    kernels.step(plan, {0.05f, 1.5f, step, scratch.data()}, rows, grads, nullptr, keys, 1);
   }
   return row;
 }

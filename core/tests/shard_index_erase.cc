@@ -14,7 +14,8 @@ using monolith::ShardIndex;
 void churn(const std::vector<std::int64_t>& ids, std::uint64_t seed, int rounds) {
   monolith::Arena arena;
   monolith::BlockPool pool(arena);
-  ShardIndex index(pool, 3);
+  monolith::ShardView view;
+  ShardIndex index(pool, view, 3);
   std::unordered_map<std::int64_t, std::uint32_t> oracle;
   std::mt19937_64 random(seed);
   for (int i = 0; i < rounds; ++i) {
@@ -59,7 +60,8 @@ TEST("churn on ids that all want the last bucket") {
 TEST("ids that share their leading hash bits grow the block, not the directory without bound") {
   monolith::Arena arena;
   monolith::BlockPool pool(arena);
-  ShardIndex index(pool, 0);
+  monolith::ShardView view;
+  ShardIndex index(pool, view, 0);
   for (std::uint64_t i = 0; i < 20000; ++i) index.insert(id_with_hash(i), i, static_cast<std::uint32_t>(i + 1), 0);
   for (std::uint64_t i = 0; i < 20000; ++i) REQUIRE(index.find(id_with_hash(i), i).row() == i + 1);
   CHECK(index.directory_bytes() < 64 * 1024);

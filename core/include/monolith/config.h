@@ -75,6 +75,8 @@ struct Segment {
   Compressor compressor;
 };
 
+enum class Pooling : std::uint8_t { kSum, kMean, kSqrtN };
+
 enum class Mode : std::uint8_t { kTraining = 0, kServing = 1 };
 
 struct TableConfig {

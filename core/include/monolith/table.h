@@ -20,8 +20,6 @@
 
 namespace monolith {
 
-enum class Pooling : std::uint8_t { kSum, kMean, kSqrtN };
-
 struct UpdateOptions {
   std::span<const float> learning_rates;  // one per segment
   std::int64_t step = 0;                  // >= 0
@@ -139,8 +137,9 @@ class Table {
   // Throws InvalidArgument unless there is one scale per segment, each finite and >= 0.
   void set_state(const State& state);
 
+  struct Impl;  // known to the core alone
+
  private:
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

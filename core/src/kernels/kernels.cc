@@ -1,10 +1,6 @@
 // Compiled once per instruction set with MONOLITH_ISA as namespace; see CMakeLists.txt and kernels.h.
 #include "kernels/kernels.h"
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "kernels/number_formats.h"
 #include "kernels/optimizers.h"
 
@@ -100,8 +96,6 @@ void store(const SegmentPlan& plan, const float* value, std::byte* row) {
   }
 }
 
-// Half precision after a training step. The random bits depend on the id, the number of the call and the place in it, never on
-// which thread ran, so that the same data trains to the same bits.
 void store_stochastic(const SegmentPlan& plan, const float* value, std::byte* row, std::uint64_t key) {
   std::uint16_t* halves = reinterpret_cast<std::uint16_t*>(row + plan.weight_offset);
   for (std::uint32_t i = 0; i < plan.dim; ++i) {
@@ -161,52 +155,13 @@ inline void with_dim(std::uint32_t dim, F&& f) {
 // Eight floats at any address. The compiler does not trust that row and output do not overlap, and would move single floats.
 using Vector = float __attribute__((vector_size(32), aligned(4), may_alias));
 
-inline void copy(float* out, const float* in, std::uint32_t n) {
-  std::uint32_t j = 0;
-  for (; j + 8 <= n; j += 8) *reinterpret_cast<Vector*>(out + j) = *reinterpret_cast<const Vector*>(in + j);
-  for (; j < n; ++j) out[j] = in[j];
-}
-
-inline void add(float* out, const float* in, std::uint32_t n) {
-  std::uint32_t j = 0;
-  for (; j + 8 <= n; j += 8) *reinterpret_cast<Vector*>(out + j) += *reinterpret_cast<const Vector*>(in + j);
-  for (; j < n; ++j) out[j] += in[j];
-}
-
-void read(const SegmentPlan& plan, float scale, const std::byte* const* rows, float* const* outs, std::size_t n) {
-  if (!is_plain(plan)) {
-    for (std::size_t i = 0; i < n; ++i) {
-      load(plan, rows[i], outs[i]);
-      apply_read_path(plan, scale, outs[i]);
-    }
-    return;
+void add(float* out, const float* a, const float* b, std::size_t n) {
+  std::size_t j = 0;
+  for (; j + 8 <= n; j += 8) {
+    *reinterpret_cast<Vector*>(out + j) = *reinterpret_cast<const Vector*>(a + j) + *reinterpret_cast<const Vector*>(b + j);
   }
-  with_dim(plan.dim, [&](auto dim) {
-    for (std::size_t i = 0; i < n; ++i) {
-      copy(outs[i], reinterpret_cast<const float*>(rows[i] + plan.weight_offset), dim());
-    }
-  });
+  for (; j < n; ++j) out[j] = a[j] + b[j];
 }
-
-void accumulate(const SegmentPlan& plan, float scale, const std::byte* const* rows, float* const* outs, std::size_t n,
-                float* scratch) {
-  if (!is_plain(plan)) {
-    for (std::size_t i = 0; i < n; ++i) {
-      load(plan, rows[i], scratch);
-      apply_read_path(plan, scale, scratch);
-      add(outs[i], scratch, plan.dim);
-    }
-    return;
-  }
-  with_dim(plan.dim, [&](auto dim) {
-    for (std::size_t i = 0; i < n; ++i) {
-      add(outs[i], reinterpret_cast<const float*>(rows[i] + plan.weight_offset), dim());
-    }
-  });
-}
-
-// More rows than one call of step() ever gets.
-constexpr std::uint64_t kMostAtOnce = 65536;
 
 // The gradient the optimizer sees: through the HashNet read path, then delay-compensated.
 const float* transform_gradient(const SegmentPlan& plan, const StepContext& context, const float* w, const float* g,
@@ -247,7 +202,7 @@ void step(const SegmentPlan& plan, const StepContext& context, std::byte* const*
       optimizer.step(plan.optimizer, context, w, state, g, dim());
       if (plan.storage == Storage::kFp32) continue;
       if (plan.stochastic_rounding) {
-        store_stochastic(plan, w, rows[i], keys[i] + (context.update * kMostAtOnce + i + 1) * 0x9E3779B97F4A7C15ull);
+        store_stochastic(plan, w, rows[i], keys[i]);
       } else {
         store(plan, w, rows[i]);
       }
@@ -270,42 +225,25 @@ void initial_value(const SegmentPlan& plan, float scale, std::uint64_t key, floa
   apply_read_path(plan, scale, value);
 }
 
-std::size_t match(const Bucket* const* buckets, const std::int64_t* ids, std::size_t n, std::uint8_t* slots,
-                  std::uint16_t* rest) {
-  std::size_t resting = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    const Bucket& bucket = *buckets[i];
-#if defined(__AVX2__)
-    const __m256i here = _mm256_load_si256(reinterpret_cast<const __m256i*>(bucket.ids));
-    const __m256i equal = _mm256_cmpeq_epi64(here, _mm256_set1_epi64x(ids[i]));
-    const auto matches = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(equal)));
-#else
-    const unsigned matches = bucket.matches(ids[i]);
-#endif
-    const int slot = __builtin_ctz(matches | 1u << (Bucket::kSlots - 1));
-    slots[i] = static_cast<std::uint8_t>(slot);
-    rest[resting] = static_cast<std::uint16_t>(i);
-    resting += static_cast<std::size_t>((matches == 0) | (bucket.rows[slot] == 0));
-  }
-  return resting;
-}
-
-void add_scaled(float* out, const float* in, float factor, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) out[i] += in[i] * factor;
-}
-
 void scale(float* out, float factor, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) out[i] *= factor;
 }
 
 }  // namespace
+}  // namespace MONOLITH_ISA
+}  // namespace monolith
+
+#include "kernels/lookup.h"
+
+namespace monolith {
+namespace MONOLITH_ISA {
 
 #define MONOLITH_TEXT_INNER(x) #x
 #define MONOLITH_TEXT(x) MONOLITH_TEXT_INNER(x)
 
 extern const Kernels kKernels;
-const Kernels kKernels = {MONOLITH_TEXT(MONOLITH_ISA), initialize, initial_value, read, accumulate, step, load, store,
-                          match, add_scaled, scale};
+const Kernels kKernels = {MONOLITH_TEXT(MONOLITH_ISA), initialize, initial_value, lookup, step, load, store,
+                          add, scale};
 
 }  // namespace MONOLITH_ISA
 }  // namespace monolith

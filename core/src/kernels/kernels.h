@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "bucket.h"
 #include "monolith/config.h"
+#include "shard_view.h"
 
 namespace monolith {
 
@@ -35,8 +35,20 @@ struct StepContext {
   float learning_rate;
   float hashnet_scale;
   std::int64_t step;
-  std::uint64_t update;  // number of the call that makes these steps: stochastic rounding must not repeat its draws
   float* scratch;  // room for 2 * dim floats
+};
+
+// What all lookups of a table share.
+struct LookupPlan {
+  const ShardView* shards;  // [kShards]
+  const SegmentPlan* segments;
+  std::size_t num_segments;
+  const float* hashnet_scales;  // one per segment
+  std::uint64_t table_key;
+  std::uint32_t dim;
+  std::uint32_t row_bytes;
+  std::uint32_t weight_lines;  // cache lines that the weights of a row may touch
+  bool unseen_reads_zeros;
 };
 
 struct Kernels {
@@ -45,23 +57,19 @@ struct Kernels {
   void (*initialize)(const SegmentPlan&, std::uint64_t id_key, std::byte* row);
   // What a lookup of a just initialised row returns, without having the row. value: dim floats.
   void (*initial_value)(const SegmentPlan&, float hashnet_scale, std::uint64_t id_key, float* value);
-  // outs[i][0..dim) = read path of rows[i]. outs point at the segment's first float.
-  void (*read)(const SegmentPlan&, float hashnet_scale, const std::byte* const* rows, float* const* outs, std::size_t n);
-  // outs[i][0..dim) += read path of rows[i]. Equal outs are allowed.
-  void (*accumulate)(const SegmentPlan&, float hashnet_scale, const std::byte* const* rows, float* const* outs,
-                     std::size_t n, float* scratch);
-  // One optimizer step per row, in order. grads and snapshots (may be null) point at the whole gradient of the row.
+  // out: [bags, dim]; bag b is ids[row_splits[b] - row_splits[0]] up to ids[row_splits[b + 1] - row_splits[0]], or ids[b] alone
+  // if row_splits is null. Rows are summed in order. scratch: dim floats. Nothing may change the shards meanwhile.
+  void (*lookup)(const LookupPlan&, const std::int64_t* ids, const std::int64_t* row_splits, std::size_t bags, Pooling,
+                 float* out, float* scratch);
+  // One optimizer step per row, in order. grads and snapshots (may be null) point at the whole gradient of the row;
+  // rounding_keys, one per row, are what stochastic rounding draws from, and may be null where nothing rounds so.
   void (*step)(const SegmentPlan&, const StepContext&, std::byte* const* rows, const float* const* grads,
-               const float* const* snapshots, const std::uint64_t* id_keys, std::size_t n);
+               const float* const* snapshots, const std::uint64_t* rounding_keys, std::size_t n);
   // The stored weights as floats, without read path; and back, rounding to nearest.
   void (*load)(const SegmentPlan&, const std::byte* row, float* value);
   void (*store)(const SegmentPlan&, const float* value, std::byte* row);
-  // slots[i] = the slot of ids[i] in buckets[i], or some slot if it is not there; the positions of those go to `rest`, their
-  // number is returned.
-  std::size_t (*match)(const Bucket* const* buckets, const std::int64_t* ids, std::size_t n, std::uint8_t* slots,
-                       std::uint16_t* rest);
-  // out += in * factor
-  void (*add_scaled)(float* out, const float* in, float factor, std::size_t n);
+  // out = a + b; out may be a.
+  void (*add)(float* out, const float* a, const float* b, std::size_t n);
   void (*scale)(float* out, float factor, std::size_t n);
 };
 

@@ -1,0 +1,81 @@
+// What finding a row takes, as plain data: the index of each shard and where its rows lie. The kernels read it, so it has no
+// function of the standard library in it, and every function here must be inlined (CMakeLists.txt says why).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "bucket.h"
+#include "monolith/hash.h"
+
+namespace monolith {
+
+inline constexpr int kShardBits = 7;
+inline constexpr std::uint32_t kShards = 1u << kShardBits;
+
+[[gnu::always_inline]] inline std::uint32_t shard_of(std::uint64_t hash) noexcept {
+  return static_cast<std::uint32_t>(hash >> (64 - kShardBits));
+}
+// Where a hash lies inside its shard, as a 64-bit fraction.
+[[gnu::always_inline]] inline std::uint64_t position_of(std::uint64_t hash) noexcept { return hash << kShardBits; }
+
+// A row's place: its chunk and its number inside. Sixty-four chunks per doubling: the chunk number is the exponent and the top
+// six mantissa bits of the row number, so a chunk is at most a sixty-fourth of what is there: little memory waits unused, and
+// shards that start their chunks at the same time ask the system for little at once.
+struct RowPlace {
+  static constexpr int kMantissaBits = 6;
+  static constexpr std::uint64_t kChunksPerDoubling = std::uint64_t{1} << kMantissaBits;
+  static constexpr int kFirstExponent = 8;
+  static constexpr std::uint64_t kBias = std::uint64_t{1} << kFirstExponent;  // the first chunks hold 256 / 64 rows
+
+  std::uint64_t chunk;
+  std::uint64_t offset;
+
+  [[gnu::always_inline]] static RowPlace of(std::uint32_t row) noexcept {
+    const std::uint64_t biased = row + kBias;
+    const int exponent = 63 - __builtin_clzll(biased);
+    const std::uint64_t mantissa = biased >> (exponent - kMantissaBits);  // 64..127
+    return {static_cast<std::uint64_t>(exponent - kFirstExponent) * kChunksPerDoubling + (mantissa - kChunksPerDoubling),
+            biased & ((std::uint64_t{1} << (exponent - kMantissaBits)) - 1)};
+  }
+};
+
+// One shard. A directory entry is the address of a block's first bucket (64-byte aligned) with log2 of its bucket count in the
+// low bits; the buckets of a block are probed linearly from the low bits of the hash.
+struct ShardView {
+  static constexpr std::uintptr_t kLog2Mask = 63;
+
+  const std::uintptr_t* entries = nullptr;
+  std::uint64_t size = 0;  // entries
+  std::byte* const* chunks = nullptr;
+
+  [[gnu::always_inline]] std::uintptr_t entry(std::uint64_t hash) const noexcept {
+    return entries[fast_range(position_of(hash), size)];
+  }
+  [[gnu::always_inline]] static std::uint64_t mask(std::uintptr_t entry) noexcept {
+    return (std::uint64_t{1} << (entry & kLog2Mask)) - 1;
+  }
+  [[gnu::always_inline]] static Bucket* buckets(std::uintptr_t entry) noexcept {
+    return reinterpret_cast<Bucket*>(entry & ~kLog2Mask);
+  }
+  // The bucket an id's probe sequence starts with: nine ids of ten are there.
+  [[gnu::always_inline]] Bucket* home(std::uint64_t hash) const noexcept {
+    const std::uintptr_t found = entry(hash);
+    return buckets(found) + (hash & mask(found));
+  }
+  [[gnu::always_inline]] BucketSlot find(std::int64_t id, std::uint64_t hash) const noexcept {
+    const std::uintptr_t found = entry(hash);
+    Bucket* const first = buckets(found);
+    for (std::uint64_t i = hash & mask(found);; i = (i + 1) & mask(found)) {
+      const Bucket::Guess guess = first[i].guess(id);
+      if (guess.right) return {&first[i], guess.slot};
+      if (!first[i].full()) return {};
+    }
+  }
+  [[gnu::always_inline]] std::byte* row(std::uint32_t number, std::uint32_t row_bytes) const noexcept {
+    const RowPlace place = RowPlace::of(number);
+    return chunks[place.chunk] + place.offset * row_bytes;
+  }
+};
+
+}  // namespace monolith
