@@ -168,9 +168,13 @@ def test_many_batches_of_one_row_group(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     columns = [Column(name="tags"), Column(name="words", dtype="bytes", nested=True)]
     batches = [as_lists(batch) for batch in ParquetSource(str(tmp_path), columns, batch_size=8)]
-    assert sum((batch["tags"] for batch in batches), []) == [row["tags"] for row in rows]
-    assert sum((batch["words"] for batch in batches), []) == [list("".join(row["words"]).encode()) for row in rows]
-    assert sum((batch["words.lengths"] for batch in batches), []) == [[len(w) for w in row["words"]] for row in rows]
+    assert [row for batch in batches for row in batch["tags"]] == [row["tags"] for row in rows]
+    assert [row for batch in batches for row in batch["words"]] == [
+        list("".join(row["words"]).encode()) for row in rows
+    ]
+    assert [row for batch in batches for row in batch["words.lengths"]] == [
+        [len(w) for w in row["words"]] for row in rows
+    ]
 
 
 def test_parquet_by_url() -> None:
