@@ -13,7 +13,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
-EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings -type f)
+EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
 
 .PHONY: help demo test check format test-core test-python test-slow bench clean distclean
 
@@ -80,7 +80,7 @@ $(VENV)/.tools: constraints.txt
 	@echo "Creating $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --upgrade pip
-	@$(PIP) cmake ninja nanobind scikit-build-core
+	@$(PIP) cmake ninja nanobind scikit-build-core 'grpcio-tools>=1.80,<1.86'
 	@touch $@
 
 # Editable, with the build tools of .venv instead of a fresh copy of them, so a rebuild compiles only what has changed.

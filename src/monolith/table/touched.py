@@ -7,7 +7,7 @@ import torch
 from monolith import _core
 from monolith.table.arrays import Ids, id_array
 
-__all__ = [  # noqa: RUF022 - plainly sorted, as in every other module
+__all__ = [
     "ChangedIdSet",
     "TOUCHED_KEY_SET_CAPACITY",
     "TOUCHED_KEY_SET_CONCURRENCY_LEVEL",
