@@ -58,14 +58,24 @@ class SlowPools:
         return columns, 1 + self.config.neg_num * time**self.config.neg_sample_decay_factor * frequency
 
 
-def is_positive(row: dict, config: NegativeGenConfig) -> bool:
-    if not config.positive_actions:
-        return row["label"] == config.positive_label
+def acts(row: dict, config: NegativeGenConfig, actions: tuple[int, ...]) -> bool:
     if not row["actions"]:
         return False
     listed = [action for action in row["actions"] if action in config.action_priority]
     action = min(listed, key=config.action_priority.index) if listed else row["actions"][0]
-    return action in config.positive_actions
+    return action in actions
+
+
+def is_positive(row: dict, config: NegativeGenConfig) -> bool:
+    if not config.positive_actions:
+        return row["label"] == config.positive_label
+    return acts(row, config, config.positive_actions)
+
+
+def enters_pool(row: dict, config: NegativeGenConfig) -> bool:
+    if config.cache_negative_actions:
+        return acts(row, config, config.cache_negative_actions)
+    return not config.cache_only_pos
 
 
 def oracle(stream: list[Batch], config: NegativeGenConfig, seed: int) -> list[list[dict]]:
@@ -76,7 +86,7 @@ def oracle(stream: list[Batch], config: NegativeGenConfig, seed: int) -> list[li
         where, which, easy = rng.random((3, len(rows), config.neg_num))
         channels = [row[config.channel] if config.channel else 3 for row in rows]
         for row, channel, draw in zip(rows, channels, enters, strict=True):
-            wanted = is_positive(row, config) or (not config.cache_only_pos and draw < config.origin_neg_in_pool_proba)
+            wanted = is_positive(row, config) or (enters_pool(row, config) and draw < config.origin_neg_in_pool_proba)
             if wanted and channel != 0:
                 pools.add(channel, row)
         pools.trim()
@@ -112,6 +122,7 @@ CASES: dict[str, dict] = {
     "easy": {"channel": "chnid", "easy_hard_ratio": 0.5, "max_item_num": 6},
     "by action": {"positive_actions": (1, 3), "action_priority": (2, 1), "negative_action": 42},
     "all items": {"cache_only_pos": False, "origin_neg_in_pool_proba": 0.5, "real_neg_instance_weight": 0.25},
+    "listed negatives": {"cache_negative_actions": (0, 4), "action_priority": (4,), "origin_neg_in_pool_proba": 0.5},
     "fixed weight": {"sampled_neg_instance_weight": 0.7, "throw_origin_neg": True},
     "only made": {"throw_origin": True, "unbias_sampled_neg": False},
     "decay": {"neg_sample_decay_factor": 2.0, "negative_label": 0.0},

@@ -7,6 +7,7 @@ Filters keep rows, labels and ids are changed, negatives made or dropped; `Compo
 from monolith.data.transforms.compose import Compose, LogicalOr, Transformed
 from monolith.data.transforms.expression import FilterByExpression
 from monolith.data.transforms.features import FeatureCombine, FidMask, MapId, SwitchSlot, combine_ids
+from monolith.data.transforms.field_labels import FillMultiRankOutput, MultiLabelGen, UseFieldAsLabel
 from monolith.data.transforms.filters import FilterByAction, FilterByFid, FilterByLabel, FilterByValue, RowFilter
 from monolith.data.transforms.item_pool import ItemPool
 from monolith.data.transforms.labels import (
@@ -21,6 +22,8 @@ from monolith.data.transforms.negatives import NegativeGen, NegativeGenConfig
 from monolith.data.transforms.rows import concat_rows, select_rows
 from monolith.data.transforms.sampling import InstanceReweight, NegativeSample, UpsamplePositives
 from monolith.data.transforms.seeded import Seeded
+from monolith.data.transforms.strategies import SpecialStrategy, StrategyRule
+from monolith.data.transforms.text import FilterByText, read_filter_values
 
 __all__ = [
     "AddAction",
@@ -28,10 +31,12 @@ __all__ = [
     "Compose",
     "FeatureCombine",
     "FidMask",
+    "FillMultiRankOutput",
     "FilterByAction",
     "FilterByExpression",
     "FilterByFid",
     "FilterByLabel",
+    "FilterByText",
     "FilterByValue",
     "InstanceReweight",
     "ItemPool",
@@ -39,17 +44,22 @@ __all__ = [
     "LabelUpperBound",
     "LogicalOr",
     "MapId",
+    "MultiLabelGen",
     "NegativeGen",
     "NegativeGenConfig",
     "NegativeSample",
     "RowFilter",
     "ScatterLabel",
     "Seeded",
+    "SpecialStrategy",
+    "StrategyRule",
     "SwitchSlot",
     "TaskLabel",
     "Transformed",
     "UpsamplePositives",
+    "UseFieldAsLabel",
     "combine_ids",
     "concat_rows",
+    "read_filter_values",
     "select_rows",
 ]

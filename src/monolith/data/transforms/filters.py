@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Annotated, Literal
 
 import torch
@@ -172,7 +172,7 @@ class FilterByValue(RowFilter):
     op: Op
     """How to compare."""
     operand: Number | tuple[Number, ...]
-    """What to compare with."""
+    """What to compare with; `read_filter_values` reads a long tuple from a file."""
     keep_empty: bool = False
     """What happens to rows without a value."""
 
@@ -200,16 +200,20 @@ class FilterByValue(RowFilter):
             return _COMPARISONS[self.op](values, self.operand)
         if self.op == "between":
             return (values >= self.operand[0]) & (values < self.operand[1])
-        return is_in(values, self.operand, invert=self.op == "not-in")
+        return is_in(values, self._listed, invert=self.op == "not-in")
+
+    @cached_property
+    def _listed(self) -> torch.Tensor:
+        # Once: a list out of a file may be long.
+        return list_tensor(self.operand if isinstance(self.operand, tuple) else (self.operand,))
 
     def _set_mask(self, column: Ragged) -> torch.Tensor:
-        operand = self.operand if isinstance(self.operand, tuple) else (self.operand,)
         if self.op == "all":
             kept = torch.ones(len(column), dtype=torch.bool)
-            for value in operand:
+            for value in self._listed:
                 kept &= any_in_rows(column, column.values == value)
         else:
-            kept = any_in_rows(column, is_in(column.values, operand, invert=self.op == "diff"))
+            kept = any_in_rows(column, is_in(column.values, self._listed, invert=self.op == "diff"))
         return torch.where(column.row_lengths() == 0, torch.tensor(self.keep_empty), kept)
 
 
@@ -227,16 +231,28 @@ def _of_slot(ids: torch.Tensor, slot: int) -> torch.Tensor:
     return fid_v2.slot_of(ids) == slot
 
 
-def is_in(values: torch.Tensor, listed: tuple[Number, ...], *, invert: bool = False) -> torch.Tensor:
+def is_in(values: torch.Tensor, listed: Sequence[Number] | torch.Tensor, *, invert: bool = False) -> torch.Tensor:
     """Whether each value is one of `listed`: bool, shape of `values`.
 
     Example:
         >>> is_in(torch.tensor([0, 1, 2]), (0.5, 2)).tolist()
         [False, False, True]
     """
+    wanted = listed if isinstance(listed, torch.Tensor) else list_tensor(listed)
     # In the type that holds both: 0.5 in the list is not a 0 in a column of integers.
-    dtype = torch.result_type(values, torch.tensor(listed)) if listed else values.dtype
-    return torch.isin(values.to(dtype), torch.tensor(listed, dtype=dtype), invert=invert)
+    dtype = wanted.dtype if wanted.is_floating_point() and not values.is_floating_point() else values.dtype
+    return torch.isin(values.to(dtype), wanted.to(dtype), invert=invert)
+
+
+def list_tensor(listed: Sequence[Number]) -> torch.Tensor:
+    """Numbers to look for: int64, or float64 if one of them is a float, which is exact for ids up to 2**53.
+
+    Example:
+        >>> list_tensor((1, 2.5)).dtype, list_tensor(()).dtype
+        (torch.float64, torch.int64)
+    """
+    dtype = torch.float64 if any(isinstance(number, float) for number in listed) else torch.int64
+    return torch.tensor(listed, dtype=dtype)
 
 
 def matrix_of(column: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,8 @@ __all__ = [
     "LabelUpperBound",
     "ScatterLabel",
     "TaskLabel",
+    "label_matrix",
+    "labels_shape",
 ]
 
 
@@ -129,7 +131,7 @@ class AddLabel(Seeded):
     def __call__(self, batch: Batch) -> Batch:
         """The batch transformed; the one given is not changed."""
         rows, actions = num_rows(batch), column_of(batch, self._actions)
-        labels = _labels(batch, self._label) if self._label in batch else torch.empty(rows, 0)
+        labels = label_matrix(batch, self._label) if self._label in batch else torch.empty(rows, 0)
         invalid = torch.tensor(INVALID_LABEL)
         columns = list(labels.unbind(1))
         if columns:
@@ -164,7 +166,7 @@ class ScatterLabel(Config):
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch transformed; the one given is not changed."""
-        labels, channels = _labels(batch, self.label), numbers_of(batch, self.channel)
+        labels, channels = label_matrix(batch, self.label), numbers_of(batch, self.channel)
         scattered = torch.full((len(labels), max(self.places.values()) + 1), INVALID_LABEL)
         for channel, place in self.places.items():
             rows = channels == channel
@@ -187,10 +189,10 @@ class LabelUpperBound(Config):
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch transformed; the one given is not changed."""
-        labels = _labels(batch, self.label)
+        labels = label_matrix(batch, self.label)
         bounds = torch.tensor(self.bounds)[: labels.shape[1]]
         bounded = torch.cat([torch.minimum(labels[:, : len(bounds)], bounds), labels[:, len(bounds) :]], dim=1)
-        return {**batch, self.label: bounded.reshape(_shape(batch, self.label))}
+        return {**batch, self.label: bounded.reshape(labels_shape(batch, self.label))}
 
 
 class LabelNormalization(Config):
@@ -211,12 +213,12 @@ class LabelNormalization(Config):
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch transformed; the one given is not changed."""
-        given = _labels(batch, self.label)
+        given = label_matrix(batch, self.label)
         labels = given
         for method, value in self.steps:
             labels = _normalize(labels, method, value)
         labels = torch.where(given == INVALID_LABEL, given, labels)
-        return {**batch, self.label: labels.reshape(_shape(batch, self.label))}
+        return {**batch, self.label: labels.reshape(labels_shape(batch, self.label))}
 
 
 def _normalize(y: torch.Tensor, method: str, value: float) -> torch.Tensor:
@@ -235,14 +237,26 @@ def _normalize(y: torch.Tensor, method: str, value: float) -> torch.Tensor:
             return torch.log((y / value + 1).clamp(min=0))
 
 
-def _labels(batch: Batch, name: str) -> torch.Tensor:
+def label_matrix(batch: Batch, name: str) -> torch.Tensor:
+    """The column `name`, [rows] or [rows, labels], as float32 [rows, labels].
+
+    Example:
+        >>> label_matrix({"label": torch.tensor([0, 1])}, "label").tolist()
+        [[0.0], [1.0]]
+    """
     column = column_of(batch, name)
     if isinstance(column, Ragged) or column.ndim > 2:
         raise InvalidArgumentError(f"batch[{name!r}]: expected labels [rows] or [rows, labels]")
     return matrix_of(column).float()
 
 
-def _shape(batch: Batch, name: str) -> torch.Size:
+def labels_shape(batch: Batch, name: str) -> torch.Size:
+    """The shape that a changed `label_matrix` goes back to.
+
+    Example:
+        >>> list(labels_shape({"label": torch.tensor([0, 1])}, "label"))
+        [2]
+    """
     column = column_of(batch, name)
     assert isinstance(column, torch.Tensor)
     return column.shape

@@ -13,7 +13,7 @@ from monolith.config import Config, NonNegative
 from monolith.data.transforms.filters import matrix_of, numbers_of
 from monolith.data.transforms.item_pool import ItemPool
 from monolith.data.transforms.rows import concat_rows, select_rows
-from monolith.data.transforms.sampling import most_prior_action
+from monolith.data.transforms.sampling import leading_action
 from monolith.data.transforms.seeded import Seeded
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch, Ragged, num_rows
@@ -58,6 +58,8 @@ class NegativeGenConfig(Config):
     """Whether to leave out the negatives that came in."""
     cache_only_pos: bool = True
     """Whether only items of positive rows enter the pool."""
+    cache_negative_actions: tuple[int, ...] = ()
+    """If given, it decides instead of `cache_only_pos`: of the negative rows those with one of these actions enter the pool."""
     origin_neg_in_pool_proba: Probability = 1.0
     """Probability of an item of a negative row to enter the pool."""
     real_neg_instance_weight: NonNegative = 1.0
@@ -99,7 +101,7 @@ class NegativeGen(Seeded):
         # Drawn for every row and negative, needed or not: what a row gets does not depend on the rows before it.
         enters = torch.from_numpy(self._rng.random(rows)) < config.origin_neg_in_pool_proba
         where, which, easy = self._rng.random((3, rows, config.neg_num))
-        cached = (positive if config.cache_only_pos else positive | enters) & (channels != 0)
+        cached = self._may_enter_pool(batch, positive) & (positive | enters) & (channels != 0)
         self._cache(select_rows(batch, cached), channels[cached])
         made, keys = self._make(batch, positive.numpy(), channels.numpy(), where, which, easy)
         emitted = torch.full((rows,), not config.throw_origin)
@@ -115,12 +117,17 @@ class NegativeGen(Seeded):
     def _positive(self, batch: Batch) -> torch.Tensor:
         config = self.config
         if config.positive_actions:
-            actions = column_of(batch, "actions")
-            first, any_action = most_prior_action(actions, ())
-            prior, known = most_prior_action(actions, config.action_priority)
-            action = torch.where(known, prior, first)
-            return any_action & torch.isin(action, torch.tensor(config.positive_actions))
+            return self._acts(batch, config.positive_actions)
         return self._label(batch)[:, config.label_index] == config.positive_label
+
+    def _acts(self, batch: Batch, listed: tuple[int, ...]) -> torch.Tensor:
+        action, known = leading_action(column_of(batch, "actions"), self.config.action_priority)
+        return known & torch.isin(action, torch.tensor(listed))
+
+    def _may_enter_pool(self, batch: Batch, positive: torch.Tensor) -> torch.Tensor:
+        if self.config.cache_negative_actions:
+            return positive | self._acts(batch, self.config.cache_negative_actions)
+        return positive if self.config.cache_only_pos else torch.ones_like(positive)
 
     def _label(self, batch: Batch) -> torch.Tensor:
         label = column_of(batch, "label")

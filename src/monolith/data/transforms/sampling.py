@@ -19,7 +19,7 @@ from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features import Batch, Ragged, num_rows
 from monolith.features.batch import column_of
 
-__all__ = ["InstanceReweight", "NegativeSample", "UpsamplePositives", "most_prior_action"]
+__all__ = ["InstanceReweight", "NegativeSample", "UpsamplePositives", "leading_action", "most_prior_action"]
 
 
 class NegativeSample(Seeded):
@@ -215,3 +215,18 @@ def most_prior_action(actions: torch.Tensor | Ragged, priority: tuple[int, ...])
     best = best.scatter_reduce(0, actions.value_rowids(), _rank(actions.values, priority), "amin")
     known = best < _UNKNOWN
     return torch.tensor(priority)[torch.where(known, best, 0)], known
+
+
+def leading_action(actions: torch.Tensor | Ragged, priority: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per row the action that stands first in `priority`, or else its first one, and whether it has any.
+
+    Example:
+        >>> action, known = leading_action(Ragged.from_lists([[1, 2], [3], []]), priority=(2,))
+        >>> action[known].tolist(), known.tolist()
+        ([2, 3], [True, True, False])
+    """
+    first, known = most_prior_action(actions, ())
+    if not priority:
+        return first, known
+    prior, ranked = most_prior_action(actions, priority)
+    return torch.where(ranked, prior, first), known
