@@ -10,7 +10,7 @@ from torch import nn
 
 from monolith import InvalidArgumentError
 from monolith.features import Feature
-from monolith.nn import EmbeddingCollection, clip_grad_norm_
+from monolith.nn import EmbeddingCollection, clip_grad_norm_, clip_grads_
 from monolith.table import Sgd, Zeros
 
 
@@ -101,3 +101,50 @@ def test_shared_parts_count_once() -> None:
 def test_a_limit_that_is_none(limit: float) -> None:
     with pytest.raises(InvalidArgumentError, match="max_norm: expected a number above 0"):
         clip_grad_norm_(Model(), limit)
+
+
+DENSE, SPARSE = [-3.0, 4.0, 0.0], ([6.0, -8.0, 0.0], [0.0, 0.0, 24.0])
+"""Norms 5 and 26."""
+
+
+def scaled(values: object, factor: float) -> torch.Tensor:
+    return torch.tensor(values) * factor
+
+
+CLIPPED: dict[str, tuple[dict, torch.Tensor, torch.Tensor]] = {
+    "jointly": ({"limit": 2.0}, scaled(DENSE, 2 / math.sqrt(701)), scaled(SPARSE, 2 / math.sqrt(701))),
+    "apart": ({"by": "dense_and_sparse", "limit": 2.0, "sparse_limit": 13.0}, scaled(DENSE, 0.4), scaled(SPARSE, 0.5)),
+    "dense only": ({"by": "dense_and_sparse", "limit": 2.0}, scaled(DENSE, 0.4), scaled(SPARSE, 1.0)),
+    "each tensor": ({"by": "norm", "limit": 10.0}, scaled(DENSE, 1.0), scaled(SPARSE, 10 / 26)),
+    "each tensor, two limits": (
+        {"by": "norm", "limit": 2.5, "sparse_limit": 13.0},
+        scaled(DENSE, 0.5),
+        scaled(SPARSE, 0.5),
+    ),
+    "each value": (
+        {"by": "value", "limit": 3.5},
+        torch.tensor([-3.0, 3.5, 0.0]),
+        torch.tensor([[3.5, -3.5, 0.0], [0.0, 0.0, 3.5]]),
+    ),
+    "each value, two limits": (
+        {"by": "value", "limit": 1.0, "sparse_limit": 7.0},
+        torch.tensor([-1.0, 1.0, 0.0]),
+        torch.tensor([[6.0, -7.0, 0.0], [0.0, 0.0, 7.0]]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "dense", "sparse"), CLIPPED.values(), ids=CLIPPED)
+def test_every_way_to_clip(options: dict, dense: torch.Tensor, sparse: torch.Tensor) -> None:
+    model = Model()
+    model.backward(DENSE, *SPARSE)
+    assert clip_grads_(model, **options).item() == pytest.approx(math.sqrt(701))
+    torch.testing.assert_close(model.dense.grad, dense)
+    torch.testing.assert_close(torch.tensor(model.sparse_gradients()), sparse)
+
+
+def test_an_unknown_way_or_limit_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="dense_and_sparse"):
+        clip_grads_(Model(), by="values")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="sparse_limit"):
+        clip_grads_(Model(), by="norm", sparse_limit=0.0)

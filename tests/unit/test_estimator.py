@@ -16,7 +16,8 @@ from monolith.features import Feature
 from monolith.features.batch import Batch
 from monolith.nn import EmbeddingCollection
 from monolith.table import Adagrad, Zeros
-from monolith.train import Estimator, Head, RunConfig
+from monolith.train import Estimator, Head, RunConfig, StepResult, Trainer
+from monolith.train.hooks import Hook
 from training import ClickModel, Stream, assert_same, batch_of, everything
 
 
@@ -119,6 +120,120 @@ def test_a_new_estimator_evaluates_what_the_model_dir_holds(tmp_path: Path) -> N
     assert new.evaluate() == old.evaluate()
     assert new.global_step == 10
     assert_same(new.model, old.model)
+
+
+class Watch(Hook):
+    def __init__(self, *, stop_after: int | None = None) -> None:
+        self.moments: list[str] = []
+        self.losses: list[float] = []
+        self.stop_after = stop_after
+
+    def begin(self, trainer: Trainer) -> None:
+        self.moments.append("begin")
+
+    def after_start(self, trainer: Trainer) -> None:
+        self.moments.append(f"after_start@{trainer.step}")
+
+    def before_step(self, trainer: Trainer) -> None:
+        self.moments.append("before_step")
+
+    def before_update(self, trainer: Trainer, loss: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
+        raise AssertionError("nothing is updated")
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        self.moments.append(f"after_step:{result.examples}")
+        self.losses.append(result.loss.item())
+        if len(self.losses) == self.stop_after:
+            trainer.request_stop("seen enough")
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        self.moments.append(f"end:{error}")
+
+
+def test_hooks_watch_an_evaluation(tmp_path: Path) -> None:
+    trained(tmp_path)
+    watch = Watch()
+    estimator = Estimator(WithData(), RunConfig(model_dir=str(tmp_path)))
+    assert estimator.evaluate(steps=2, hooks=[watch]) == estimator.evaluate(steps=2)
+    step = ["before_step", "after_step:8"]
+    assert watch.moments == ["begin", "after_start@10", *step, *step, "end:None"]
+    model = estimator.model.eval()
+    with torch.no_grad():
+        logits = model(batch_of(0))
+    click = torch.nn.functional.binary_cross_entropy_with_logits(
+        logits["click"], batch_of(0)["clicked"], reduction="sum"
+    )
+    stay = (logits["stay"] - batch_of(0)["seconds"]).square().sum()
+    assert watch.losses[0] == pytest.approx((click + 0.1 * stay).item(), rel=1e-6)
+
+
+def test_a_hook_may_stop_an_evaluation_and_not_the_training_around_it() -> None:
+    estimator = trained()
+    examples: list[float] = []
+
+    class Evaluate(Hook):
+        def after_step(self, trainer: Trainer, result: StepResult) -> None:
+            examples.append(estimator.evaluate(hooks=[Watch(stop_after=1)])["click/examples"])
+
+    assert estimator.train(steps=3, hooks=[Evaluate()]) == 13
+    assert examples == [8, 8, 8]
+
+
+def test_a_stop_asked_of_the_training_outlives_an_evaluation() -> None:
+    estimator = trained()
+
+    class Stop(Hook):
+        def after_step(self, trainer: Trainer, result: StepResult) -> None:
+            trainer.request_stop("enough")
+            assert estimator.evaluate(hooks=[Watch()])["click/examples"] == 40
+
+    assert estimator.train(steps=3, hooks=[Stop()]) == 11
+    assert estimator.trainer.stop_reason == "enough"
+
+
+def test_hooks_watch_predictions_until_they_are_let_go() -> None:
+    watch = Watch()
+    predictions = trained().predict(hooks=[watch])
+    assert watch.moments == [], "predictions are made when they are asked for"
+    next(predictions)
+    assert watch.moments == ["begin", "after_start@10", "before_step", "after_step:8"]
+    assert np.isnan(watch.losses).all()
+    predictions.close()
+    assert watch.moments[-1] == "end:None"
+
+
+def test_hooks_hear_what_broke_an_evaluation() -> None:
+    watch = Watch()
+    with pytest.raises(InvalidArgumentError, match="no column 'clicked'"):
+        trained().evaluate([{name: c for name, c in batch_of(0).items() if name != "clicked"}], hooks=[watch])
+    assert watch.moments[-1].startswith("end:head 'click'")
+
+
+def test_a_warm_start_takes_weights_and_rows_and_begins_anew(tmp_path: Path) -> None:
+    old = trained(tmp_path / "old")
+    config = RunConfig(model_dir=str(tmp_path / "new"), warm_start_from=str(tmp_path / "old"))
+    new = Estimator(ClickModel(), config)
+    assert new.global_step == 0
+    before, after = everything(old.model), everything(new.model)
+    assert int(after.pop("embeddings.steps")) == 0
+    assert all(torch.equal(after[name], before[name]) for name in after)
+    watch = Stream()
+    assert new.train(watch, steps=2) == 2
+    assert watch.next == 2, "from the beginning of the data"
+    resumed = Estimator(ClickModel(), config)
+    assert resumed.global_step == 2, "its own model_dir comes first"
+    assert_same(resumed.model, new.model)
+
+
+def test_a_warm_start_from_nothing_or_from_another_model_is_refused(tmp_path: Path) -> None:
+    config = RunConfig(warm_start_from=str(tmp_path))
+    with pytest.raises(InvalidArgumentError, match="expected the model_dir of a saved run"):
+        Estimator(ClickModel(), config).train(Stream(), steps=1)
+    trained(tmp_path)
+    model = ClickModel()
+    model.extra = torch.nn.Linear(1, 1)
+    with pytest.raises(InvalidArgumentError, match=r"another model: 'extra\.bias'"):
+        Estimator(model, config).train(Stream(), steps=1)
 
 
 def test_train_continues_its_own_data() -> None:

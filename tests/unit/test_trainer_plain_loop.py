@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,15 @@ from training import ClickModel, Stream, assert_same, batch_of
 STEPS = 12
 
 
-def plain_loop(clip_norm: float | None = 1000.0, weight_decay: float = 0.0) -> ClickModel:
+def clip_values(model: ClickModel, limit: float, sparse_limit: float) -> None:
+    for parameter in model.parameters():
+        parameter.grad.clamp_(-limit, limit)  # type: ignore[union-attr]
+    model.embeddings.change_gradients(lambda values: values.clamp(-sparse_limit, sparse_limit))
+
+
+def plain_loop(
+    clip_norm: float | None = 1000.0, weight_decay: float = 0.0, clip: Callable[[ClickModel], object] | None = None
+) -> ClickModel:
     model = ClickModel()
     adam = torch.optim.Adam(model.mlp.parameters(), lr=0.01)
     for number in range(STEPS):
@@ -26,7 +35,9 @@ def plain_loop(clip_norm: float | None = 1000.0, weight_decay: float = 0.0) -> C
         loss = loss + 0.1 * (logits["stay"] - batch["seconds"]).square().sum()
         adam.zero_grad()
         loss.backward()
-        if clip_norm is not None:
+        if clip is not None:
+            clip(model)
+        elif clip_norm is not None:
             clip_grad_norm_(model, clip_norm)
         for parameter in model.parameters():
             parameter.grad.add_(parameter.detach(), alpha=weight_decay)  # type: ignore[union-attr]
@@ -54,6 +65,11 @@ def test_reading_ahead_changes_nothing() -> None:
 @pytest.mark.parametrize("clip_norm", [0.5, None])
 def test_clipping_equals_a_plain_loop(clip_norm: float | None) -> None:
     assert_same(trained(clip_norm=clip_norm), plain_loop(clip_norm=clip_norm))
+
+
+def test_other_ways_to_clip_equal_a_plain_loop() -> None:
+    by_value = trained(clip_norm=0.05, clip_type="value", sparse_clip_norm=0.02)
+    assert_same(by_value, plain_loop(clip=lambda model: clip_values(model, 0.05, 0.02)))
 
 
 def test_clipping_matters_here() -> None:

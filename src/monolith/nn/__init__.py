@@ -1,6 +1,6 @@
 """Embedding modules with autograd over tables, what a training loop does with their gradients, layers and losses."""
 
-from monolith.nn.clip import clip_grad_norm_
+from monolith.nn.clip import clip_grad_norm_, clip_grads_
 from monolith.nn.embedding import Embedding, EmbeddingBag
 from monolith.nn.embedding_collection import EmbeddingCollection, embedding_collections
 from monolith.nn.fused_layout import FusedLayout
@@ -107,6 +107,7 @@ __all__ = [
     "auxiliary_loss",
     "batch_softmax_loss",
     "clip_grad_norm_",
+    "clip_grads_",
     "continuous_topk",
     "correct_logits",
     "create_mrr_lambda_weight",

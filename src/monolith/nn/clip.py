@@ -1,16 +1,20 @@
-"""Clipping of dense and sparse gradients together."""
+"""Clipping of dense and sparse gradients: together by one norm, apart, one by one, or value by value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Literal, get_args
 
 import torch
 from torch import nn
 
 from monolith.errors import InvalidArgumentError
-from monolith.nn.embedding_collection import embedding_collections
+from monolith.nn.embedding_collection import EmbeddingCollection, embedding_collections
 
-__all__ = ["clip_grad_norm_"]
+__all__ = ["ClipType", "clip_grad_norm_", "clip_grads_"]
+
+ClipType = Literal["global_norm", "dense_and_sparse", "norm", "value"]
+"""What a limit of `clip_grads_` limits."""
 
 
 def clip_grad_norm_(
@@ -33,19 +37,97 @@ def clip_grad_norm_(
         >>> linear.weight.grad
         tensor([[-2.4000,  3.2000]])
     """
-    for name, limit in (("max_norm", max_norm), ("sparse_max_norm", sparse_max_norm)):
-        if limit is not None and not limit > 0:
-            raise InvalidArgumentError(f"{name}: expected a number above 0, got {limit!r}")
+    _require_limits(max_norm=max_norm, sparse_max_norm=sparse_max_norm)
+    dense, collections = _gradients(modules)
+    norm = nn.utils.get_total_norm([*dense, *_sparse(collections)])
+    _scale_dense(dense, norm, max_norm)
+    _scale_sparse(collections, norm, sparse_max_norm or max_norm)
+    return norm
+
+
+def clip_grads_(
+    modules: nn.Module | Iterable[nn.Module],
+    limit: float = 1000.0,
+    *,
+    by: ClipType = "global_norm",
+    sparse_limit: float | None = None,
+) -> torch.Tensor:
+    """Clip all gradients of a model, dense and sparse.
+
+    - "global_norm": the joint norm is at most `limit`, see `clip_grad_norm_`.
+    - "dense_and_sparse": the norm of the dense gradients is at most `limit`, that of the sparse ones, apart, at most
+      `sparse_limit`; None does not clip them.
+    - "norm": the norm of each tensor is at most `limit`: of each parameter, of each table's lookup.
+    - "value": every element is within [-limit, limit].
+
+    With "norm" and "value", `sparse_limit` is that of the sparse gradients if it is given. NaN stays as it is.
+
+    Returns the joint norm before clipping, float32 [].
+
+    Example:
+        >>> linear = nn.Linear(2, 1, bias=False)
+        >>> linear.weight.grad = torch.tensor([[-3.0, 4.0]])
+        >>> clip_grads_(linear, 3.5, by="value")
+        tensor(5.)
+        >>> linear.weight.grad
+        tensor([[-3.0000,  3.5000]])
+    """
+    if by == "global_norm":
+        return clip_grad_norm_(modules, limit, sparse_max_norm=sparse_limit)
+    _require_limits(limit=limit, sparse_limit=sparse_limit)
+    dense, collections = _gradients(modules)
+    sparse = _sparse(collections)
+    norm = nn.utils.get_total_norm([*dense, *sparse])
+    if by == "dense_and_sparse":
+        _scale_dense(dense, nn.utils.get_total_norm(dense), limit)
+        if sparse_limit is not None:
+            _scale_sparse(collections, nn.utils.get_total_norm(sparse), sparse_limit)
+        return norm
+    if by not in _ONE_BY_ONE:
+        raise InvalidArgumentError(f"by: expected one of {', '.join(get_args(ClipType))}, got {by!r}")
+    clip, bound = _ONE_BY_ONE[by], sparse_limit or limit
+    for gradient in dense:
+        gradient.copy_(clip(gradient, limit))
+    for collection in collections:
+        collection.change_gradients(lambda values: clip(values, bound))
+    return norm
+
+
+def _gradients(modules: nn.Module | Iterable[nn.Module]) -> tuple[list[torch.Tensor], list[EmbeddingCollection]]:
     roots = [modules] if isinstance(modules, nn.Module) else list(modules)
     parameters = {id(parameter): parameter for root in roots for parameter in root.parameters()}
     dense = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
-    collections = embedding_collections(roots)
-    sparse = [gradient.values for collection in collections for gradient in collection.gradients]
-    norm = nn.utils.get_total_norm([*dense, *sparse])
-    if dense and norm > max_norm:
-        torch._foreach_mul_(dense, (max_norm / norm).item())
-    sparse_limit = sparse_max_norm or max_norm
-    if norm > sparse_limit:
+    return dense, embedding_collections(roots)
+
+
+def _sparse(collections: Iterable[EmbeddingCollection]) -> list[torch.Tensor]:
+    return [gradient.values for collection in collections for gradient in collection.gradients]
+
+
+def _scale_dense(dense: list[torch.Tensor], norm: torch.Tensor, limit: float) -> None:
+    if dense and norm > limit:
+        torch._foreach_mul_(dense, (limit / norm).item())
+
+
+def _scale_sparse(collections: Iterable[EmbeddingCollection], norm: torch.Tensor, limit: float) -> None:
+    if norm > limit:
         for collection in collections:
-            collection.scale_gradients((sparse_limit / norm).item())
-    return norm
+            collection.scale_gradients((limit / norm).item())
+
+
+def _within_norm(gradient: torch.Tensor, limit: float) -> torch.Tensor:
+    norm = gradient.norm()
+    return gradient * (limit / norm) if norm > limit else gradient
+
+
+def _within_value(gradient: torch.Tensor, limit: float) -> torch.Tensor:
+    return gradient.clamp(-limit, limit)
+
+
+_ONE_BY_ONE: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {"norm": _within_norm, "value": _within_value}
+
+
+def _require_limits(**limits: float | None) -> None:
+    for name, limit in limits.items():
+        if limit is not None and not limit > 0:
+            raise InvalidArgumentError(f"{name}: expected a number above 0, got {limit!r}")

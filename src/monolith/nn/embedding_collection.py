@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -89,8 +89,14 @@ class EmbeddingCollection(nn.Module):
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply the collected gradients by `factor`."""
-        # Not in place: autograd may share or expand the tensors it hands over.
-        self._pending = [replace(gradient, values=gradient.values * factor) for gradient in self._pending]
+        self.change_gradients(lambda values: values * factor)
+
+    def change_gradients(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Put `change` of the collected gradients in their place, float32 [bags, dim] each, one per table and pass.
+
+        `change` must leave its argument as it is: autograd may share or expand the tensors it hands over.
+        """
+        self._pending = [replace(gradient, values=change(gradient.values)) for gradient in self._pending]
 
     def discard_gradients(self) -> None:
         """Forget the collected gradients, as `zero_grad` does for dense ones."""

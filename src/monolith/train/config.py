@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from monolith.config import Config, NonNegative, Positive
+from monolith.nn.clip import ClipType
 
 __all__ = ["RunConfig"]
 
@@ -26,10 +27,17 @@ class RunConfig(Config):
 
     model_dir: str | None = None
     """Where the state is kept: a run continues from what it finds there and saves when it ends. None keeps nothing."""
+    warm_start_from: str | None = None
+    """The model_dir of another run of the same model: a run that finds nothing in its own model_dir starts with that run's
+    weights and rows. The global step, the dense optimizer and the place in the data begin anew."""
     resume_data: bool = True
     """Continue in the data where the saved run stopped; False when the next run is given other data."""
     clip_norm: Positive | None = 1000.0
-    """Largest joint norm of all gradients, dense and sparse together; None does not clip."""
+    """Largest joint norm of all gradients, dense and sparse together, or what `clip_type` says; None does not clip."""
+    clip_type: ClipType = "global_norm"
+    """What `clip_norm` limits, see `monolith.nn.clip_grads_`."""
+    sparse_clip_norm: Positive | None = None
+    """A limit of the sparse gradients' own."""
     dense_weight_decay: NonNegative = 0.0
     """Added to the gradient of each dense parameter after clipping, times the parameter."""
     embedding_prefetch_capacity: _Count = 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +14,8 @@ from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch, num_rows
 from monolith.train.config import RunConfig
 from monolith.train.evaluation import HeadMetrics
-from monolith.train.heads import Head, column, logits_by_head
+from monolith.train.forward import forward_passes
+from monolith.train.heads import Head, column
 from monolith.train.hooks import Hook, TensorBoardHook
 from monolith.train.trainer import DATA_ENDED, Trainer
 
@@ -107,14 +108,20 @@ class Estimator:
             self._train_source = None
         return step
 
-    def evaluate(self, source: Iterable[Batch] | None = None, *, steps: int | None = None) -> dict[str, float]:
+    def evaluate(
+        self, source: Iterable[Batch] | None = None, *, steps: int | None = None, hooks: Sequence[Hook] = ()
+    ) -> dict[str, float]:
         """The metrics of every head over the data, or its first `steps` batches: `<head>/<metric>` -> value.
 
         Beside the heads' own metrics there are `<head>/loss`, the mean per example, `<head>/examples`, and `global_step`.
+        Hooks see every batch; those that wait for the global step to grow wait in vain.
         """
         metrics = HeadMetrics(self.heads)
-        for batch, logits in self._forward(self.data("eval", source), steps):
-            metrics.update(logits, batch)
+        data = self.data("eval", source)
+        with closing(forward_passes(self.trainer, data, steps=steps, hooks=hooks, labelled=True)) as passes:
+            for batch, logits in passes:
+                self._example = batch
+                metrics.update(logits, batch)
         return {**metrics.compute(), "global_step": self.trainer.step}
 
     def predict(
@@ -123,20 +130,23 @@ class Estimator:
         *,
         predict_keys: Sequence[str] | None = None,
         yield_single_examples: bool = True,
+        hooks: Sequence[Hook] = (),
     ) -> Iterator[dict[str, Tensor]]:
         """Yield predictions by head, one example at a time, or with `yield_single_examples=False` one batch.
 
-        `predict_keys` selects heads; names of dense columns of the batch are passed through beside them.
+        `predict_keys` selects heads; names of dense columns of the batch are passed through beside them. Hooks see every
+        batch before its predictions come, with a loss of NaN, and end when the last is taken or the iterator is closed.
         """
-        for batch, logits in self._forward(self.data("predict", source), None):
-            found = {head.name: head.predict(logits[head.name]) for head in self.heads}
-            wanted = list(found) if predict_keys is None else predict_keys
-            chosen = {name: found[name] if name in found else column(batch, name, "predict_keys") for name in wanted}
-            if not yield_single_examples:
-                yield chosen
-                continue
-            for row in range(num_rows(batch)):
-                yield {name: tensor[row] for name, tensor in chosen.items()}
+        data = self.data("predict", source)
+        with closing(forward_passes(self.trainer, data, steps=None, hooks=hooks, labelled=False)) as passes:
+            for batch, logits in passes:
+                self._example = batch
+                chosen = self._chosen(predict_keys, batch, logits)
+                if not yield_single_examples:
+                    yield chosen
+                    continue
+                for row in range(num_rows(batch)):
+                    yield {name: tensor[row] for name, tensor in chosen.items()}
 
     def export_saved_model(self, folder: str | Path | None = None, *, example: Batch | None = None) -> Path:
         """Write a version that `monolith.serve.load` reads without the model's code; returns its folder.
@@ -160,6 +170,11 @@ class Estimator:
             raise InvalidArgumentError(f"source: none given, and {type(self.model).__name__} has no input_fn(mode)")
         return input_fn(mode)
 
+    def _chosen(self, keys: Sequence[str] | None, batch: Batch, logits: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {head.name: head.predict(logits[head.name]) for head in self.heads}
+        wanted = list(found) if keys is None else keys
+        return {name: found[name] if name in found else column(batch, name, "predict_keys") for name in wanted}
+
     def _export_base(self) -> Path:
         base = Path(self.config.export_dir_base)
         if self.config.model_dir is None and not base.is_absolute():
@@ -178,17 +193,6 @@ class Estimator:
         if self.config.model_dir is None:
             return ()
         return (TensorBoardHook(self.config.model_dir, every_steps=self.config.save_summary_steps),)
-
-    def _forward(self, source: Iterable[Batch], steps: int | None) -> Iterator[tuple[Batch, dict[str, Tensor]]]:
-        if steps is not None and steps < 0:
-            raise InvalidArgumentError(f"steps: expected at least 0, got {steps}")
-        self.trainer.restore()
-        for batch in itertools.islice(source, steps):
-            self._example = batch
-            self.model.eval()
-            with torch.no_grad():
-                logits = logits_by_head(self.model(batch), self.heads)
-            yield batch, logits
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:

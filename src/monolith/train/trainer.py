@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from monolith.data.prefetch import Prefetch
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.features.batch import Batch, num_rows
-from monolith.nn import auxiliary_loss, clip_grad_norm_, embedding_collections
+from monolith.nn import auxiliary_loss, clip_grads_, embedding_collections
 from monolith.nn.layers.auxiliary import HasAuxiliaryLoss
 from monolith.table import TableStats
 from monolith.table.store import Store
@@ -20,6 +20,7 @@ from monolith.train.config import RunConfig
 from monolith.train.heads import Head, column, heads_of, logits_by_head, total_loss
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.nan_guard import NanGuardHook
+from monolith.train.hooks.run import hooks_running
 from monolith.train.preconditions import is_resumable, require_limits, require_optimizer, require_same_model
 from monolith.train.run_folder import RunFolder
 from monolith.train.sparse_push import SparsePush
@@ -37,7 +38,7 @@ class StepResult:
     step: int
     """The global step, counting from 1."""
     loss: Tensor
-    """Scalar, before the update."""
+    """Scalar, before the update; NaN while predicting."""
     grad_norm: Tensor | None
     """Joint norm of all gradients before clipping, scalar; None without clipping."""
     logits: dict[str, Tensor]
@@ -51,8 +52,8 @@ class StepResult:
 class Trainer:
     """Trains `model`, whose forward maps a batch to logits (of its only head, or by name of head).
 
-    A step: forward, the sum of the losses of heads and layers, backward, clipping of dense and sparse gradients by their
-    joint norm, the dense `optimizer`, the step of every `EmbeddingCollection`, global step + 1.
+    A step: forward, the sum of the losses of heads and layers, backward, clipping of dense and sparse gradients, by their
+    joint norm unless `config` says otherwise, the dense `optimizer`, the step of every `EmbeddingCollection`, global step + 1.
 
     Example:
         >>> from monolith.features import Feature
@@ -128,24 +129,9 @@ class Trainer:
         if self.config.model_dir is not None:
             RunFolder(self.config.model_dir).create()
         self.stop_reason = None
-        began: list[Hook] = []
-        error: BaseException | None = None
-        try:
-            for hook in self.hooks:
-                hook.begin(self)
-                began.append(hook)
-            self.restore()
-            for hook in self.hooks:
-                hook.after_start(self)
+        with hooks_running(self.hooks, self, start=self.restore):
             self._loop(source, max_steps if steps is None else self.step + steps)
             self.save()
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            with ExitStack() as ends:
-                for hook in reversed(began):
-                    ends.callback(hook.end, self, error)
         return self.step
 
     def train_step(self, batch: Batch) -> StepResult:
@@ -165,7 +151,7 @@ class Trainer:
         if loss.requires_grad:
             torch.autograd.backward(loss)
         self._push.finish()
-        norm = None if self.config.clip_norm is None else clip_grad_norm_(self.model, self.config.clip_norm)
+        norm = self._clip()
         if self.config.stop_on_nan:
             NanGuardHook.check(self.step + 1, loss.detach(), norm)
         for hook in self.hooks:
@@ -217,17 +203,34 @@ class Trainer:
         found = self.config.model_dir is not None and RunFolder(self.config.model_dir).exists()
         if found:
             self._load(RunFolder(str(self.config.model_dir)))
+        elif self.config.warm_start_from is not None:
+            self._warm_start(RunFolder(self.config.warm_start_from))
         # Only now: a run that could not be restored must not start from nothing when it is tried again.
         self._restored = True
         return found
 
     def _load(self, folder: RunFolder) -> None:
+        state = self._read_state(folder)
+        folder.restore(self.stores)
+        self.load_state_dict(state)
+
+    def _warm_start(self, folder: RunFolder) -> None:
+        if not folder.exists():
+            raise InvalidArgumentError(
+                f"RunConfig.warm_start_from: expected the model_dir of a saved run, got {self.config.warm_start_from!r}"
+            )
+        state = self._read_state(folder)
+        folder.restore(self.stores)
+        self.model.load_state_dict(state["model"])
+        for collection in self._collections:
+            collection.steps.zero_()
+
+    def _read_state(self, folder: RunFolder) -> dict[str, Any]:
         state = folder.state()
         if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
             raise CorruptFileError(f"{folder.latest()}: expected the state of a run")
         require_same_model(self.model, state["model"], folder.latest())
-        folder.restore(self.stores)
-        self.load_state_dict(state)
+        return state
 
     def _loop(self, source: Iterable[Batch], last: int | None) -> None:
         resumable = is_resumable(source)
@@ -258,6 +261,12 @@ class Trainer:
             for hook in self.hooks:
                 hook.before_step(self)
         return self.stop_reason is not None
+
+    def _clip(self) -> Tensor | None:
+        config = self.config
+        if config.clip_norm is None:
+            return None
+        return clip_grads_(self.model, config.clip_norm, by=config.clip_type, sparse_limit=config.sparse_clip_norm)
 
     def _update(self, batch: Batch) -> None:
         if self.config.dense_weight_decay:

@@ -17,7 +17,8 @@ class Hook:
 
     Order of a run: `begin` of every hook, restore, `after_start` of every hook, then for each step `before_step` of every
     hook, the step with `before_update` of every hook inside, `after_step` of every hook; at last `end` of every hook.
-    Within a moment hooks run in the order they were given.
+    Within a moment hooks run in the order they were given. `evaluate` and `predict` have the same moments, without
+    `before_update`.
 
     `trainer.request_stop` ends the run: asked for in `before_step` no batch is drawn, in `after_step` the step that was made
     was the last.
