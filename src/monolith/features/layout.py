@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Annotated, Self
 
@@ -32,6 +32,7 @@ __all__ = [
     "SliceConfig",
     "arrange",
     "features_of",
+    "join_slices",
     "layout_name",
 ]
 
@@ -276,16 +277,25 @@ def _slice(part: SliceConfig, pieces: _Pieces) -> torch.Tensor:
 
 
 def _put_together(out: OutConfig, pieces: Mapping[str, _Pieces]) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    parts = tuple(_slice(part, pieces[part.feature_name]) for part in out.slice_configs)
-    match out.out_type:
+    return join_slices([_slice(part, pieces[part.feature_name]) for part in out.slice_configs], out.out_type)
+
+
+def join_slices(parts: Sequence[torch.Tensor], out_type: OutType) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """Tensors [rows, d] as one output, see `OutType`.
+
+    Example:
+        >>> join_slices([torch.zeros(2, 3), torch.zeros(2, 3)], OutType.STACK).shape
+        torch.Size([2, 2, 3])
+    """
+    match out_type:
         case OutType.CONCAT:
-            return torch.cat(parts, dim=-1)
+            return torch.cat(tuple(parts), dim=-1)
         case OutType.STACK:
-            return torch.stack(parts, dim=1)
+            return torch.stack(tuple(parts), dim=1)
         case OutType.ADDN:
-            return torch.stack(parts).sum(dim=0)
+            return torch.stack(tuple(parts)).sum(dim=0)
         case OutType.NONE:
-            return parts
+            return tuple(parts)
 
 
 def _dense(embeddings: Mapping[str, Column], name: str) -> torch.Tensor:
