@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import random
 import statistics
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ from peers import OURS, PeerSpec
 from workload import BATCH, DISTRIBUTIONS
 
 OPERATIONS = ("lookup", "train")
-WARM = 2  # untimed batches at the start of a turn
+WARM = 8  # untimed batches at the start of a turn: the caches still hold what the peer before left
 WORKER_BYTES = 600 << 20  # interpreter, libraries, ids and batches, beside the rows
 MEMORY_SHARE = 0.85  # of what is available now; the rest is for growth while a peer is filled
 TOLERANCE = 2e-3  # a hot id sums over a thousand gradients in float32, in an order each peer chooses
@@ -91,6 +93,21 @@ def groups_that_fit(plan: SpeedPlan, dim: int, available: int) -> tuple[list[lis
             groups.append([spec])
     names = [spec.name if spec else "limit" for spec in too_big]
     return [[*ours, *group] for group in groups if ours or group], names
+
+
+@contextlib.contextmanager
+def on_processors(threads: int) -> Iterator[None]:
+    """As many processors as threads, for us and for every peer started meanwhile.
+
+    A processor that idles until its peer's turn comes clocks down and forgets its caches and page tables, and who waits for
+    memory suffers most. Peers that take turns on the same processors keep them awake for each other.
+    """
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[-threads:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def start_group(
@@ -191,12 +208,13 @@ def measure(plan: SpeedPlan, directory: Path, progress: Progress) -> SpeedResult
         for name in too_big:
             progress(f"skipped {name} at dim {dim}: {plan.rows:,} rows do not fit in memory beside ours")
         for number, group in enumerate(groups):
-            contestants = start_group(plan, group, dim, threads, directory, result, progress)
-            try:
-                measured = list(measure_group(plan, contestants, dim, threads, result, progress))
-            finally:
-                for contestant in contestants:
-                    contestant.close()
+            with on_processors(threads):
+                contestants = start_group(plan, group, dim, threads, directory, result, progress)
+                try:
+                    measured = list(measure_group(plan, contestants, dim, threads, result, progress))
+                finally:
+                    for contestant in contestants:
+                        contestant.close()
             if threads == 1:  # with more, waiting may be the peer's own
                 peers = [c for c in contestants if isinstance(c, PythonPeer)]
                 result.disturbed += [share > DISTURBED for peer in peers for share in peer.waited]
