@@ -20,8 +20,8 @@ EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/includ
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.extension ## Train a small click model on ids that never collide (about a minute)
-	@$(BIN)/python examples/01_train.py $(ARGS)
+demo: $(VENV)/.extension ## Train, export and query a click model on ids that never collide, and write a report (under a minute)
+	@$(BIN)/python examples/03_demo.py $(ARGS)
 
 test: check test-core ## Everything CI runs: check, test-core and the Python tests
 	$(PYTEST) -n $(WORKERS) $(ARGS)

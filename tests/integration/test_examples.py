@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from monolith.features import Batch
+from monolith.serve import Predictor, load
+from monolith.train import StepResult
+from monolith.train.hooks import ProgressReport
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -24,15 +36,74 @@ def test_an_example_is_at_most_150_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 150
 
 
-def test_train_learns_from_arriving_ids_and_reloads_equal(tmp_path: Path) -> None:
-    out = run("01_train.py", "--steps", "60", "--folder", str(tmp_path))
-    rows = [int(line.split()[1].replace(",", "")) for line in out.splitlines()[1:11]]
-    assert rows == sorted(set(rows)), "every report has more ids than the one before"
-    found = re.search(r"AUC +(0\.\d+)", out)
-    assert found
-    assert float(found[1]) > 0.6
-    assert "equal, bit for bit" in out
-    assert (tmp_path / "clicks.table").exists()
+def test_the_plain_loop_learns_from_arriving_ids() -> None:
+    lines = [line.split() for line in run("01_loop.py", "--steps", "60").splitlines()]
+    rows = [int(line[2].replace(",", "")) for line in lines]
+    assert len(rows) == 10
+    assert rows == sorted(set(rows)), "every report has more rows than the one before"
+    assert float(lines[-1][5]) > 0.6
+
+
+def test_the_trainer_continues_and_its_export_agrees(tmp_path: Path) -> None:
+    for steps in (20, 40):
+        out = run("02_trainer.py", "--steps", "20", "--model-dir", str(tmp_path))
+        assert f"step {steps}, on the next 20,480 events" in out
+        assert "its predictions are equal" in out
+    assert 0.5 < float(re.findall(r"gauc +([\d.]+)", out)[0]) < 1
+
+
+def test_the_demo_beats_popularity_and_writes_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
+    out = run("03_demo.py", "--steps", "200", "--folder", str(tmp_path))
+    assert "\x1b" not in out, "plain when it is not a terminal"
+    auc, popularity, best = map(
+        float, re.findall(r"AUC +([\d.]+) .*popularity ([\d.]+), best possible ([\d.]+)", out)[0]
+    )
+    assert popularity < auc < best
+    page = (tmp_path / "report.html").read_text()
+    assert not re.findall(r"https?:|src=|href=|url\(|@import", page)
+    drawings = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+    assert [len(drawing.findall("polyline")) for drawing in drawings] == [3, 1]
+    assert f"{auc:.3f}" in page
+    assert out.rstrip().endswith((tmp_path / "report.html").as_uri())
+
+
+def test_the_demo_fails_when_its_export_predicts_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: ModuleType
+) -> None:
+    class Wrong:
+        def __init__(self, predictor: Predictor) -> None:
+            self._predictor = predictor
+
+        def predict(self, batch: Batch) -> dict[str, Tensor]:
+            return {name: value + 1e-4 for name, value in self._predictor.predict(batch).items()}
+
+    assert demo.main(3, tmp_path)
+    monkeypatch.setattr(demo, "load", lambda path: Wrong(load(path)))
+    assert not demo.main(3, tmp_path)
+
+
+def test_the_popularity_ranking_never_sees_the_clicks_it_is_scored_on(demo: ModuleType) -> None:
+    comparison = demo.Comparison(4, Console(file=io.StringIO()))
+    columns = {"item_id": torch.tensor([1, 2, 1, 2]), "label": torch.tensor([1.0, 0.0, 1.0, 0.0])}
+    batch = {**columns, "click_probability": torch.tensor([0.9, 0.1, 0.9, 0.1])}
+    seen = []
+    for step in (1, 2):
+        result = StepResult(step=step, loss=torch.tensor(0.0), grad_norm=None, logits={}, batch=batch, examples=4)
+        comparison.after_step(None, result)
+        comparison.write(progress(step))
+        seen.append(comparison.points[-1].popularity)
+    assert seen == [0.5, 1.0], "nothing is known of an item before its first event, everything after it"
+
+
+def progress(step: int) -> ProgressReport:
+    sizes = {"rows": 2, "table_bytes": 0, "memory_bytes": 0}
+    return ProgressReport(step=step, examples=4, examples_per_second=1.0, loss=0.0, auc={"click": 0.5}, **sizes)
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("03_demo")
 
 
 def test_ffm_learns_and_its_export_agrees() -> None:
