@@ -179,9 +179,12 @@ def to_fids(ids: Ids, slot: int | np.ndarray) -> torch.Tensor:
     if 0 <= np.bitwise_or.reduce(array, axis=None) < 2**fid_v2.signature_bits:
         return torch.from_numpy(np.asarray(array | prefixes))
     high = array >> fid_v2.signature_bits
-    hashed = _mix(array.view(np.uint64)) >> np.uint64(64 - fid_v2.signature_bits)
-    signatures = np.where((high == 0) | (high == slots), fid_v2.signature_of(array), hashed.view(np.int64))
-    return torch.from_numpy(np.asarray(signatures | prefixes))
+    fids = np.asarray(array | prefixes)
+    hashed = np.asarray((high != 0) & (high != slots))
+    if hashed.any():
+        signatures = _mix(array[hashed].view(np.uint64)) >> np.uint64(64 - fid_v2.signature_bits)
+        fids[hashed] = signatures.view(np.int64) | np.broadcast_to(prefixes, array.shape)[hashed]
+    return torch.from_numpy(fids)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -88,14 +88,11 @@ def bags_of(declaration: Declaration, batch: Mapping[str, Column]) -> list[Table
 
 def _table_bags(table: TableDeclaration, batch: Mapping[str, Column]) -> TableBags:
     parts = [_group_bags(group, table, batch) for group in table.groups]
-    ids = np.concatenate([part.ids for part in parts])
-    if table.slots[0] is not None:
-        slots = [_slots_by_id(group.slots, part) for group, part in zip(table.groups, parts, strict=True)]
-        ids = to_fids(ids, np.concatenate(slots)).numpy()
+    ids = [_fids(group.slots, part) for group, part in zip(table.groups, parts, strict=True)]
     first = batch[table.features[0].name]
     bags = Bags(
         table=table.config.name,
-        ids=ids,
+        ids=ids[0] if len(ids) == 1 else np.concatenate(ids),
         row_splits=_joined([part.bag_splits for part in parts]),
         pooling=table.pooling,
     )
@@ -158,11 +155,17 @@ def _stacked(members: Sequence[FeatureBags]) -> FeatureBags:
     )
 
 
-def _slots_by_id(slots: Sequence[int | None], part: FeatureBags) -> np.ndarray:
+def _fids(slots: Sequence[int | None], part: FeatureBags) -> np.ndarray:
+    if slots[0] is None:
+        # A copy: the step comes later, and by then the caller may have put the next batch into the same memory.
+        return part.ids.copy()
     if len(slots) == 1:
-        return np.full(len(part.ids), slots[0], dtype=np.int64)
-    by_bag = np.tile(np.array(slots, dtype=np.int64), len(part.row_splits) - 1)
-    return by_bag if part.bag_splits is _even_splits(len(by_bag), 1) else np.repeat(by_bag, np.diff(part.bag_splits))
+        return to_fids(part.ids, slots[0]).numpy()
+    by_feature = np.array(slots, dtype=np.int64)
+    rows = len(part.row_splits) - 1
+    if part.bag_splits is _even_splits(rows * len(slots), 1):
+        return to_fids(part.ids.reshape(-1, len(slots)), by_feature).numpy().reshape(-1)
+    return to_fids(part.ids, np.repeat(np.tile(by_feature, rows), np.diff(part.bag_splits))).numpy()
 
 
 def _ids_by_row(name: str, column: Column) -> tuple[np.ndarray, np.ndarray]:
