@@ -10,7 +10,7 @@ import torch
 from monolith.errors import InvalidArgumentError
 from monolith.features.ragged import Ragged
 
-__all__ = ["Batch", "Column", "column_of", "num_rows"]
+__all__ = ["Batch", "Column", "column_of", "nearest_column", "num_rows"]
 
 Column = torch.Tensor | Ragged
 """Rows of one column: a tensor [rows, ...], or `Ragged` with as many rows."""
@@ -48,11 +48,20 @@ def column_of(batch: Mapping[str, Column], name: str) -> Column:
     try:
         column = batch[name]
     except KeyError:
-        near = difflib.get_close_matches(name, list(batch), n=1)
-        known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, batch)) or 'no columns'}"
-        raise InvalidArgumentError(f"batch[{name!r}]: there is no such column; {known}") from None
+        raise InvalidArgumentError(f"batch[{name!r}]: there is no such column; {nearest_column(batch, name)}") from None
     if isinstance(column, Ragged) or (isinstance(column, torch.Tensor) and column.ndim > 0):
         return column
     raise InvalidArgumentError(
         f"batch[{name!r}]: expected a tensor [rows, ...] or a Ragged, got {getattr(column, 'shape', type(column).__name__)}"
     )
+
+
+def nearest_column(batch: Mapping[str, object], name: str) -> str:
+    """For an error about a column that is not there: the name that may have been meant, or all there are.
+
+    Example:
+        >>> nearest_column({"user": torch.tensor([1, 2])}, "uesr")
+        "did you mean 'user'?"
+    """
+    near = difflib.get_close_matches(name, list(batch), n=1)
+    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, batch)) or 'no columns'}"

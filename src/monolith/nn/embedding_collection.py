@@ -103,13 +103,14 @@ class EmbeddingCollection(nn.Module):
         self._pending, self._collected = [], 0
 
     def take_gradients(self, step: int) -> list[Gradient]:
-        """Hand over the collected gradients, with the learning rates of global step `step`, and forget them.
+        """Hand over the collected gradients, with the learning rates of global step `step`, and count the step.
 
         For those who apply them to `store` themselves, elsewhere or later.
         """
         rates = {table.config.name: table.learning_rates(step) for table in self.declaration.tables}
         taken = [replace(gradient, learning_rates=rates[gradient.bags.table]) for gradient in self._pending]
         self.discard_gradients()
+        self.steps.fill_(step + 1)
         return taken
 
     def step(self, step: int | None = None, *, event_time: int = 0) -> None:
@@ -120,7 +121,6 @@ class EmbeddingCollection(nn.Module):
         """
         now = int(self.steps) if step is None else step
         self.store.apply(self.take_gradients(now), step=now, event_time=event_time)
-        self.steps.fill_(now + 1)
 
     def extra_repr(self) -> str:
         """Features and where their rows are, for `repr`."""

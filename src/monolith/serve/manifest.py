@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 from monolith.config import Config
 from monolith.errors import ConfigError, CorruptFileError, StorageError
+from monolith.table.store_folder import sync_to_disk
 
 __all__ = ["FORMAT_VERSION", "Manifest", "read_manifest", "write_manifest"]
 
@@ -49,7 +49,7 @@ def write_manifest(folder: Path) -> Manifest:
     target = folder / NAME
     target.write_text(manifest.model_dump_json(indent=1))
     for path in (*paths, target, *(path for path in folder.rglob("*") if path.is_dir()), folder):
-        _sync(path)
+        sync_to_disk(path)
     return manifest
 
 
@@ -98,11 +98,3 @@ def _entry(path: Path) -> FileEntry:
 def _checksum(files: dict[str, FileEntry]) -> str:
     lines = (f"{name} {entry.bytes} {entry.sha256}\n" for name, entry in sorted(files.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,7 +16,7 @@ from monolith.table.admission import AdmissionFilter
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable
 
-__all__ = ["StoreIndex", "read_store", "write_store"]
+__all__ = ["StoreIndex", "read_store", "sync_to_disk", "write_store"]
 
 INDEX = "store.json"
 
@@ -44,7 +44,7 @@ def write_store(tables: Mapping[str, EmbeddingTable], folder: str | os.PathLike[
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        _sync_folder(target.parent)
+        sync_to_disk(target.parent)
     except StorageError:
         raise
     except OSError as error:
@@ -75,7 +75,7 @@ def _write_files(tables: Mapping[str, EmbeddingTable], folder: Path) -> None:
         file.write(StoreIndex(tables=tuple(tables), admission=filtered).model_dump_json())
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(folder)
+    sync_to_disk(folder)
 
 
 def _read_index(folder: Path) -> StoreIndex:
@@ -125,8 +125,15 @@ def _file(table: str, ending: str) -> str:
     return f"{quote(table, safe=' ')}.{ending}"
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_to_disk(path: Path) -> None:
+    """Return when what was written to a file, or the names in a folder, would survive a power cut.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sync_to_disk(Path(folder))
+    """
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
@@ -13,6 +12,7 @@ from torch.nn import functional
 
 from monolith.config import Config, Positive
 from monolith.errors import InvalidArgumentError
+from monolith.features.batch import nearest_column
 from monolith.nn import correct_logits
 
 __all__ = ["Head", "column", "heads_of", "logits_by_head", "total_loss"]
@@ -193,9 +193,7 @@ def column(batch: Mapping[str, object], name: str, wanted_by: str) -> Tensor:
         monolith.errors.InvalidArgumentError: head 'ctr', label: the batch has no column 'lable'; did you mean 'label'?
     """
     if name not in batch:
-        near = difflib.get_close_matches(name, batch, n=1)
-        known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, batch)) or 'none'}"
-        raise InvalidArgumentError(f"{wanted_by}: the batch has no column {name!r}; {known}")
+        raise InvalidArgumentError(f"{wanted_by}: the batch has no column {name!r}; {nearest_column(batch, name)}")
     value = batch[name]
     if not isinstance(value, torch.Tensor):
         raise InvalidArgumentError(f"{wanted_by}: column {name!r} must be a tensor, got {type(value).__name__}")

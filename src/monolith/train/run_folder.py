@@ -13,6 +13,7 @@ from pathlib import Path
 
 from monolith.errors import CorruptFileError, StorageError
 from monolith.table.store import Store
+from monolith.table.store_folder import sync_to_disk
 from monolith.train.state_file import State, load_state, save_state
 
 __all__ = ["RunFolder"]
@@ -81,20 +82,12 @@ class RunFolder:
         earlier = sorted(self._root.glob("save-*"))
         target = self._root / f"save-{int(earlier[-1].name[5:]) + 1 if earlier else 0:08}"
         for path in temporary.iterdir():
-            _sync(path)
+            sync_to_disk(path)
         temporary.replace(target)
         pointer = self._root / ".latest"
         pointer.write_text(target.name)
-        _sync(pointer)
+        sync_to_disk(pointer)
         pointer.replace(self._root / "latest")
-        _sync(self._root)
+        sync_to_disk(self._root)
         for folder in earlier:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

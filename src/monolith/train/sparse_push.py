@@ -39,11 +39,8 @@ class SparsePush:
             for collection in self._collections:
                 collection.step(step, event_time=event_time)
             return
-        self._kept = []
-        for collection in self._collections:
-            # A schedule is asked for the step the gradient belongs to, not for the one in which it is applied.
-            self._kept.append((collection.store, collection.take_gradients(step), step, event_time))
-            collection.steps.fill_(step + 1)
+        # A schedule is asked for the step the gradient belongs to, not for the one in which it is applied.
+        self._kept = [(c.store, c.take_gradients(step), step, event_time) for c in self._collections]
 
     def start(self) -> None:
         """The forward pass is done: begin to apply what was kept."""

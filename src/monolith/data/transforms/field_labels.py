@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from monolith.config import Config, Finite
 from monolith.data.sources.record_file import INVALID_LABEL
 from monolith.data.transforms.filters import numbers_of
-from monolith.data.transforms.labels import label_matrix, labels_shape
+from monolith.data.transforms.labels import label_matrix, labels_shape, labels_up_to
 from monolith.data.transforms.sampling import leading_action
 from monolith.data.transforms.text import texts_of
 from monolith.errors import InvalidArgumentError
@@ -69,7 +69,7 @@ class MultiLabelGen(Config):
     def __call__(self, batch: Batch) -> Batch:
         """The batch transformed; the one given is not changed."""
         places = self._places(batch)
-        values = label_matrix(batch, self.label)[:, 0] if self.use_origin_label else self._by_action(batch)
+        values = labels_up_to(batch, self.label, 0)[:, 0].float() if self.use_origin_label else self._by_action(batch)
         tasks = self.task_num or max(self.head_to_index.values()) + 1
         here = places.unsqueeze(1) == torch.arange(tasks)
         return {**batch, self.label: torch.where(here, values.unsqueeze(1), INVALID_LABEL)}

@@ -25,6 +25,7 @@ __all__ = [
     "TaskLabel",
     "label_matrix",
     "labels_shape",
+    "labels_up_to",
 ]
 
 
@@ -235,6 +236,19 @@ def _normalize(y: torch.Tensor, method: str, value: float) -> torch.Tensor:
             return torch.where(y > 0, torch.pow(y.clamp(min=0), value), 0.0)
         case _:
             return torch.log((y / value + 1).clamp(min=0))
+
+
+def labels_up_to(batch: Batch, name: str, index: int) -> torch.Tensor:
+    """The column `name` as [rows, labels], if every row has a label at `index`.
+
+    Example:
+        >>> labels_up_to({"label": torch.tensor([0, 1])}, "label", 0).tolist()
+        [[0], [1]]
+    """
+    column = column_of(batch, name)
+    if isinstance(column, Ragged) or matrix_of(column).shape[1] <= index:
+        raise InvalidArgumentError(f"batch[{name!r}]: expected a label at index {index} of every row")
+    return matrix_of(column)
 
 
 def label_matrix(batch: Batch, name: str) -> torch.Tensor:

@@ -10,12 +10,12 @@ import torch
 from pydantic import Field
 
 from monolith.config import Config, NonNegative
-from monolith.data.transforms.filters import matrix_of, numbers_of
+from monolith.data.transforms.filters import numbers_of
 from monolith.data.transforms.item_pool import ItemPool
+from monolith.data.transforms.labels import labels_up_to
 from monolith.data.transforms.rows import concat_rows, select_rows
 from monolith.data.transforms.sampling import leading_action
 from monolith.data.transforms.seeded import Seeded
-from monolith.errors import InvalidArgumentError
 from monolith.features import Batch, Ragged, num_rows
 from monolith.features.batch import column_of
 
@@ -130,12 +130,7 @@ class NegativeGen(Seeded):
         return positive if self.config.cache_only_pos else torch.ones_like(positive)
 
     def _label(self, batch: Batch) -> torch.Tensor:
-        label = column_of(batch, "label")
-        if isinstance(label, Ragged) or matrix_of(label).shape[1] <= self.config.label_index:
-            raise InvalidArgumentError(
-                f"batch['label']: expected a label at index {self.config.label_index} of every row"
-            )
-        return matrix_of(label)
+        return labels_up_to(batch, "label", self.config.label_index)
 
     def _channels(self, batch: Batch) -> torch.Tensor:
         if self.config.channel is None:

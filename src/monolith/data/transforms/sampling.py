@@ -12,7 +12,8 @@ import torch
 from pydantic import Field
 
 from monolith.config import Config
-from monolith.data.transforms.filters import matrix_of, numbers_of
+from monolith.data.transforms.filters import numbers_of
+from monolith.data.transforms.labels import labels_up_to
 from monolith.data.transforms.rows import repeat, select_rows
 from monolith.data.transforms.seeded import Seeded
 from monolith.errors import ConfigError, InvalidArgumentError
@@ -66,12 +67,8 @@ class NegativeSample(Seeded):
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch transformed; the one given is not changed."""
-        labels = column_of(batch, self._label)
-        if isinstance(labels, Ragged) or matrix_of(labels).shape[1] <= self._label_index:
-            raise InvalidArgumentError(
-                f"batch[{self._label!r}]: expected a label at index {self._label_index} of every row"
-            )
-        negative = matrix_of(labels)[:, self._label_index] < self._threshold
+        labels = labels_up_to(batch, self._label, self._label_index)
+        negative = labels[:, self._label_index] < self._threshold
         drop = torch.full((len(labels),), self._drop_rate, dtype=torch.float64)
         if self._rates:
             action, known = most_prior_action(column_of(batch, self._actions), self._priority)

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from monolith.data.transforms.filters import rows_with
-from monolith.data.transforms.labels import label_matrix, labels_shape
+from monolith.data.transforms.labels import labels_shape, labels_up_to
 from monolith.data.transforms.rows import select_rows
 from monolith.data.transforms.seeded import Seeded
 from monolith.errors import ConfigError
@@ -91,7 +91,7 @@ class SpecialStrategy(Seeded):
         draws = torch.from_numpy(self._rng.random(len(kept)))
         undecided = torch.ones_like(kept)
         relabelled = any(rule.label is not None for rule in self.rules.values())
-        labels = label_matrix(batch, self._label).clone() if relabelled else None
+        labels = labels_up_to(batch, self._label, 0).float().clone() if relabelled else None
         for strategy in self.strategies:
             here = undecided & rows_with(column, (strategy,))
             undecided &= ~here
