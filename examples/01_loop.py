@@ -19,6 +19,7 @@ from monolith.nn import FM, EmbeddingCollection, clip_grad_norm_
 from monolith.table import Adagrad
 
 COLUMNS, DIM = ("user_id", "item_id", "category_id", "tag_ids"), 16
+WORLD = {"users": 5_000, "items": 1_000, "new_items_per_hour": 500, "batch_size": 4096}
 
 
 class ClickModel(nn.Module):
@@ -42,7 +43,7 @@ class ClickModel(nn.Module):
 def main(steps: int) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # layers this small lose more by handing work to threads than they gain
-    stream = ClickStream(ClickStreamConfig(users=20_000, items=5_000, batches=steps))
+    stream = ClickStream(ClickStreamConfig(**WORLD, batches=steps))
     model = ClickModel()
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)  # the rows of ids are not parameters; their table trains them
     auc, best = AUC(), AUC()
@@ -68,5 +69,5 @@ def main(steps: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=1000, help="batches of 2,048 impressions")
+    parser.add_argument("--steps", type=int, default=500, help="batches of 4,096 impressions")
     main(parser.parse_args().steps)

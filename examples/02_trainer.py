@@ -19,6 +19,7 @@ from monolith.train import Estimator, Head, RunConfig
 from monolith.train.hooks import ProgressHook, rich_lines
 
 COLUMNS, DIM = ("user_id", "item_id", "category_id", "tag_ids"), 16
+WORLD = {"users": 5_000, "items": 1_000, "new_items_per_hour": 500, "batch_size": 4096}
 
 
 class ClickModel(nn.Module):
@@ -43,7 +44,7 @@ class ClickModel(nn.Module):
 
 def main(steps: int, model_dir: Path) -> bool:
     torch.set_num_threads(1)  # layers this small lose more by handing work to threads than they gain
-    stream = ClickStream(ClickStreamConfig(users=20_000, items=5_000))
+    stream = ClickStream(ClickStreamConfig(**WORLD))
     estimator = Estimator(ClickModel(), RunConfig(model_dir=str(model_dir), seed=0, event_time="event_time"))
     console = Console(highlight=False)
     step = estimator.train(stream, steps=steps, hooks=[ProgressHook(rich_lines(console), every_steps=100)])
@@ -64,7 +65,7 @@ def main(steps: int, model_dir: Path) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=1000, help="batches of 2,048 impressions")
+    parser.add_argument("--steps", type=int, default=500, help="batches of 4,096 impressions")
     parser.add_argument("--model-dir", type=Path, default=Path("build/examples/02_trainer"), help="continued next time")
     arguments = parser.parse_args()
     sys.exit(0 if main(arguments.steps, arguments.model_dir) else 1)

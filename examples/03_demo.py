@@ -24,6 +24,7 @@ from monolith.train import Estimator, Head, StepResult, Trainer
 from monolith.train.hooks import Hook, ProgressHook, ProgressReport
 
 COLUMNS, DIM, REPORTS = ("user_id", "item_id", "category_id", "tag_ids"), 16, 20
+WORLD = {"users": 5_000, "items": 1_000, "new_items_per_hour": 500, "batch_size": 4096}
 
 
 class ClickModel(nn.Module):
@@ -94,7 +95,7 @@ def offers_of_busiest_users(batches: list[Batch], predictor: Predictor) -> list[
 def main(steps: int, folder: Path) -> bool:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # layers this small lose more by handing work to threads than they gain
-    stream = ClickStream(ClickStreamConfig(users=20_000, items=5_000, batches=steps))
+    stream = ClickStream(ClickStreamConfig(**WORLD, batches=steps))
     estimator, console, every = (
         Estimator(ClickModel()),
         Console(highlight=False, soft_wrap=True),
@@ -134,7 +135,7 @@ def summary(last: Point) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=2000, help="batches of 2,048 impressions")
+    parser.add_argument("--steps", type=int, default=1000, help="batches of 4,096 impressions")
     parser.add_argument("--folder", type=Path, default=Path("build/demo"), help="where export and report go")
     arguments = parser.parse_args()
     sys.exit(0 if main(arguments.steps, arguments.folder) else 1)

@@ -47,13 +47,13 @@ def test_the_plain_loop_learns_from_arriving_ids() -> None:
 def test_the_trainer_continues_and_its_export_agrees(tmp_path: Path) -> None:
     for steps in (20, 40):
         out = run("02_trainer.py", "--steps", "20", "--model-dir", str(tmp_path))
-        assert f"step {steps}, on the next 20,480 events" in out
+        assert f"step {steps}, on the next 40,960 events" in out
         assert "its predictions are equal" in out
     assert 0.5 < float(re.findall(r"gauc +([\d.]+)", out)[0]) < 1
 
 
 def test_the_demo_beats_popularity_and_writes_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
-    out = run("03_demo.py", "--steps", "200", "--folder", str(tmp_path))
+    out = run("03_demo.py", "--steps", "100", "--folder", str(tmp_path))
     assert "\x1b" not in out, "plain when it is not a terminal"
     auc, popularity, best = map(
         float, re.findall(r"AUC +([\d.]+) .*popularity ([\d.]+), best possible ([\d.]+)", out)[0]
