@@ -1,17 +1,85 @@
-"""Monolith for PyTorch: recommendation models on ids that never collide, trained in place."""
+"""Monolith for PyTorch: recommendation models on ids that never collide, trained in place.
 
-from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError, MonolithError, StorageError
+The names here are those one meets first; the rest is in `monolith.data`, `features`, `metrics`, `nn`, `optim`, `serve`, `table`
+and `train`.
+
+Example:
+    >>> import torch
+    >>> from monolith import EmbeddingCollection, Feature
+    >>> embeddings = EmbeddingCollection([Feature(name="user", dim=4), Feature(name="item", dim=8)])
+    >>> batch = {"user": torch.tensor([7, -1]), "item": torch.tensor([2**60, 3])}
+    >>> {name: list(vectors.shape) for name, vectors in embeddings(batch).items()}
+    {'user': [2, 4], 'item': [2, 8]}
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from monolith.errors import (
+    ConfigError,
+    CorruptFileError,
+    DivergedError,
+    InvalidArgumentError,
+    MonolithError,
+    SchemaError,
+    StorageError,
+)
 from monolith.table import EmbeddingTable, Segment, TableConfig, num_threads, set_num_threads
+
+if TYPE_CHECKING:
+    from monolith.features import Feature, Ragged
+    from monolith.nn import EmbeddingCollection, clip_grad_norm_
+    from monolith.serve import Predictor, load
+    from monolith.train import Estimator, Head, RunConfig, Trainer
 
 __all__ = [
     "ConfigError",
     "CorruptFileError",
+    "DivergedError",
+    "EmbeddingCollection",
     "EmbeddingTable",
+    "Estimator",
+    "Feature",
+    "Head",
     "InvalidArgumentError",
     "MonolithError",
+    "Predictor",
+    "Ragged",
+    "RunConfig",
+    "SchemaError",
     "Segment",
     "StorageError",
     "TableConfig",
+    "Trainer",
+    "clip_grad_norm_",
+    "load",
     "num_threads",
     "set_num_threads",
 ]
+
+# Loaded when first asked for: who needs a table alone should not wait for data sources and their packages.
+_HOMES = {
+    "EmbeddingCollection": "monolith.nn",
+    "Estimator": "monolith.train",
+    "Feature": "monolith.features",
+    "Head": "monolith.train",
+    "Predictor": "monolith.serve",
+    "Ragged": "monolith.features",
+    "RunConfig": "monolith.train",
+    "Trainer": "monolith.train",
+    "clip_grad_norm_": "monolith.nn",
+    "load": "monolith.serve",
+}
+
+# Not for type checkers: to them it would mean that every name exists.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

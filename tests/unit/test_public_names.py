@@ -7,6 +7,8 @@ import importlib
 import importlib.resources
 import inspect
 import pkgutil
+import subprocess
+import sys
 from types import ModuleType
 
 import pytest
@@ -26,11 +28,46 @@ def modules() -> list[ModuleType]:
 MODULES = {module.__name__: module for module in modules()}
 
 
-PUBLIC = [(module, name) for module in ("monolith", "monolith.table") for name in MODULES[module].__all__]
+# What a package offers, as opposed to what its modules share among themselves.
+PACKAGES = [name for name, module in MODULES.items() if hasattr(module, "__path__") and hasattr(module, "__all__")]
+PUBLIC = [(package, name) for package in PACKAGES for name in MODULES[package].__all__]
 
 
 def test_the_top_level_stays_small_enough_to_read() -> None:
     assert 10 <= len(monolith.__all__) <= 25
+
+
+def test_every_package_offers_names() -> None:
+    needed = (
+        "cli",
+        "data",
+        "data.transforms",
+        "features",
+        "metrics",
+        "nn",
+        "optim",
+        "serve",
+        "table",
+        "train",
+        "train.hooks",
+    )
+    assert {f"monolith.{name}" for name in needed} <= set(PACKAGES)
+
+
+def test_names_that_are_loaded_when_asked_for_are_those_of_their_home() -> None:
+    script = (
+        "import monolith, sys\n"
+        "assert set(monolith.__all__) <= set(dir(monolith))\n"
+        "assert 'monolith.train' not in sys.modules, 'train came with the package'\n"
+        "for name, home in monolith._HOMES.items():\n"
+        "    assert getattr(monolith, name) is getattr(sys.modules[home], name), name\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=300)
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'monolith' has no attribute 'Estimater'"):
+        monolith.Estimater  # type: ignore[attr-defined] # noqa: B018
 
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC)
