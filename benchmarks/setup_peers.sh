@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what `run.py` compares against, each in its own environment under .venv-bench, and builds the memory limit.
+# Installs what `run.py` and `end_to_end.py` compare against, each in its own environment under .venv-bench, and builds the
+# memory limit.
 # A peer that cannot be installed is reported here and skipped there. Run again to retry; what is there is kept.
 set -u
 cd "$(dirname "$0")/.."
@@ -20,6 +21,13 @@ tfra() {
     "$1" -m pip install -q --no-deps tensorflow-recommenders-addons==0.8.1
 }
 tfra_import="import os; os.environ['TF_USE_LEGACY_KERAS'] = '1'; import tensorflow_recommenders_addons"
+
+# TorchRec asks for "fbgemm-gpu", which is the CUDA build; the CPU build of the same release is enough.
+torchrec() {
+  fbgemm "$1" && "$1" -m pip install -q pyarrow tensordict torchmetrics==1.0.3 tqdm pyre-extensions &&
+    "$1" -m pip install -q --no-deps torchrec==1.8.0
+}
+torchrec_import="import pyarrow; from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection"
 
 peer() {
   local name=$1 test=$2 bin=$base/$1/bin/python
@@ -47,3 +55,4 @@ limit() {
 limit
 peer fbgemm "$fbgemm_import"
 peer tfra "$tfra_import"
+peer torchrec "$torchrec_import"

@@ -53,6 +53,11 @@ def run(peer: Peer, data: workload.Workload, request: dict[str, Any]) -> dict[st
 
 
 def serve(config: dict[str, Any], answer: Any) -> None:  # noqa: ANN401
+    if config["job"] == "end_to_end":
+        import click_worker  # needs PyTorch, which not every peer has
+
+        click_worker.serve(config, answer)
+        return
     spec = spec_named(config["peer"])
     directory, dim, threads = Path(config["workload"]), config["dim"], config["threads"]
     if config["job"] == "growth":

@@ -1,0 +1,74 @@
+"""The child process of one side of the end-to-end contest; `worker.py` hands over to it."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from click_models import DenseWork
+
+
+class ClickTrainer(Protocol):
+    """One side: a model, its tables with a row for every id, and the data. Reading goes on where the last call stopped."""
+
+    versions: dict[str, str]
+
+    def __init__(self, model: str, towers: str, folder: Path, threads: int) -> None: ...
+    def losses(self, batches: int) -> list[float]:
+        """Train on the next batches and return the loss of each."""
+
+    def train(self, batches: int) -> None:
+        """Train on the next batches, as fast as it goes."""
+
+    def phases(self, batches: int) -> dict[str, float]:
+        """Train on the next batches one part of a step at a time; seconds by part."""
+
+
+def timed(work: Callable[[], object]) -> dict[str, float]:
+    gc.collect()
+    gc.disable()
+    start, worked = time.perf_counter(), time.process_time()
+    work()
+    seconds, worked = time.perf_counter() - start, time.process_time() - worked
+    gc.enable()
+    return {"seconds": seconds, "cpu_seconds": worked}
+
+
+def serve(config: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:
+    module = importlib.import_module(f"peers.{config['module']}")
+    trainer: type[ClickTrainer] = getattr(module, config["trainer"])
+    side = trainer(config["model"], config["towers"], Path(config["folder"]), config["threads"])
+    dense = DenseWork(config["model"], config["towers"])
+    answer({"ready": True, "versions": side.versions})
+    for line in sys.stdin:
+        request = json.loads(line)
+        count = request["batches"]
+        match request["command"]:
+            case "losses":
+                answer({"losses": side.losses(count)})
+            case "train":
+                answer(timed(lambda count=count: side.train(count)))
+            case "dense":
+                answer(timed(lambda count=count: [dense.step() for _ in range(count)]))
+            case "phases":
+                answer({"phases": side.phases(count)})
+
+
+class Phases:
+    """A stopwatch for the parts of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def end(self, part: str) -> None:
+        """What was done since the last call was `part`."""
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
