@@ -7,6 +7,7 @@ import io
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
@@ -37,7 +38,7 @@ def test_an_example_is_at_most_150_lines(path: Path) -> None:
 
 
 def test_the_plain_loop_learns_from_arriving_ids() -> None:
-    lines = [line.split() for line in run("01_loop.py", "--steps", "60").splitlines()]
+    lines = [line.split() for line in run("01_loop.py", "--steps", "40").splitlines()]
     rows = [int(line[2].replace(",", "")) for line in lines]
     assert len(rows) == 10
     assert rows == sorted(set(rows)), "every report has more rows than the one before"
@@ -53,7 +54,7 @@ def test_the_trainer_continues_and_its_export_agrees(tmp_path: Path) -> None:
 
 
 def test_the_demo_beats_popularity_and_writes_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
-    out = run("03_demo.py", "--steps", "100", "--folder", str(tmp_path))
+    out = run("03_demo.py", "--steps", "60", "--folder", str(tmp_path))
     assert "\x1b" not in out, "plain when it is not a terminal"
     auc, popularity, best = map(
         float, re.findall(r"AUC +([\d.]+) .*popularity ([\d.]+), best possible ([\d.]+)", out)[0]
@@ -101,9 +102,11 @@ def progress(step: int) -> ProgressReport:
 
 
 @pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("03_demo")
+    threads = torch.get_num_threads()
+    yield importlib.import_module("03_demo")
+    torch.set_num_threads(threads)
 
 
 def test_ffm_learns_and_its_export_agrees() -> None:
