@@ -207,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--movielens", type=Path, help="ratings.csv; the synthetic stream without it")
     parser.add_argument("--events", type=int, default=1_000_000, help="of the synthetic stream")
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--plot", type=Path, default=Path("benchmarks/results/collisions.svg"), help=".svg or .png")
     arguments = parser.parse_args()
@@ -221,8 +221,10 @@ def main() -> None:
             events = movielens(arguments.movielens) if arguments.movielens else synthetic(seed, arguments.events)
             best.append(events.best)
             for case, lost in CASES.items():
-                runs[case].append(run(events, lost, seed=seed, epochs=arguments.epochs))
+                done = run(events, lost, seed=seed, epochs=arguments.epochs)
+                runs[case].append(done)
                 bar.advance(under_way)
+                console.print(f"seed {seed}  {case:<26}", *(f"{auc:.4f}" for auc in done.aucs))
     name = "MovieLens" if arguments.movielens else "Synthetic stream"
     console.print(
         f"{name}, {len(events.labels):,} events, {arguments.epochs} epochs, {arguments.seeds} seeds", markup=False
