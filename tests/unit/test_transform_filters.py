@@ -125,6 +125,11 @@ def test_an_integer_column_is_not_compared_by_truncation() -> None:
     assert FilterByValue(column="x", op="in", operand=(0.5, 1))(batch)["x"].tolist() == [1]
 
 
+def test_a_float_beside_large_ids_does_not_make_them_equal() -> None:
+    batch = {"x": torch.tensor([2**24, 2**24 + 1])}
+    assert FilterByValue(column="x", op="in", operand=(0.5, 2**24))(batch)["x"].tolist() == [2**24]
+
+
 def test_select_rows_and_concat_rows_against_lists(batch: Batch) -> None:
     rng, rows = np.random.default_rng(1), to_rows(batch)
     order = torch.from_numpy(rng.integers(max(len(rows), 1), size=2 * len(rows)))
