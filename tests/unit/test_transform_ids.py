@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batch_rows import random_batch, to_rows
-from monolith.data.transforms import FeatureCombine, FidMask, MapId, SwitchSlot, combine_ids
+from monolith.data.transforms import FeatureCombine, FidMask, LogBucketFid, MapId, SwitchSlot, combine_ids
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features import Batch, Ragged
 
@@ -96,3 +97,24 @@ def test_what_does_not_fit_is_refused() -> None:
         SwitchSlot(slots={"a": 1024}, fid_version=1)({"a": torch.tensor([1])})
     with pytest.raises(InvalidArgumentError, match="no such column"):
         FeatureCombine(left="a", right="b", out="c", slot=1)({"a": torch.tensor([1])})
+
+
+FLOAT32 = st.floats(-(2.0**40), 2.0**40, width=32)
+
+
+@given(st.lists(FLOAT32))
+def test_log_buckets_against_exact_numbers(values: list[float]) -> None:
+    values += [0.0, 1.0, -3.0, 2.0**30, float(np.nextafter(np.float32(1), np.float32(0)))]
+    expected = [7 << 48 | int(abs(Fraction(value)) + 1).bit_length() - 1 for value in values]
+    column = torch.tensor(values, dtype=torch.float32)
+    ragged = Ragged(column, torch.tensor([0, 2, 2, len(values)]))
+    out = LogBucketFid(slots={"dense": 7, "ragged": 7})({"dense": column, "ragged": ragged, "more": column})
+    assert out["dense"].tolist() == expected
+    assert out["ragged"].values.tolist() == expected
+    assert out["more"] is column
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_without_a_bucket_are_refused(value: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="signature"):
+        LogBucketFid(slots={"x": 1})({"x": torch.tensor([1.0, value])})

@@ -6,7 +6,7 @@ Filters keep rows, labels and ids are changed, negatives made or dropped; `Compo
 
 from monolith.data.transforms.compose import Compose, LogicalOr, Transformed
 from monolith.data.transforms.expression import FilterByExpression
-from monolith.data.transforms.features import FeatureCombine, FidMask, MapId, SwitchSlot, combine_ids
+from monolith.data.transforms.features import FeatureCombine, FidMask, LogBucketFid, MapId, SwitchSlot, combine_ids
 from monolith.data.transforms.field_labels import FillMultiRankOutput, MultiLabelGen, UseFieldAsLabel
 from monolith.data.transforms.filters import FilterByAction, FilterByFid, FilterByLabel, FilterByValue, RowFilter
 from monolith.data.transforms.item_pool import ItemPool
@@ -42,6 +42,7 @@ __all__ = [
     "ItemPool",
     "LabelNormalization",
     "LabelUpperBound",
+    "LogBucketFid",
     "LogicalOr",
     "MapId",
     "MultiLabelGen",

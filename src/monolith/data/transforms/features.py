@@ -15,7 +15,7 @@ from monolith.features import Batch, Column, FidLayout, Ragged, fid_v1, fid_v2
 from monolith.features.batch import column_of
 from monolith.table.arrays import id_array
 
-__all__ = ["FeatureCombine", "FidMask", "MapId", "SwitchSlot", "combine_ids"]
+__all__ = ["FeatureCombine", "FidMask", "LogBucketFid", "MapId", "SwitchSlot", "combine_ids"]
 
 Slot = Annotated[int, Field(ge=0, lt=32768)]
 
@@ -132,6 +132,30 @@ class MapId(Config):
         return torch.where(old[place] == values, new[place], torch.tensor(self.default))
 
 
+class LogBucketFid(Config):
+    """Numbers v of some columns as fids v2 with the signature floor(log2(|v| + 1)): one id for each order of magnitude.
+
+    Example:
+        >>> batch = LogBucketFid(slots={"price": 9})({"price": torch.tensor([0.0, 1.0, -7.5])})
+        >>> fid_v2.slot_of(batch["price"]).tolist(), fid_v2.signature_of(batch["price"]).tolist()
+        ([9, 9, 9], [0, 1, 3])
+    """
+
+    slots: dict[str, Slot]
+    """The slot of each column's ids; columns are tensors or `Ragged`."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        buckets: Batch = {}
+        for name, slot in self.slots.items():
+            column = column_of(batch, name)
+            if isinstance(column, Ragged):
+                buckets[name] = Ragged(_log_bucket(column.values, slot), column.row_splits)
+            else:
+                buckets[name] = _log_bucket(column, slot)
+        return {**batch, **buckets}
+
+
 class FidMask(Config):
     """A new column that says which rows have the id `fid` in `column`: bool [rows].
 
@@ -150,6 +174,11 @@ class FidMask(Config):
     def __call__(self, batch: Batch) -> Batch:
         """The batch transformed; the one given is not changed."""
         return {**batch, self.out: rows_with(column_of(batch, self.column), (self.fid,))}
+
+
+def _log_bucket(values: torch.Tensor, slot: int) -> torch.Tensor:
+    # In float64: its logarithm is exact at powers of two, where the buckets begin.
+    return fid_v2.make(slot, torch.log2(values.double().abs() + 1).long())
 
 
 def _layout(version: int) -> FidLayout:
