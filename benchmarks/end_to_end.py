@@ -29,6 +29,7 @@ import torch
 
 import machine
 from click_models import BATCH, DATA_FILE, GROUP, IDS, IDS_FILE, MODELS, ROWS, TOWERS
+from click_worker import CLOCKS
 from contestants import PeerFailedError, PeerUnavailableError, start_job
 from monolith.data.synthetic import CriteoLike, CriteoLikeConfig, write_parquet
 from monolith.data.synthetic.generated import mix48
@@ -207,6 +208,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=words, default=["1", "2"])
     parser.add_argument("--peers", type=words, default=[side.name for side in SIDES if side.name != OURS])
     parser.add_argument("--rounds", type=int, default=7, help="turns of every side; at least 7 for a claim")
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="cpu: of the process, for 1 thread on a machine that is not idle",
+    )
     parser.add_argument("--data", type=Path, help="folder to keep the examples in for the next run")
     parser.add_argument("--json", type=Path, help="where to write the results")
     return parser.parse_args()
@@ -227,7 +234,7 @@ def main() -> None:
             for towers in options.towers:
                 for threads in map(int, options.threads):
                     progress(f"{model}, {towers} towers, {threads} thread(s)")
-                    config = {"model": model, "towers": towers, "folder": str(folder)}
+                    config = {"model": model, "towers": towers, "folder": str(folder), "clock": options.clock}
                     contest = Contest(sides, config, threads, Path(temporary, "logs"))
                     try:
                         contest.check()
