@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 
-from monolith.data.transforms.filters import numbers_of
+from monolith.data.transforms.columns import numbers_of
 from monolith.data.transforms.rows import concat_rows, select_rows
 from monolith.data.transforms.seeded import Seeded
 from monolith.errors import InvalidArgumentError

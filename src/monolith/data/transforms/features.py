@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from monolith.config import Config
-from monolith.data.transforms.filters import matrix_of, rows_with
+from monolith.data.transforms.columns import matrix_of, rows_with
 from monolith.data.transforms.rows import repeat
 from monolith.features import Batch, Column, FidLayout, Ragged, fid_v1, fid_v2
 from monolith.features.batch import column_of

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from monolith.config import Config, Finite, Positive
 from monolith.data.sources.record_file import INVALID_LABEL
-from monolith.data.transforms.filters import RowFilter, matrix_of, numbers_of, rows_with
+from monolith.data.transforms.columns import matrix_of, numbers_of, rows_with
+from monolith.data.transforms.filters import RowFilter
 from monolith.data.transforms.seeded import Seeded
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features import Batch, Ragged, num_rows
