@@ -10,7 +10,17 @@ from monolith.errors import InvalidArgumentError
 from monolith.features import Batch, Column, Ragged
 from monolith.features.batch import column_of
 
-__all__ = ["any_in_rows", "is_in", "list_tensor", "matrix_of", "numbers_of", "rows_with"]
+__all__ = [
+    "any_in_rows",
+    "is_in",
+    "label_matrix",
+    "labels_shape",
+    "labels_up_to",
+    "list_tensor",
+    "matrix_of",
+    "numbers_of",
+    "rows_with",
+]
 
 Number = int | float
 
@@ -86,3 +96,41 @@ def numbers_of(batch: Batch, name: str) -> torch.Tensor:
         shape = "a Ragged" if isinstance(column, Ragged) else f"shape {list(column.shape)}"
         raise InvalidArgumentError(f"batch[{name!r}]: expected one number per row, got {shape}")
     return column.reshape(len(column))
+
+
+def labels_up_to(batch: Batch, name: str, index: int) -> torch.Tensor:
+    """The column `name` as [rows, labels], if every row has a label at `index`.
+
+    Example:
+        >>> labels_up_to({"label": torch.tensor([0, 1])}, "label", 0).tolist()
+        [[0], [1]]
+    """
+    column = column_of(batch, name)
+    if isinstance(column, Ragged) or matrix_of(column).shape[1] <= index:
+        raise InvalidArgumentError(f"batch[{name!r}]: expected a label at index {index} of every row")
+    return matrix_of(column)
+
+
+def label_matrix(batch: Batch, name: str) -> torch.Tensor:
+    """The column `name`, [rows] or [rows, labels], as float32 [rows, labels].
+
+    Example:
+        >>> label_matrix({"label": torch.tensor([0, 1])}, "label").tolist()
+        [[0.0], [1.0]]
+    """
+    column = column_of(batch, name)
+    if isinstance(column, Ragged) or column.ndim > 2:
+        raise InvalidArgumentError(f"batch[{name!r}]: expected labels [rows] or [rows, labels]")
+    return matrix_of(column).float()
+
+
+def labels_shape(batch: Batch, name: str) -> torch.Size:
+    """The shape that a changed `label_matrix` goes back to.
+
+    Example:
+        >>> list(labels_shape({"label": torch.tensor([0, 1])}, "label"))
+        [2]
+    """
+    column = column_of(batch, name)
+    assert isinstance(column, torch.Tensor)
+    return column.shape

@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 
 from monolith.config import Config, Finite
 from monolith.data.sources.record_file import INVALID_LABEL
-from monolith.data.transforms.columns import numbers_of
-from monolith.data.transforms.labels import label_matrix, labels_shape, labels_up_to
+from monolith.data.transforms.columns import label_matrix, labels_shape, labels_up_to, numbers_of
 from monolith.data.transforms.sampling import leading_action
 from monolith.data.transforms.text import texts_of
 from monolith.errors import InvalidArgumentError

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from monolith.config import Config, Finite, Positive
 from monolith.data.sources.record_file import INVALID_LABEL
-from monolith.data.transforms.columns import matrix_of, numbers_of, rows_with
+from monolith.data.transforms.columns import label_matrix, labels_shape, numbers_of, rows_with
 from monolith.data.transforms.filters import RowFilter
 from monolith.data.transforms.seeded import Seeded
 from monolith.errors import ConfigError, InvalidArgumentError
@@ -24,9 +24,6 @@ __all__ = [
     "LabelUpperBound",
     "ScatterLabel",
     "TaskLabel",
-    "label_matrix",
-    "labels_shape",
-    "labels_up_to",
 ]
 
 
@@ -237,41 +234,3 @@ def _normalize(y: torch.Tensor, method: str, value: float) -> torch.Tensor:
             return torch.where(y > 0, torch.pow(y.clamp(min=0), value), 0.0)
         case _:
             return torch.log((y / value + 1).clamp(min=0))
-
-
-def labels_up_to(batch: Batch, name: str, index: int) -> torch.Tensor:
-    """The column `name` as [rows, labels], if every row has a label at `index`.
-
-    Example:
-        >>> labels_up_to({"label": torch.tensor([0, 1])}, "label", 0).tolist()
-        [[0], [1]]
-    """
-    column = column_of(batch, name)
-    if isinstance(column, Ragged) or matrix_of(column).shape[1] <= index:
-        raise InvalidArgumentError(f"batch[{name!r}]: expected a label at index {index} of every row")
-    return matrix_of(column)
-
-
-def label_matrix(batch: Batch, name: str) -> torch.Tensor:
-    """The column `name`, [rows] or [rows, labels], as float32 [rows, labels].
-
-    Example:
-        >>> label_matrix({"label": torch.tensor([0, 1])}, "label").tolist()
-        [[0.0], [1.0]]
-    """
-    column = column_of(batch, name)
-    if isinstance(column, Ragged) or column.ndim > 2:
-        raise InvalidArgumentError(f"batch[{name!r}]: expected labels [rows] or [rows, labels]")
-    return matrix_of(column).float()
-
-
-def labels_shape(batch: Batch, name: str) -> torch.Size:
-    """The shape that a changed `label_matrix` goes back to.
-
-    Example:
-        >>> list(labels_shape({"label": torch.tensor([0, 1])}, "label"))
-        [2]
-    """
-    column = column_of(batch, name)
-    assert isinstance(column, torch.Tensor)
-    return column.shape

@@ -10,9 +10,8 @@ import torch
 from pydantic import Field
 
 from monolith.config import Config, NonNegative
-from monolith.data.transforms.columns import numbers_of
+from monolith.data.transforms.columns import labels_up_to, numbers_of
 from monolith.data.transforms.item_pool import ItemPool
-from monolith.data.transforms.labels import labels_up_to
 from monolith.data.transforms.rows import concat_rows, select_rows
 from monolith.data.transforms.sampling import leading_action
 from monolith.data.transforms.seeded import Seeded

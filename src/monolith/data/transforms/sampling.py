@@ -12,8 +12,7 @@ import torch
 from pydantic import Field
 
 from monolith.config import Config
-from monolith.data.transforms.columns import numbers_of
-from monolith.data.transforms.labels import labels_up_to
+from monolith.data.transforms.columns import labels_up_to, numbers_of
 from monolith.data.transforms.rows import repeat, select_rows
 from monolith.data.transforms.seeded import Seeded
 from monolith.errors import ConfigError, InvalidArgumentError

@@ -8,8 +8,7 @@ from typing import Self
 
 import torch
 
-from monolith.data.transforms.columns import rows_with
-from monolith.data.transforms.labels import labels_shape, labels_up_to
+from monolith.data.transforms.columns import labels_shape, labels_up_to, rows_with
 from monolith.data.transforms.rows import select_rows
 from monolith.data.transforms.seeded import Seeded
 from monolith.errors import ConfigError
