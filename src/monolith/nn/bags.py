@@ -131,10 +131,11 @@ def _feature_bags(feature: Feature, table: TableDeclaration, batch: Mapping[str,
 def _stacked(members: Sequence[FeatureBags]) -> FeatureBags:
     """The bags of several features, row by row instead of feature by feature."""
     rows, count = len(members[0].row_splits) - 1, len(members)
-    ids = np.concatenate([member.ids for member in members])
+    by_feature = [member.ids for member in members]
     if all(member.row_splits is _even_splits(rows, 1) for member in members):
-        ids, bag_splits = ids.reshape(count, rows).T.reshape(-1), _even_splits(rows * count, 1)
+        ids, bag_splits = np.stack(by_feature, axis=1).reshape(-1), _even_splits(rows * count, 1)
     else:
+        ids = np.concatenate(by_feature)
         lengths = np.stack([np.diff(member.row_splits) for member in members], axis=1).reshape(-1)
         begins = np.cumsum([0, *(len(member.ids) for member in members[:-1])])
         begins = np.stack([m.row_splits[:-1] + begin for m, begin in zip(members, begins, strict=True)], axis=1)
