@@ -20,7 +20,8 @@ def show(answer: Mapping[str, object], *, as_json: bool, title: str | None = Non
         return
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in _flat(answer):
-        table.add_row(name, _text(value))
+        # A version is a name made of digits, not an amount.
+        table.add_row(name, str(value) if name == "version" else _text(value))
     console.print(table)
 
 
