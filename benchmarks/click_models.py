@@ -92,7 +92,8 @@ def dense_optimizer(module: nn.Module) -> torch.optim.Optimizer:
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    return binary_cross_entropy_with_logits(logits, labels)
+    # A sum: with a mean the first steps of an id would be too small to show in the losses that are compared.
+    return binary_cross_entropy_with_logits(logits, labels, reduction="sum")
 
 
 class DenseWork:

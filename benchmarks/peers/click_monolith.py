@@ -79,7 +79,7 @@ class MonolithTrainer:
         self._model = ClickModel(model, towers)
         self._dense = dense_optimizer(self._model)
         # Peers do not clip either.
-        self._config, self._heads = RunConfig(clip_norm=None), [Head(reduction="mean")]
+        self._config, self._heads = RunConfig(clip_norm=None), [Head(reduction="sum")]
         self._trainer = Trainer(self._model, self._dense, heads=self._heads, config=self._config)
         # Peers have a row for every id from the start.
         store = self._model.embeddings.store
