@@ -1,4 +1,4 @@
-// Table: construction, reads, scans and bookkeeping. Writes are in table_update.cc.
+// Table: construction, reads, scans and bookkeeping. Writes are in table_apply.cc and table_update.cc.
 #include "monolith/table.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 // Fewer ids than this per thread are not worth waking another thread for.
 constexpr std::size_t kIdsPerThread = 4096;
 
-// Ids of one pass through the gate: a writer waits for it, so it takes well under a millisecond.
+// About how many ids pass through the gate at once: a writer waits for them. A bag is never split, a huge one takes longer.
 constexpr std::size_t kLookupPiece = 8192;
 
 SegmentPlan make_plan(const SegmentLayout& layout, Mode mode) {
@@ -64,11 +64,6 @@ void check_batch_size(std::size_t n) {
   if (n > std::numeric_limits<std::uint32_t>::max()) {
     throw InvalidArgument("ids: expected fewer than 2^32 in one call, got " + std::to_string(n) + "; split the batch");
   }
-}
-
-float pooling_factor(Pooling pooling, std::int64_t n) {
-  if (pooling == Pooling::kSum || n == 0) return 1;
-  return pooling == Pooling::kMean ? 1 / static_cast<float>(n) : 1 / std::sqrt(static_cast<float>(n));
 }
 
 Partition& Partition::of_this_thread() {
@@ -132,7 +127,7 @@ Table::Impl::Impl(TableConfig table_config, std::shared_ptr<AdmissionFilter> fil
   }
   if (config.initial_capacity > 0) {
     // Rows, and index slots at the average load of a growing table.
-    constexpr std::uint64_t kIndexBytesPerRow = 28;
+    constexpr std::uint64_t kIndexBytesPerRow = 34;
     const std::uint64_t bytes_per_row = layout.row_bytes + kIndexBytesPerRow;
     if (config.initial_capacity > std::numeric_limits<std::int64_t>::max() / bytes_per_row) throw std::bad_alloc();
     arena.reserve(config.initial_capacity * bytes_per_row);
@@ -185,7 +180,7 @@ void Table::Impl::lookup(std::span<const std::int64_t> ids, std::span<const std:
     const std::int64_t n = row_splits[bag + 1] - row_splits[bag];
     std::fill_n(out, layout.dim, n == 0 ? 0.0f : -0.0f);
     for (std::int64_t i = 0; i < n; ++i, row += layout.dim) kernels->add(out, out, row, layout.dim);
-    if (pooling != Pooling::kSum) kernels->scale(out, pooling_factor(pooling, n), layout.dim);
+    kernels->scale(out, pooling_factor(pooling, n), layout.dim);
   }
 }
 

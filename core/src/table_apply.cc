@@ -203,7 +203,7 @@ class Update {
       // No branch on whether the id is in its first bucket: see kernels/lookup.h.
       const Bucket::Guess guess = bucket->guess(unit.ids[at]);
       std::byte* const row = unit.shards[at]->row(bucket->rows[guess.slot], row_bytes);
-      Table::Impl::prefetch<1>(guess.right ? row : reinterpret_cast<std::byte*>(bucket + 1), row_lines_);
+      fetch(guess.right ? row : reinterpret_cast<const std::byte*>(bucket + 1));
       unit.rows[at] = row;
       unit.unmatched[unit.num_unmatched] = static_cast<std::uint32_t>(at);
       unit.num_unmatched += !guess.right;
@@ -224,7 +224,7 @@ class Update {
       const auto found = impl_.upsert(shard, id, hash, options_.event_time, [&] { return impl_.admits(id, unit.counts[at]); });
       unit.rows[at] = found.row;
       refused |= found.row == nullptr;
-      if (found.existed) Table::Impl::prefetch<1>(found.row, row_lines_);
+      if (found.existed) fetch(found.row);
     }
     if (!refused) return;
     std::size_t kept = 0;
@@ -250,6 +250,10 @@ class Update {
                           options_.snapshot != nullptr ? unit.snapshots.data() + first : nullptr,
                           unit.rounding_keys.data() + first, n);
     }
+  }
+
+  void fetch(const std::byte* row) const noexcept {
+    for (std::uint32_t line = 0; line < row_lines_; ++line) __builtin_prefetch(row + line * 64, 1);
   }
 
   Table::Impl& impl_;

@@ -65,17 +65,13 @@ struct Table::Impl {
   std::vector<std::unique_ptr<Shard>> shards;
   mutable WriteGate gate;
   std::atomic<std::uint32_t> max_event_time{0};
-  std::atomic<std::uint32_t> updates{0};  // gradient calls so far; part of the state, see StepContext::update
+  std::atomic<std::uint32_t> updates{0};  // gradient calls so far; part of the state: stochastic rounding must not repeat its draws
   std::unique_ptr<std::atomic<float>[]> hashnet_scales;
   std::vector<std::uint64_t> slot_expiry;  // by fid v2 slot; empty when all are the default
 
   std::uint64_t id_key(std::uint64_t hash) const noexcept { return hash_id(static_cast<std::int64_t>(hash ^ table_key)); }
   float hashnet_scale(std::size_t segment) const noexcept { return hashnet_scales[segment].load(std::memory_order_relaxed); }
 
-  template <int kWrite>
-  static void prefetch(const std::byte* row, std::uint32_t lines) noexcept {
-    for (std::uint32_t i = 0; i < lines; ++i) __builtin_prefetch(row + i * 64, kWrite);
-  }
   // Cache lines that the first `bytes` bytes of a row may touch: rows start anywhere unless their size is whole lines.
   std::uint32_t lines(std::uint32_t bytes) const noexcept { return (bytes + 63) / 64 + (layout.row_bytes % 64 != 0); }
 
@@ -88,33 +84,28 @@ struct Table::Impl {
   // The row of an id, created and initialised if it was not there.
   struct Upsert {
     std::byte* row;
-    ShardIndex::Slot slot;
     bool existed;
   };
   // The shard must be locked. `admit` decides about an id that is not there; row is null if it says no. With kInit false the
   // caller overwrites a new row completely.
   template <bool kInit = true, typename Admit>
   Upsert upsert(Shard& shard, std::int64_t id, std::uint64_t hash, std::uint32_t time, Admit&& admit) {
-    return upsert<kInit>(shard, shard.index.find(id, hash), id, hash, time, admit);
-  }
-  // The same with what find() has said, if nothing was inserted or erased since.
-  template <bool kInit = true, typename Admit>
-  Upsert upsert(Shard& shard, ShardIndex::Slot slot, std::int64_t id, std::uint64_t hash, std::uint32_t time, Admit&& admit) {
-    if (slot) {
+    if (const auto slot = shard.index.find(id, hash)) {
       // Most batches carry the time that is there already; not writing keeps the cache line clean.
       if (slot.time() != time) slot.time() = time;
-      return {shard.rows.at(slot.row()), slot, true};
+      return {shard.rows.at(slot.row()), true};
     }
-    if (!admit()) return {nullptr, {}, false};
+    if (!admit()) return {nullptr, false};
     const std::uint32_t number = shard.rows.allocate();
     std::byte* const row = shard.rows.at(number);
     if constexpr (kInit) initialize(row, hash);
     try {
-      return {row, shard.index.insert(id, hash, number, time), false};
+      shard.index.insert(id, hash, number, time);
     } catch (...) {
       shard.rows.free(number);
       throw;
     }
+    return {row, false};
   }
   bool admits(std::int64_t id, std::uint32_t count) const { return admission == nullptr || admission->admit(id, count); }
 
@@ -152,7 +143,5 @@ struct Table::Impl {
 
 // Throws InvalidArgument: positions inside a call are 32-bit.
 void check_batch_size(std::size_t n);
-// The factor by which the sum over a bag of n ids is multiplied.
-float pooling_factor(Pooling pooling, std::int64_t n);
 
 }  // namespace monolith

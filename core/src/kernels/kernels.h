@@ -51,6 +51,13 @@ struct LookupPlan {
   bool unseen_reads_zeros;
 };
 
+// The factor by which the sum over a bag of n ids is multiplied.
+[[gnu::always_inline]] inline float pooling_factor(Pooling pooling, std::int64_t n) noexcept {
+  if (pooling == Pooling::kSum || n == 0) return 1;
+  const float count = static_cast<float>(n);
+  return 1 / (pooling == Pooling::kMean ? count : __builtin_sqrtf(count));
+}
+
 struct Kernels {
   const char* isa;
   // Writes the initial weights and optimizer state of the id behind `id_key`.

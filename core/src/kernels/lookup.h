@@ -80,11 +80,6 @@ class RowWindow {
   bool here_[kWindow];
 };
 
-inline float pooling_factor(Pooling pooling, std::int64_t n) {
-  const float count = static_cast<float>(n);
-  return pooling == Pooling::kMean ? 1 / count : 1 / __builtin_sqrtf(count);
-}
-
 // Segments of any kind: decoded one after the other.
 void read_row(const LookupPlan& plan, const std::byte* row, std::int64_t id, float* value) {
   if (row == nullptr && plan.unseen_reads_zeros) {
@@ -127,7 +122,7 @@ void lookup_plain(const LookupPlan& plan, const std::int64_t* ids, const std::in
       }
       for (std::uint32_t v = 0; v < kVectors; ++v) sum[v] += *reinterpret_cast<const Vector*>(weights + v * 8);
     }
-    if (pooling != Pooling::kSum && last > first) {
+    if (pooling != Pooling::kSum) {
       const float factor = pooling_factor(pooling, static_cast<std::int64_t>(last - first));
       for (std::uint32_t v = 0; v < kVectors; ++v) sum[v] *= factor;
     }
@@ -149,7 +144,7 @@ void lookup_any(const LookupPlan& plan, const std::int64_t* ids, const std::int6
       read_row(plan, window.next(i), ids[i], i == first ? out : scratch);
       if (i != first) add(out, out, scratch, plan.dim);
     }
-    if (pooling != Pooling::kSum && last > first) {
+    if (pooling != Pooling::kSum) {
       scale(out, pooling_factor(pooling, static_cast<std::int64_t>(last - first)), plan.dim);
     }
   }
