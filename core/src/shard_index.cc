@@ -16,7 +16,7 @@ std::uint64_t block_slots(const Block& block) { return std::uint64_t{Bucket::kSl
 std::uint64_t block_limit(const Block& block) { return block_slots(block) / 4 * 3; }
 
 // Puts an id into the first free slot of its probe sequence. The block must have room.
-ShardIndex::Slot place(Block& block, std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time) noexcept {
+void place(Block& block, std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time) noexcept {
   Bucket* const buckets = block.buckets();
   const std::uint64_t mask = block.mask();
   std::uint64_t i = hash & mask;
@@ -28,7 +28,6 @@ ShardIndex::Slot place(Block& block, std::int64_t id, std::uint64_t hash, std::u
   bucket.rows[slot] = row;
   bucket.times[slot] = time;
   ++block.count;
-  return {&bucket, slot};
 }
 
 // Fills the gap with the bucket's last occupied slot.
@@ -116,14 +115,14 @@ void ShardIndex::publish(Block* block) noexcept {
   for (std::uint64_t i = block->first; i < block->last; ++i) directory_[i] = entry;
 }
 
-ShardIndex::Slot ShardIndex::insert(std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time) {
+void ShardIndex::insert(std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time) {
   Block* block = block_of(view_->entry(hash));
   while (block->count >= block_limit(*block)) {
     grow(block);
     block = block_of(view_->entry(hash));
   }
   size_.fetch_add(1, std::memory_order_relaxed);
-  return place(*block, id, hash, row, time);
+  place(*block, id, hash, row, time);
 }
 
 bool ShardIndex::may_double_directory() const noexcept {

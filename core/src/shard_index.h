@@ -65,7 +65,7 @@ class ShardIndex {
   Slot find(std::int64_t id, std::uint64_t hash) const noexcept { return view_->find(id, hash); }
 
   // Adds an id that is not there. Throws std::bad_alloc, leaving the index as it was.
-  Slot insert(std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time);
+  void insert(std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time);
 
   void erase(Slot slot, std::uint64_t hash) noexcept;
 
