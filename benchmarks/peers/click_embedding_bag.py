@@ -51,7 +51,65 @@ def read(path: Path, *, rows_first: bool = True) -> Iterator[Example]:
                 yield numbers[part], rows[part] if rows_first else rows[:, part], column["label"][part]
 
 
-class EmbeddingBagTrainer:
+class RowsTrainer:
+    """What sides over mapped rows share: a subclass sets the fields, looks up, and takes first-order weights off the rows."""
+
+    _half: nn.Module
+    _first: int
+    _dense: torch.optim.Optimizer
+    _sparse: torch.optim.Optimizer | None
+    """None where backward makes the sparse step, which then cannot be timed apart from it."""
+    _batches: Iterator[Example]
+
+    def _lookup(self, rows: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _split(self, vectors: Tensor) -> list[Tensor]:
+        """First-order weights and vectors of rows that have both."""
+        raise NotImplementedError
+
+    def losses(self, batches: int) -> list[float]:
+        return [float(self._step(*batch)) for batch in itertools.islice(self._batches, batches)]
+
+    def train(self, batches: int) -> None:
+        for batch in itertools.islice(self._batches, batches):
+            self._step(*batch)
+
+    def phases(self, batches: int) -> dict[str, float]:
+        phases = Phases()
+        for numbers, rows, labels in itertools.islice(self._batches, batches):
+            phases.end("read")
+            vectors = self._lookup(rows)
+            phases.end("lookup")
+            self._backward(numbers, vectors, labels)
+            phases.end("forward and backward")
+            self._dense.step()
+            phases.end("dense step")
+            if self._sparse is not None:
+                self._sparse.step()
+                phases.end("sparse step")
+        return phases.seconds
+
+    def _step(self, numbers: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
+        loss = self._backward(numbers, self._lookup(rows), labels)
+        self._dense.step()
+        if self._sparse is not None:
+            self._sparse.step()
+        return loss
+
+    def _backward(self, numbers: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
+        self._dense.zero_grad()
+        if self._sparse is not None:
+            self._sparse.zero_grad()
+        first_order = None
+        if self._first:
+            first_order, vectors = self._split(vectors)
+        loss = loss_of(self._half(numbers, vectors, first_order), labels)
+        loss.backward()
+        return loss.detach()
+
+
+class EmbeddingBagTrainer(RowsTrainer):
     def __init__(self, model: str, towers: str, folder: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         pa.set_cpu_count(threads)
@@ -79,46 +137,12 @@ class EmbeddingBagTrainer:
         """Rows of each bag."""
         return [len(ids)]
 
-    def losses(self, batches: int) -> list[float]:
-        return [float(self._step(*batch)) for batch in itertools.islice(self._batches, batches)]
-
-    def train(self, batches: int) -> None:
-        for batch in itertools.islice(self._batches, batches):
-            self._step(*batch)
-
-    def phases(self, batches: int) -> dict[str, float]:
-        phases = Phases()
-        for numbers, rows, labels in itertools.islice(self._batches, batches):
-            phases.end("read")
-            vectors = self._lookup(rows)
-            phases.end("lookup")
-            self._backward(numbers, vectors, labels)
-            phases.end("forward and backward")
-            self._dense.step()
-            phases.end("dense step")
-            self._sparse.step()
-            phases.end("sparse step")
-        return phases.seconds
-
-    def _step(self, numbers: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
-        loss = self._backward(numbers, self._lookup(rows), labels)
-        self._dense.step()
-        self._sparse.step()
-        return loss
-
     def _lookup(self, rows: Tensor) -> Tensor:
         (bag,) = self._bags
         return bag(rows.reshape(-1, 1)).view(-1, FIELDS, self._first + DIM)
 
-    def _backward(self, numbers: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
-        self._dense.zero_grad()
-        self._sparse.zero_grad()
-        first_order = None
-        if self._first:
-            first_order, vectors = vectors.split([1, DIM], dim=2)
-        loss = loss_of(self._half(numbers, vectors, first_order), labels)
-        loss.backward()
-        return loss.detach()
+    def _split(self, vectors: Tensor) -> list[Tensor]:
+        return list(vectors.split([1, DIM], dim=2))
 
 
 class SeparateBagsTrainer(EmbeddingBagTrainer):

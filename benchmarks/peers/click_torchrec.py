@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -24,21 +23,20 @@ from click_models import (
     ROWS,
     dense_half,
     dense_optimizer,
-    loss_of,
 )
-from click_worker import Phases
-from peers.click_embedding_bag import read
+from peers.click_embedding_bag import RowsTrainer, read
 
 EPSILON = 1e-10
 
 
-class TorchRecTrainer:
+class TorchRecTrainer(RowsTrainer):
     def __init__(self, model: str, towers: str, folder: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         pa.set_cpu_count(threads)
         self.versions = {"torchrec": torchrec.__version__, "torch": torch.__version__}
         self._half = dense_half(model, towers)
         self._dense = dense_optimizer(self._half)
+        self._sparse = None
         self._first = int(self._half.has_first_order)
         # Its kernels want widths in fours, so a first-order weight brings three unused numbers with it.
         self._width = DIM + 4 * self._first
@@ -60,39 +58,10 @@ class TorchRecTrainer:
         self._lengths = torch.ones(FIELDS * BATCH, dtype=torch.int64)
         self._batches = read(folder / DATA_FILE, rows_first=False)
 
-    def losses(self, batches: int) -> list[float]:
-        return [float(self._step(*batch)) for batch in itertools.islice(self._batches, batches)]
-
-    def train(self, batches: int) -> None:
-        for batch in itertools.islice(self._batches, batches):
-            self._step(*batch)
-
-    def phases(self, batches: int) -> dict[str, float]:
-        phases = Phases()
-        for numbers, rows, labels in itertools.islice(self._batches, batches):
-            phases.end("read")
-            vectors = self._lookup(rows)
-            phases.end("lookup")
-            self._backward(numbers, vectors, labels)
-            phases.end("forward and backward")  # and the sparse step, which cannot be taken apart from it
-            self._dense.step()
-            phases.end("dense step")
-        return phases.seconds
-
-    def _step(self, numbers: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
-        loss = self._backward(numbers, self._lookup(rows), labels)
-        self._dense.step()
-        return loss
-
     def _lookup(self, rows: Tensor) -> Tensor:
         jagged = torchrec.KeyedJaggedTensor(keys=ROWS, values=rows.reshape(-1), lengths=self._lengths)
         return self._bags(jagged).values().view(-1, FIELDS, self._width)
 
-    def _backward(self, numbers: Tensor, vectors: Tensor, labels: Tensor) -> Tensor:
-        self._dense.zero_grad()
-        first_order = None
-        if self._first:
-            first_order, _, vectors = vectors.split([1, 3, DIM], dim=2)
-        loss = loss_of(self._half(numbers, vectors, first_order), labels)
-        loss.backward()
-        return loss.detach()
+    def _split(self, vectors: Tensor) -> list[Tensor]:
+        first_order, _, vectors = vectors.split([1, 3, DIM], dim=2)
+        return [first_order, vectors]
