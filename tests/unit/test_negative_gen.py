@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from batch_rows import random_batch, to_rows
+from monolith.checkpoint.state_file import load_state, save_state
 from monolith.data.transforms import ItemPool, NegativeGen, NegativeGenConfig
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features import Batch
-from monolith.train.state_file import load_state, save_state
 
 
 def batches(count: int = 5, rows: int = 60) -> list[Batch]:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from batch_rows import to_rows
+from monolith.checkpoint.state_file import load_state, save_state
 from monolith.data.prefetch import Prefetch
 from monolith.data.shuffle import Shuffle
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch, Ragged
-from monolith.train.state_file import load_state, save_state
 
 CONFIG = ClickStreamConfig(batch_size=16, batches=20, users=50, items=50)
 

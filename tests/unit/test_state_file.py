@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monolith.checkpoint.state_file import load_state, save_state
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.testing import truncations
-from monolith.train.state_file import load_state, save_state
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 TENSORS = st.lists(st.integers(-5, 5), max_size=3).map(torch.tensor)

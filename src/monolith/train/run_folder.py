@@ -11,10 +11,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from monolith.checkpoint.state_file import State, load_state, save_state
 from monolith.errors import CorruptFileError, StorageError
 from monolith.table.store import Store
 from monolith.table.store_folder import sync_to_disk
-from monolith.train.state_file import State, load_state, save_state
 
 __all__ = ["RunFolder"]
 
