@@ -15,6 +15,7 @@ from monolith.proto import (
     item_pool_pb2,
     layout_pb2,
     line_id_pb2,
+    table_dump_pb2,
     tf_example_pb2,
 )
 
@@ -76,6 +77,28 @@ FIELDS = {
     layout_pb2.TensorShape: "1:dims:int32[]",
     layout_pb2.OutConfig: "1:slice_configs:SliceConfig[] 2:out_type:enum 3:shape:TensorShape[]",
     layout_pb2.FeatureConfigs: "1:feature_configs:FeatureConfigsEntry[] 2:out_configs:OutConfigsEntry[]",
+    table_dump_pb2.AdagradOptimizerDump: "1:norm:float[]!",
+    table_dump_pb2.SgdOptimizerDump: "",
+    table_dump_pb2.FtrlOptimizerDump: "1:zero:float[]! 2:norm:float[]!",
+    table_dump_pb2.DynamicWdAdagradOptimizerDump: "1:norm:float[]! 2:last_update_step:int64",
+    table_dump_pb2.AdadeltaOptimizerDump: "1:accum:float[]! 2:accum_update:float[]!",
+    table_dump_pb2.AdamOptimizerDump: "1:m:float[]! 2:v:float[]! 3:beta1_power:float 4:beta2_power:float",
+    table_dump_pb2.AmsgradOptimizerDump: "1:m:float[]! 2:v:float[]! 3:vhat:float[]! 4:beta1_power:float "
+    "5:beta2_power:float",
+    table_dump_pb2.MomentumOptimizerDump: "1:n:float[]!",
+    table_dump_pb2.RmspropOptimizerDump: "1:n:float[]!",
+    table_dump_pb2.RmspropV2OptimizerDump: "1:n:float[]!",
+    table_dump_pb2.GroupFtrlOptimizerDump: "1:zero:float[]! 2:norm:float[]!",
+    table_dump_pb2.BatchSoftmaxOptimizerDump: "1:global_step:int64",
+    table_dump_pb2.GroupAdaGradOptimizerDump: "1:grad_square_sum:float",
+    table_dump_pb2.SingleOptimizerDump: "1:adagrad:AdagradOptimizerDump 2:sgd:SgdOptimizerDump 3:ftrl:FtrlOptimizerDump "
+    "4:dynamic_wd_adagrad:DynamicWdAdagradOptimizerDump 6:adadelta:AdadeltaOptimizerDump 7:adam:AdamOptimizerDump "
+    "8:amsgrad:AmsgradOptimizerDump 9:momentum:MomentumOptimizerDump 11:rmsprop:RmspropOptimizerDump "
+    "12:rmspropv2:RmspropV2OptimizerDump 13:group_ftrl:GroupFtrlOptimizerDump "
+    "14:batch_softmax:BatchSoftmaxOptimizerDump 15:group_adagrad:GroupAdaGradOptimizerDump",
+    table_dump_pb2.OptimizerDump: "1:dump:SingleOptimizerDump[]",
+    table_dump_pb2.EntryDump: "1:id:sfixed64 2:num:float[]! 3:opt:OptimizerDump 4:last_update_ts_sec:int64",
+    table_dump_pb2.MultiHashTableMetadata: "1:table_name:string 2:num_entries:uint64",
     tf_example_pb2.BytesList: "1:value:bytes[]",
     tf_example_pb2.FloatList: "1:value:float[]",
     tf_example_pb2.Int64List: "1:value:int64[]",
@@ -83,7 +106,7 @@ FIELDS = {
     tf_example_pb2.Features: "1:feature:FeatureEntry[]",
     tf_example_pb2.Example: "1:features:Features",
 }
-FILES = [example_pb2, feature_pb2, instance_pb2, item_pool_pb2, layout_pb2, line_id_pb2, tf_example_pb2]
+FILES = [example_pb2, feature_pb2, instance_pb2, item_pool_pb2, layout_pb2, line_id_pb2, table_dump_pb2, tf_example_pb2]
 
 
 def describe(field: FieldDescriptor) -> str:

@@ -1,7 +1,8 @@
 """The messages of the original: rows, features, layouts. Generated from `proto/` when the package is built.
 
 `example_pb2` has Example and ExampleBatch, `instance_pb2` Instance, `layout_pb2` FeatureConfigs, `line_id_pb2` LineId,
-`feature_pb2` Feature and its lists, `item_pool_pb2` ChannelCache, `tf_example_pb2` tf.train.Example.
+`feature_pb2` Feature and its lists, `item_pool_pb2` ChannelCache, `table_dump_pb2` EntryDump,
+`tf_example_pb2` tf.train.Example.
 
 Example:
     >>> from monolith.proto import example_pb2
