@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from monolith.checkpoint.state_file import load_state, save_state
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.state_bytes import pack_state, unpack_state
 from monolith.testing import truncations
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
@@ -89,3 +90,18 @@ def test_a_file_of_another_shape_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_missing_file_is_an_error_of_storage(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         load_state(tmp_path, "s")
+
+
+def test_nesting_without_end_is_refused(tmp_path: Path) -> None:
+    save_state({}, tmp_path, "s")
+    for text in ("[" * 100_000, '{"list":[' * 100_000):
+        (tmp_path / "s.json").write_text(text)
+        with pytest.raises(CorruptFileError):
+            load_state(tmp_path, "s")
+
+
+def test_a_packed_state_does_not_follow_its_tensors() -> None:
+    weight = torch.ones(2)
+    packed = pack_state({"weight": weight})
+    weight.zero_()
+    assert same(unpack_state(packed.structure, packed.tensor_bytes()), {"weight": torch.ones(2)})
