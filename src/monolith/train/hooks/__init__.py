@@ -1,11 +1,14 @@
 """Hooks: code that runs at the moments of a training run."""
 
+from monolith.train.hooks.barrier import BarrierHook, BarrierSaverListener
 from monolith.train.hooks.feature_statistics import ColumnStatistics, FeatureStatisticsHook, column_statistics
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.log import LoggingHook
 from monolith.train.hooks.nan_guard import NanGuardHook
 from monolith.train.hooks.profiler import ProfilerHook
 from monolith.train.hooks.progress import ProgressHook, ProgressReport, json_lines, rich_lines
+from monolith.train.hooks.save_listener import CheckpointSaverListener
+from monolith.train.hooks.save_timer import SecondOrStepTimerWithTideSetting
 from monolith.train.hooks.stop import StopAtStepHook
 from monolith.train.hooks.tensorboard import TensorBoardHook
 from monolith.train.hooks.tide import (
@@ -17,6 +20,9 @@ from monolith.train.hooks.tide import (
 )
 
 __all__ = [
+    "BarrierHook",
+    "BarrierSaverListener",
+    "CheckpointSaverListener",
     "ColumnStatistics",
     "CustomGlobalStepWaiterHook",
     "FeatureStatisticsHook",
@@ -26,6 +32,7 @@ __all__ = [
     "ProfilerHook",
     "ProgressHook",
     "ProgressReport",
+    "SecondOrStepTimerWithTideSetting",
     "StopAtStepHook",
     "TensorBoardHook",
     "TideStoppingHook",

@@ -1,0 +1,75 @@
+"""Paths of checkpoints: local ones and fsspec URLs, absolute and relative to the folder they are named in."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from monolith.errors import InvalidArgumentError
+
+__all__ = ["absolute_path", "base_name", "is_absolute", "parent_folder", "relative_name"]
+
+# Two letters at least, so that a drive letter is none; one slash is enough, because Hadoop writes `hdfs:/path`.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def is_absolute(path: str | os.PathLike[str]) -> bool:
+    """Whether a path means the same from every folder: it starts at the root, or with a scheme such as `hdfs:/`.
+
+    Example:
+        >>> [is_absolute(path) for path in ("/data", "hdfs:/data", "s3://bucket", "model.ckpt-3", "a:b")]
+        [True, True, True, False, False]
+    """
+    text = os.fspath(path)
+    return text.startswith("/") or _URL.match(text) is not None
+
+
+def absolute_path(name: str, folder: str | os.PathLike[str]) -> str:
+    """What `name`, read from a file of `folder`, stands for.
+
+    Example:
+        >>> absolute_path("model.ckpt-3", "/runs/a"), absolute_path("hdfs:/b/model.ckpt-3", "/runs/a")
+        ('/runs/a/model.ckpt-3', 'hdfs:/b/model.ckpt-3')
+        >>> absolute_path("../model.ckpt-3", "/runs/a")
+        Traceback (most recent call last):
+        monolith.errors.InvalidArgumentError: '../model.ckpt-3': expected a name inside its folder, or an absolute path
+    """
+    if is_absolute(name):
+        return name
+    # A name from a file becomes a path: it must not lead out of the folder the file is in.
+    if not name or "\0" in name or ".." in name.split("/"):
+        raise InvalidArgumentError(f"{name!r}: expected a name inside its folder, or an absolute path")
+    return f"{os.fspath(folder).rstrip('/')}/{name}"
+
+
+def relative_name(path: str, folder: str | os.PathLike[str]) -> str:
+    """`path` as seen from `folder` if it lies inside, so that a file with this name may move along with the folder.
+
+    Example:
+        >>> relative_name("/runs/a/model.ckpt-3", "/runs/a/"), relative_name("/b/model.ckpt-3", "/runs/a")
+        ('model.ckpt-3', '/b/model.ckpt-3')
+    """
+    inside = f"{os.fspath(folder).rstrip('/')}/"
+    return path[len(inside) :] if path.startswith(inside) else path
+
+
+
+def parent_folder(path: str | os.PathLike[str]) -> str:
+    """The folder that `path` lies in.
+
+    Example:
+        >>> parent_folder("/runs/a/model.ckpt"), parent_folder("model.ckpt"), parent_folder("/model.ckpt")
+        ('/runs/a', '.', '/')
+    """
+    text = os.fspath(path).rstrip("/")
+    return text.rpartition("/")[0] or ("/" if text.startswith("/") else ".")
+
+
+def base_name(path: str | os.PathLike[str]) -> str:
+    """The last part of `path`.
+
+    Example:
+        >>> base_name("hdfs:/runs/a/model.ckpt-3/")
+        'model.ckpt-3'
+    """
+    return os.fspath(path).rstrip("/").rpartition("/")[2]

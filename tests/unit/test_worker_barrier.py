@@ -1,0 +1,106 @@
+"""Danger: a save while a worker is halfway through a step, or a worker that is never let go."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monolith.errors import InvalidArgumentError
+from monolith.train.barrier import BarrierAlreadyPlacedError, LocalBarrier, WorkerBarrier
+from monolith.train.hooks import BarrierHook, BarrierSaverListener
+
+NOBODY: Any = SimpleNamespace()
+
+
+def test_workers_are_held_until_the_barrier_is_removed() -> None:
+    barrier = LocalBarrier(3)
+    assert isinstance(barrier, WorkerBarrier)
+    barrier.place("Save")
+    assert barrier.is_placed()
+    assert barrier.unblocked() == [1, 2]
+    seen: list[str] = []
+    workers = [threading.Thread(target=barrier.wait, args=(index, [seen.append])) for index in (1, 2)]
+    for worker in workers:
+        worker.start()
+    assert barrier.wait_all_blocked(60)
+    assert seen == ["Save", "Save"]
+    assert all(worker.is_alive() for worker in workers)
+    barrier.remove()
+    for worker in workers:
+        worker.join(60)
+    assert barrier.wait_none_blocked(60)
+    assert barrier.unblocked() == [0, 1, 2]
+
+
+def test_without_a_barrier_a_worker_passes() -> None:
+    called: list[str] = []
+    assert LocalBarrier(2).wait(1, [called.append]) is False
+    assert called == []
+
+
+def test_one_barrier_at_a_time() -> None:
+    barrier = LocalBarrier(2)
+    barrier.place("Save")
+    with pytest.raises(BarrierAlreadyPlacedError, match="'Save'"):
+        barrier.place("Stop")
+    barrier.remove()
+    barrier.remove()
+    barrier.place("Stop")
+
+
+def test_the_chief_calls_back_after_placing() -> None:
+    placed: list[tuple[str, bool]] = []
+    barrier = LocalBarrier(2, [lambda action: placed.append((action, barrier.is_placed()))])
+    barrier.place("Save")
+    assert placed == [("Save", True)]
+
+
+@pytest.mark.parametrize("index", [0, 2, -1])
+def test_only_workers_wait(index: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="from 1 to 1"):
+        LocalBarrier(2).wait(index)
+
+
+def test_a_save_waits_for_workers_and_lets_them_go() -> None:
+    barrier = LocalBarrier(2)
+    hook = BarrierHook(barrier, index=1)
+    worker = threading.Thread(target=hook.after_step, args=(NOBODY, NOBODY))
+    sleeps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        worker.start()
+        assert barrier.wait_all_blocked(60)
+
+    listener = BarrierSaverListener(barrier, sleep=sleep)
+    listener.before_save(NOBODY, 3)
+    assert (sleeps, barrier.unblocked()) == ([1.0], [])
+    listener.after_save(NOBODY, 3)
+    worker.join(60)
+    assert not worker.is_alive()
+
+
+def test_a_save_goes_on_without_a_worker_that_does_not_come(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    listener = BarrierSaverListener(LocalBarrier(2), monotonic=lambda: now[0], sleep=sleep)
+    with caplog.at_level(logging.WARNING):
+        listener.before_save(NOBODY, 3)
+    assert now == [30.0]
+    assert "workers [1]" in caplog.text
+
+
+def test_a_barrier_of_someone_else_is_left_alone() -> None:
+    barrier = LocalBarrier(1)
+    barrier.place("Stop")
+    listener = BarrierSaverListener(barrier)
+    listener.before_save(NOBODY, 3)
+    listener.after_save(NOBODY, 3)
+    assert barrier.is_placed()
