@@ -1,0 +1,151 @@
+"""The list of what a checkpoint or a snapshot consists of, written last: what it does not list does not exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, JsonValue
+
+from monolith import _core
+from monolith.checkpoint.storage import Folder, StrPath, open_folder, safe_name
+from monolith.config import Config
+from monolith.errors import ConfigError, CorruptFileError
+
+__all__ = [
+    "MANIFEST",
+    "FileEntry",
+    "Manifest",
+    "Sealed",
+    "check_sizes",
+    "crc32c",
+    "read_manifest",
+    "read_sealed",
+    "write_sealed",
+]
+
+MANIFEST = "manifest.json"
+"""Its name in the folder of a checkpoint or snapshot."""
+VERSION = 1
+_SEAL = b',"checksum":'
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class FileEntry(Config):
+    """One file: where it is, how long, and the CRC-32C that stands for its content."""
+
+    name: str
+    size: Count
+    crc32c: Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class Sealed(Config):
+    """What every manifest begins with; its file ends with a checksum of all bytes before."""
+
+    format: str
+    version: Literal[1] = 1
+
+    @classmethod
+    def kind(cls) -> str:
+        """The only `format` of this class."""
+        return str(cls.model_fields["format"].default)
+
+
+class Manifest(Sealed):
+    """What a checkpoint consists of.
+
+    `files` are named relative to the checkpoint's folder, `snapshot` and `segments` relative to the model_dir it is in.
+    """
+
+    format: Literal["monolith-checkpoint"] = "monolith-checkpoint"
+    step: Count
+    """Steps made when it was taken."""
+    time: Annotated[float, Field(ge=0)]
+    """When it was taken, seconds since 1970."""
+    event_time: Count = 0
+    """The newest event time trained."""
+    states: dict[str, str] = {}
+    """Nested states by name: each is in `<value>.json` and `<value>.safetensors`."""
+    files: tuple[FileEntry, ...]
+    """Everything in the checkpoint's own folder."""
+    config: dict[str, JsonValue] = {}
+    """The resolved configuration of the run, as given."""
+
+
+AnyManifest = TypeVar("AnyManifest", bound=Sealed)
+
+
+def crc32c(data: bytes | memoryview) -> int:
+    """CRC-32C (Castagnoli) of `data`.
+
+    Example:
+        >>> hex(crc32c(b"123456789"))
+        '0xe3069283'
+    """
+    rotated = (_core.masked_crc32c(bytes(data)) - 0xA282EAD8) % 2**32
+    return (rotated << 15 | rotated >> 17) % 2**32
+
+
+def read_manifest(path: StrPath) -> Manifest:
+    """The manifest of the checkpoint at `path`; `CorruptFileError` if there is none, or it is damaged or too new.
+
+    Example:
+        >>> write_sealed(open_folder("memory://run/model.ckpt-5"), Manifest(step=5, time=0.0, files=()))
+        >>> read_manifest("memory://run/model.ckpt-5").step
+        5
+    """
+    return read_sealed(open_folder(path), Manifest)
+
+
+def write_sealed(folder: Folder, manifest: Sealed) -> None:
+    """Write `manifest` into `folder`, whose other files must be there already."""
+    body = manifest.model_dump_json().encode()[:-1]
+    folder.write(MANIFEST, body + _SEAL + b"%d}\n" % crc32c(body))
+    folder.settle()
+
+
+def read_sealed(folder: Folder, kind: type[AnyManifest]) -> AnyManifest:
+    """The manifest in `folder`, which must be of this kind and unaltered."""
+    where = f"{folder}/{MANIFEST}"
+    if folder.size(MANIFEST) is None:
+        raise CorruptFileError(
+            f"{folder}: has no {MANIFEST}: it is no {kind.kind()}, or writing or copying it did not finish"
+        )
+    data = folder.read(MANIFEST)
+    _check_version(data, kind, where)
+    body, _, seal = data.rpartition(_SEAL)
+    if not re.fullmatch(rb"\d{1,10}}\n", seal) or int(seal[:-2]) != crc32c(body):
+        raise CorruptFileError(f"{where}: its checksum is wrong; the file was altered or is incomplete")
+    try:
+        return kind.from_json(f"{body.decode()}}}")
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise CorruptFileError(f"{where}: {error}") from None
+
+
+def check_sizes(folder: Folder, files: tuple[FileEntry, ...]) -> None:
+    """Refuse a folder in which one of `files` is missing or has another size."""
+    for entry in files:
+        found = folder.size(safe_name(entry.name, f"{folder}/{MANIFEST}"))
+        if found != entry.size:
+            state = "is missing" if found is None else f"has {found} bytes"
+            raise CorruptFileError(f"{folder}/{entry.name}: expected {entry.size} bytes, but the file {state}")
+
+
+def _check_version(data: bytes, kind: type[Sealed], where: str) -> None:
+    # Before the checksum: a newer release may seal its files otherwise.
+    try:
+        head = json.loads(data)
+        found, version = head["format"], head["version"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise CorruptFileError(f"{where}: is not a manifest; the file was altered or is incomplete") from None
+    if found != kind.kind():
+        raise CorruptFileError(f"{where}: expected a {kind.kind()}, got {found!r}")
+    if not isinstance(version, int) or version < 1:
+        raise CorruptFileError(f"{where}: expected a version number, got {version!r}")
+    if version > VERSION:
+        raise CorruptFileError(
+            f"{where}: format version {version} is newer than version {VERSION}, the newest this release reads; "
+            "upgrade monolith-torch"
+        )
