@@ -53,7 +53,6 @@ def relative_name(path: str, folder: str | os.PathLike[str]) -> str:
     return path[len(inside) :] if path.startswith(inside) else path
 
 
-
 def parent_folder(path: str | os.PathLike[str]) -> str:
     """The folder that `path` lies in.
 
