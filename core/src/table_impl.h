@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <shared_mutex>
 #include <vector>
 
@@ -72,8 +73,11 @@ struct Table::Impl {
   std::uint64_t id_key(std::uint64_t hash) const noexcept { return hash_id(static_cast<std::int64_t>(hash ^ table_key)); }
   float hashnet_scale(std::size_t segment) const noexcept { return hashnet_scales[segment].load(std::memory_order_relaxed); }
 
-  // Cache lines that the first `bytes` bytes of a row may touch: rows start anywhere unless their size is whole lines.
-  std::uint32_t lines(std::uint32_t bytes) const noexcept { return (bytes + 63) / 64 + (layout.row_bytes % 64 != 0); }
+  // Cache lines that the first `bytes` bytes of a row may touch, starting at any offset that row sizes lead to.
+  std::uint32_t lines(std::uint32_t bytes) const noexcept {
+    const std::uint32_t last_offset = 64 - std::gcd(layout.row_bytes, 64u);
+    return (last_offset + bytes + 63) / 64;
+  }
 
   void note_event_time(std::uint32_t time) noexcept {
     std::uint32_t known = max_event_time.load(std::memory_order_relaxed);

@@ -53,15 +53,22 @@ class Shards {
   std::vector<std::unique_ptr<RowPool>> pools_;
 };
 
-void check_lookups(std::uint32_t dim, const std::vector<std::int64_t>& present) {
-  Shards shards(dim);
-  for (const std::int64_t id : present) shards.insert(id);
+SegmentPlan floats(std::uint32_t offset, std::uint32_t dim) {
   SegmentPlan segment{};
   segment.dim = dim;
+  segment.value_offset = offset;
+  segment.weight_offset = offset * 4;
   segment.storage = Storage::kFp32;
   segment.read_path = ReadPath::kRaw;
-  const float scale = 1;
-  const LookupPlan plan{shards.views(), &segment, 1, &scale, 7, dim, dim * 4, (dim * 4 + 63) / 64 + 1, true};
+  return segment;
+}
+
+void check_lookups(std::uint32_t dim, const std::vector<std::int64_t>& present, const std::vector<SegmentPlan>& segments) {
+  Shards shards(dim);
+  for (const std::int64_t id : present) shards.insert(id);
+  const std::vector<float> scales(segments.size(), 1);
+  const LookupPlan plan{shards.views(), segments.data(), segments.size(), scales.data(), 7, dim, dim * 4, (dim * 4 + 63) / 64 + 1,
+                        true};
   std::vector<float> scratch(dim);
   for (const std::size_t n : {0u, 1u, 13u, 14u, 15u, 42u, 43u, 300u}) {
     std::vector<std::int64_t> ids;
@@ -105,7 +112,13 @@ void check_lookups(std::uint32_t dim, const std::vector<std::int64_t>& present) 
 TEST("lookups find every id, in the widths with loops of their own and in others") {
   std::vector<std::int64_t> ids;
   for (std::int64_t i = 0; i < 3000; ++i) ids.push_back(i * 977);
-  for (const std::uint32_t dim : {1u, 8u, 12u, 16u, 32u, 64u, 70u}) check_lookups(dim, ids);
+  for (const std::uint32_t dim : {1u, 4u, 8u, 12u, 16u, 32u, 64u, 70u}) check_lookups(dim, ids, {floats(0, dim)});
+}
+
+TEST("segments of floats are read as one") {
+  std::vector<std::int64_t> ids;
+  for (std::int64_t i = 0; i < 3000; ++i) ids.push_back(i * 977);
+  for (const std::uint32_t dim : {9u, 17u, 33u, 65u, 71u}) check_lookups(dim, ids, {floats(0, 1), floats(1, dim - 1)});
 }
 
 TEST("lookups find ids far from their first bucket") {
@@ -115,5 +128,5 @@ TEST("lookups find ids far from their first bucket") {
     if (id >= 0) ids.push_back(id);
   }
   REQUIRE(ids.size() > 20);
-  check_lookups(16, ids);
+  check_lookups(16, ids, {floats(0, 16)});
 }

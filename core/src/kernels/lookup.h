@@ -99,11 +99,11 @@ void read_row(const LookupPlan& plan, const std::byte* row, std::int64_t id, flo
   }
 }
 
-// kDim known and the weights plain floats: a bag's sum stays in registers.
+// Segments of plain floats, kDim in all: their weights lie behind each other, and a bag's sum stays in registers.
 template <std::uint32_t kDim>
 void lookup_plain(const LookupPlan& plan, const std::int64_t* ids, const std::int64_t* row_splits, std::size_t bags,
                   Pooling pooling, float* out, float* scratch) {
-  constexpr std::uint32_t kVectors = kDim / 8;
+  constexpr std::uint32_t kVectors = kDim / 8, kRest = kDim % 8;
   const std::int64_t base = row_splits == nullptr ? 0 : row_splits[0];
   const std::size_t n = row_splits == nullptr ? bags : static_cast<std::size_t>(row_splits[bags] - base);
   RowWindow window(plan, ids, n);
@@ -112,8 +112,11 @@ void lookup_plain(const LookupPlan& plan, const std::int64_t* ids, const std::in
     const std::size_t first = i;
     const std::size_t last = row_splits == nullptr ? bag + 1 : static_cast<std::size_t>(row_splits[bag + 1] - base);
     // Adding to -0 changes nothing, not even the sign of a zero: a bag of one is its row, bit for bit.
-    Vector sum[kVectors];
-    for (Vector& part : sum) part = (last > first ? -0.0f : 0.0f) - Vector{};
+    const float zero = last > first ? -0.0f : 0.0f;
+    Vector sum[kVectors + 1];
+    float rest[kRest + 1];
+    for (Vector& part : sum) part = zero - Vector{};
+    for (float& part : rest) part = zero;
     for (; i < last; ++i) {
       const float* weights = reinterpret_cast<const float*>(window.next(i));
       if (weights == nullptr) {
@@ -121,12 +124,15 @@ void lookup_plain(const LookupPlan& plan, const std::int64_t* ids, const std::in
         weights = scratch;
       }
       for (std::uint32_t v = 0; v < kVectors; ++v) sum[v] += *reinterpret_cast<const Vector*>(weights + v * 8);
+      for (std::uint32_t r = 0; r < kRest; ++r) rest[r] += weights[kVectors * 8 + r];
     }
     if (pooling != Pooling::kSum) {
       const float factor = pooling_factor(pooling, static_cast<std::int64_t>(last - first));
       for (std::uint32_t v = 0; v < kVectors; ++v) sum[v] *= factor;
+      for (std::uint32_t r = 0; r < kRest; ++r) rest[r] *= factor;
     }
     for (std::uint32_t v = 0; v < kVectors; ++v) *reinterpret_cast<Vector*>(out + v * 8) = sum[v];
+    for (std::uint32_t r = 0; r < kRest; ++r) out[kVectors * 8 + r] = rest[r];
   }
 }
 
@@ -153,12 +159,21 @@ void lookup_any(const LookupPlan& plan, const std::int64_t* ids, const std::int6
 void lookup(const LookupPlan& plan, const std::int64_t* ids, const std::int64_t* row_splits, std::size_t bags, Pooling pooling,
             float* out, float* scratch) {
   auto run = lookup_any;
-  if (plan.num_segments == 1 && is_plain(plan.segments[0])) {
+  bool plain = true;
+  for (std::size_t s = 0; s < plan.num_segments; ++s) plain &= is_plain(plan.segments[s]);
+  if (plain) {
     switch (plan.dim) {
+      case 1: run = lookup_plain<1>; break;
+      case 4: run = lookup_plain<4>; break;
       case 8: run = lookup_plain<8>; break;
       case 16: run = lookup_plain<16>; break;
       case 32: run = lookup_plain<32>; break;
       case 64: run = lookup_plain<64>; break;
+      // A bias beside the vector.
+      case 9: run = lookup_plain<9>; break;
+      case 17: run = lookup_plain<17>; break;
+      case 33: run = lookup_plain<33>; break;
+      case 65: run = lookup_plain<65>; break;
       default: break;
     }
   }
