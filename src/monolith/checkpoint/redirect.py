@@ -1,0 +1,144 @@
+"""Which checkpoint a run starts from. Everyone who wants to know asks `get_checkpoint_state`.
+
+Normally it is the newest of the model_dir. Two wishes change that: `restore_dir`, start from another run's checkpoint, and
+`restore_ckpt`, start from an older one. A training run follows them once, at its first start; the file `restore_ckpt` in the
+model_dir says that it has, so that a restart continues with what was trained since.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from monolith.checkpoint.checkpoint_state import (
+    INDEX,
+    MONOLITH_INDEX,
+    CheckpointState,
+    get_monolith_checkpoint_state,
+    read_checkpoint_state,
+    with_exempt,
+    write_checkpoint_state,
+    write_monolith_checkpoint_state,
+)
+from monolith.checkpoint.paths import base_name
+from monolith.checkpoint.storage import StrPath, open_folder
+from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+
+__all__ = ["RESTORE_MARKER", "adopt_restore_dir", "get_checkpoint_state", "wait_for_adoption"]
+
+RESTORE_MARKER = "restore_ckpt"
+"""File that says that `restore_ckpt` or `restore_dir` has been followed."""
+
+Sleep = Callable[[float], None]
+_log = logging.getLogger(__name__)
+
+
+def get_checkpoint_state(
+    folder: StrPath,
+    *,
+    restore_ckpt: str | None = None,
+    training: bool = False,
+    filename: str = INDEX,
+    attempts: int = 5,
+    sleep: Sleep = time.sleep,
+) -> CheckpointState | None:
+    """The index of `folder`, None if there is none, with the checkpoint to start from as its `model_checkpoint_path`.
+
+    An index that cannot be read is read again, up to `attempts` times: it may be just being replaced.
+
+    `restore_ckpt` is the name of a checkpoint in `folder`; its folder, if it has one, does not count. When not `training` it
+    becomes the one to start from. When `training`, it does so the first time only: the index is rewritten and the marker file
+    left, and with the marker there, the index is taken as it is. A name that the index does not list changes nothing and is
+    logged. Other indexes than "checkpoint" are never redirected.
+
+    Example:
+        >>> write_checkpoint_state("memory://redirect", CheckpointState(
+        ...     model_checkpoint_path="memory://redirect/model.ckpt-60",
+        ...     all_model_checkpoint_paths=("memory://redirect/model.ckpt-30", "memory://redirect/model.ckpt-60")))
+        >>> get_checkpoint_state("memory://redirect", restore_ckpt="model.ckpt-30").model_checkpoint_path
+        'memory://redirect/model.ckpt-30'
+    """
+    state = _read_patiently(folder, filename, attempts, sleep)
+    if state is None or restore_ckpt is None or filename != INDEX:
+        return state
+    marked = _has(folder, RESTORE_MARKER)
+    if training and marked:
+        return state
+    chosen = _listed(state, restore_ckpt)
+    if chosen is None:
+        _log.warning("restore_ckpt %r is not listed in %s/%s; the newest is used", restore_ckpt, folder, filename)
+        return state
+    if chosen == state.model_checkpoint_path:
+        _log.info("restore_ckpt %r is the newest checkpoint of %s anyway", restore_ckpt, folder)
+    redirected = replace(state, model_checkpoint_path=chosen)
+    if training:
+        # The marker last: killed in between, the same is done again.
+        write_checkpoint_state(folder, redirected)
+        _mark(folder, restore_ckpt)
+    return redirected
+
+
+def adopt_restore_dir(restore_dir: StrPath, model_dir: StrPath, *, restore_ckpt: str | None = None) -> str | None:
+    """Let `model_dir`, unless it has an index already, start from a checkpoint of `restore_dir`; its path if it does.
+
+    It is the one named `restore_ckpt`, if it is listed there, else the newest. It stays where it is: the new index names it by
+    its full path, and it becomes exempt from removal. To be called by one process, the chief; others `wait_for_adoption`.
+    """
+    state = _read_patiently(restore_dir, INDEX, 5, time.sleep)
+    if state is None:
+        raise InvalidArgumentError(f"restore_dir: {str(restore_dir)!r} has no checkpoint")
+    chosen = state.model_checkpoint_path if restore_ckpt is None else _listed(state, restore_ckpt)
+    if chosen is None:
+        _log.warning("restore_ckpt %r is not listed in %s; its newest is used", restore_ckpt, restore_dir)
+        chosen = state.model_checkpoint_path
+    adopted = not _has(model_dir, INDEX)
+    if adopted:
+        known = get_monolith_checkpoint_state(model_dir)
+        write_checkpoint_state(
+            model_dir, CheckpointState(model_checkpoint_path=chosen, all_model_checkpoint_paths=(chosen,))
+        )
+        _mark(model_dir, restore_ckpt or base_name(chosen))
+        write_monolith_checkpoint_state(model_dir, with_exempt(known, chosen))
+    elif not _has(model_dir, MONOLITH_INDEX):
+        # Killed before the last file: others wait for it.
+        write_monolith_checkpoint_state(model_dir, with_exempt(None, chosen))
+    return chosen if adopted else None
+
+
+def wait_for_adoption(
+    model_dir: StrPath, *, timeout: float = 3600, poll_seconds: float = 30, sleep: Sleep = time.sleep
+) -> None:
+    """Return when the chief has set up `model_dir` by `adopt_restore_dir`; `StorageError` after `timeout` seconds."""
+    waited = 0.0
+    while not _has(model_dir, MONOLITH_INDEX):
+        if waited >= timeout:
+            raise StorageError(f"{model_dir}/{MONOLITH_INDEX}: the chief has not written it in {timeout:g} s")
+        sleep(poll_seconds)
+        waited += poll_seconds
+
+
+def _read_patiently(folder: StrPath, filename: str, attempts: int, sleep: Sleep) -> CheckpointState | None:
+    for attempt in range(attempts):
+        try:
+            return read_checkpoint_state(folder, filename)
+        except (CorruptFileError, StorageError) as error:
+            if attempt + 1 == attempts:
+                raise
+            _log.warning("%s/%s cannot be read, trying again: %s", folder, filename, error)
+            sleep(1.0)
+    raise InvalidArgumentError(f"attempts: expected at least 1, got {attempts}")
+
+
+def _listed(state: CheckpointState, name: str) -> str | None:
+    wanted = base_name(name)
+    return next((path for path in state.all_model_checkpoint_paths if base_name(path) == wanted), None)
+
+
+def _mark(folder: StrPath, text: str) -> None:
+    open_folder(folder).write(RESTORE_MARKER, text.encode())
+
+
+def _has(folder: StrPath, name: str) -> bool:
+    return open_folder(folder).size(name) is not None
