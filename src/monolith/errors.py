@@ -5,6 +5,7 @@ MonolithError
 ├── InvalidArgumentError (ValueError)  a call's arguments do not fit the table or each other
 ├── CorruptFileError                   a file is truncated, altered, too new, or made for another table
 ├── DivergedError (ArithmeticError)    training met a NaN or infinite loss or gradient
+├── LogGapError                        the change log does not lead from one sequence number to another
 ├── SchemaError (ValueError)           a record or table does not have the columns asked for
 └── StorageError (OSError)             the operating system refused an open, read, write, fsync or rename
 
@@ -16,6 +17,7 @@ __all__ = [
     "CorruptFileError",
     "DivergedError",
     "InvalidArgumentError",
+    "LogGapError",
     "MonolithError",
     "SchemaError",
     "StorageError",
@@ -40,6 +42,10 @@ class CorruptFileError(MonolithError):
 
 class DivergedError(MonolithError, ArithmeticError):
     """Training met a loss or gradient that is NaN or infinite; the step changed no weight."""
+
+
+class LogGapError(MonolithError):
+    """The change log does not lead from one sequence number to another: start from a snapshot or checkpoint instead."""
 
 
 class SchemaError(MonolithError, ValueError):

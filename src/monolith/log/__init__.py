@@ -1,1 +1,25 @@
-"""The change log: which rows changed, in order, each change with a sequence number."""
+"""The change log: which rows changed, in order, each commit a durable segment with a sequence number."""
+
+from monolith.log.change_log import ChangeLog
+from monolith.log.flusher import Flusher
+from monolith.log.history import RowChange, history
+from monolith.log.log_reader import LogReader, Verdict
+from monolith.log.replay import replay
+from monolith.log.retention import prune
+from monolith.log.segment import Segment
+from monolith.log.segment_info import SegmentInfo, SegmentTable, TableChanges
+
+__all__ = [
+    "ChangeLog",
+    "Flusher",
+    "LogReader",
+    "RowChange",
+    "Segment",
+    "SegmentInfo",
+    "SegmentTable",
+    "TableChanges",
+    "Verdict",
+    "history",
+    "prune",
+    "replay",
+]

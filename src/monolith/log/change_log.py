@@ -1,0 +1,285 @@
+"""`ChangeLog`: the writer of the log. What changed since the last commit becomes one durable segment."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from monolith.errors import InvalidArgumentError, MonolithError, StorageError
+from monolith.log.log_reader import LogReader
+from monolith.log.named_tables import Tables, named_tables
+from monolith.log.segment_format import SegmentMeta, TableMeta, TableStateMeta
+from monolith.log.segment_writer import Changes, remove_unfinished, sync_folder, write_segment
+from monolith.log.writer_lock import WriterLock
+from monolith.state_bytes import PackedState, State, pack_state
+
+if TYPE_CHECKING:
+    from monolith.table.changes import TableCut
+
+__all__ = ["ChangeLog"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cut:
+    """Everything of one moment that a segment needs; the tables' rows are read later, as they were at this moment."""
+
+    meta: SegmentMeta
+    cuts: list[TableCut]
+    state: PackedState | None
+
+
+class ChangeLog:
+    """Writes the changes of `tables` to a folder on a local disk, commit by commit, each with the next sequence number.
+
+    From now on the tables remember what changes. A commit takes what they remember, and they forget it only when the segment
+    is durable: if writing fails, the next commit has it all. Rows from before are not in the log; a snapshot has them.
+
+    Example:
+        >>> import tempfile
+        >>> from monolith import EmbeddingTable
+        >>> from monolith.log import ChangeLog, LogReader
+        >>> from monolith.testing import sgd_table_config
+        >>> table = EmbeddingTable(sgd_table_config(1, name="user"))
+        >>> with tempfile.TemporaryDirectory() as folder, ChangeLog(folder, [table]) as log:
+        ...     _ = table.reinitialize([7, 8])
+        ...     log.commit(step=1)
+        ...     _ = table.erase([7])
+        ...     log.commit(step=2)
+        ...     [(info.step, info.rows, info.erased) for info in LogReader(folder).segments()]
+        1
+        2
+        [(1, 2, 0), (2, 0, 1)]
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        tables: Tables,
+        *,
+        parent: int | None = None,
+        optimizer_state: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Open the log in `folder`, which is created if need be.
+
+        Args:
+            folder: on a local disk: a log needs fsync and rename. One writer at a time.
+            tables: in this process. Equal names are shards of one table; a mapping gives names that differ from the tables' own.
+            parent: the sequence number the state of `tables` comes from; None: the newest in `folder`; 0: from nothing.
+            optimizer_state: False writes float32 values only, enough for serving and not for going on with training.
+            clock: seconds since 1970.
+        """
+        self.folder = Path(folder)
+        self._names, self._tables = named_tables(tables)
+        self._configs = [json.loads(table.config.model_dump_json()) for table in self._tables]
+        self._kind: Literal["rows", "values"] = "rows" if optimizer_state else "values"
+        self._clock = clock
+        self._one_commit = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._lock = self._open_folder()
+        try:
+            self._continue_from(parent)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.complete = self._parent > 0 or not any(map(len, self._tables))
+        """Whether the log alone leads to the tables: they were empty when it began, or continue `parent`. A snapshot is needed
+        otherwise."""
+        for table in self._tables:
+            table.track_changes()
+
+    @property
+    def sequence(self) -> int:
+        """The last sequence number committed here, or the one continued: the parent of the next commit."""
+        return self._parent
+
+    @property
+    def busy(self) -> bool:
+        """Whether a commit is under way, so that another one would wait."""
+        return self._one_commit.locked()
+
+    @property
+    def changed(self) -> int:
+        """Ids waiting for the next commit."""
+        return sum(table.changed for table in self._tables)
+
+    def commit(
+        self, *, step: int, source: State = None, event_time: int = 0, dense: Mapping[str, State] | None = None
+    ) -> int:
+        """Write what changed since the last commit and return its sequence number; it is durable then.
+
+        Call it between steps: the segment is the state of this moment exactly if nobody writes to the tables while they are cut,
+        and of whole rows in any case. On `StorageError` nothing is lost: the next commit has it.
+
+        Args:
+            step: the global step.
+            source: the place in the data that agrees with the tables, as a `state_dict()` gives it.
+            event_time: newest event time trained, seconds since 1970; 0 takes the tables' own.
+            dense: nested state of everything else; with it a run can be restored to this moment.
+        """
+        with self._one_commit:
+            return self._write(self._cut(step, source, event_time, dense))
+
+    def commit_in_background(
+        self, *, step: int, source: State = None, event_time: int = 0, dense: Mapping[str, State] | None = None
+    ) -> Future[int]:
+        """Like `commit`, but only the cut is made now; the rows are read and written on a thread while training goes on.
+
+        One at a time: a second call waits for the first to be written. The result has the sequence number or the error.
+        """
+        self._one_commit.acquire()
+        try:
+            cut = self._cut(step, source, event_time, dense)
+            try:
+                return self._threads().submit(self._write_and_release, cut)
+            except BaseException:
+                _roll_back(cut.cuts)
+                raise
+        except BaseException:
+            self._one_commit.release()
+            raise
+
+    def close(self) -> None:
+        """Wait for a commit under way and let another writer in. What changed since stays uncommitted."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        with self._one_commit:
+            self._lock.release()
+
+    def __enter__(self) -> ChangeLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"ChangeLog({str(self.folder)!r}, sequence={self.sequence}, changed={self.changed})"
+
+    def _open_folder(self) -> WriterLock:
+        try:
+            new = not self.folder.exists()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if new:
+                sync_folder(self.folder.parent)
+            lock = WriterLock(self.folder)
+            remove_unfinished(self.folder)
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"{self.folder}: cannot be opened as a change log: {error.strerror}") from error
+        return lock
+
+    def _continue_from(self, parent: int | None) -> None:
+        reader = LogReader(self.folder)
+        there = reader.sequences()
+        newest = there[-1] if there else 0
+        if parent is not None:
+            _check_whole("parent", parent, 2**63)
+        self._parent = newest if parent is None else parent
+        self._parent_checksum = reader.info(self._parent).checksum if self._parent in there else None
+        self._next = max(newest, self._parent) + 1
+
+    def _cut(self, step: int, source: State, event_time: int, dense: Mapping[str, State] | None) -> _Cut:
+        if not self._lock.held:
+            raise InvalidArgumentError(f"{self.folder}: this log is closed; open it again to commit")
+        _check_whole("step", step, 2**63)
+        _check_whole("event_time", event_time, 2**32)
+        state = {name: part for name, part in (("dense", dense), ("source", source)) if part is not None}
+        packed = pack_state({**state, "dense": dict(dense)} if dense is not None else state) if state else None
+        cuts: list[TableCut] = []
+        try:
+            for table in self._tables:
+                cuts.append(table.cut_changes())
+            return _Cut(meta=self._meta(step, event_time, state), cuts=cuts, state=packed)
+        except BaseException:
+            _roll_back(cuts)
+            raise
+
+    def _meta(self, step: int, event_time: int, state: Mapping[str, State]) -> SegmentMeta:
+        tables = [self._table_meta(place) for place in range(len(self._tables))]
+        return SegmentMeta(
+            sequence=self._next,
+            parent=self._parent,
+            parent_checksum=self._parent_checksum,
+            step=step,
+            time=float(self._clock()),
+            event_time=event_time or max((table.state.max_event_time for table in tables), default=0),
+            kind=self._kind,
+            has_dense="dense" in state,
+            has_source="source" in state,
+            tables=tuple(tables),
+        )
+
+    def _table_meta(self, place: int) -> TableMeta:
+        table = self._tables[place]
+        state = table.state()
+        return TableMeta(
+            name=self._names[place],
+            config=self._configs[place],
+            layout=table.layout,
+            row_bytes=table.stats().row_bytes if self._kind == "rows" else 4 * table.dim,
+            state=TableStateMeta(
+                max_event_time=state.max_event_time, updates=state.updates, hashnet_scales=tuple(state.hashnet_scales)
+            ),
+        )
+
+    def _write(self, cut: _Cut) -> int:
+        # Used up even if writing fails: a reader may have seen the file before it was removed.
+        self._next = cut.meta.sequence + 1
+        try:
+            info = write_segment(self.folder, cut.meta, self._changes(cut.cuts), cut.state)
+        except BaseException as error:
+            _roll_back(cut.cuts)
+            if isinstance(error, MonolithError) or not isinstance(error, Exception):
+                raise
+            raise StorageError(
+                f"{self.folder}: cannot write sequence {cut.meta.sequence}: {error}; the next commit has its changes"
+            ) from error
+        for table in cut.cuts:
+            table.commit()
+        self._parent, self._parent_checksum = info.sequence, info.checksum
+        return info.sequence
+
+    def _write_and_release(self, cut: _Cut) -> int:
+        try:
+            return self._write(cut)
+        finally:
+            self._one_commit.release()
+
+    def _changes(self, cuts: Sequence[TableCut]) -> Iterator[Changes]:
+        for place, cut in enumerate(cuts):
+            for piece in cut:
+                rows = piece.rows
+                if self._kind == "values":
+                    entries = self._tables[place].decode(piece.ids, piece.times, piece.rows)
+                    rows = entries.values.numpy().view(np.uint8)
+                yield Changes(place, piece.ids, piece.times, rows, piece.erased)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="monolith-log")
+        return self._thread
+
+
+def _roll_back(cuts: Sequence[TableCut]) -> None:
+    for cut in cuts:
+        cut.rollback()
+
+
+def _check_whole(name: str, value: int, limit: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < limit:
+        raise InvalidArgumentError(
+            f"{name}: expected a whole number in [0, 2**{limit.bit_length() - 1}), got {value!r}"
+        )

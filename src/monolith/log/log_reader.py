@@ -1,0 +1,161 @@
+"""`LogReader`: the segments of a folder, and which of them lead to which. Needs no lock: segments appear whole."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError, StorageError
+from monolith.log.segment import Segment
+from monolith.log.segment_info import SegmentInfo, segment_name, sequence_of
+
+__all__ = ["LogReader", "Verdict"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What `LogReader.verify` found out about one segment."""
+
+    sequence: int
+    """Of its file's name."""
+    error: str | None
+    """What is wrong with it; None: nothing."""
+
+
+class LogReader:
+    """The log in a local folder, also while it is being written, followed by others and pruned.
+
+    Every segment names its parent. After a restore to an earlier number the log goes on from there, with numbers above all
+    that exist; what was abandoned stays readable and is never mixed in.
+
+    Example:
+        >>> import tempfile
+        >>> from monolith.log import ChangeLog, LogReader
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with ChangeLog(folder, []) as log:
+        ...         _ = [log.commit(step=step) for step in (10, 20, 30)]
+        ...     with ChangeLog(folder, [], parent=1) as log:  # as if restored to step 10
+        ...         _ = log.commit(step=11)
+        ...     reader = LogReader(folder)
+        ...     [info.sequence for info in reader.segments()], [info.sequence for info in reader.chain(4)]
+        ([1, 2, 3, 4], [1, 4])
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def sequences(self) -> list[int]:
+        """The numbers of all segments, in order, by their names alone; none if there is no folder."""
+        try:
+            names = [path.name for path in self.folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageError(f"{self.folder}: cannot be listed: {error.strerror}") from error
+        return sorted(found for name in names if (found := sequence_of(name)))
+
+    @property
+    def newest(self) -> int:
+        """The highest sequence number; 0 if there is none."""
+        return max(self.sequences(), default=0)
+
+    def info(self, sequence: int) -> SegmentInfo:
+        """What segment `sequence` says of itself; `LogGapError` if it is not there."""
+        return self.read(sequence).info
+
+    def read(self, sequence: int) -> Segment:
+        """Segment `sequence`; `LogGapError` if it is not there."""
+        return Segment(self.folder / segment_name(sequence))
+
+    def segments(self) -> list[SegmentInfo]:
+        """All segments, those of abandoned lines too, in order of their numbers."""
+        infos = []
+        for sequence in self.sequences():
+            try:
+                infos.append(self.info(sequence))
+            except LogGapError:  # removed by retention since the folder was listed
+                continue
+        return infos
+
+    def chain(self, to: int, since: int = 0) -> list[SegmentInfo]:
+        """The segments that lead from `since` (0: from nothing) to `to`, oldest first.
+
+        `LogGapError` if one is missing, or if `to` does not continue `since`.
+        """
+        if not 0 <= since <= to:
+            raise InvalidArgumentError(f"since: expected a sequence number in [0, to = {to}], got {since}")
+        found: list[SegmentInfo] = []
+        while to > since:
+            found.append(self._parent_of(found[-1]) if found else self.info(to))
+            to = found[-1].parent
+        if to != since:
+            raise LogGapError(
+                f"{self.folder}: sequence {found[0].sequence} does not continue {since}, which was abandoned for {to}; "
+                "start from a snapshot or checkpoint"
+            )
+        return found[::-1]
+
+    def line(self, to: int | None = None) -> list[SegmentInfo]:
+        """The segments that lead to `to` (None: the newest), as far back as there are files, oldest first."""
+        sequence = self.newest if to is None else to
+        found = [self.info(sequence)] if sequence else []
+        while found and found[-1].parent:
+            try:
+                found.append(self._parent_of(found[-1]))
+            except LogGapError:
+                break
+        return found[::-1]
+
+    def restore_points(self, to: int | None = None) -> list[SegmentInfo]:
+        """The segments of `line(to)` that hold the dense state, so that a run can go on from there."""
+        return [info for info in self.line(to) if info.has_dense]
+
+    def follow(
+        self, since: int = 0, *, poll: float = 0.5, wait: Callable[[float], object] = time.sleep
+    ) -> Iterator[Segment]:
+        """Every segment after `since` on the newest line, waiting for more without end.
+
+        Args:
+            since: the last sequence number already known.
+            poll: seconds between two looks at the folder.
+            wait: called with `poll`; a true answer, as `threading.Event().wait` gives when it is set, ends the iteration.
+
+        `LogGapError` when `since` was abandoned or what follows it is gone: start again from a snapshot.
+        """
+        while True:
+            newest = self.newest
+            for info in self.chain(newest, since) if newest > since else ():
+                yield Segment(info.path)
+                since = info.sequence
+            if wait(poll):
+                return
+
+    def verify(self) -> Iterator[Verdict]:
+        """Read every segment wholly, checksums and all, and tell what is wrong with it."""
+        for sequence in self.sequences():
+            error = None
+            try:
+                segment = self.read(sequence)
+                segment.check()
+                self._check_parent(segment.info)
+            except LogGapError:
+                continue  # removed since the folder was listed
+            except MonolithError as found:
+                error = str(found)
+            yield Verdict(sequence=sequence, error=error)
+
+    def _check_parent(self, info: SegmentInfo) -> None:
+        if info.parent in self.sequences():
+            self._parent_of(info)
+
+    def _parent_of(self, child: SegmentInfo) -> SegmentInfo:
+        parent = self.info(child.parent)
+        if child.parent_checksum is not None and child.parent_checksum != parent.checksum:
+            raise CorruptFileError(
+                f"{child.path}: continues another segment {parent.sequence} than the one in this folder; files of two runs "
+                "were mixed"
+            )
+        return parent

@@ -1,0 +1,71 @@
+"""Removing segments that nothing needs any more."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from monolith.errors import StorageError
+from monolith.log.log_reader import LogReader
+from monolith.log.segment_info import segment_name
+
+__all__ = ["prune"]
+
+
+def prune(
+    folder: str | os.PathLike[str],
+    chains: Iterable[tuple[int, int]],
+    *,
+    min_age: float = 0.0,
+    clock: Callable[[], float] = time.time,
+) -> list[int]:
+    """Remove the segments that no chain needs, and return their numbers.
+
+    What is newer than every chain stays always: a run is adding to it, or a follower is reading it. A chain that is damaged or
+    has a hole is an error, and then nothing is removed. The oldest go first, so that being killed midway leaves a log that
+    begins a little later.
+
+    Args:
+        folder: the log's.
+        chains: pairs (since, to): the segments after `since`, where a snapshot is or 0, up to `to` must stay. None: nothing is
+            removed.
+        min_age: seconds since a segment was written for which it stays in any case, so that followers need not hurry.
+        clock: seconds since 1970.
+
+    Example:
+        >>> import tempfile
+        >>> from monolith.log import ChangeLog
+        >>> with tempfile.TemporaryDirectory() as folder, ChangeLog(folder, []) as log:
+        ...     _ = [log.commit(step=step) for step in (10, 20, 30, 40)]
+        ...     prune(folder, [(2, 3)])
+        [1, 2]
+    """
+    reader = LogReader(folder)
+    wanted = list(chains)
+    needed = {info.sequence for since, to in wanted for info in reader.chain(to, since)}
+    newest = max((to for _, to in wanted), default=0)
+    removed = []
+    for sequence in reader.sequences():
+        path = reader.folder / segment_name(sequence)
+        if sequence < newest and sequence not in needed and _age(path, clock()) >= min_age:
+            _remove(path)
+            removed.append(sequence)
+    return removed
+
+
+def _age(path: Path, now: float) -> float:
+    try:
+        return now - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be looked at: {error.strerror}") from error
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be removed: {error.strerror}") from error
