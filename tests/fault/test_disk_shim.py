@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from disk_shim import Disk, DiskShim, Op, contents_of, read_journal
+from disk_shim import Disk, DiskShim, Nursery, Op, contents_of, read_journal
 
 # Replaces one file again and again and says so each time. What the mistakes leave out or do wrong is marked.
 WRITER = """
@@ -252,3 +252,14 @@ def test_files_elsewhere_are_left_alone(shim_library: Path, root: Path) -> None:
 def test_old_files_of_the_folder_survive() -> None:
     disk = Disk({"old": b"kept", "folder": None, "folder/inside": b"also"})
     assert [disk.image(seed) for seed in range(10)] == [{"old": b"kept", "folder": None, "folder/inside": b"also"}] * 10
+
+
+def test_runs_of_a_nursery_are_apart(shim_library: Path, root: Path, tmp_path: Path) -> None:
+    with Nursery(shim_library, "nursery_job", tmp_path) as nursery:
+        ends = [
+            nursery.run(shim_for(shim_library, root, kill_at=kill_at), str(root), "some", kill_after=kill_after)
+            for kill_at, kill_after in ((0, None), (1, None), (2, None), (0, 0.0))
+        ]
+    assert [end.returncode for end in ends][:3] == [0, -9, -9]
+    assert ends[3].returncode in (0, -9)
+    assert [end.stdout for end in ends][:3] == [["wrote some"], [], []]

@@ -5,7 +5,8 @@
  *   - kill the process at its n-th change, a write after half of its data.
  * What a process writes to standard output goes into the journal too, as a mark: so the journal knows what had been promised.
  *
- *   DISK_SHIM_ROOT      absolute folder without symbolic links; unset = do nothing
+ * A program begins that by calling disk_shim_start, or is begun with these in its environment:
+ *   DISK_SHIM_ROOT      absolute folder without symbolic links
  *   DISK_SHIM_JOURNAL   file to append to, outside the folder
  *   DISK_SHIM_SEED, DISK_SHIM_ONE_IN   which changes fail
  *   DISK_SHIM_KILL_AT   1 = the first change
@@ -52,20 +53,14 @@ static uint64_t seed, one_in, kill_at, changes;
 static unsigned char tracked[MAX_FD];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static uint64_t number_from(const char* name) {
-  const char* text = getenv(name);
-  return text ? strtoull(text, NULL, 10) : 0;
-}
-
-__attribute__((constructor)) static void start(void) {
-  const char* folder = getenv("DISK_SHIM_ROOT");
-  const char* path = getenv("DISK_SHIM_JOURNAL");
-  if (!folder || strlen(folder) >= sizeof(root)) return;
-  seed = number_from("DISK_SHIM_SEED");
-  one_in = number_from("DISK_SHIM_ONE_IN");
-  kill_at = number_from("DISK_SHIM_KILL_AT");
-  if (path) {
-    long fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+/* 0 means: no faults, no death. An empty journal name means none. */
+void disk_shim_start(const char* folder, const char* journal_path, uint64_t fault_seed, uint64_t faults_one_in, uint64_t death) {
+  if (strlen(folder) >= sizeof(root)) _exit(125);
+  seed = fault_seed;
+  one_in = faults_one_in;
+  kill_at = death;
+  if (journal_path[0]) {
+    long fd = syscall(SYS_openat, AT_FDCWD, journal_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     /* Out of the way of programs that expect the lowest free descriptor. */
     journal = fd < 0 ? -1 : (int)syscall(SYS_fcntl, (int)fd, F_DUPFD_CLOEXEC, 900);
     if (journal < 0) {
@@ -76,6 +71,19 @@ __attribute__((constructor)) static void start(void) {
   }
   strcpy(root, folder);
   root_bytes = strlen(root);
+}
+
+static uint64_t number_from(const char* name) {
+  const char* text = getenv(name);
+  return text ? strtoull(text, NULL, 10) : 0;
+}
+
+__attribute__((constructor)) static void start_from_environment(void) {
+  const char* folder = getenv("DISK_SHIM_ROOT");
+  const char* path = getenv("DISK_SHIM_JOURNAL");
+  if (!folder) return;
+  disk_shim_start(folder, path ? path : "", number_from("DISK_SHIM_SEED"), number_from("DISK_SHIM_ONE_IN"),
+                  number_from("DISK_SHIM_KILL_AT"));
 }
 
 /* --- Names -------------------------------------------------------------------------------------------------------------- */

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 import pytest
 
@@ -55,3 +57,69 @@ class DiskShim:
         return subprocess.run(
             [sys.executable, *command], env=self.environment(), capture_output=True, text=True, timeout=timeout
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a run of a job ended."""
+
+    returncode: int
+    """Negative: the signal that ended it."""
+    stdout: list[str]
+    stderr: str
+
+
+class Nursery:
+    """Runs `main(arguments)` of a module in `tests/fault`, one process each; see nursery.py."""
+
+    def __init__(self, library: Path, module: str, scratch: Path) -> None:
+        tests = SOURCE.parents[2]
+        path = os.pathsep.join([str(tests), str(tests / "fault")])
+        self._scratch = scratch
+        self._process = subprocess.Popen(
+            [sys.executable, SOURCE.with_name("nursery.py"), module],
+            env=os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, shim: DiskShim, *arguments: str, kill_after: float | None = None) -> Ended:
+        """Run the job to its end, or kill it after some seconds."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        said, complained = self._scratch / "stdout", self._scratch / "stderr"
+        request = {
+            "arguments": arguments,
+            "kill_after": kill_after,
+            "stdout": str(said),
+            "stderr": str(complained),
+            "shim": {
+                "root": str(shim.root.resolve()),
+                "journal": str(shim.journal or ""),
+                "seed": shim.seed,
+                "one_in": shim.one_in,
+                "kill_at": shim.kill_at,
+            },
+        }
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer, "the nursery itself has died"
+        # A line without its end was not said: the process died before.
+        return Ended(
+            returncode=int(answer),
+            stdout=said.read_text().split("\n")[:-1],
+            stderr=complained.read_text(),
+        )
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
