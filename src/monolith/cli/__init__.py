@@ -1,4 +1,4 @@
-"""The command line: `monolith train`, `evaluate`, `predict`, `export`, `inspect`, `env`."""
+"""The command line: `monolith train`, `evaluate`, `predict`, `export`, `inspect`, `log`, `env`."""
 
 from __future__ import annotations
 

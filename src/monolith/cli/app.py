@@ -10,17 +10,28 @@ import typer
 from monolith.cli.env import env
 from monolith.cli.evaluate import evaluate
 from monolith.cli.export import export
+from monolith.cli.export_table import export_table
+from monolith.cli.import_table import import_table
 from monolith.cli.inspect import inspect
+from monolith.cli.log import log
 from monolith.cli.predict import predict
 from monolith.cli.signals import add_siguser1_handler
 from monolith.cli.train import train
-from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError, MonolithError, StorageError
+from monolith.errors import (
+    ConfigError,
+    CorruptFileError,
+    InvalidArgumentError,
+    LogGapError,
+    MonolithError,
+    StorageError,
+)
 
 __all__ = ["run"]
 
 _EXIT_CODES: dict[type[MonolithError], int] = {
     ConfigError: 2,
     InvalidArgumentError: 2,
+    LogGapError: 2,
     CorruptFileError: 3,
     StorageError: 4,
 }
@@ -41,8 +52,9 @@ def run(arguments: Sequence[str]) -> int:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for verb in (train, evaluate, predict, export, inspect, env):
+    for verb in (train, evaluate, predict, export, inspect, import_table, export_table, env):
         app.command()(verb)
+    app.add_typer(log)
     add_siguser1_handler()
     try:
         typer.main.get_command(app)(args=list(arguments), prog_name="monolith")

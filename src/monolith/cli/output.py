@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["show"]
+__all__ = ["plain", "show"]
 
 
 def show(answer: Mapping[str, object], *, as_json: bool, title: str | None = None) -> None:
     """Print `answer` to stdout; numbers JSON has no word for become null."""
     console = Console(highlight=False, soft_wrap=True)
     if as_json:
-        console.print(json.dumps(_json(answer), allow_nan=False), markup=False)
+        console.print(json.dumps(plain(answer), allow_nan=False), markup=False)
         return
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in _flat(answer):
@@ -43,9 +43,10 @@ def _text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _json(value: object) -> object:
+def plain(value: object) -> object:
+    """`value` as JSON can say it: a number that is infinite or not a number becomes null."""
     if isinstance(value, Mapping):
-        return {str(key): _json(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json(item) for item in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -82,7 +82,7 @@ class SegmentMeta(Config):
     parent: int = Field(ge=0, lt=2**63)
     parent_checksum: int | None = Field(ge=0, lt=2**32)
     step: int = Field(ge=0, lt=2**63)
-    time: float
+    time: float = Field(ge=0, lt=2**37)
     event_time: int = Field(ge=0, lt=2**32)
     kind: Literal["rows", "values"]
     has_dense: bool

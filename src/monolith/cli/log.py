@@ -1,0 +1,185 @@
+"""`monolith log list`, `verify`, `follow` and `history`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from monolith.cli.options import Json
+from monolith.cli.output import plain
+from monolith.errors import InvalidArgumentError
+from monolith.log import LogReader, RowChange, SegmentInfo, history
+
+__all__ = ["log"]
+
+Place = Annotated[Path, typer.Argument(help="The model_dir of a run, or the folder of its log.", metavar="FOLDER")]
+To = Annotated[int | None, typer.Option(help="Sequence number to stop at; by default the newest.", min=1)]
+
+log = typer.Typer(name="log", help="What changed in the tables, and when.", no_args_is_help=True)
+
+
+@log.command("list")
+def list_(folder: Place, as_json: Json = False) -> None:
+    """Print every segment: when it was written, what it continues, how much changed."""
+    reader = _open(folder)
+    segments = reader.segments()
+    line = _line(segments)
+    rows = [{**_described(info), "abandoned": info.sequence not in line} for info in segments]
+    if as_json:
+        _write_line({"folder": str(reader.folder), "segments": rows})
+    else:
+        _print_table(rows, title=str(reader.folder))
+
+
+@log.command()
+def verify(folder: Place, as_json: Json = False) -> None:
+    """Read every segment wholly and print those whose checksums, lengths or names are wrong; exit code 3 if there is one."""
+    checked, damaged = 0, []
+    for verdict in _open(folder).verify():
+        checked += 1
+        if verdict.error is not None:
+            damaged.append({"sequence": verdict.sequence, "error": verdict.error})
+    if as_json:
+        _write_line({"segments": checked, "damaged": damaged})
+    else:
+        for problem in damaged:
+            _console().print(f"damaged: {problem['error']}", markup=False)
+        _console().print(f"{checked:,} segments, {len(damaged):,} damaged")
+    if damaged:
+        raise typer.Exit(3)
+
+
+@log.command()
+def follow(
+    folder: Place,
+    since: Annotated[int | None, typer.Option(help="Begin after this sequence number; by default now.", min=0)] = None,
+    poll: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.01)] = 0.5,
+    count: Annotated[int | None, typer.Option(help="End after so many segments.", min=1)] = None,
+    as_json: Json = False,
+) -> None:
+    """Print each new segment as it is committed, until interrupted."""
+    reader = _open(folder)
+    left = count
+    try:
+        for segment in reader.follow(reader.newest if since is None else since, poll=poll):
+            described = _described(segment.info)
+            if as_json:
+                _write_line(described)
+            else:
+                _console().print(", ".join(f"{name} {_text(name, value)}" for name, value in described.items()))
+            left = None if left is None else left - 1
+            if left == 0:
+                return
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+# An id may be negative, and "-7" looks like an option.
+@log.command("history", context_settings={"ignore_unknown_options": True})
+def history_(
+    folder: Place,
+    id_: Annotated[int, typer.Argument(help="The id whose row is asked for.", metavar="ID")],
+    table: Annotated[str | None, typer.Option(help="Of this table alone.")] = None,
+    to: To = None,
+    as_json: Json = False,
+) -> None:
+    """Print when the row of an id changed, and to what."""
+    if not -(2**63) <= id_ < 2**63:
+        raise InvalidArgumentError(f"ID: expected an int64, got {id_}")
+    reader = _open(folder)
+    rows = [_change(change) for change in history(reader, id_, table=table, to=to)]
+    if as_json:
+        _write_line({"folder": str(reader.folder), "id": id_, "changes": rows})
+    else:
+        _print_table(rows, title=f"id {id_}: {len(rows):,} changes")
+
+
+def _open(folder: Path) -> LogReader:
+    inside = folder / "log"
+    reader = LogReader(inside if inside.is_dir() else folder)
+    if not reader.folder.is_dir():
+        raise InvalidArgumentError(
+            f"{folder}: expected a model_dir or the folder of a change log; there is no such folder"
+        )
+    return reader
+
+
+def _line(segments: Iterable[SegmentInfo]) -> set[int]:
+    """The numbers that lead to the newest segment."""
+    parents = {info.sequence: info.parent for info in segments}
+    line, sequence = set(), max(parents, default=0)
+    while sequence in parents:
+        line.add(sequence)
+        sequence = parents[sequence]
+    return line
+
+
+def _described(info: SegmentInfo) -> dict[str, object]:
+    return {
+        "sequence": info.sequence,
+        "parent": info.parent,
+        "step": info.step,
+        "time": info.time,
+        "event_time": info.event_time,
+        "rows": info.rows,
+        "erased": info.erased,
+        "bytes": info.size,
+        "kind": info.kind,
+        "dense": info.has_dense,
+        "source": info.has_source,
+    }
+
+
+def _change(change: RowChange) -> dict[str, object]:
+    return {
+        "sequence": change.sequence,
+        "step": change.step,
+        "time": change.time,
+        "table": change.table,
+        "erased": change.erased,
+        "event_time": change.event_time,
+        "norm": change.norm,
+        "values": change.values,
+        "slots": change.slots,
+    }
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def _write_line(answer: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(plain(answer), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _print_table(rows: list[dict[str, object]], *, title: str) -> None:
+    table = Table(*(rows[0] if rows else ()), title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(_text(name, value) for name, value in row.items()))
+    _console().print(table)
+
+
+def _text(name: str, value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float() if name == "time":
+            return datetime.fromtimestamp(value, UTC).isoformat(sep=" ", timespec="milliseconds")
+        case float():
+            return f"{value:.6g}"
+        case tuple():
+            return " ".join(f"{number:.6g}" for number in value)
+        case dict():
+            return "; ".join(f"{slot} {_text(slot, numbers)}" for slot, numbers in value.items())
+    return str(value)
