@@ -1,18 +1,20 @@
 """Every exception Monolith raises on purpose.
 
 MonolithError
-├── ConfigError (ValueError)           a configuration object cannot be built as asked
-├── InvalidArgumentError (ValueError)  a call's arguments do not fit the table or each other
-├── CorruptFileError                   a file is truncated, altered, too new, or made for another table
-├── DivergedError (ArithmeticError)    training met a NaN or infinite loss or gradient
-├── LogGapError                        the change log does not lead from one sequence number to another
-├── SchemaError (ValueError)           a record or table does not have the columns asked for
-└── StorageError (OSError)             the operating system refused an open, read, write, fsync or rename
+├── CheckpointMismatchError (ValueError) a checkpoint and the model do not fit together
+├── ConfigError (ValueError)             a configuration object cannot be built as asked
+├── InvalidArgumentError (ValueError)    a call's arguments do not fit the table or each other
+├── CorruptFileError                     a file is truncated, altered, too new, or made for another table
+├── DivergedError (ArithmeticError)      training met a NaN or infinite loss or gradient
+├── LogGapError                          the change log does not lead from one sequence number to another
+├── SchemaError (ValueError)             a record or table does not have the columns asked for
+└── StorageError (OSError)               the operating system refused an open, read, write, fsync or rename
 
 A message says where, what was expected, what came, and what to do next. After any of these nothing has been half-changed.
 """
 
 __all__ = [
+    "CheckpointMismatchError",
     "ConfigError",
     "CorruptFileError",
     "DivergedError",
@@ -26,6 +28,10 @@ __all__ = [
 
 class MonolithError(Exception):
     """Base of every error Monolith raises on purpose."""
+
+
+class CheckpointMismatchError(MonolithError, ValueError):
+    """A checkpoint and what is to be restored do not fit together; the message lists everything that does not."""
 
 
 class ConfigError(MonolithError, ValueError):
