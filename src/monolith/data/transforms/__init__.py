@@ -9,6 +9,7 @@ from monolith.data.transforms.expression import FilterByExpression
 from monolith.data.transforms.features import FeatureCombine, FidMask, LogBucketFid, MapId, SwitchSlot, combine_ids
 from monolith.data.transforms.field_labels import FillMultiRankOutput, MultiLabelGen, UseFieldAsLabel
 from monolith.data.transforms.filters import FilterByAction, FilterByFid, FilterByLabel, FilterByValue, RowFilter
+from monolith.data.transforms.hash_text import HashText
 from monolith.data.transforms.item_pool import ItemPool
 from monolith.data.transforms.labels import (
     AddAction,
@@ -38,6 +39,7 @@ __all__ = [
     "FilterByLabel",
     "FilterByText",
     "FilterByValue",
+    "HashText",
     "InstanceReweight",
     "ItemPool",
     "LabelNormalization",
