@@ -79,7 +79,7 @@ def test_a_save_waits_for_workers_and_lets_them_go() -> None:
     listener = BarrierSaverListener(barrier, sleep=sleep)
     listener.before_save(NOBODY, 3)
     assert (sleeps, barrier.unblocked()) == ([1.0], [])
-    listener.after_save(NOBODY, 3)
+    listener.after_cut(NOBODY, 3)
     worker.join(60)
     assert not worker.is_alive()
 
@@ -97,10 +97,20 @@ def test_a_save_goes_on_without_a_worker_that_does_not_come(caplog: pytest.LogCa
     assert "workers [1]" in caplog.text
 
 
+def test_a_save_that_failed_lets_them_go_too() -> None:
+    barrier = LocalBarrier(1)
+    listener = BarrierSaverListener(barrier)
+    listener.before_save(NOBODY, 3)
+    assert barrier.is_placed()
+    listener.after_save(NOBODY, 3)
+    assert not barrier.is_placed()
+
+
 def test_a_barrier_of_someone_else_is_left_alone() -> None:
     barrier = LocalBarrier(1)
     barrier.place("Stop")
     listener = BarrierSaverListener(barrier)
     listener.before_save(NOBODY, 3)
+    listener.after_cut(NOBODY, 3)
     listener.after_save(NOBODY, 3)
     assert barrier.is_placed()

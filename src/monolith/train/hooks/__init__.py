@@ -1,6 +1,7 @@
 """Hooks: code that runs at the moments of a training run."""
 
 from monolith.train.hooks.barrier import BarrierHook, BarrierSaverListener
+from monolith.train.hooks.checkpoint import NoFirstSaveCheckpointSaverHook
 from monolith.train.hooks.feature_statistics import ColumnStatistics, FeatureStatisticsHook, column_statistics
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.log import LoggingHook
@@ -29,6 +30,7 @@ __all__ = [
     "Hook",
     "LoggingHook",
     "NanGuardHook",
+    "NoFirstSaveCheckpointSaverHook",
     "ProfilerHook",
     "ProgressHook",
     "ProgressReport",

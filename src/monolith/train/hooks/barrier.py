@@ -42,7 +42,7 @@ class BarrierHook(Hook):
 
 
 class BarrierSaverListener(CheckpointSaverListener):
-    """In the chief, best as a guard listener: place a barrier before a save, remove it after.
+    """In the chief, best as a guard listener: place a barrier before a save, remove it when the state is taken, or cannot be.
 
     A save does not wait for ever: after `max_pending_seconds` it goes on and logs who is not held. A barrier that someone else
     has placed is left to them.
@@ -85,8 +85,15 @@ class BarrierSaverListener(CheckpointSaverListener):
                 self.max_pending_seconds,
             )
 
+    def after_cut(self, trainer: Trainer, step: int) -> None:
+        """Let them go: writing does not need them to stand still."""
+        self._release()
+
     def after_save(self, trainer: Trainer, step: int) -> None:
-        """Let them go, if this listener holds them."""
+        """Let them go, should the save have failed before the cut."""
+        self._release()
+
+    def _release(self) -> None:
         if self._placed:
             self._placed = False
             self._barrier.remove()

@@ -13,14 +13,14 @@ __all__ = ["CheckpointSaverListener"]
 class CheckpointSaverListener:
     """Subclass it and override the moments you need.
 
-    Order of one save: `before_save` of every listener, the save, `after_save` of every listener, all in the order they were
-    given; a save that is tried again starts over with `before_save`. When the run ends, after the last save, `end` of every
-    listener in the same order.
+    Order of one save: `before_save` of every listener, the cut, `after_cut` of every listener, writing, `after_save` of every
+    listener, all in the order they were given; a save that is tried again starts over with `before_save`. When the run ends,
+    after the last save, `end` of every listener in the same order. All of it in the training thread, between steps; a save
+    that is written in the background lets steps pass between `after_cut` and `after_save`.
 
-    Guard listeners stand around all tries: `before_save` of each in order, the tries, `after_save` of each in reverse order,
-    whatever has happened in between. An error in a guard's own methods is logged and stops nothing.
-
-    Where a save goes on in the background, `after_save` runs when it is durable, still in the training thread.
+    Guard listeners stand around all tries: `before_save` of each in order, `after_cut` of each in reverse order as soon as the
+    state is taken, `after_save` of each in reverse order, whatever has happened in between. An error in a guard's own methods
+    is logged and stops nothing.
 
     Example:
         >>> class Announce(CheckpointSaverListener):
@@ -33,6 +33,9 @@ class CheckpointSaverListener:
 
     def before_save(self, trainer: Trainer, step: int) -> None:
         """The state of `step` is about to be saved; raise to keep it from being."""
+
+    def after_cut(self, trainer: Trainer, step: int) -> None:
+        """The state of `step` is taken: what happens from now on is not part of it."""
 
     def after_save(self, trainer: Trainer, step: int) -> None:
         """The state of `step` is saved and durable; `trainer.request_stop` ends the run here."""

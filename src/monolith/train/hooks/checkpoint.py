@@ -1,0 +1,295 @@
+"""Save while a model trains: every so often, when asked, and at the end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from monolith.errors import InvalidArgumentError
+from monolith.train.hooks.hook import Hook
+from monolith.train.hooks.save_listener import CheckpointSaverListener
+from monolith.train.hooks.save_timer import SecondOrStepTimerWithTideSetting
+
+if TYPE_CHECKING:
+    from monolith.train.trainer import StepResult, Trainer
+
+__all__ = ["NoFirstSaveCheckpointSaverHook", "PendingSave", "TrainerSaver", "log_metric"]
+
+ATTEMPTS = 2
+"""How often a save is tried before it counts as failed."""
+
+Metric = Callable[[str, float, Mapping[str, str]], None]
+"""Called with name, value and tags."""
+
+_log = logging.getLogger(__name__)
+
+
+class PendingSave(Protocol):
+    """A save whose content is decided and which is not written yet."""
+
+    def finish(self) -> str:
+        """Write it, on any thread; its path once it is durable. An `OSError` means that it may be tried again."""
+
+
+class TrainerSaver(Protocol):
+    """What a hook saves with."""
+
+    @property
+    def mode(self) -> Literal["full", "dense_only"]:
+        """What is saved: everything, or everything but the tables."""
+
+    def is_saved(self, trainer: Trainer) -> bool:
+        """Whether the state the trainer is in has been saved, by whichever hook."""
+
+    def begin(self, trainer: Trainer) -> PendingSave:
+        """Take the state as it is now, between two steps."""
+
+
+def log_metric(name: str, value: float, tags: Mapping[str, str]) -> None:
+    """Write a metric to Python's log.
+
+    Example:
+        >>> log_metric("save_checkpoint", 1, {"mode": "full"})
+    """
+    _log.info("%s %s = %g", name, dict(tags), value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attempt:
+    step: int
+    number: int
+    started: float
+    written: Future[str]
+
+
+class NoFirstSaveCheckpointSaverHook(Hook):
+    """Saves every `save_secs` seconds or `save_steps` steps, when `trigger_save` is called, and when the run ends.
+
+    A save takes the state between two steps and is written on a thread while training goes on; at most one at a time, a later
+    one waits its turn. It is tried again once after an `OSError`; a second one ends the run, or with `ignore_save_errors` is
+    logged. A state that has been saved is not saved again: a dense-only save is left out at a step with a full one.
+
+    At the end of a run that broke, what is being written is finished and nothing new is saved.
+
+    Args:
+        saver: takes and writes the state.
+        save_secs: seconds between two saves; give this or `save_steps`, or neither to save only when asked and at the end.
+        save_steps: steps between two saves.
+        no_first_save: do not save at the start of a run, before its first step.
+        listeners: see `CheckpointSaverListener`.
+        guard_listeners: stand around all tries of a save, and are always called when it ends.
+        ignore_save_errors: go on training without the save.
+        background: False writes before the next step.
+        on_metric: told "save_checkpoint" (1) and "save_checkpoint_time" (seconds), tagged with the mode, after each save.
+        clock: seconds since 1970.
+        tide: settings of the window of `SecondOrStepTimerWithTideSetting`: `tide_start_hour` and so on.
+
+    Example:
+        >>> from monolith.train import RunConfig, Trainer
+        >>> config = RunConfig(save_checkpoints_steps=1000)         # the trainer has such a hook by itself, with a model_dir
+    """
+
+    def __init__(
+        self,
+        saver: TrainerSaver,
+        *,
+        save_secs: float | None = None,
+        save_steps: int | None = None,
+        no_first_save: bool = True,
+        listeners: Sequence[CheckpointSaverListener] = (),
+        guard_listeners: Sequence[CheckpointSaverListener] = (),
+        ignore_save_errors: bool = False,
+        background: bool = True,
+        on_metric: Metric = log_metric,
+        clock: Callable[[], float] = time.time,
+        tide: Mapping[str, int | None] | None = None,
+    ) -> None:
+        self.timer: SecondOrStepTimerWithTideSetting | None = None
+        if save_secs is not None or save_steps is not None:
+            settings = {name: value for name, value in (tide or {}).items() if value is not None}
+            self.timer = SecondOrStepTimerWithTideSetting(
+                every_secs=save_secs, every_steps=save_steps, clock=clock, **settings
+            )
+        self._saver, self._no_first_save = saver, no_first_save
+        self._listeners, self._guards = tuple(listeners), tuple(guard_listeners)
+        self._ignore_save_errors, self._background = ignore_save_errors, background
+        self._on_metric, self._clock = on_metric, clock
+        self._running: _Attempt | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._requests: list[Future[None]] = []
+        self._training_thread: int | None = None
+        self._lock = threading.Lock()
+
+    def after_start(self, trainer: Trainer) -> None:
+        """Begin to count; save unless told not to."""
+        self._training_thread = threading.get_ident()
+        for listener in (*self._guards, *self._listeners):
+            listener.begin(trainer)
+        if self.timer is not None:
+            self.timer.reset()
+            self.timer.update_last_triggered_step(trainer.step)
+        if not self._no_first_save:
+            self._save(trainer)
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        """Look after the save that is being written; start one that is due or asked for."""
+        self._advance(trainer)
+        self._serve_requests(trainer)
+        if self._running is None and self.timer is not None and self.timer.should_trigger_for_step(trainer.step):
+            self._start(trainer)
+            if not self._background:
+                self._advance(trainer, wait=True)
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Finish what is being written; after a run that did not break, save the state it ended in."""
+        try:
+            if error is not None:
+                self._finish_after(error, trainer)
+                return
+            self._advance(trainer, wait=True)
+            self._serve_requests(trainer)
+            if self._saver.mode == "full":
+                self._save(trainer)
+            for listener in self._listeners:
+                listener.end(trainer, trainer.step)
+        finally:
+            self._training_thread = None
+            self._refuse_requests()
+            if self._threads is not None:
+                self._threads.shutdown()
+                self._threads = None
+
+    def trigger_save(self, trainer: Trainer, *, timeout: float | None = None) -> None:
+        """Save now; returns when it is durable. An error is raised here even if save errors are ignored.
+
+        In the training thread, in a hook for one, it is done at once; any other thread waits until the step being made is over.
+        """
+        if threading.get_ident() == self._training_thread or self._training_thread is None:
+            self._save_loudly(trainer)
+            return
+        request: Future[None] = Future()
+        with self._lock:
+            self._requests.append(request)
+        request.result(timeout)
+
+    def _save_loudly(self, trainer: Trainer) -> None:
+        quiet, self._ignore_save_errors = self._ignore_save_errors, False
+        try:
+            self._advance(trainer, wait=True)
+            self._save(trainer)
+        finally:
+            self._ignore_save_errors = quiet
+
+    def _serve_requests(self, trainer: Trainer) -> None:
+        with self._lock:
+            requests, self._requests = self._requests, []
+        if not requests:
+            return
+        try:
+            self._save_loudly(trainer)
+        except OSError as error:
+            # Theirs to deal with: they asked for it.
+            for request in requests:
+                request.set_exception(error)
+            return
+        for request in requests:
+            request.set_result(None)
+
+    def _refuse_requests(self) -> None:
+        with self._lock:
+            requests, self._requests = self._requests, []
+        for request in requests:
+            request.set_exception(InvalidArgumentError("trigger_save: the run has ended without this save"))
+
+    def _save(self, trainer: Trainer) -> None:
+        self._start(trainer)
+        self._advance(trainer, wait=True)
+
+    def _start(self, trainer: Trainer) -> None:
+        if self.timer is not None:
+            self.timer.update_last_triggered_step(trainer.step)
+        if self._saver.is_saved(trainer):
+            return
+        for guard in self._guards:
+            _call_guard(guard.before_save, trainer, trainer.step)
+        self._attempt(trainer, 1)
+
+    def _attempt(self, trainer: Trainer, number: int) -> None:
+        step, started = trainer.step, self._clock()
+        try:
+            for listener in self._listeners:
+                listener.before_save(trainer, step)
+            pending = self._saver.begin(trainer)
+            for listener in self._listeners:
+                listener.after_cut(trainer, step)
+            written = self._pool().submit(pending.finish)
+        except OSError as error:
+            written = Future()
+            written.set_exception(error)
+        except BaseException:
+            self._release_guards(trainer, step)
+            raise
+        for guard in reversed(self._guards):
+            _call_guard(guard.after_cut, trainer, step)
+        self._running = _Attempt(step=step, number=number, started=started, written=written)
+
+    def _advance(self, trainer: Trainer, *, wait: bool = False) -> None:
+        """Take the result of the save that is being written, if it is there; try again if it failed."""
+        while self._running is not None and (wait or self._running.written.done()):
+            done, self._running = self._running, None
+            try:
+                path = done.written.result()
+                for listener in self._listeners:
+                    listener.after_save(trainer, done.step)
+            except OSError as error:
+                if done.number < ATTEMPTS:
+                    _log.warning("saving step %d failed, trying again: %s", done.step, error)
+                    self._attempt(trainer, done.number + 1)
+                    continue
+                self._release_guards(trainer, done.step)
+                if not self._ignore_save_errors:
+                    raise
+                _log.error("saving step %d failed %d times, training goes on: %s", done.step, ATTEMPTS, error)
+            except BaseException:
+                self._release_guards(trainer, done.step)
+                raise
+            else:
+                self._release_guards(trainer, done.step)
+                self._report(done, path)
+
+    def _report(self, done: _Attempt, path: str) -> None:
+        tags = {"mode": self._saver.mode}
+        _log.info("saved step %d as %s", done.step, path)
+        self._on_metric("save_checkpoint", 1, tags)
+        self._on_metric("save_checkpoint_time", self._clock() - done.started, tags)
+
+    def _finish_after(self, error: BaseException, trainer: Trainer) -> None:
+        """The run broke: let what is being written end, and keep its own error from hiding why the run broke."""
+        done, self._running = self._running, None
+        if done is None:
+            return
+        failure = done.written.exception()
+        if failure is not None:
+            _log.error("saving step %d failed as well: %s", done.step, failure)
+        self._release_guards(trainer, done.step)
+
+    def _release_guards(self, trainer: Trainer, step: int) -> None:
+        for guard in reversed(self._guards):
+            _call_guard(guard.after_save, trainer, step)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="monolith-save")
+        return self._threads
+
+
+def _call_guard(moment: Callable[[Trainer, int], None], trainer: Trainer, step: int) -> None:
+    try:
+        moment(trainer, step)
+    except Exception:
+        _log.exception("a guard listener failed at step %d", step)
