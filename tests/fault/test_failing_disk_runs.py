@@ -1,0 +1,30 @@
+"""Danger: a disk that is full or broken now and then takes what was kept with it, or makes a save look kept that is not."""
+
+from __future__ import annotations
+
+import pytest
+from campaigns import Campaign, cut_power, fail_often
+
+
+def test_one_change_in_128_fails(campaign: Campaign) -> None:
+    fail_often(campaign, runs=6, steps=12, seed=1)
+
+
+def test_one_change_in_16_fails(campaign: Campaign) -> None:
+    assert fail_often(campaign, runs=4, steps=12, seed=2, one_in=16) > 4
+
+
+def test_a_failing_disk_loses_power(campaign: Campaign) -> None:
+    assert cut_power(campaign, cuts=60, steps=10, seed=3, one_in=24) == 60
+
+
+@pytest.mark.slow
+def test_one_change_in_128_fails_for_long(campaign: Campaign) -> None:
+    assert fail_often(campaign, runs=60, steps=40, seed=4) > 20
+
+
+@pytest.mark.slow
+def test_a_failing_disk_loses_power_for_long(campaign: Campaign) -> None:
+    for seed in range(10):
+        assert cut_power(campaign, cuts=100, steps=20, seed=seed, one_in=128) == 100
+        campaign.start_again()
