@@ -1,4 +1,4 @@
-"""The command line: `monolith train`, `evaluate`, `predict`, `export`, `inspect`, `log`, `env`."""
+"""The command line: `train`, `evaluate`, `predict`, `export`, `inspect`, `import-table`, `export-table`, `log`, `env`."""
 
 from __future__ import annotations
 

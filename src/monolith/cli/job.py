@@ -30,7 +30,7 @@ from monolith.features.batch import Batch
 from monolith.train import Estimator, RunConfig
 from monolith.train.estimator import Mode
 
-__all__ = ["Job", "JobConfig", "load_job"]
+__all__ = ["Job", "JobConfig", "load_job", "read_yaml"]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 
@@ -85,7 +85,7 @@ def load_job(target: str, sets: Sequence[str] = (), flags: Mapping[str, object] 
         Traceback (most recent call last):
         monolith.errors.ConfigError: RunConfig.clip_nrom: unknown field; did you mean 'clip_norm'?
     """
-    tree = _read(target) if target.endswith((".yaml", ".yml")) else {"model": target}
+    tree = read_yaml(target) if target.endswith((".yaml", ".yml")) else {"model": target}
     for assignment in sets:
         _assign(tree, assignment)
     run: object = tree.pop("run", {})
@@ -97,7 +97,8 @@ def load_job(target: str, sets: Sequence[str] = (), flags: Mapping[str, object] 
     return JobConfig.from_json(json.dumps({**tree, "run": settings.model_dump(mode="json")}))
 
 
-def _read(path: str) -> dict[str, Any]:
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The fields in a YAML file; a `ConfigError` if it has none."""
     try:
         tree = yaml.safe_load(Path(path).read_text())
     except OSError as error:

@@ -46,9 +46,10 @@ def find_shards(prefix: str) -> list[str]:
         )
     (shards,) = totals
     parts = {int(match[1]): match[0] for match in found}
-    missing = [shard for shard in range(shards) if shard not in parts][:3]
-    if missing or len(parts) != len(found) or len(parts) != shards:
-        what = shard_name(base, missing[0], shards) + " is missing" if missing else "two files for one part"
+    # The first gap is at most as far as there are files, whatever number a name claims.
+    missing = next((shard for shard in range(shards) if shard not in parts), None)
+    if missing is not None or len(found) != shards:
+        what = "two files for one part" if missing is None else f"{shard_name(base, missing, shards)} is missing"
         raise CorruptFileError(f"{prefix}: expected {shards} parts, found {len(found)}: {what}; copy the dump again")
     return [f"{folder}/{parts[shard]}" if folder else parts[shard] for shard in range(shards)]
 

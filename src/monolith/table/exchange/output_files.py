@@ -48,7 +48,8 @@ def replacing_files(paths: Sequence[Path]) -> Iterator[list[IO[bytes]]]:
         raise StorageError(f"{error.filename or paths[0]}: cannot write: {error.strerror or error}") from error
     finally:
         for path in temporary:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # most often it has its name by now
+                path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

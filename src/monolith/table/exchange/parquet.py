@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,8 @@ from monolith.table.exchange.rows import RowColumns, fresh_slots, insert, row_ba
 __all__ = ["export_parquet", "import_parquet"]
 
 _CONFIG = b"monolith.table_config"
-_SEAL = "monolith.table_rows"
+_SEAL = b"monolith.table_rows"
+_SLOT = re.compile(r"\d+/\w+")
 _BATCH = 65536
 
 
@@ -43,8 +46,8 @@ def export_parquet(table: EmbeddingTable, path: str | Path, *, progress: Progres
         >>> columns, len(copy)
         (['ids', 'times', 'values', '0/norm'], 2)
     """
-    target, seal = Path(path), _Seal()
-    schema = _schema(table).with_metadata({_CONFIG: table.config.model_dump_json()})
+    target, described = Path(path), table.config.model_dump_json()
+    seal, schema = _Seal(described.encode()), _schema(table).with_metadata({_CONFIG: described})
     with (
         replacing_files([target]) as (file,),
         pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer,
@@ -54,26 +57,31 @@ def export_parquet(table: EmbeddingTable, path: str | Path, *, progress: Progres
             seal.add(rows)
             if progress:
                 progress(seal.rows, max(seal.rows, len(table)))
-        writer.add_key_value_metadata({_SEAL: seal.text()})
+        writer.add_key_value_metadata({_SEAL.decode(): seal.text()})
     return target
 
 
 def import_parquet(
-    path: str | Path, config: TableConfig | None = None, *, progress: Progress | None = None
+    path: str | Path,
+    config: TableConfig | None = None,
+    *,
+    optimizer_state: bool = True,
+    progress: Progress | None = None,
 ) -> EmbeddingTable:
     """A new table from a Parquet file with the columns of `export_parquet`, written by us or by anyone.
 
     Args:
         path: the file.
-        config: the table to build; None takes the one in the file. Slots that the file lacks start fresh, all or none;
-            `times` may be missing too.
+        config: the table to build; None takes the one in the file.
+        optimizer_state: False takes the weights only. A file without any slot is read as if it were False; one without
+            `times` as if they were 0.
         progress: called with the rows read so far, and with all there are.
 
     Raises `SchemaError` for columns that do not fit the table, `CorruptFileError` for a damaged file.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            return _read(file, str(path), config, progress)
+            return _read(file, str(path), config, optimizer_state, progress)
     except FileNotFoundError as error:
         raise StorageError(f"{path}: cannot read: {error.strerror}") from error
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
@@ -84,21 +92,23 @@ def import_parquet(
         raise CorruptFileError(f"{path}: damaged, or not a Parquet file: {error}") from None
 
 
-def _read(file: pq.ParquetFile, name: str, config: TableConfig | None, progress: Progress | None) -> EmbeddingTable:
-    metadata = file.schema_arrow.metadata or {}
+def _read(
+    file: pq.ParquetFile, name: str, config: TableConfig | None, optimizer_state: bool, progress: Progress | None
+) -> EmbeddingTable:
+    metadata = file.metadata.metadata or {}
+    seal = _Seal(metadata.get(_CONFIG, b""))
     config = config or _stored_config(metadata, name)
     fresh = fresh_slots(config)
-    columns = _columns(file.schema_arrow, fresh, name)
-    table, seal = EmbeddingTable(config), _Seal()
+    columns = _columns(file.schema_arrow, fresh if optimizer_state else {}, name)
+    table = EmbeddingTable(config)
     for batch in file.iter_batches(_BATCH, columns=columns):
         rows = _rows(batch, config, fresh, name)
         insert(table, rows)
         seal.add(rows, columns)
         if progress:
             progress(seal.rows, file.metadata.num_rows)
-    stored = (file.metadata.metadata or {}).get(_SEAL.encode())
-    if stored is not None:
-        seal.check(stored, name)
+    if _SEAL in metadata:
+        seal.check(metadata[_SEAL], file.schema_arrow.names, name)
     return table
 
 
@@ -111,14 +121,18 @@ def _stored_config(metadata: dict[bytes, bytes], name: str) -> TableConfig:
         raise CorruptFileError(f"{name}: its configuration cannot be read: {error}") from None
 
 
-def _columns(schema: pa.Schema, fresh: dict[str, np.ndarray], name: str) -> list[str]:
-    """The columns to read; slots all or none, because half of an optimizer's state is worse than none."""
+def _columns(schema: pa.Schema, slots: Iterable[str], name: str) -> list[str]:
+    """The columns to read; the state of other optimizers, or half of one, is refused rather than left out."""
     there = set(schema.names)
-    slots = [slot for slot in fresh if slot in there]
-    missing = sorted({"ids", "values"} - there) or (sorted(set(fresh) - there) if slots else [])
+    stateful = any(_SLOT.fullmatch(column) for column in there)
+    wanted = ["ids", "values", *(slots if stateful else ())]
+    missing = [column for column in wanted if column not in there]
     if missing:
-        raise SchemaError(f"{name}: no column {missing[0]!r}; it has {', '.join(sorted(there))}")
-    return ["ids", *(["times"] if "times" in there else []), "values", *slots]
+        raise SchemaError(
+            f"{name}: no column {missing[0]!r}; it has {', '.join(sorted(there))}. "
+            "For other optimizers, import without optimizer state"
+        )
+    return [*wanted, "times"] if "times" in there else wanted
 
 
 def _rows(batch: pa.RecordBatch, config: TableConfig, fresh: dict[str, np.ndarray], name: str) -> RowColumns:
@@ -180,24 +194,27 @@ def _record_batch(rows: RowColumns, schema: pa.Schema) -> pa.RecordBatch:
 class _Seal:
     """What was written, in numbers: Parquet checks its pages, but not the footer that says where they lie."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: bytes) -> None:
         self.rows = 0
+        self._config = zlib.crc32(config)
         self._sums: dict[str, int] = {}
 
-    def add(self, rows: RowColumns, columns: list[str] | None = None) -> None:
+    def add(self, rows: RowColumns, columns: Iterable[str] | None = None) -> None:
         named = {"ids": rows.ids, "times": rows.times, "values": rows.values, **rows.slots}
         self.rows += len(rows.ids)
         for column in columns or named:
             self._sums[column] = zlib.crc32(np.ascontiguousarray(named[column]).data, self._sums.get(column, 0))
 
     def text(self) -> str:
-        return json.dumps({"rows": self.rows, "crc32": self._sums})
+        return json.dumps({"rows": self.rows, "config": self._config, "crc32": self._sums})
 
-    def check(self, stored: bytes, name: str) -> None:
+    def check(self, stored: bytes, columns: list[str], name: str) -> None:
+        """Hold what was read against what was written, in a file that has `columns`."""
         try:
             seal = json.loads(stored)
-            same = seal["rows"] == self.rows and all(seal["crc32"].get(c) == s for c, s in self._sums.items())
-        except (ValueError, KeyError, TypeError, AttributeError):
+            same = (seal["rows"], seal["config"]) == (self.rows, self._config) and set(seal["crc32"]) <= set(columns)
+            same = same and all(seal["crc32"][column] == found for column, found in self._sums.items())
+        except (ValueError, KeyError, TypeError):
             same = False
         if not same:
             raise CorruptFileError(f"{name}: the rows are not those that were written; the file is damaged")

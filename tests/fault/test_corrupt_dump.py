@@ -1,0 +1,106 @@
+"""Danger: a damaged file of the original, or a damaged Parquet file, that crashes the process or becomes other rows.
+
+Every damaged file must end in a typed error or in exactly the rows that were written. For a dump without a count the rows of
+whole records at its beginning are also right: a file cut between two records is a shorter file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from comparison import float32
+from dumps import sorted_rows
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.errors import CorruptFileError, MonolithError
+from monolith.table import Adagrad, Adam
+from monolith.table.exchange import (
+    export_dump,
+    export_multi_dump,
+    export_parquet,
+    import_dump,
+    import_multi_dump,
+    import_parquet,
+)
+from monolith.testing import bit_flips, scrambles, truncations
+
+CONFIG = TableConfig(name="t", segments=(Segment(dim=3, optimizer=Adagrad()), Segment(dim=2, optimizer=Adam())))
+OTHER = TableConfig(name="u", segments=(Segment(dim=1),))
+
+
+def table(config: TableConfig, rows: int = 40) -> EmbeddingTable:
+    made = EmbeddingTable(config)
+    grads = np.random.default_rng(7).normal(size=(rows, made.dim))
+    made.apply_gradients(np.arange(rows) * 12345, float32(grads), event_time=1_700_000_000)
+    return made
+
+
+def damages(data: bytes, count: int) -> Iterator[tuple[str, bytes]]:
+    return chain(
+        bit_flips(data, count=count), truncations(data, count=count, seed=1), scrambles(data, count=count, seed=2)
+    )
+
+
+def refused(file: Path, read: Callable[[], EmbeddingTable], count: int) -> dict[str, EmbeddingTable]:
+    """Damage `file` in many ways; returns the tables that were read all the same."""
+    good = file.read_bytes()
+    accepted: dict[str, EmbeddingTable] = {}
+    tried = 0
+    for what, damaged in damages(good, count):
+        file.write_bytes(damaged)
+        tried += 1
+        try:
+            accepted[what] = read()
+        except MonolithError:
+            continue
+        except Exception as error:
+            raise AssertionError(f"{what}: {type(error).__name__} instead of an error of ours") from error
+    file.write_bytes(good)
+    assert tried > 2 * count
+    return accepted
+
+
+def is_part_of(some: EmbeddingTable, whole: EmbeddingTable) -> bool:
+    rows, expected = sorted_rows(some), sorted_rows(whole)
+    there = np.isin(expected["ids"], rows["ids"])
+    return all(np.array_equal(rows[name], column[there]) for name, column in expected.items())
+
+
+def test_single_table_dump(tmp_path: Path) -> None:
+    original = table(CONFIG)
+    (file,) = export_dump(original, str(tmp_path / "t"))
+    accepted = refused(file, lambda: import_dump(str(tmp_path / "t"), CONFIG), 300)
+    # Whole records removed or repeated.
+    assert all(is_part_of(each, original) for each in accepted.values()), list(accepted)
+    assert len(accepted) < 60
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_multi_table_dump(which: int, tmp_path: Path) -> None:
+    original = table(CONFIG)
+    files = export_multi_dump([original, table(OTHER)], str(tmp_path / "all"))
+    configs = {"t": CONFIG, "u": OTHER}
+    accepted = refused(files[which], lambda: import_multi_dump(str(tmp_path / "all"), configs)["t"], 300)
+    assert accepted == {}
+
+
+def test_parquet(tmp_path: Path) -> None:
+    original = table(CONFIG)
+    file = export_parquet(original, tmp_path / "t.parquet")
+    accepted = refused(file, lambda: import_parquet(file), 300)
+    for what, each in accepted.items():
+        assert (len(each), each.config) == (len(original), CONFIG), what
+        assert is_part_of(each, original), what
+
+
+def test_lengths_that_ask_for_all_memory(tmp_path: Path) -> None:
+    original = table(CONFIG)
+    data, _ = export_multi_dump([original], str(tmp_path / "all"))
+    for header in (b"\xff\xff\xff\xff", b"\x0f\xff\xff\xff", b"\x00\x00\x00\x05\xff\xff\xff\xff\x0f"):
+        data.write_bytes(header + data.read_bytes()[len(header) :])
+        with pytest.raises(CorruptFileError, match="snappy block"):
+            import_multi_dump(str(tmp_path / "all"), {"t": CONFIG})
