@@ -24,17 +24,18 @@ class Job(Protocol):
 class Campaign:
     """One job, the folder it works in, and what it has promised so far."""
 
-    def __init__(self, library: Path, job: str, scratch: Path) -> None:
-        self.job = cast(Job, import_module(f"jobs.{job}"))
-        self.library, self.scratch = library, scratch
+    def __init__(self, nursery: Nursery, scratch: Path) -> None:
+        self.job = cast(Job, import_module(nursery.module))
+        self.nursery, self.scratch = nursery, scratch
         self.folder, self.journal = scratch / "folder", scratch / "journal"
         self.folder.mkdir()
-        self.nursery = Nursery(library, f"jobs.{job}", scratch)
         self.kept = 0
 
     def run(self, last: int, *, journal: bool = False, kill_after: float | None = None, **faults: int) -> Ended:
         """Let the job work until step `last` or its death; a death by another signal than SIGKILL is an error."""
-        shim = DiskShim(library=self.library, root=self.folder, journal=self.journal if journal else None, **faults)
+        shim = DiskShim(
+            library=self.nursery.library, root=self.folder, journal=self.journal if journal else None, **faults
+        )
         ended = self.nursery.run(shim, str(self.folder), str(last), kill_after=kill_after)
         assert ended.returncode in (0, 1, -9), f"died of signal {-ended.returncode}: {ended.stderr}"
         self.kept = promised(ended.stdout, self.kept)
@@ -54,14 +55,10 @@ class Campaign:
 
     def start_again(self) -> None:
         """Forget everything."""
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         self.journal.unlink(missing_ok=True)
         self.kept = 0
-
-    def close(self) -> None:
-        """End the nursery."""
-        self.nursery.__exit__(None, None, None)
 
 
 def promised(lines: Iterable[str], before: int = 0) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from campaigns import JOBS, Campaign
-from disk_shim import compile_shim
+from disk_shim import Nursery, compile_shim
 
 
 @pytest.fixture(scope="session")
@@ -16,9 +16,16 @@ def shim_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_shim(tmp_path_factory.mktemp("shim"))
 
 
-@pytest.fixture(params=JOBS)
-def campaign(request: pytest.FixtureRequest, shim_library: Path, tmp_path: Path) -> Iterator[Campaign]:
+@pytest.fixture(scope="session", params=JOBS)
+def nursery(
+    request: pytest.FixtureRequest, shim_library: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Nursery]:
+    """Runs each of the jobs."""
+    with Nursery(shim_library, f"jobs.{request.param}", tmp_path_factory.mktemp("nursery")) as made:
+        yield made
+
+
+@pytest.fixture
+def campaign(nursery: Nursery, tmp_path: Path) -> Campaign:
     """A campaign against each of the jobs."""
-    made = Campaign(shim_library, request.param, tmp_path)
-    yield made
-    made.close()
+    return Campaign(nursery, tmp_path)

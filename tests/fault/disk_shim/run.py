@@ -75,6 +75,7 @@ class Nursery:
     def __init__(self, library: Path, module: str, scratch: Path) -> None:
         tests = SOURCE.parents[2]
         path = os.pathsep.join([str(tests), str(tests / "fault")])
+        self.library, self.module = library, module
         self._scratch = scratch
         self._process = subprocess.Popen(
             [sys.executable, SOURCE.with_name("nursery.py"), module],
