@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from types import TracebackType
 
@@ -29,12 +30,17 @@ class BoundedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Without waiting: a pipe under this name may never have a writer.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             raise LogGapError(f"{path}: is not there; it was removed by retention, or lost") from None
         except OSError as error:
             raise StorageError(f"{path}: cannot be opened: {error.strerror}") from error
-        self.size = os.fstat(self._descriptor).st_size
+        found = os.fstat(self._descriptor)
+        self.size = found.st_size
+        if not stat.S_ISREG(found.st_mode):
+            os.close(self._descriptor)
+            raise StorageError(f"{path}: is not a file")
 
     def __enter__(self) -> BoundedFile:
         return self

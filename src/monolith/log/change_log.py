@@ -92,9 +92,6 @@ class ChangeLog:
         except BaseException:
             self._lock.release()
             raise
-        self.complete = self._parent > 0 or not any(map(len, self._tables))
-        """Whether the log alone leads to the tables: they were empty when it began, or continue `parent`. A snapshot is needed
-        otherwise."""
         for table in self._tables:
             table.track_changes()
 
@@ -102,6 +99,11 @@ class ChangeLog:
     def sequence(self) -> int:
         """The last sequence number committed here, or the one continued: the parent of the next commit."""
         return self._parent
+
+    @property
+    def complete(self) -> bool:
+        """Whether this line of the log alone leads to the tables: they were empty when it began. Else it needs a snapshot."""
+        return self._complete
 
     @property
     def busy(self) -> bool:
@@ -188,8 +190,12 @@ class ChangeLog:
         if parent is not None:
             _check_whole("parent", parent, 2**63)
         self._parent = newest if parent is None else parent
-        self._parent_checksum = reader.info(self._parent).checksum if self._parent in there else None
+        continued = reader.info(self._parent) if self._parent in there else None
+        self._parent_checksum = None if continued is None else continued.checksum
         self._next = max(newest, self._parent) + 1
+        self._complete = (
+            not any(map(len, self._tables)) if self._parent == 0 else continued is None or continued.complete
+        )
 
     def _cut(self, step: int, source: State, event_time: int, dense: Mapping[str, State] | None) -> _Cut:
         if not self._lock.held:
@@ -217,6 +223,7 @@ class ChangeLog:
             time=float(self._clock()),
             event_time=event_time or max((table.state.max_event_time for table in tables), default=0),
             kind=self._kind,
+            complete=self._complete,
             has_dense="dense" in state,
             has_source="source" in state,
             tables=tuple(tables),

@@ -21,6 +21,7 @@ from monolith.log.segment_format import (
     PieceHeader,
     SegmentMeta,
     StateHeader,
+    add_to_digest,
     footer_size,
     meta_size,
     unpack_footer,
@@ -155,7 +156,7 @@ class Segment:
         rows, erased = [0] * len(widths), [0] * len(widths)
         for _ in range(self._footer.pieces):
             head = file.bytes(position, PIECE_SIZE, end=end)
-            header, digest = unpack_piece_header(head, where, tables=len(widths)), _core.crc32c(head, digest)
+            header, digest = unpack_piece_header(head, where, tables=len(widths)), add_to_digest(head, digest)
             pieces.append(_Piece(header=header, offset=position + PIECE_SIZE))
             rows[header.table] += header.rows
             erased[header.table] += header.erased
@@ -163,7 +164,7 @@ class Segment:
         state = None
         if self._footer.state_size:
             head = file.bytes(position, STATE_SIZE, end=end)
-            state, digest = unpack_state_header(head, where), _core.crc32c(head, digest)
+            state, digest = unpack_state_header(head, where), add_to_digest(head, digest)
             position += STATE_SIZE
         state_size = 0 if state is None else state.structure_size + state.tensors_size
         counted = Footer(
@@ -217,6 +218,7 @@ def _info(path: Path, size: int, meta: SegmentMeta, footer: Footer) -> SegmentIn
         time=meta.time,
         event_time=meta.event_time,
         kind=meta.kind,
+        complete=meta.complete,
         has_dense=meta.has_dense,
         has_source=meta.has_source,
         tables=tuple(tables),

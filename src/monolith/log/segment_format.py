@@ -28,6 +28,7 @@ __all__ = [
     "StateHeader",
     "TableMeta",
     "TableStateMeta",
+    "add_to_digest",
     "footer_size",
     "meta_size",
     "pack_footer",
@@ -85,6 +86,7 @@ class SegmentMeta(Config):
     time: float = Field(ge=0, lt=2**37)
     event_time: int = Field(ge=0, lt=2**32)
     kind: Literal["rows", "values"]
+    complete: bool
     has_dense: bool
     has_source: bool
     tables: tuple[TableMeta, ...]
@@ -127,7 +129,7 @@ class Footer:
     erased: tuple[int, ...]
     """By table."""
     digest: int
-    """CRC-32C of the header's checksum and of all headers of pieces and state, in their order."""
+    """CRC-32C of the header's checksum and of the headers of all pieces and of the state, in their order."""
     checksum: int = field(default=0, compare=False)
     """CRC-32C of the footer, known once it is packed: stands for the whole file."""
 
@@ -143,6 +145,14 @@ def unseal(data: bytes, where: str) -> bytes:
     if len(data) < CRC_SIZE or _CRC.unpack_from(data, len(body))[0] != _core.crc32c(body):
         raise CorruptFileError(f"{where}: its checksum is wrong; the file is damaged")
     return body
+
+
+def add_to_digest(header: bytes, digest: int) -> int:
+    """The digest of everything so far and of the sealed `header` of one more part.
+
+    Its checksum is left out: a CRC over something and its own CRC is the same for everything.
+    """
+    return int(_core.crc32c(header[:-CRC_SIZE], digest))
 
 
 def pack_header(meta: SegmentMeta) -> bytes:

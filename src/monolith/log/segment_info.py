@@ -85,6 +85,8 @@ class SegmentInfo:
     """The newest event time trained by then, seconds since 1970."""
     kind: Literal["rows", "values"]
     """`rows`: whole rows, with optimizer state; `values`: float32 values alone."""
+    complete: bool
+    """Whether the tables were empty when this line of the log began, so that its chain from 0 has all their rows."""
     has_dense: bool
     """Whether the dense state is in it, so that a run can be restored to this moment."""
     has_source: bool

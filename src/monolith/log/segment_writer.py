@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from monolith import _core
+from monolith.errors import InvalidArgumentError
 from monolith.log.segment import Segment
 from monolith.log.segment_format import (
     CRC_SIZE,
@@ -20,6 +21,7 @@ from monolith.log.segment_format import (
     PieceHeader,
     SegmentMeta,
     StateHeader,
+    add_to_digest,
     pack_footer,
     pack_header,
     pack_piece_header,
@@ -86,15 +88,16 @@ def _write_parts(descriptor: int, meta: SegmentMeta, changes: Iterable[Changes],
     digest = _core.crc32c(header[-CRC_SIZE:])
     pieces, rows, erased = 0, [0] * len(meta.tables), [0] * len(meta.tables)
     for piece in _bounded(changes):
+        _check_shape(piece, meta.tables[piece.table].row_bytes)
         head = _write_piece(descriptor, piece)
-        digest = _core.crc32c(head, digest)
+        digest = add_to_digest(head, digest)
         pieces += 1
         rows[piece.table] += len(piece.ids)
         erased[piece.table] += len(piece.erased)
     state_size = 0
     if state is not None:
         head, state_size = _write_state(descriptor, state)
-        digest = _core.crc32c(head, digest)
+        digest = add_to_digest(head, digest)
     _write(
         descriptor,
         pack_footer(
@@ -109,6 +112,15 @@ def _bounded(changes: Iterable[Changes]) -> Iterator[Changes]:
         for begin in range(0, max(len(ids), len(erased)), MAX_PIECE):
             part = slice(begin, begin + MAX_PIECE)
             yield Changes(table, ids[part], times[part], rows[part], erased[part])
+
+
+def _check_shape(piece: Changes, row_bytes: int) -> None:
+    """A reader finds its way by these numbers: writing others would lose the rows behind them."""
+    shapes = (piece.times.shape, piece.rows.shape, piece.erased.ndim)
+    if shapes != (piece.ids.shape, (len(piece.ids), row_bytes), 1):
+        raise InvalidArgumentError(
+            f"rows: expected [{len(piece.ids)}, {row_bytes}] and a time for each, got {piece.rows.shape}, {piece.times.shape}"
+        )
 
 
 def _write_piece(descriptor: int, piece: Changes) -> bytes:
