@@ -1,0 +1,68 @@
+"""The processes of a job: who is in it, where they are, and what the scheduler that started them says and wants to hear.
+
+Clients of ZooKeeper, Consul and Primus are imported when they are used, not before.
+"""
+
+from monolith.cluster.cluster_spec import ClusterSpec, Task, parse_tf_config
+from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType, retry_with_socket_error
+from monolith.cluster.file_discovery import HostServiceDiscovery
+from monolith.cluster.mlp import MLPEnv
+from monolith.cluster.mlp_roles import DataServers, HandOver, mlp_pass
+from monolith.cluster.mpi import (
+    add_mpi_exception_hook,
+    get_mpi_local_rank,
+    get_mpi_local_size,
+    get_mpi_rank,
+    get_mpi_size,
+)
+from monolith.cluster.net import (
+    AddressFamily,
+    NodeAliveChecker,
+    check_port,
+    concat_ip_and_port,
+    get_local_ip,
+    get_local_server_addr,
+    is_ipv4_supported,
+    is_ipv6_address,
+    split_address,
+)
+from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
+from monolith.cluster.yarn import (
+    create_primus_save_point,
+    get_local_host,
+    maybe_finish_application,
+    maybe_kill_application,
+)
+
+__all__ = [
+    "AddressFamily",
+    "ClusterSpec",
+    "DataServers",
+    "HandOver",
+    "HostServiceDiscovery",
+    "MLPEnv",
+    "NodeAliveChecker",
+    "ServiceDiscovery",
+    "ServiceDiscoveryType",
+    "Task",
+    "TfConfigServiceDiscovery",
+    "add_mpi_exception_hook",
+    "check_port",
+    "concat_ip_and_port",
+    "create_primus_save_point",
+    "get_local_host",
+    "get_local_ip",
+    "get_local_server_addr",
+    "get_mpi_local_rank",
+    "get_mpi_local_size",
+    "get_mpi_rank",
+    "get_mpi_size",
+    "is_ipv4_supported",
+    "is_ipv6_address",
+    "maybe_finish_application",
+    "maybe_kill_application",
+    "mlp_pass",
+    "parse_tf_config",
+    "retry_with_socket_error",
+    "split_address",
+]

@@ -1,0 +1,83 @@
+"""`ClusterSpec`: who is in a job, as a value; and the JSON text TF_CONFIG that schedulers describe it with."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from monolith.cluster.net import split_address
+from monolith.config import Config
+from monolith.errors import ConfigError, InvalidArgumentError
+
+__all__ = ["ClusterSpec", "Task", "parse_tf_config"]
+
+Addresses = tuple[str, ...]
+
+
+class Task(Config):
+    """Which process of the job this one is."""
+
+    type: str
+    """Name of its job: `chief`, `ps`, `worker`, or one that only its scheduler knows."""
+    index: Annotated[int, Field(ge=0)] = 0
+    """Its place in the list of addresses of that job."""
+
+
+class ClusterSpec(Config):
+    """The addresses of a job. Two are equal exactly when nothing has changed.
+
+    Example:
+        >>> cluster = ClusterSpec(chief=("h0:1",), ps=("h1:1", "h2:1"), worker=("h3:1",))
+        >>> cluster.query("worker")
+        {0: 'h0:1', 1: 'h3:1'}
+    """
+
+    chief: Annotated[Addresses, Field(max_length=1)] = ()
+    """Worker 0, if the scheduler lists it apart."""
+    ps: Addresses = ()
+    """Parameter servers, by index."""
+    worker: Addresses = ()
+    """The other workers, by index; all of them if there is no chief."""
+
+    @model_validator(mode="after")
+    def _addresses_are_addresses(self) -> Self:
+        for address in (*self.chief, *self.ps, *self.worker):
+            split_address(address)
+        return self
+
+    def query(self, name: str) -> dict[int, str]:
+        """Addresses of the `ps` or the `worker`s by index; the chief is worker 0."""
+        if name not in ("ps", "worker"):
+            raise InvalidArgumentError(f"name: expected 'ps' or 'worker', got {name!r}")
+        return dict(enumerate(self.ps if name == "ps" else self.chief + self.worker))
+
+    def tf_config(self, task: Task) -> str:
+        """The text of TF_CONFIG for the process `task`; `parse_tf_config` reads it."""
+        jobs = {name: list(addresses) for name, addresses in self if addresses}
+        return json.dumps({"cluster": jobs, "task": task.model_dump()}, sort_keys=True)
+
+
+def parse_tf_config(text: str) -> tuple[ClusterSpec, Task]:
+    """What a TF_CONFIG says; jobs and keys beside ours are left out, anything that does not fit is a `ConfigError`.
+
+    Example:
+        >>> parse_tf_config('{"cluster": {"ps": ["h1:1"], "worker": ["h2:1"]}, "task": {"type": "ps", "index": 0}}')
+        (ClusterSpec(chief=(), ps=('h1:1',), worker=('h2:1',)), Task(type='ps', index=0))
+    """
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"TF_CONFIG: expected JSON, {error}; got {text[:200]!r}") from None
+    cluster, task = (_part(values, name) for name in ("cluster", "task"))
+    jobs = {name: cluster[name] for name in ClusterSpec.model_fields if name in cluster}
+    own = {name: task[name] for name in Task.model_fields if name in task}
+    return ClusterSpec.from_json(json.dumps(jobs)), Task.from_json(json.dumps(own))
+
+
+def _part(values: object, name: str) -> dict[str, object]:
+    part = values.get(name) if isinstance(values, dict) else None
+    if not isinstance(part, dict):
+        raise ConfigError(f'TF_CONFIG: expected an object with the keys "cluster" and "task", got {values!r}')
+    return part

@@ -1,0 +1,118 @@
+"""`ServiceDiscovery`: how the processes of a job find each other. One interface, one module per back end."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import Enum
+from types import TracebackType
+from typing import Self, TypeVar
+
+from monolith.cluster.net import split_address
+from monolith.errors import InvalidArgumentError
+
+__all__ = ["ServiceDiscovery", "ServiceDiscoveryType", "retry_with_socket_error"]
+
+_logger = logging.getLogger(__name__)
+# Names become parts of paths and tags: nothing that means something else there.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_TRIES = 5
+_MAX_BACKOFF_SECS = 5.0
+
+Result = TypeVar("Result")
+
+
+class ServiceDiscoveryType(Enum):
+    """The back ends a configuration can ask for."""
+
+    PRIMUS = 1
+    """TF_CONFIG, which Primus and others set."""
+    CONSUL = 2
+    """Consul."""
+    ZK = 3
+    """ZooKeeper."""
+    MLP = 4
+    """The environment of the MLP scheduler."""
+
+
+class ServiceDiscovery(ABC):
+    """Tells others the address of this process, and this process those of others.
+
+    A process is `index` of the service `name`, as in ps 0, ps 1, worker 0. All methods may be called from any thread.
+
+    Example:
+        >>> import tempfile
+        >>> from monolith.cluster import HostServiceDiscovery
+        >>> with tempfile.TemporaryDirectory() as folder, HostServiceDiscovery(folder) as discovery:
+        ...     discovery.register("ps", 0, "10.0.0.7:2222")
+        ...     discovery.query("ps")
+        {0: '10.0.0.7:2222'}
+    """
+
+    @abstractmethod
+    def register(self, name: str, index: int, addr: str) -> None:
+        """Announce that `index` of `name` is at `addr`, instead of wherever it was; it is visible on return."""
+
+    @abstractmethod
+    def deregister(self, name: str, index: int, addr: str) -> None:
+        """Take back the announcement of `index` of `name`, if it is still of `addr`: a successor's stays."""
+
+    @abstractmethod
+    def query(self, name: str) -> dict[int, str]:
+        """Addresses of a service by index, in order; empty if nobody has announced one."""
+
+    @abstractmethod
+    def deregister_all(self) -> None:
+        """Take back every announcement of the job, whoever made it."""
+
+    def close(self) -> None:  # noqa: B027 - most back ends hold nothing open
+        """Stop announcing and let go of connections and threads; calling it again is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def check_entry(name: str, index: int, addr: str) -> tuple[str, int]:
+    """Host and port of `addr`; `InvalidArgumentError` if the three are not what `register` takes."""
+    check_name(name)
+    if index < 0:
+        raise InvalidArgumentError(f"index: expected a number from 0, got {index}")
+    return split_address(addr)
+
+
+def check_name(name: str) -> None:
+    """`InvalidArgumentError` if `name` cannot be that of a service."""
+    if not _NAME.fullmatch(name):
+        raise InvalidArgumentError(f"name: expected letters, digits, _ and -, beginning with a letter, got {name!r}")
+
+
+def retry_with_socket_error(
+    call: Callable[[], Result],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    uniform: Callable[[float, float], float] = random.uniform,
+) -> Result:
+    """What `call` returns, tried five times when the network fails (OSError), after random waits of up to five seconds.
+
+    The last failure is raised.
+
+    Example:
+        >>> retry_with_socket_error(lambda: "answer")
+        'answer'
+    """
+    for attempt in range(1, _TRIES):
+        try:
+            return call()
+        except OSError as error:
+            _logger.warning("attempt %d of %d failed: %s", attempt, _TRIES, error)
+            sleep(uniform(0, _MAX_BACKOFF_SECS))
+    return call()

@@ -1,0 +1,173 @@
+"""Addresses, `host:port` or `[ipv6]:port`: of this machine, of others, and whether anyone answers there."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+
+from monolith.errors import InvalidArgumentError
+
+__all__ = [
+    "AddressFamily",
+    "NodeAliveChecker",
+    "check_port",
+    "concat_ip_and_port",
+    "get_local_ip",
+    "get_local_server_addr",
+    "is_ipv4_supported",
+    "is_ipv6_address",
+    "split_address",
+]
+
+_logger = logging.getLogger(__name__)
+_PAUSE_SECS = 0.1
+# Time the kernel needs to answer for a port of this machine, whatever is left of the caller's own.
+_SHORTEST_CONNECT_SECS = 0.001
+
+Connect = Callable[[str, int, float], None]
+"""Connects to (host, port) within seconds and hangs up, or raises OSError."""
+
+
+class AddressFamily(StrEnum):
+    """The two kinds of addresses, as configurations name them."""
+
+    IPV4 = "ipv4"
+    IPV6 = "ipv6"
+
+
+def is_ipv6_address(ip: str) -> bool:
+    """Whether `ip` is an IPv6 address; a name is not.
+
+    Example:
+        >>> is_ipv6_address("::1"), is_ipv6_address("127.0.0.1"), is_ipv6_address("localhost")
+        (True, False, False)
+    """
+    try:
+        return ipaddress.ip_address(ip).version == 6
+    except ValueError:
+        return False
+
+
+def concat_ip_and_port(ip: str, port: int | str) -> str:
+    """`ip:port`, an IPv6 address in brackets.
+
+    Example:
+        >>> concat_ip_and_port("127.0.0.1", 10), concat_ip_and_port("::1", 10)
+        ('127.0.0.1:10', '[::1]:10')
+    """
+    return f"[{ip}]:{port}" if is_ipv6_address(ip) else f"{ip}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[ipv6]:port`; anything else is an `InvalidArgumentError`.
+
+    Example:
+        >>> split_address("ps-0.example:2222"), split_address("[::1]:10")
+        (('ps-0.example', 2222), ('::1', 10))
+    """
+    host, _, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    named = bool(host) and not set(host) & set("[]/ \t\r\n,") and bracketed == (":" in host)
+    if not (named and port.isascii() and port.isdecimal() and int(port) <= 65535):
+        raise InvalidArgumentError(f"address: expected host:port, or [host]:port with an IPv6 address, got {address!r}")
+    return host, int(port)
+
+
+def get_local_ip() -> str:
+    """The first address this machine's own name stands for, IPv6 if there is no other; OSError if there is none."""
+    name = socket.gethostname()
+    try:
+        found = socket.getaddrinfo(name, None)
+    except socket.gaierror:
+        found = socket.getaddrinfo(name, None, family=socket.AF_INET6)
+    return str(found[0][4][0])
+
+
+def is_ipv4_supported() -> bool:
+    """Whether this machine's own address is an IPv4 one."""
+    return not is_ipv6_address(get_local_ip())
+
+
+def get_local_server_addr(port: int) -> str:
+    """The address at which others reach a server on `port` of this machine."""
+    return concat_ip_and_port(get_local_ip(), port)
+
+
+def _connect(host: str, port: int, timeout: float) -> None:
+    socket.create_connection((host, port), timeout).close()
+
+
+def check_port(
+    host: str,
+    port: int,
+    timeout: float = 1.0,
+    *,
+    connect: Connect = _connect,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Whether someone accepts a connection at `host`, a name or address, within `timeout` seconds; tried again until then."""
+    deadline = clock() + timeout
+    while True:
+        try:
+            connect(host.strip("[]"), port, max(deadline - clock(), _SHORTEST_CONNECT_SECS))
+        except OSError:
+            if clock() + _PAUSE_SECS >= deadline:
+                return False
+            sleep(_PAUSE_SECS)
+        else:
+            return True
+
+
+class NodeAliveChecker:
+    """Tries to connect to every address at once; the answers are there when it is built.
+
+    Example:
+        >>> import socket
+        >>> with socket.create_server(("127.0.0.1", 0)) as server:
+        ...     address = f"127.0.0.1:{server.getsockname()[1]}"
+        ...     NodeAliveChecker([address]).all_nodes_alive()
+        True
+    """
+
+    def __init__(
+        self, addrs: Sequence[str], timeout: float = 1.0, num_thread: int = 10, *, connect: Connect = _connect
+    ) -> None:
+        """Give each of `addrs` `timeout` seconds; `num_thread` are tried at a time."""
+        if num_thread < 1:
+            raise InvalidArgumentError(f"num_thread: expected at least 1, got {num_thread}")
+        self._addrs = list(addrs)
+        targets = {address: split_address(address) for address in self._addrs}
+
+        def ping(address: str) -> bool:
+            try:
+                connect(*targets[address], timeout)
+            except OSError as error:
+                _logger.warning("cannot connect to %s: %s", address, error)
+                return False
+            return True
+
+        with ThreadPoolExecutor(max_workers=num_thread, thread_name_prefix="ping") as pool:
+            self._alive = dict(zip(targets, pool.map(ping, targets), strict=True))
+
+    def all_nodes_alive(self) -> bool:
+        """Whether everyone answered."""
+        return all(self._alive.values())
+
+    def get_alive_nodes(self) -> list[str]:
+        """Who answered, in the order given."""
+        return [address for address, alive in self._alive.items() if alive]
+
+    def get_dead_nodes(self) -> list[str]:
+        """Who did not answer, in the order given."""
+        return [address for address, alive in self._alive.items() if not alive]
+
+    def get_addrs(self) -> list[str]:
+        """All addresses that were asked for."""
+        return list(self._addrs)
