@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import filesize
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +37,7 @@ def list_(folder: Place, as_json: Json = False) -> None:
     if as_json:
         _write_line({"folder": str(reader.folder), "segments": rows})
     else:
-        _print_table(rows, title=str(reader.folder))
+        _print_table([_for_people(row) for row in rows], title=str(reader.folder))
 
 
 @log.command()
@@ -74,7 +75,7 @@ def follow(
             if as_json:
                 _write_line(described)
             else:
-                _console().print(", ".join(f"{name} {_text(name, value)}" for name, value in described.items()))
+                _console().print("  ".join(f"{name} {text}" for name, text in _for_people(described).items() if text))
             left = None if left is None else left - 1
             if left == 0:
                 return
@@ -95,11 +96,12 @@ def history_(
     if not -(2**63) <= id_ < 2**63:
         raise InvalidArgumentError(f"ID: expected an int64, got {id_}")
     reader = _open(folder)
-    rows = [_change(change) for change in history(reader, id_, table=table, to=to)]
+    changes = list(history(reader, id_, table=table, to=to))
     if as_json:
-        _write_line({"folder": str(reader.folder), "id": id_, "changes": rows})
+        _write_line({"folder": str(reader.folder), "id": id_, "changes": [_change(change) for change in changes]})
     else:
-        _print_table(rows, title=f"id {id_}: {len(rows):,} changes")
+        rows = [_change_for_people(change) for change in changes]
+        _print_table(rows, title=f"id {id_}: {len(rows):,} changes in {reader.folder}")
 
 
 def _open(folder: Path) -> LogReader:
@@ -161,25 +163,36 @@ def _write_line(answer: Mapping[str, object]) -> None:
     sys.stdout.flush()
 
 
-def _print_table(rows: list[dict[str, object]], *, title: str) -> None:
-    table = Table(*(rows[0] if rows else ()), title=title, title_justify="left")
+def _print_table(rows: list[dict[str, str]], *, title: str) -> None:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in rows[0] if rows else ():
+        words = name in ("time", "table", "values", "notes")
+        table.add_column(name, justify="left" if words else "right", no_wrap=name != "values")
     for row in rows:
-        table.add_row(*(_text(name, value) for name, value in row.items()))
+        table.add_row(*row.values())
     _console().print(table)
 
 
-def _text(name: str, value: object) -> str:
-    match value:
-        case None:
-            return "-"
-        case bool():
-            return "yes" if value else "no"
-        case float() if name == "time":
-            return datetime.fromtimestamp(value, UTC).isoformat(sep=" ", timespec="milliseconds")
-        case float():
-            return f"{value:.6g}"
-        case tuple():
-            return " ".join(f"{number:.6g}" for number in value)
-        case dict():
-            return "; ".join(f"{slot} {_text(slot, numbers)}" for slot, numbers in value.items())
-    return str(value)
+def _for_people(described: Mapping[str, object]) -> dict[str, str]:
+    """A line of the list: numbers to read, and a word for what is not always so."""
+    numbers = {name: f"{described[name]:,}" for name in ("sequence", "parent", "step", "rows", "erased")}
+    notes = [name for name in ("dense", "source", "abandoned") if described.get(name)]
+    if described["kind"] == "values":
+        notes.append("values only")
+    size = filesize.decimal(int(str(described["bytes"])))
+    return {**numbers, "size": size, "time": _time(described["time"]), "notes": ", ".join(notes)}
+
+
+def _change_for_people(change: RowChange) -> dict[str, str]:
+    return {
+        "sequence": f"{change.sequence:,}",
+        "step": f"{change.step:,}",
+        "time": _time(change.time),
+        "table": change.table,
+        "norm": "" if change.norm is None else f"{change.norm:.6g}",
+        "values": "erased" if change.values is None else " ".join(f"{value:.4g}" for value in change.values),
+    }
+
+
+def _time(seconds: object) -> str:
+    return datetime.fromtimestamp(float(str(seconds)), UTC).strftime("%Y-%m-%d %H:%M:%S")

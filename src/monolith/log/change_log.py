@@ -171,10 +171,10 @@ class ChangeLog:
 
     def _open_folder(self) -> WriterLock:
         try:
-            new = not self.folder.exists()
+            new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
             self.folder.mkdir(parents=True, exist_ok=True)
-            if new:
-                sync_folder(self.folder.parent)
+            for path in new:
+                sync_folder(path.parent)
             lock = WriterLock(self.folder)
             remove_unfinished(self.folder)
         except OSError as error:
@@ -202,8 +202,10 @@ class ChangeLog:
             raise InvalidArgumentError(f"{self.folder}: this log is closed; open it again to commit")
         _check_whole("step", step, 2**63)
         _check_whole("event_time", event_time, 2**32)
-        state = {name: part for name, part in (("dense", dense), ("source", source)) if part is not None}
-        packed = pack_state({**state, "dense": dict(dense)} if dense is not None else state) if state else None
+        state: dict[str, State] = {} if dense is None else {"dense": dict(dense)}
+        if source is not None:
+            state["source"] = source
+        packed = pack_state(state, "commit") if state else None
         cuts: list[TableCut] = []
         try:
             for table in self._tables:
