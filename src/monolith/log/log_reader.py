@@ -88,25 +88,37 @@ class LogReader:
         if not 0 <= since <= to:
             raise InvalidArgumentError(f"since: expected a sequence number in [0, to = {to}], got {since}")
         found: list[SegmentInfo] = []
-        while to > since:
-            found.append(self._parent_of(found[-1]) if found else self.info(to))
-            to = found[-1].parent
-        if to != since:
+        if to > since:
+            for info in self.back_from(to):
+                found.append(info)
+                if info.parent <= since:
+                    break
+        if found and found[-1].parent != since:
             raise LogGapError(
-                f"{self.folder}: sequence {found[0].sequence} does not continue {since}, which was abandoned for {to}; "
+                f"{self.folder}: sequence {to} does not continue {since}, which was abandoned for {found[-1].parent}; "
                 "start from a snapshot or checkpoint"
             )
         return found[::-1]
 
+    def back_from(self, to: int) -> Iterator[SegmentInfo]:
+        """Segment `to`, its parent, and so on to the beginning; `LogGapError` where one is missing."""
+        info = self.info(to)
+        yield info
+        while info.parent:
+            info = self._parent_of(info)
+            yield info
+
     def line(self, to: int | None = None) -> list[SegmentInfo]:
         """The segments that lead to `to` (None: the newest), as far back as there are files, oldest first."""
+        found: list[SegmentInfo] = []
         sequence = self.newest if to is None else to
-        found = [self.info(sequence)] if sequence else []
-        while found and found[-1].parent:
-            try:
-                found.append(self._parent_of(found[-1]))
-            except LogGapError:
-                break
+        if sequence == 0:
+            return found
+        try:
+            found.extend(self.back_from(sequence))
+        except LogGapError:
+            if not found:
+                raise
         return found[::-1]
 
     def restore_points(self, to: int | None = None) -> list[SegmentInfo]:

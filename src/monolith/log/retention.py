@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from monolith.errors import StorageError
+from monolith.errors import LogGapError, StorageError
 from monolith.log.log_reader import LogReader
 from monolith.log.segment_info import segment_name
 
@@ -23,9 +24,9 @@ def prune(
 ) -> list[int]:
     """Remove the segments that no chain needs, and return their numbers.
 
-    What is newer than every chain stays always: a run is adding to it, or a follower is reading it. A chain that is damaged or
-    has a hole is an error, and then nothing is removed. The oldest go first, so that being killed midway leaves a log that
-    begins a little later.
+    What is newer than every chain stays always, and so does what leads from a chain or snapshot to the newest segment: a run is
+    adding to it, or a follower is reading it. A chain that is damaged or has a hole is an error, and then nothing is removed.
+    The oldest go first, so that being killed midway leaves a log that begins a little later.
 
     Args:
         folder: the log's.
@@ -46,6 +47,8 @@ def prune(
     wanted = list(chains)
     needed = {info.sequence for since, to in wanted for info in reader.chain(to, since)}
     newest = max((to for _, to in wanted), default=0)
+    if wanted:
+        needed |= _newest_line(reader, needed | {since for since, _ in wanted})
     removed = []
     for sequence in reader.sequences():
         path = reader.folder / segment_name(sequence)
@@ -53,6 +56,17 @@ def prune(
             _remove(path)
             removed.append(sequence)
     return removed
+
+
+def _newest_line(reader: LogReader, known: set[int]) -> set[int]:
+    """What leads from `known` to the newest segment. It need not be newer than all chains: a run may have gone back."""
+    found: set[int] = set()
+    with suppress(LogGapError):  # where the line begins
+        for info in reader.back_from(reader.newest):
+            if info.sequence in known:
+                break
+            found.add(info.sequence)
+    return found
 
 
 def _age(path: Path, now: float) -> float:
