@@ -33,6 +33,8 @@ from monolith.cluster.yarn import (
     maybe_finish_application,
     maybe_kill_application,
 )
+from monolith.cluster.zookeeper import clear_zk_path, default_zk_servers, get_zk_auth_data, is_ipv6_only
+from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 
 __all__ = [
     "AddressFamily",
@@ -46,10 +48,13 @@ __all__ = [
     "ServiceDiscoveryType",
     "Task",
     "TfConfigServiceDiscovery",
+    "ZKServiceDiscovery",
     "add_mpi_exception_hook",
     "check_port",
+    "clear_zk_path",
     "concat_ip_and_port",
     "create_primus_save_point",
+    "default_zk_servers",
     "get_local_host",
     "get_local_ip",
     "get_local_server_addr",
@@ -57,8 +62,10 @@ __all__ = [
     "get_mpi_local_size",
     "get_mpi_rank",
     "get_mpi_size",
+    "get_zk_auth_data",
     "is_ipv4_supported",
     "is_ipv6_address",
+    "is_ipv6_only",
     "maybe_finish_application",
     "maybe_kill_application",
     "mlp_pass",

@@ -1,0 +1,183 @@
+"""`ZKServiceDiscovery`: processes announce themselves in ZooKeeper, and vanish from it when they die."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from monolith.cluster.discovery import ServiceDiscovery, check_entry, check_name
+from monolith.cluster.net import split_address
+from monolith.cluster.zookeeper import close_zk_client, import_kazoo, job_path, make_zk_client, start_zk_client
+from monolith.cluster.zookeeper_entries import ZKEntries
+from monolith.errors import DiscoveryError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from kazoo.protocol.states import WatchedEvent
+
+__all__ = ["ZKServiceDiscovery"]
+
+_logger = logging.getLogger(__name__)
+_REGISTRATION_PERIOD_SECS = 1800.0
+
+
+class ZKServiceDiscovery(ServiceDiscovery):
+    """Each process is an ephemeral node `/monolith/<job>/<name>.<index>` with its address: it lives as long as its session.
+
+    `query` answers from a copy that watches keep up to date, also while ZooKeeper is away. One thread keeps the announcements
+    of this process right: again every `registration_period_secs`, and when a session was lost and another one begins. A
+    process whose place a successor has taken meanwhile gives it up.
+    """
+
+    def __init__(
+        self,
+        job_name: str,
+        zk_server: str | None = None,
+        max_tries: int = 3,
+        delay: float = 5.0,
+        *,
+        registration_period_secs: float = _REGISTRATION_PERIOD_SECS,
+        session_secs: float = 10.0,
+        start_secs: float = 15.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Connect; `DiscoveryError` if nobody answers within `start_secs`.
+
+        A call that ZooKeeper does not answer is tried again `max_tries` times, `delay` seconds later and later.
+        """
+        exceptions, retry, handlers = (import_kazoo(name) for name in ("exceptions", "retry", "handlers.threading"))
+        self._failures = (exceptions.KazooException, handlers.KazooTimeoutError, retry.RetryFailedError)
+        self._retry = retry.KazooRetry(max_tries=max_tries, delay=delay, ignore_expire=True, sleep_func=sleep)
+        path = job_path(job_name)
+        self._client = make_zk_client(zk_server, session_secs=session_secs)
+        self._entries = ZKEntries(self._client, path, answer_secs=start_secs)
+        self._period, self._delay, self._clock = registration_period_secs, delay, clock
+        # Held while nodes are written and read: a late announcement must not undo a withdrawal, nor an older copy of the
+        # nodes replace a newer one.
+        self._lock = threading.Lock()
+        self._own: dict[tuple[str, int], str] = {}
+        self._known: dict[str, dict[int, str]] = {}
+        self._wake = threading.Event()
+        self._renew = False
+        self._closed = threading.Event()
+        self._client.add_listener(self._session_changed)
+        start_zk_client(self._client, start_secs)
+        self._keeper = threading.Thread(target=self._keep, name=f"zookeeper {path}", daemon=True)
+        try:
+            with self._changing():
+                pass
+        except BaseException:
+            close_zk_client(self._client)
+            raise
+        self._keeper.start()
+
+    def register(self, name: str, index: int, addr: str) -> None:
+        """Announce this process, instead of whoever had its place; `DiscoveryError` if ZooKeeper does not take it."""
+        check_entry(name, index, addr)
+        with self._changing():
+            self._retry.copy()(self._entries.publish, name, index, addr, replace=True)
+            self._own[name, index] = addr
+
+    def deregister(self, name: str, index: int, addr: str) -> None:
+        """Take the announcement back."""
+        check_entry(name, index, addr)
+        with self._changing():
+            if self._own.get((name, index)) == addr:
+                del self._own[name, index]
+            self._retry.copy()(self._entries.withdraw, name, index, addr)
+
+    def query(self, name: str) -> dict[int, str]:
+        """Addresses of a service by index, as of the last news from ZooKeeper."""
+        check_name(name)
+        return dict(self._known.get(name, {}))
+
+    def deregister_all(self) -> None:
+        """Remove all announcements of the job."""
+        with self._changing():
+            self._own.clear()
+            self._retry.copy()(self._entries.withdraw_all)
+
+    def close(self) -> None:
+        """End the session, which removes all announcements of this process, and the thread."""
+        self._closed.set()
+        self._wake.set()
+        close_zk_client(self._client)
+        self._keeper.join()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """For what a caller asked for: alone, and with what it did in sight afterwards."""
+        if self._closed.is_set():
+            raise DiscoveryError("this discovery is closed")
+        try:
+            with self._lock:
+                yield
+                self._retry.copy()(self._read)
+        except self._failures as error:
+            raise DiscoveryError(
+                f"ZooKeeper did not do what was asked for in {self._entries.path}: {error!r}"
+            ) from error
+
+    def _read(self) -> None:
+        """Read everything again and ask to be told of changes."""
+        known: dict[str, dict[int, str]] = {}
+        for name, index, addr in sorted(self._entries.read(self._changed)):
+            if _is_entry(name, addr):
+                known.setdefault(name, {})[index] = addr
+        self._known = known
+
+    def _changed(self, event: WatchedEvent) -> None:
+        # Called by the client's thread, which must go on reading from the network: the work is the keeper's.
+        self._wake.set()
+
+    def _session_changed(self, state: str) -> None:
+        if state == "LOST":
+            self._renew = True  # what the old session announced is gone, or will be
+        if state == "CONNECTED":
+            self._wake.set()
+
+    def _keep(self) -> None:
+        due = self._clock() + self._period
+        while True:
+            woken = self._wake.wait(max(due - self._clock(), 0))
+            self._wake.clear()
+            if self._closed.is_set():
+                return
+            if not woken and self._clock() >= due:
+                self._renew = True
+            due = self._refresh(due)
+
+    def _refresh(self, due: float) -> float:
+        """Announce again if that is needed, and read; when to announce the next time."""
+        try:
+            with self._lock:
+                if self._renew:
+                    self._renew = False
+                    self._publish_own()
+                    due = self._clock() + self._period
+                self._read()
+        except (*self._failures, DiscoveryError) as error:
+            if not self._closed.is_set():
+                _logger.warning("could not look after %s in ZooKeeper, trying again: %r", self._entries.path, error)
+            self._renew = True
+            return min(due, self._clock() + self._delay)
+        return due
+
+    def _publish_own(self) -> None:
+        for (name, index), addr in list(self._own.items()):
+            if not self._entries.publish(name, index, addr, replace=False):
+                _logger.warning("%s %d at %s gives up its place: a successor has taken it", name, index, addr)
+                del self._own[name, index]
+
+
+def _is_entry(name: str, addr: str) -> bool:
+    try:
+        check_name(name)
+        split_address(addr)
+    except InvalidArgumentError:
+        return False
+    return True

@@ -1,0 +1,176 @@
+"""Real ZooKeeper and Consul servers for tests: on this machine only, on free ports, with a data folder of their own."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from monolith.errors import MonolithError
+
+__all__ = ["ConsulServer", "LocalServer", "ServerError", "ZooKeeperServer", "free_ports"]
+
+_START_SECS = 60.0
+_STOP_SECS = 20.0
+_JARS = Path("/usr/share/java")
+
+
+class ServerError(MonolithError):
+    """A server for tests cannot be started; the message has the end of its log."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports of 127.0.0.1 that nobody listens on just now.
+
+    Example:
+        >>> len(set(free_ports(3)))
+        3
+    """
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+class LocalServer(ABC):
+    """A server as a child process. It keeps its port and data from one start to the next; leaving the block ends it."""
+
+    ports_needed = 1
+
+    def __init__(self, folder: str | Path) -> None:
+        """Keep data and log below `folder`."""
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log = self.folder / "server.log"
+        self._ports: list[int] = []
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port clients connect to, known from the first start on."""
+        return self._ports[0]
+
+    @property
+    def address(self) -> str:
+        """`127.0.0.1:port`."""
+        return f"127.0.0.1:{self.port}"
+
+    @abstractmethod
+    def command(self, ports: list[int]) -> list[str]:
+        """What to run so that it serves on `ports`."""
+
+    @abstractmethod
+    def answers(self) -> bool:
+        """Whether it serves."""
+
+    def start(self) -> Self:
+        """Start, and return when it answers."""
+        if self._process is None:
+            ports = self._ports or free_ports(self.ports_needed)
+            # If this process is killed, nothing else would end the server.
+            tie = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    tie + self.command(ports), cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+            self._ports = ports
+            self._wait_until(self.answers)
+        return self
+
+    def stop(self, *, kill: bool = False) -> None:
+        """End it, in order or by SIGKILL, and return when it is gone; its data stays."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill() if kill else process.terminate()
+        try:
+            process.wait(_STOP_SECS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_SECS
+        while not ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop(kill=True)
+                end = self.log.read_text(errors="replace")[-2000:]
+                raise ServerError(f"{type(self).__name__} does not answer at {self.address}:\n{end}")
+            time.sleep(0.05)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class ZooKeeperServer(LocalServer):
+    """One ZooKeeper server, from the Debian package `zookeeper`. Sessions may be as short as one second."""
+
+    @staticmethod
+    def missing() -> str:
+        """What is not installed, empty if it can be started."""
+        needed = {"the package zookeeper": (_JARS / "zookeeper.jar").exists(), "java": shutil.which("java") is not None}
+        return ", ".join(name for name, there in needed.items() if not there)
+
+    def command(self, ports: list[int]) -> list[str]:
+        """Java with ZooKeeper's own jars, and a configuration file."""
+        (self.folder / "zoo.cfg").write_text(
+            f"tickTime=500\ndataDir={self.folder / 'data'}\nclientPortAddress=127.0.0.1\nclientPort={ports[0]}\n"
+            "admin.enableServer=false\n4lw.commands.whitelist=ruok\n"
+        )
+        jars = f"{_JARS / 'zookeeper.jar'}:{_JARS}/*"
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        return ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", jars, main, "zoo.cfg"]
+
+    def answers(self) -> bool:
+        """Whether it says that it is well."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"ruok")
+                return connection.recv(4) == b"imok"
+        except OSError:
+            return False
+
+    def forget(self) -> None:
+        """Remove all data, sessions included; only while it is stopped."""
+        shutil.rmtree(self.folder / "data", ignore_errors=True)
+
+
+class ConsulServer(LocalServer):
+    """One Consul agent in development mode, which keeps nothing on disk: a restart forgets everything."""
+
+    ports_needed = 4
+
+    def __init__(self, folder: str | Path, program: str = "consul") -> None:
+        """Run `program`, a path or a name to look up."""
+        super().__init__(folder)
+        self.program = program
+
+    def command(self, ports: list[int]) -> list[str]:
+        """The agent, without the services nobody here asks for."""
+        names = ("-http-port", "-server-port", "-serf-lan-port", "-serf-wan-port")
+        numbers = [part for name, port in zip(names, ports, strict=True) for part in (name, str(port))]
+        return [self.program, "agent", "-dev", "-bind", "127.0.0.1", "-client", "127.0.0.1", *numbers,
+                "-grpc-port", "-1", "-dns-port", "-1"]  # fmt: skip
+
+    def answers(self) -> bool:
+        """Whether it has chosen itself as leader."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/v1/status/leader", timeout=1) as response:
+                return len(response.read()) > len('""')
+        except (OSError, urllib.error.URLError):
+            return False
