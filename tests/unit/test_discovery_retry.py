@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monolith.cluster import retry_with_socket_error
+from monolith.errors import DiscoveryError
 
 
 class Call:
@@ -36,8 +37,9 @@ def test_after_five_failures_the_last_is_raised() -> None:
     assert len(set(naps)) > 1  # many processes that failed together do not come back together
 
 
-def test_an_error_that_is_not_the_networks_is_not_tried_again() -> None:
-    call = Call(KeyError("x"))
-    with pytest.raises(KeyError):
+@pytest.mark.parametrize("error", [KeyError("x"), DiscoveryError("refused")])
+def test_an_error_that_is_not_the_networks_is_not_tried_again(error: Exception) -> None:
+    call = Call(error)
+    with pytest.raises(type(error)):
         retry_with_socket_error(call, sleep=pytest.fail)
     assert call.made == 1

@@ -4,6 +4,7 @@ Clients of ZooKeeper, Consul and Primus are imported when they are used, not bef
 """
 
 from monolith.cluster.cluster_spec import ClusterSpec, Task, parse_tf_config
+from monolith.cluster.consul_discovery import ConsulServiceDiscovery, deregister_all
 from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType, retry_with_socket_error
 from monolith.cluster.file_discovery import HostServiceDiscovery
 from monolith.cluster.mlp import MLPEnv
@@ -39,6 +40,7 @@ from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 __all__ = [
     "AddressFamily",
     "ClusterSpec",
+    "ConsulServiceDiscovery",
     "DataServers",
     "HandOver",
     "HostServiceDiscovery",
@@ -55,6 +57,7 @@ __all__ = [
     "concat_ip_and_port",
     "create_primus_save_point",
     "default_zk_servers",
+    "deregister_all",
     "get_local_host",
     "get_local_ip",
     "get_local_server_addr",

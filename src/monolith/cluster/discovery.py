@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from monolith.cluster.net import split_address
-from monolith.errors import InvalidArgumentError
+from monolith.errors import DiscoveryError, InvalidArgumentError
 
 __all__ = ["ServiceDiscovery", "ServiceDiscoveryType", "retry_with_socket_error"]
 
@@ -103,7 +103,7 @@ def retry_with_socket_error(
 ) -> Result:
     """What `call` returns, tried five times when the network fails (OSError), after random waits of up to five seconds.
 
-    The last failure is raised.
+    The last failure is raised. A `DiscoveryError` is an answer, not a failure of the network, and raised at once.
 
     Example:
         >>> retry_with_socket_error(lambda: "answer")
@@ -112,6 +112,8 @@ def retry_with_socket_error(
     for attempt in range(1, _TRIES):
         try:
             return call()
+        except DiscoveryError:
+            raise
         except OSError as error:
             _logger.warning("attempt %d of %d failed: %s", attempt, _TRIES, error)
             sleep(uniform(0, _MAX_BACKOFF_SECS))

@@ -1,0 +1,199 @@
+"""`ConsulServiceDiscovery`: processes are entries of one Consul service, which expire unless they are kept alive."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from monolith.cluster.consul_agent import ConsulAgent, ConsulEntry
+from monolith.cluster.discovery import ServiceDiscovery, check_entry, check_name, retry_with_socket_error
+from monolith.errors import DiscoveryError, InvalidArgumentError
+
+__all__ = ["ConsulServiceDiscovery", "deregister_all"]
+
+_logger = logging.getLogger(__name__)
+_CONSUL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_FIRST_LOOK_SECS = 0.05
+
+Result = TypeVar("Result")
+
+
+class ConsulServiceDiscovery(ServiceDiscovery):
+    """One service `consul_id` per job; its entries have the tags `name:`, `index:` and `ip:`.
+
+    A thread, begun by the first registration, keeps the entries of this process alive every half `ttl_secs`, and makes them
+    again if Consul has forgotten them. One whose place a successor has taken is given up. If several entries claim the same
+    place, the latest has it.
+    """
+
+    def __init__(
+        self,
+        consul_id: str,
+        retry_time_secs: float = 3.0,
+        *,
+        address: str | None = None,
+        ttl_secs: float = 60.0,
+        visible_secs: float = 180.0,
+        cache_secs: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        """Talk to the agent at `address`, by default that of CONSUL_HTTP_ADDR, else this machine's; nothing is sent yet.
+
+        `register` looks for its entry for `visible_secs`, at least every `retry_time_secs`. Answers to `query` may be
+        `cache_secs` old.
+        """
+        if not _CONSUL_ID.fullmatch(consul_id):
+            expected = "letters, digits and _ . -, beginning with a letter or digit"
+            raise InvalidArgumentError(f"consul_id: expected {expected}, got {consul_id!r}")
+        self._consul_id = consul_id
+        self._agent = ConsulAgent(address)
+        self._retry_time, self._ttl, self._visible_secs = retry_time_secs, ttl_secs, visible_secs
+        self._cache_secs = cache_secs
+        self._clock, self._sleep, self._uniform = clock, sleep, uniform
+        self._own: dict[tuple[str, int], str] = {}
+        # Held while entries are made and removed: a late renewal must not undo a withdrawal.
+        self._lock = threading.Lock()
+        self._cache: tuple[float, list[ConsulEntry]] | None = None
+        self._keeper: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def register(self, name: str, index: int, addr: str) -> None:
+        """Make an entry, instead of those that had its place; `DiscoveryError` if Consul does not show it in time."""
+        check_entry(name, index, addr)
+        if self._closed.is_set():
+            raise DiscoveryError("this discovery is closed")
+        with self._lock:
+            for entry in self._entries(alive=False):
+                if (entry.name, entry.index) == (name, index):
+                    self._ask(partial(self._agent.remove, entry))
+            self._add(name, index, addr)
+            self._own[name, index] = addr
+            if self._keeper is None:
+                self._keeper = threading.Thread(target=self._keep, name=f"consul {self._consul_id}", daemon=True)
+                self._keeper.start()
+        try:
+            self._wait_until_visible(name, index, addr)
+        except DiscoveryError:
+            self.deregister(name, index, addr)
+            raise
+
+    def deregister(self, name: str, index: int, addr: str) -> None:
+        """Remove the entry."""
+        check_entry(name, index, addr)
+        with self._lock:
+            if self._own.get((name, index)) == addr:
+                del self._own[name, index]
+            self._remove(lambda entry: (entry.name, entry.index, entry.addr) == (name, index, addr))
+
+    def query(self, name: str) -> dict[int, str]:
+        """Addresses of a service by index, of processes that are alive."""
+        check_name(name)
+        return self.query_all().get(name, {})
+
+    def query_all(self) -> dict[str, dict[int, str]]:
+        """Addresses of all services of the job, by name and index."""
+        cached = self._cache
+        if cached is None or self._clock() - cached[0] >= self._cache_secs:
+            # Two callers at once may both ask; neither waits for the other.
+            cached = self._cache = (self._clock(), self._entries())
+        found: dict[str, dict[int, str]] = {}
+        for entry in cached[1]:  # in the order they were made
+            found.setdefault(entry.name, {})[entry.index] = entry.addr
+        return {name: dict(sorted(addresses.items())) for name, addresses in sorted(found.items())}
+
+    def deregister_all(self) -> None:
+        """Remove all entries of the job, dead ones too."""
+        with self._lock:
+            self._own.clear()
+            self._remove(lambda entry: True)
+
+    def close(self) -> None:
+        """Remove the entries of this process, as far as Consul answers, and end the thread."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._keeper is not None:
+            self._keeper.join()
+        for (name, index), addr in list(self._own.items()):
+            try:
+                self.deregister(name, index, addr)
+            except DiscoveryError as error:
+                _logger.warning("%s %d at %s stays in Consul until it expires: %s", name, index, addr, error)
+        self._agent.close()
+
+    def _entries(self, *, alive: bool = True) -> list[ConsulEntry]:
+        return self._ask(lambda: self._agent.entries(self._consul_id, alive=alive))
+
+    def _add(self, name: str, index: int, addr: str) -> None:
+        entry_id = self._entry_id(name, index, addr)
+        self._ask(lambda: self._agent.add(self._consul_id, entry_id, name, index, addr, ttl_secs=self._ttl))
+        self._cache = None
+
+    def _remove(self, chosen: Callable[[ConsulEntry], bool]) -> None:
+        for entry in self._entries(alive=False):
+            if chosen(entry):
+                self._ask(partial(self._agent.remove_anywhere, entry))
+        self._cache = None
+
+    def _entry_id(self, name: str, index: int, addr: str) -> str:
+        # With the address: who is replaced on the same machine must not keep its successor's entry alive.
+        return f"{self._consul_id}-{name}-{index}-{addr}"
+
+    def _wait_until_visible(self, name: str, index: int, addr: str) -> None:
+        deadline, pause = self._clock() + self._visible_secs, _FIRST_LOOK_SECS
+        while self._holder(name, index) != addr:
+            if self._clock() + pause > deadline:
+                raise DiscoveryError(
+                    f"{name} {index} at {addr} is registered but not shown by Consul after {self._visible_secs:g} seconds; "
+                    "is this host blacklisted, or the place taken again and again by another process?"
+                )
+            self._sleep(pause)
+            pause = min(2 * pause, self._retry_time)
+
+    def _holder(self, name: str, index: int) -> str | None:
+        self._cache = None
+        return self.query_all().get(name, {}).get(index)
+
+    def _ask(self, call: Callable[[], Result]) -> Result:
+        """What the agent answers, tried again while the network fails."""
+        try:
+            return retry_with_socket_error(call, sleep=self._sleep, uniform=self._uniform)
+        except DiscoveryError:
+            raise
+        except OSError as error:
+            raise DiscoveryError(f"the Consul agent at {self._agent.address} does not answer: {error}") from error
+
+    def _keep(self) -> None:
+        while not self._closed.wait(self._ttl / 2):
+            with self._lock:
+                for (name, index), addr in list(self._own.items()):
+                    try:
+                        self._keep_alive(name, index, addr)
+                    except OSError as error:
+                        _logger.warning("could not keep %s %d at %s alive in Consul: %s", name, index, addr, error)
+
+    def _keep_alive(self, name: str, index: int, addr: str) -> None:
+        try:
+            self._agent.keep_alive(self._entry_id(name, index, addr))
+        except DiscoveryError:
+            entries = self._agent.entries(self._consul_id)
+            if any((entry.name, entry.index) == (name, index) and entry.addr != addr for entry in entries):
+                _logger.warning("%s %d at %s gives up its place: a successor has taken it", name, index, addr)
+                del self._own[name, index]
+                return
+            self._agent.add(self._consul_id, self._entry_id(name, index, addr), name, index, addr, ttl_secs=self._ttl)
+            _logger.info("%s %d at %s was forgotten by Consul and is registered again", name, index, addr)
+
+
+def deregister_all(consul_id: str, *, address: str | None = None) -> None:
+    """Remove every entry of a job from Consul, whoever made it."""
+    with ConsulServiceDiscovery(consul_id, address=address) as discovery:
+        discovery.deregister_all()
