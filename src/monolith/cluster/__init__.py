@@ -8,6 +8,7 @@ from monolith.cluster.consul_discovery import ConsulServiceDiscovery, deregister
 from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType, retry_with_socket_error
 from monolith.cluster.file_discovery import HostServiceDiscovery
 from monolith.cluster.mlp import MLPEnv
+from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.mlp_roles import DataServers, HandOver, mlp_pass
 from monolith.cluster.mpi import (
     add_mpi_exception_hook,
@@ -45,6 +46,7 @@ __all__ = [
     "HandOver",
     "HostServiceDiscovery",
     "MLPEnv",
+    "MLPServiceDiscovery",
     "NodeAliveChecker",
     "ServiceDiscovery",
     "ServiceDiscoveryType",
