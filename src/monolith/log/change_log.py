@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
 
 from monolith.errors import InvalidArgumentError, MonolithError, StorageError
 from monolith.log.log_reader import LogReader
-from monolith.log.named_tables import Tables, named_tables
-from monolith.log.segment_format import SegmentMeta, TableMeta, TableStateMeta
-from monolith.log.segment_writer import Changes, remove_unfinished, sync_folder, write_segment
+from monolith.log.logged_tables import LoggedTables, TablesCut
+from monolith.log.named_tables import Tables
+from monolith.log.segment_format import SegmentMeta
+from monolith.log.segment_writer import remove_unfinished, sync_folder, write_segment
 from monolith.log.writer_lock import WriterLock
 from monolith.state_bytes import PackedState, State, pack_state
-
-if TYPE_CHECKING:
-    from monolith.table.changes import TableCut
 
 __all__ = ["ChangeLog"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Cut:
-    """Everything of one moment that a segment needs; the tables' rows are read later, as they were at this moment."""
+class _Commit:
+    """Everything of one moment that becomes a segment."""
 
     meta: SegmentMeta
-    cuts: list[TableCut]
+    tables: TablesCut
     state: PackedState | None
 
 
@@ -80,9 +74,7 @@ class ChangeLog:
             clock: seconds since 1970.
         """
         self.folder = Path(folder)
-        self._names, self._tables = named_tables(tables)
-        self._configs = [json.loads(table.config.model_dump_json()) for table in self._tables]
-        self._kind: Literal["rows", "values"] = "rows" if optimizer_state else "values"
+        self._tables = LoggedTables(tables, "rows" if optimizer_state else "values")
         self._clock = clock
         self._one_commit = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
@@ -92,8 +84,7 @@ class ChangeLog:
         except BaseException:
             self._lock.release()
             raise
-        for table in self._tables:
-            table.track_changes()
+        self._tables.track_changes()
 
     @property
     def sequence(self) -> int:
@@ -113,7 +104,7 @@ class ChangeLog:
     @property
     def changed(self) -> int:
         """Ids waiting for the next commit."""
-        return sum(table.changed for table in self._tables)
+        return self._tables.changed
 
     def commit(
         self, *, step: int, source: State = None, event_time: int = 0, dense: Mapping[str, State] | None = None
@@ -145,7 +136,7 @@ class ChangeLog:
             try:
                 return self._threads().submit(self._write_and_release, cut)
             except BaseException:
-                _roll_back(cut.cuts)
+                cut.tables.rollback()
                 raise
         except BaseException:
             self._one_commit.release()
@@ -193,11 +184,9 @@ class ChangeLog:
         continued = reader.info(self._parent) if self._parent in there else None
         self._parent_checksum = None if continued is None else continued.checksum
         self._next = max(newest, self._parent) + 1
-        self._complete = (
-            not any(map(len, self._tables)) if self._parent == 0 else continued is None or continued.complete
-        )
+        self._complete = self._tables.empty if self._parent == 0 else continued is None or continued.complete
 
-    def _cut(self, step: int, source: State, event_time: int, dense: Mapping[str, State] | None) -> _Cut:
+    def _cut(self, step: int, source: State, event_time: int, dense: Mapping[str, State] | None) -> _Commit:
         if not self._lock.held:
             raise InvalidArgumentError(f"{self.folder}: this log is closed; open it again to commit")
         _check_whole("step", step, 2**63)
@@ -206,85 +195,55 @@ class ChangeLog:
         if source is not None:
             state["source"] = source
         packed = pack_state(state, "commit") if state else None
-        cuts: list[TableCut] = []
+        tables = self._tables.cut()
         try:
-            for table in self._tables:
-                cuts.append(table.cut_changes())
-            return _Cut(meta=self._meta(step, event_time, state), cuts=cuts, state=packed)
+            return _Commit(meta=self._meta(step, event_time, state, tables), tables=tables, state=packed)
         except BaseException:
-            _roll_back(cuts)
+            tables.rollback()
             raise
 
-    def _meta(self, step: int, event_time: int, state: Mapping[str, State]) -> SegmentMeta:
-        tables = [self._table_meta(place) for place in range(len(self._tables))]
+    def _meta(self, step: int, event_time: int, state: Mapping[str, State], tables: TablesCut) -> SegmentMeta:
         return SegmentMeta(
             sequence=self._next,
             parent=self._parent,
             parent_checksum=self._parent_checksum,
             step=step,
             time=float(self._clock()),
-            event_time=event_time or max((table.state.max_event_time for table in tables), default=0),
-            kind=self._kind,
+            event_time=event_time or tables.event_time,
+            kind=self._tables.kind,
             complete=self._complete,
             has_dense="dense" in state,
             has_source="source" in state,
-            tables=tuple(tables),
+            tables=tables.metas,
         )
 
-    def _table_meta(self, place: int) -> TableMeta:
-        table = self._tables[place]
-        state = table.state()
-        return TableMeta(
-            name=self._names[place],
-            config=self._configs[place],
-            layout=table.layout,
-            row_bytes=table.stats().row_bytes if self._kind == "rows" else 4 * table.dim,
-            state=TableStateMeta(
-                max_event_time=state.max_event_time, updates=state.updates, hashnet_scales=tuple(state.hashnet_scales)
-            ),
-        )
-
-    def _write(self, cut: _Cut) -> int:
+    def _write(self, commit: _Commit) -> int:
+        sequence = commit.meta.sequence
         # Used up even if writing fails: a reader may have seen the file before it was removed.
-        self._next = cut.meta.sequence + 1
+        self._next = sequence + 1
         try:
-            info = write_segment(self.folder, cut.meta, self._changes(cut.cuts), cut.state)
+            info = write_segment(self.folder, commit.meta, commit.tables.changes(), commit.state)
         except BaseException as error:
-            _roll_back(cut.cuts)
+            commit.tables.rollback()
             if isinstance(error, MonolithError) or not isinstance(error, Exception):
                 raise
             raise StorageError(
-                f"{self.folder}: cannot write sequence {cut.meta.sequence}: {error}; the next commit has its changes"
+                f"{self.folder}: cannot write sequence {sequence}: {error}; the next commit has its changes"
             ) from error
-        for table in cut.cuts:
-            table.commit()
-        self._parent, self._parent_checksum = info.sequence, info.checksum
-        return info.sequence
+        commit.tables.commit()
+        self._parent, self._parent_checksum = sequence, info.checksum
+        return sequence
 
-    def _write_and_release(self, cut: _Cut) -> int:
+    def _write_and_release(self, commit: _Commit) -> int:
         try:
-            return self._write(cut)
+            return self._write(commit)
         finally:
             self._one_commit.release()
-
-    def _changes(self, cuts: Sequence[TableCut]) -> Iterator[Changes]:
-        for place, cut in enumerate(cuts):
-            for piece in cut:
-                rows = piece.rows
-                if self._kind == "values":
-                    entries = self._tables[place].decode(piece.ids, piece.times, piece.rows)
-                    rows = entries.values.numpy().view(np.uint8)
-                yield Changes(place, piece.ids, piece.times, rows, piece.erased)
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="monolith-log")
         return self._thread
-
-
-def _roll_back(cuts: Sequence[TableCut]) -> None:
-    for cut in cuts:
-        cut.rollback()
 
 
 def _check_whole(name: str, value: int, limit: int) -> None:
