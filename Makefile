@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constrain
 PYTEST := $(BIN)/python -m pytest
 EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
 
-.PHONY: help demo test check format test-core test-python test-slow bench clean distclean
+.PHONY: help demo test check format test-core test-python test-slow servers bench clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -23,7 +23,7 @@ help: ## Show this list
 demo: $(VENV)/.extension ## Train, export and query a click model on ids that never collide, and write a report (under a minute)
 	@$(BIN)/python examples/03_demo.py $(ARGS)
 
-test: check test-core ## Everything CI runs: check, test-core and the Python tests
+test: check test-core servers ## Everything CI runs: check, test-core and the Python tests
 	$(PYTEST) -n $(WORKERS) $(ARGS)
 
 check: $(VENV)/.extension ## Lint, formatting and strict types
@@ -39,11 +39,14 @@ test-core: $(VENV)/.tools ## C++ tests under ASan + UBSan, then under TSan
 	$(call run_core_tests,build/asan,address$(comma)undefined)
 	$(call run_core_tests,build/tsan,thread,$(FIXED_ADDRESSES))
 
-test-python: $(VENV)/.extension ## The Python tests alone; ARGS goes to pytest, as in ARGS="-k save"
+test-python: $(VENV)/.extension servers ## The Python tests alone; ARGS goes to pytest, as in ARGS="-k save"
 	$(PYTEST) -n $(WORKERS) $(ARGS)
 
 test-slow: $(VENV)/.extension ## Long campaigns: soak, crash and corruption runs
 	$(PYTEST) -m slow $(ARGS)
+
+servers: ## The servers some tests talk to: ZooKeeper by apt (as root), Consul below .cache; tests of what is missing skip
+	@tests/servers/install.sh
 
 bench: $(VENV)/.extension ## Measure the table, its peers and the memory limit in one run; ARGS=--quick for a first look
 	PYTHON='$(PYTHON)' benchmarks/setup_peers.sh
@@ -53,8 +56,8 @@ clean: ## Remove build products
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/monolith/_core.pyi $(VENV)/.extension
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## Remove build products and the virtual environment
-	rm -rf $(VENV)
+distclean: clean ## Remove build products, the virtual environment and downloaded servers
+	rm -rf $(VENV) .cache
 
 # --- C++ tests -----------------------------------------------------------------------------------------------------------
 
