@@ -24,15 +24,16 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
+def masked_crc32c(data: bytes) -> bytes:
+    """The checksum as a TFRecord file has it."""
+    crc = crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
 def tfrecord(payload: bytes) -> bytes:
     """One framed record."""
-
-    def masked(data: bytes) -> bytes:
-        crc = crc32c(data)
-        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
     length = struct.pack("<Q", len(payload))
-    return length + masked(length) + payload + masked(payload)
+    return length + masked_crc32c(length) + payload + masked_crc32c(payload)
 
 
 def tfrecords(messages: Iterable[Message | bytes]) -> bytes:

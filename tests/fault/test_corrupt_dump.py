@@ -6,6 +6,7 @@ whole records at its beginning are also right: a file cut between two records is
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from comparison import float32
-from dumps import sorted_rows
+from dumps import masked_crc32c, sorted_rows
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, MonolithError
 from monolith.table import Adagrad, Adam
@@ -97,10 +98,24 @@ def test_parquet(tmp_path: Path) -> None:
         assert is_part_of(each, original), what
 
 
-def test_lengths_that_ask_for_all_memory(tmp_path: Path) -> None:
-    original = table(CONFIG)
-    data, _ = export_multi_dump([original], str(tmp_path / "all"))
-    for header in (b"\xff\xff\xff\xff", b"\x0f\xff\xff\xff", b"\x00\x00\x00\x05\xff\xff\xff\xff\x0f"):
-        data.write_bytes(header + data.read_bytes()[len(header) :])
-        with pytest.raises(CorruptFileError, match="snappy block"):
-            import_multi_dump(str(tmp_path / "all"), {"t": CONFIG})
+HEADERS = {
+    b"\xff\xff\xff\xff": "a snappy block of 4294967295 bytes",
+    b"\x0f\xff\xff\xff": "ends in the middle of a snappy block",
+    # Five bytes that claim to be four gigabytes: refused by their number, before any memory is asked for.
+    b"\x00\x00\x00\x05\xff\xff\xff\xff\x0f": "a snappy block is damaged, or the file is not a snappy stream",
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_snappy_blocks_that_ask_for_all_memory(header: bytes, tmp_path: Path) -> None:
+    data, _ = export_multi_dump([table(CONFIG)], str(tmp_path / "all"))
+    data.write_bytes(header + data.read_bytes()[len(header) :])
+    with pytest.raises(CorruptFileError, match=HEADERS[header]):
+        import_multi_dump(str(tmp_path / "all"), {"t": CONFIG})
+
+
+def test_a_record_that_asks_for_all_memory(tmp_path: Path) -> None:
+    header = struct.pack("<Q", 1 << 40)
+    (tmp_path / "t-00000-of-00001").write_bytes(header + masked_crc32c(header) + bytes(1000))
+    with pytest.raises(CorruptFileError, match="record 0 has 1099511627776 bytes, the limit is"):
+        import_dump(str(tmp_path / "t"), CONFIG)

@@ -132,6 +132,16 @@ def test_the_seal_finds_what_the_pages_cannot(tmp_path: Path) -> None:
         import_parquet(tmp_path / "short.parquet", trained().config)
 
 
+def test_pages_of_another_tool_are_checked(tmp_path: Path) -> None:
+    file = tmp_path / "t.parquet"
+    pq.write_table(trained().to_arrow(), file, compression="none", use_dictionary=False, write_page_checksum=True)
+    data = bytearray(file.read_bytes())
+    data[data.index((-7).to_bytes(8, "little", signed=True))] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptFileError, match=r"damaged, or not a Parquet file.*CRC"):
+        import_parquet(file, trained().config)
+
+
 def test_rows_chosen_with_another_tool_are_welcome(tmp_path: Path) -> None:
     read = pq.read_table(export_parquet(trained(), tmp_path / "t.parquet"))
     pq.write_table(read.filter(pa.compute.equal(read["ids"], 5)), tmp_path / "one.parquet")
