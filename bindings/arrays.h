@@ -56,12 +56,17 @@ class Buffer {
   std::unique_ptr<T[]> data_;
 };
 
-// A vector that becomes a NumPy array without a copy.
+// Something whose memory becomes NumPy arrays without a copy, as long as one of them lives.
+template <typename T>
+nanobind::capsule keep(std::unique_ptr<T> kept) {
+  nanobind::capsule owner(kept.get(), [](void* pointer) noexcept { delete static_cast<T*>(pointer); });
+  static_cast<void>(kept.release());
+  return owner;
+}
+
 template <typename T>
 OutVector<T> adopt(std::unique_ptr<std::vector<T>> vector) {
   T* data = vector->data();
   const std::size_t size = vector->size();
-  nanobind::capsule owner(vector.get(), [](void* kept) noexcept { delete static_cast<std::vector<T>*>(kept); });
-  static_cast<void>(vector.release());
-  return OutVector<T>(data, {size}, owner);
+  return OutVector<T>(data, {size}, keep(std::move(vector)));
 }

@@ -7,6 +7,7 @@ NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);
   init_errors(m);
   init_admission(m);
+  init_hash(m);
   init_ragged(m);
   init_records(m);
   init_table(m);

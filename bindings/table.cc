@@ -1,10 +1,11 @@
-// The table and its configuration. Python passes every output array in, so nothing is allocated or copied here.
+// The table and its configuration. Python passes most output arrays in; others own what the core allocated. Nothing is copied.
 #include "monolith/table.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unordered_map.h>
 #include <nanobind/stl/vector.h>
 
@@ -16,6 +17,7 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using monolith::ChangeBatch;
 using monolith::Pooling;
 using monolith::RowBatch;
 using monolith::Table;
@@ -40,6 +42,39 @@ void require_shape(const char* name, std::size_t rows, std::size_t columns, std:
 template <typename Array>
 void require_shape(const char* name, std::size_t rows, std::size_t columns, const Array& array) {
   require_shape(name, rows, columns, array.shape(0), array.shape(1));
+}
+
+// Raw rows: [n, row_bytes].
+using Rows = InMatrix<std::uint8_t>;
+std::span<const std::byte> bytes_of(const Rows& rows) { return std::as_bytes(as_span(rows)); }
+
+// Arrays over the memory of a batch, which `owner` keeps.
+std::tuple<OutVector<std::int64_t>, OutVector<std::uint32_t>, OutMatrix<std::uint8_t>> arrays_of(RowBatch& batch,
+                                                                                               std::size_t row_bytes,
+                                                                                               const nb::capsule& owner) {
+  const std::size_t n = batch.ids.size();
+  return {OutVector<std::int64_t>(batch.ids.data(), {n}, owner), OutVector<std::uint32_t>(batch.times.data(), {n}, owner),
+          OutMatrix<std::uint8_t>(reinterpret_cast<std::uint8_t*>(batch.rows.data()), {n, row_bytes}, owner)};
+}
+
+// Optimizer state: one array [n, width] for each of slot_infos().
+using SlotArray = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ConstSlotArray = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <typename Array>
+void require_slots(const Table& table, std::size_t n, const std::vector<Array>& slots) {
+  const auto infos = table.slot_infos();
+  require_shape("slots", infos.size(), 1, slots.size(), 1);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    require_shape(infos[i].name.c_str(), n, infos[i].width, slots[i]);
+    if (slots[i].dtype() != (infos[i].is_int64 ? nb::dtype<std::int64_t>() : nb::dtype<float>())) {
+      throw monolith::InvalidArgument(infos[i].name + ": wrong dtype");
+    }
+  }
+}
+
+std::tuple<std::uint32_t, std::uint32_t, std::vector<float>> as_tuple(const Table::State& state) {
+  return {state.max_event_time, state.updates, state.hashnet_scales};
 }
 
 void init_config(nb::module_& m) {
@@ -172,28 +207,63 @@ void def_reads(nb::class_<Table>& table) {
            "Appends the rows of one index block to the batch; False when there was nothing left.")
       .def(
           "decode",
-          [](const Table& self, const RowBatch& batch, const Target<std::int64_t>& ids, const Target<std::int64_t>& times,
-             const TargetMatrix& values, const std::vector<nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>>& slots) {
-            const std::size_t n = batch.ids.size();
-            const auto infos = self.slot_infos();
-            require_shape("ids", n, 1, ids.size(), 1);
-            require_shape("times", n, 1, times.size(), 1);
+          [](const Table& self, const Rows& rows, const TargetMatrix& values, const std::vector<SlotArray>& slots) {
+            const std::size_t n = rows.shape(0);
+            require_shape("rows", n, self.row_bytes(), rows);
             require_shape("values", n, self.dim(), values);
-            require_shape("slots", infos.size(), 1, slots.size(), 1);
+            require_slots(self, n, slots);
             monolith::EntryArrays arrays{values.data(), {}};
-            for (std::size_t i = 0; i < slots.size(); ++i) {
-              require_shape(infos[i].name.c_str(), n, infos[i].width, slots[i]);
-              if (slots[i].dtype() != (infos[i].is_int64 ? nb::dtype<std::int64_t>() : nb::dtype<float>())) {
-                throw monolith::InvalidArgument(infos[i].name + ": wrong dtype");
-              }
-              arrays.slots.push_back(slots[i].data());
-            }
+            for (const SlotArray& slot : slots) arrays.slots.push_back(slot.data());
             const nb::gil_scoped_release release;
-            std::copy(batch.ids.begin(), batch.ids.end(), ids.data());
-            std::copy(batch.times.begin(), batch.times.end(), times.data());
-            self.decode(batch.rows, arrays);
+            self.decode(bytes_of(rows), arrays);
           },
-          "batch"_a, "ids"_a.noconvert(), "times"_a.noconvert(), "values"_a.noconvert(), "slots"_a.noconvert());
+          "rows"_a.noconvert(), "values"_a.noconvert(), "slots"_a.noconvert())
+      .def(
+          "encode",
+          [](const Table& self, const Matrix& values, const std::vector<ConstSlotArray>& slots) {
+            const std::size_t n = values.shape(0);
+            const std::size_t row_bytes = self.row_bytes();
+            require_shape("values", n, self.dim(), values);
+            require_slots(self, n, slots);
+            monolith::EntryViews views{values.data(), {}};
+            for (const ConstSlotArray& slot : slots) views.slots.push_back(slot.data());
+            Buffer<std::uint8_t> rows(n * row_bytes);
+            {
+              const nb::gil_scoped_release release;
+              self.encode(n, views, std::as_writable_bytes(rows.span()));
+            }
+            return std::move(rows).matrix(n, row_bytes);
+          },
+          "values"_a.noconvert(), "slots"_a.noconvert());
+}
+
+using ChangeArrays =
+    std::tuple<OutVector<std::int64_t>, OutVector<std::uint32_t>, OutMatrix<std::uint8_t>, OutVector<std::int64_t>>;
+
+ChangeArrays arrays_of(std::unique_ptr<ChangeBatch> piece, std::size_t row_bytes) {
+  ChangeBatch& batch = *piece;
+  const nb::capsule owner = keep(std::move(piece));
+  const OutVector<std::int64_t> erased(batch.erased.data(), {batch.erased.size()}, owner);
+  return std::tuple_cat(arrays_of(batch.rows, row_bytes, owner), std::tuple(erased));
+}
+
+void def_changes(nb::class_<Table>& table) {
+  table.def("track_changes", &Table::track_changes, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("changed", &Table::changed, nb::call_guard<nb::gil_scoped_release>())
+      .def("cut_changes", &Table::cut_changes, nb::call_guard<nb::gil_scoped_release>(), "Returns the number of the cut.")
+      .def(
+          "read_changes",
+          [](Table& self, std::uint64_t cut) -> std::optional<ChangeArrays> {
+            auto piece = std::make_unique<ChangeBatch>();
+            {
+              const nb::gil_scoped_release release;
+              if (!self.read_changes(cut, *piece)) return std::nullopt;
+            }
+            return arrays_of(std::move(piece), self.row_bytes());
+          },
+          "cut"_a, "The next ids, times, rows and removed ids; None when there are none left.")
+      .def("commit_changes", &Table::commit_changes, "cut"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("rollback_changes", &Table::rollback_changes, "cut"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
 void def_updates(nb::class_<Table>& table) {
@@ -257,6 +327,15 @@ void def_updates(nb::class_<Table>& table) {
             self.erase(as_span(ids), erased.data());
           },
           "ids"_a.noconvert(), "erased"_a.noconvert())
+      .def(
+          "insert_rows",
+          [](Table& self, const Ids& ids, const InVector<std::uint32_t>& times, const Rows& rows) {
+            require_shape("times", ids.size(), 1, times.size(), 1);
+            require_shape("rows", ids.size(), self.row_bytes(), rows);
+            const nb::gil_scoped_release release;
+            self.insert_raw(as_span(ids), as_span(times), bytes_of(rows));
+          },
+          "ids"_a.noconvert(), "times"_a.noconvert(), "rows"_a.noconvert())
       .def("evict", &Table::evict, "now"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("clear", &Table::clear, nb::call_guard<nb::gil_scoped_release>());
 }
@@ -264,18 +343,29 @@ void def_updates(nb::class_<Table>& table) {
 void init_file(nb::module_& m) {
   m.def(
       "save_table",
-      [](const Table& table, const std::string& path, const std::string& metadata, bool skip_expired) {
-        const auto result = monolith::save_table(table, path, metadata, skip_expired);
+      [](const Table& table, const std::string& path, const std::string& metadata, bool skip_expired, std::uint32_t first,
+         std::uint32_t last) {
+        const auto result = monolith::save_table(table, path, metadata, skip_expired, {first, last});
         return std::pair(result.rows, result.bytes);
       },
-      "table"_a, "path"_a, "metadata"_a, "skip_expired"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "table"_a, "path"_a, "metadata"_a, "skip_expired"_a, "first_bucket"_a, "last_bucket"_a,
+      nb::call_guard<nb::gil_scoped_release>(),
       "Returns rows and bytes written.");
   nb::class_<monolith::TableFile>(m, "TableFile", "A table file whose header, footer and block lengths have been checked.")
       .def(nb::init<const std::string&>(), "path"_a, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("metadata", [](const monolith::TableFile& self) {
         return nb::bytes(self.metadata().data(), self.metadata().size());
       })
+      .def_prop_ro("layout", &monolith::TableFile::layout)
       .def_prop_ro("rows", &monolith::TableFile::rows)
+      .def_prop_ro("state", [](const monolith::TableFile& self) { return as_tuple(self.state()); })
+      .def(
+          "read_into",
+          [](monolith::TableFile& self, Table& table, std::uint32_t first, std::uint32_t last) {
+            return self.read_into(table, {first, last});
+          },
+          "table"_a, "first_bucket"_a, "last_bucket"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Upserts the rows of these buckets; returns how many.")
       .def("load_into", &monolith::TableFile::load_into, "table"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
@@ -301,6 +391,14 @@ void init_table(nb::module_& m) {
   nb::class_<RowBatch>(m, "RowBatch")
       .def(nb::init<>())
       .def("__len__", [](const RowBatch& self) { return self.ids.size(); })
+      .def(
+          "take",
+          [](RowBatch& self, std::size_t row_bytes) {
+            auto taken = std::make_unique<RowBatch>(std::exchange(self, {}));
+            RowBatch& batch = *taken;
+            return arrays_of(batch, row_bytes, keep(std::move(taken)));
+          },
+          "row_bytes"_a, "Ids, times and rows; the batch is empty afterwards.")
       .def("clear", &RowBatch::clear);
   nb::class_<monolith::Cursor>(m, "Cursor").def(nb::init<>());
 
@@ -310,12 +408,21 @@ void init_table(nb::module_& m) {
            "admission"_a.none() = nb::none(), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("dim", &Table::dim)
       .def_prop_ro("layout", &Table::layout)
+      .def_prop_ro("row_bytes", &Table::row_bytes)
       .def_prop_ro("max_event_time", &Table::max_event_time)
+      .def_prop_ro("state", [](const Table& self) { return as_tuple(self.state()); })
+      .def(
+          "set_state",
+          [](Table& self, std::uint32_t max_event_time, std::uint32_t updates, std::vector<float> hashnet_scales) {
+            self.set_state({max_event_time, updates, std::move(hashnet_scales)});
+          },
+          "max_event_time"_a, "updates"_a, "hashnet_scales"_a)
       .def("slot_infos", &Table::slot_infos)
       .def("stats", &Table::stats, nb::call_guard<nb::gil_scoped_release>())
       .def("__len__", [](const Table& self) { return self.size(); });
   def_reads(table);
   def_updates(table);
+  def_changes(table);
   init_file(m);
   m.def("set_num_threads", &monolith::set_num_threads, "n"_a);
   m.def("num_threads", &monolith::num_threads);

@@ -126,6 +126,9 @@ RowLayout::RowLayout(const TableConfig& config) : mode(config.mode) {
     segments.push_back(std::move(layout));
   }
   row_bytes = (weight_bytes + 3) / 4 * 4;
+  std::uint32_t used = 0;
+  for (const SegmentLayout& segment : segments) used += segment.weight_bytes;
+  has_gaps = used != row_bytes;
   for (SegmentLayout& segment : segments) {
     segment.state_offset = row_bytes;
     if (config.mode == Mode::kServing) continue;

@@ -38,6 +38,7 @@ struct RowLayout {
   std::uint32_t dim = 0;           // decoded floats of a row
   std::uint32_t weight_bytes = 0;  // what a lookup reads
   std::uint32_t row_bytes = 0;     // multiple of 4
+  bool has_gaps = false;           // some bytes belong to no weight and no state: they are zero
 
   // One line of text that is equal for two tables iff their rows are interchangeable byte for byte.
   std::string describe() const;

@@ -31,6 +31,9 @@ class RowPool {
   // Forgets all rows; the arena's owner releases their memory.
   void clear() noexcept;
 
+  // Every row number in use is below.
+  std::uint32_t numbers() const noexcept { return next_; }
+
   std::size_t bytes() const noexcept { return chunks_.capacity() * sizeof(std::byte*); }
 
  private:

@@ -64,6 +64,9 @@ class ShardIndex {
 
   Slot find(std::int64_t id, std::uint64_t hash) const noexcept { return view_->find(id, hash); }
 
+  // Where find() will look first.
+  const Bucket* home(std::uint64_t hash) const noexcept { return view_->home(hash); }
+
   // Adds an id that is not there. Throws std::bad_alloc, leaving the index as it was.
   void insert(std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time);
 
@@ -73,6 +76,14 @@ class ShardIndex {
   // after that block, or 0 when it was the last. Ids present throughout a scan are visited exactly once.
   template <typename F>
   std::uint64_t scan_block(std::uint64_t position, F&& f) const;
+
+  // Calls f(id, hash, Slot) for every id.
+  template <typename F>
+  void for_each(F&& f) const {
+    std::uint64_t position = 0;
+    do position = scan_block(position, f);
+    while (position != 0);
+  }
 
   // Forgets all ids and gives blocks back. The directory keeps its size.
   void clear();

@@ -1,4 +1,5 @@
-// Table: construction, reads, scans and bookkeeping. Writes are in table_apply.cc and table_update.cc.
+// Table: construction, reads, scans and bookkeeping. Writes are in table_apply.cc and table_update.cc, what changed in
+// table_changes.cc.
 #include "monolith/table.h"
 
 #include <algorithm>
@@ -138,6 +139,13 @@ Table::Impl::Impl(TableConfig table_config, std::shared_ptr<AdmissionFilter> fil
   }
 }
 
+std::vector<std::unique_lock<RwLock>> Table::Impl::lock_all() const {
+  std::vector<std::unique_lock<RwLock>> guards;
+  guards.reserve(kShards);
+  for (const auto& shard : shards) guards.emplace_back(shard->lock);
+  return guards;
+}
+
 void Table::Impl::lookup_locked(const LookupPlan& plan, std::span<const std::int64_t> ids, float* out) const {
   const std::size_t dim = layout.dim;
   std::vector<float> scratch((kGroup + 1) * dim);
@@ -192,6 +200,8 @@ Table::~Table() = default;
 const TableConfig& Table::config() const noexcept { return impl_->config; }
 
 std::uint32_t Table::dim() const noexcept { return impl_->layout.dim; }
+
+std::uint32_t Table::row_bytes() const noexcept { return impl_->layout.row_bytes; }
 
 std::string Table::layout() const { return impl_->layout.describe(); }
 
@@ -264,6 +274,8 @@ void Table::copy_rows(std::span<const std::int64_t> ids, bool* found, RowBatch& 
   });
 }
 
+Cursor Cursor::at(std::uint64_t hash) noexcept { return {shard_of(hash), position_of(hash)}; }
+
 bool Table::scan(Cursor& cursor, RowBatch& batch) const {
   const Impl& impl = *impl_;
   const std::size_t row_bytes = impl.layout.row_bytes;
@@ -308,6 +320,23 @@ void Table::decode(std::span<const std::byte> rows, const EntryArrays& out) cons
   }
 }
 
+void Table::encode(std::size_t n, const EntryViews& entries, std::span<std::byte> rows) const {
+  const Impl& impl = *impl_;
+  if (rows.size() != n * impl.layout.row_bytes) throw InvalidArgument("encode: entries and rows disagree in length");
+  std::fill(rows.begin(), rows.end(), std::byte{0});  // gaps between segments are zeros
+  for (std::size_t i = 0; i < n; ++i) {
+    std::byte* const row = rows.data() + i * impl.layout.row_bytes;
+    std::size_t array = 0;
+    for (std::size_t s = 0; s < impl.plans.size(); ++s) {
+      impl.kernels->store(impl.plans[s], entries.values + i * impl.layout.dim + impl.plans[s].value_offset, row);
+      for (const Slot& slot : impl.layout.segments[s].slots) {
+        const std::size_t bytes = slot.width * (slot.is_int64 ? sizeof(std::int64_t) : sizeof(float));
+        std::memcpy(row + slot.offset, static_cast<const std::byte*>(entries.slots[array++]) + i * bytes, bytes);
+      }
+    }
+  }
+}
+
 bool Table::expired(std::int64_t id, std::uint32_t time, std::uint32_t now) const noexcept {
   const std::size_t slot = (static_cast<std::uint64_t>(id) >> 48) & (SlotThresholds::kSlots - 1);
   const std::uint64_t limit = impl_->slot_expiry.empty() ? impl_->config.default_expiry_seconds : impl_->slot_expiry[slot];
@@ -333,6 +362,7 @@ TableStats Table::stats() const {
     stats.index_slots += shard->index.slots();
     stats.growths += shard->index.growths();
     stats.bytes += shard->index.directory_bytes() + shard->rows.bytes();
+    if (shard->changes != nullptr) stats.bytes += shard->changes->bytes();
   }
   return stats;
 }

@@ -68,6 +68,7 @@ class ShardLocks {
 // The ids of one or a few shards on their way through the stages. Memory is kept from unit to unit.
 struct Unit {
   std::size_t next = 0, last = 0;  // the part of the batch that is not collected yet
+  bool tracked = false;            // changes are to be remembered
 
   // By unique id. After resolve() without the ids that were not admitted.
   std::size_t size = 0;
@@ -80,7 +81,8 @@ struct Unit {
   std::vector<std::uint64_t> rounding_keys;
   std::vector<std::byte*> rows;
 
-  std::size_t matched = 0, stepped = 0;  // how far the stages are
+  std::size_t matched = 0, noted = 0, stepped = 0;  // how far the stages are
+  std::vector<Bucket::Guess> guesses;               // if tracked
   std::vector<std::uint32_t> unmatched;
   std::size_t num_unmatched = 0;
 
@@ -91,7 +93,7 @@ struct Unit {
   void start(std::size_t first_id, std::size_t last_id, std::size_t dim, bool sequential) {
     next = first_id;
     last = last_id;
-    size = matched = stepped = num_unmatched = num_sums = 0;
+    size = matched = noted = stepped = num_unmatched = num_sums = 0;
     const std::size_t n = last_id - first_id;
     if (ids.size() < n) {
       buckets.resize(n);
@@ -102,6 +104,7 @@ struct Unit {
       rounding_keys.resize(n);
       rows.resize(n);
       unmatched.resize(n);
+      guesses.resize(n);
       ids.resize(n);  // last: if one of the others failed, its size must not say that all are there
     }
     std::size_t capacity = 64;
@@ -138,12 +141,14 @@ class Update {
       idle += begin == first_shard;
       collecting.start(batch_.starts[begin], batch_.starts[first_shard], dim_, options_.sequential);
       locks[turn % 3].acquire({impl_.shards.data() + begin, first_shard - begin});
+      collecting.tracked = begin != first_shard && impl_.tracks();
       while (collecting.next < collecting.last || matching.matched < matching.size || stepping.stepped < stepping.size) {
         collect(collecting);
-        match(matching);
+        matching.tracked ? match<true>(matching) : match<false>(matching);
         step(stepping);
       }
       locks[(turn + 1) % 3].release();
+      if (matching.tracked) note_changes(matching, matching.size);
       resolve(matching);
     }
   }
@@ -194,9 +199,11 @@ class Update {
     }
   }
 
+  template <bool kTracked>
   [[gnu::noinline]] void match(Unit& unit) {
     const std::uint32_t row_bytes = impl_.layout.row_bytes;
-    const std::size_t last = std::min(unit.matched + kTurn, unit.size);
+    const std::size_t first = unit.matched;
+    const std::size_t last = std::min(first + kTurn, unit.size);
     for (; unit.matched < last; ++unit.matched) {
       const std::size_t at = unit.matched;
       Bucket* const bucket = unit.buckets[at];
@@ -207,10 +214,33 @@ class Update {
       unit.rows[at] = row;
       unit.unmatched[unit.num_unmatched] = static_cast<std::uint32_t>(at);
       unit.num_unmatched += !guess.right;
-      // Most batches carry the time that is there already; not writing keeps the cache line clean.
-      const std::uint32_t time = bucket->times[guess.slot];
-      if (guess.right && time != options_.event_time) bucket->times[guess.slot] = options_.event_time;
+      if constexpr (kTracked) {
+        unit.guesses[at] = guess;
+        impl_.changes_of(*unit.shards[at]).prefetch(bucket->rows[guess.slot]);
+      } else {
+        set_time(*bucket, guess);
+      }
     }
+    if constexpr (kTracked) note_changes(unit, first);
+  }
+
+  // Of the ids before `last`, all of them matched in an earlier turn: their bits, and their rows if a cut needs copies of them,
+  // had the time of a turn to arrive.
+  void note_changes(Unit& unit, std::size_t last) {
+    for (; unit.noted < last; ++unit.noted) {
+      const std::size_t at = unit.noted;
+      const Bucket::Guess guess = unit.guesses[at];
+      Bucket& bucket = *unit.buckets[at];
+      const std::uint32_t row = guess.right ? bucket.rows[guess.slot] : 0;
+      impl_.changes_of(*unit.shards[at]).before_change(unit.ids[at], row, bucket.times[guess.slot], unit.rows[at]);
+      set_time(bucket, guess);
+    }
+  }
+
+  void set_time(Bucket& bucket, Bucket::Guess guess) const noexcept {
+    // Most batches carry the time that is there already; not writing keeps the cache line clean.
+    const std::uint32_t time = bucket.times[guess.slot];
+    if (guess.right && time != options_.event_time) bucket.times[guess.slot] = options_.event_time;
   }
 
   // Finds or inserts what match() did not find.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cmath>
@@ -137,7 +138,7 @@ void write_header(File& file, const Table& table, const std::string& metadata) {
   FileHeader header{};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   header.version = kTableFileVersion;
-  header.row_bytes = static_cast<std::uint32_t>(table.stats().row_bytes);
+  header.row_bytes = table.row_bytes();
   header.layout_bytes = static_cast<std::uint32_t>(layout.size());
   header.metadata_bytes = static_cast<std::uint32_t>(metadata.size());
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
@@ -169,10 +170,18 @@ void write_block(File& file, const RowBatch& batch) {
 #endif
 }
 
-void drop_expired(const Table& table, std::uint32_t now, std::size_t row_bytes, RowBatch& batch) {
+void check_buckets(BucketRange buckets) {
+  if (buckets.first <= buckets.last && buckets.last <= kBuckets) return;
+  throw InvalidArgument("buckets: expected 0 <= first <= last <= " + std::to_string(kBuckets) + ", got " +
+                        std::to_string(buckets.first) + " and " + std::to_string(buckets.last));
+}
+
+// Keeps the rows for which keep(id, time) is true.
+template <typename Keep>
+void filter(std::size_t row_bytes, RowBatch& batch, Keep&& keep) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < batch.ids.size(); ++i) {
-    if (table.expired(batch.ids[i], batch.times[i], now)) continue;
+    if (!keep(batch.ids[i], batch.times[i])) continue;
     batch.ids[kept] = batch.ids[i];
     batch.times[kept] = batch.times[i];
     std::memmove(batch.rows.data() + kept * row_bytes, batch.rows.data() + i * row_bytes, row_bytes);
@@ -202,8 +211,10 @@ void write_footer(File& file, const Table& table, std::uint64_t blocks, std::uin
 
 }  // namespace
 
-SaveResult save_table(const Table& table, const std::string& path, const std::string& metadata, bool skip_expired) {
-  const std::size_t row_bytes = table.stats().row_bytes;
+SaveResult save_table(const Table& table, const std::string& path, const std::string& metadata, bool skip_expired,
+                      BucketRange buckets) {
+  check_buckets(buckets);
+  const std::size_t row_bytes = table.row_bytes();
   const std::uint32_t now = table.max_event_time();
   TemporaryName temporary(path);
   SaveResult result{};
@@ -211,12 +222,17 @@ SaveResult save_table(const Table& table, const std::string& path, const std::st
     File file(temporary.name, O_WRONLY | O_CREAT | O_EXCL, 0644);
     write_header(file, table, metadata);
     RowBatch batch;
-    Cursor cursor;
+    Cursor cursor = Cursor::at(BucketRange::first_hash(buckets.first));
     std::uint64_t blocks = 0;
-    for (bool more = true; more;) {
-      more = table.scan(cursor, batch);
+    for (bool more = buckets.first < buckets.last; more;) {
+      more = (buckets.last == kBuckets || cursor < Cursor::at(BucketRange::first_hash(buckets.last))) &&
+             table.scan(cursor, batch);
       if (more && batch.rows.size() < kBlockTarget) continue;
-      if (skip_expired) drop_expired(table, now, row_bytes, batch);
+      if (skip_expired || !buckets.all()) {
+        filter(row_bytes, batch, [&](std::int64_t id, std::uint32_t time) {
+          return buckets.contains(id) && !(skip_expired && table.expired(id, time, now));
+        });
+      }
       if (!batch.ids.empty()) {
         write_block(file, batch);
         ++blocks;
@@ -254,7 +270,10 @@ struct TableFile::Impl {
   std::uint64_t read_header(std::uint64_t size);
   void read_blocks(std::uint64_t offset, std::uint64_t size);
   void read_footer(std::uint64_t offset, std::uint64_t size);
-  void load_block(const BlockPlace& block, Table& table) const;
+  void check_fits(const Table& table) const;
+  // Returns how many rows it inserted.
+  std::uint64_t load_block(const BlockPlace& block, Table& table, BucketRange buckets) const;
+  std::uint64_t load_blocks(Table& table, BucketRange buckets) const;
 };
 
 std::uint64_t TableFile::Impl::read_header(std::uint64_t size) {
@@ -329,11 +348,19 @@ void TableFile::Impl::read_footer(std::uint64_t offset, std::uint64_t size) {
   state.updates = footer.updates;
 }
 
-void TableFile::Impl::load_block(const BlockPlace& block, Table& table) const {
+void TableFile::Impl::check_fits(const Table& table) const {
+  if (table.layout() != layout) {
+    throw CorruptFile(file.path() + ": holds rows of layout [" + layout + "], the table has [" + table.layout() +
+                      "]; load it with the configuration it was saved with");
+  }
+  if (table.row_bytes() != row_bytes || state.hashnet_scales.size() != table.config().segments.size()) {
+    corrupt(file.path(), "row size does not fit its own layout");
+  }
+}
+
+std::uint64_t TableFile::Impl::load_block(const BlockPlace& block, Table& table, BucketRange buckets) const {
   const std::size_t n = block.header.rows;
-  std::vector<std::int64_t> ids(n);
-  std::vector<std::uint32_t> times(n);
-  std::vector<std::byte> payload(n * row_bytes);
+  RowBatch batch{std::vector<std::int64_t>(n), std::vector<std::uint32_t>(n), std::vector<std::byte>(n * row_bytes)};
   std::uint64_t offset = block.offset;
   std::uint32_t crc = 0;
   const auto read = [&](void* to, std::size_t bytes) {
@@ -341,13 +368,24 @@ void TableFile::Impl::load_block(const BlockPlace& block, Table& table) const {
     crc = crc32c::extend(crc, to, bytes);
     offset += bytes;
   };
-  read(ids.data(), n * sizeof(ids[0]));
-  read(times.data(), n * sizeof(times[0]));
-  read(payload.data(), payload.size());
+  read(batch.ids.data(), n * sizeof(batch.ids[0]));
+  read(batch.times.data(), n * sizeof(batch.times[0]));
+  read(batch.rows.data(), batch.rows.size());
   if (crc != block.header.payload_crc) {
     corrupt(file.path(), "block at byte " + std::to_string(block.offset) + ": checksum does not match");
   }
-  table.insert_raw(ids, times, payload);
+  if (!buckets.all()) filter(row_bytes, batch, [&](std::int64_t id, std::uint32_t) { return buckets.contains(id); });
+  table.insert_raw(batch.ids, batch.times, batch.rows);
+  return batch.ids.size();
+}
+
+std::uint64_t TableFile::Impl::load_blocks(Table& table, BucketRange buckets) const {
+#if defined(__linux__)
+  static_cast<void>(::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_SEQUENTIAL));
+#endif
+  std::atomic<std::uint64_t> inserted{0};
+  parallel_for(blocks.size(), [&](std::size_t i) { inserted += load_block(blocks[i], table, buckets); });
+  return inserted;
 }
 
 TableFile::TableFile(const std::string& path) : impl_(std::make_unique<Impl>(path)) {
@@ -366,21 +404,20 @@ const std::string& TableFile::layout() const noexcept { return impl_->layout; }
 
 std::uint64_t TableFile::rows() const noexcept { return impl_->rows; }
 
+const Table::State& TableFile::state() const noexcept { return impl_->state; }
+
+std::uint64_t TableFile::read_into(Table& table, BucketRange buckets) {
+  check_buckets(buckets);
+  impl_->check_fits(table);
+  return impl_->load_blocks(table, buckets);
+}
+
 void TableFile::load_into(Table& table) {
-  if (table.layout() != impl_->layout) {
-    throw CorruptFile(impl_->file.path() + ": holds rows of layout [" + impl_->layout + "], the table has [" + table.layout() +
-                      "]; load it with the configuration it was saved with");
-  }
-  if (table.stats().row_bytes != impl_->row_bytes || impl_->state.hashnet_scales.size() != table.config().segments.size()) {
-    corrupt(impl_->file.path(), "row size does not fit its own layout");
-  }
+  impl_->check_fits(table);
   if (table.size() != 0) {
     throw InvalidArgument("load_into: expected an empty table, got one with " + std::to_string(table.size()) + " rows");
   }
-#if defined(__linux__)
-  static_cast<void>(::posix_fadvise(impl_->file.fd(), 0, 0, POSIX_FADV_SEQUENTIAL));
-#endif
-  parallel_for(impl_->blocks.size(), [&](std::size_t i) { impl_->load_block(impl_->blocks[i], table); });
+  impl_->load_blocks(table, {});
   if (table.size() != impl_->rows) corrupt(impl_->file.path(), "holds an id twice");
   table.set_state(impl_->state);
 }

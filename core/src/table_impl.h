@@ -1,7 +1,8 @@
-// The inside of Table, shared by the files that implement it: table.cc (reads and bookkeeping), table_apply.cc (gradients)
-// and table_update.cc (other writes).
+// The inside of Table, shared by the files that implement it: table.cc (reads and bookkeeping), table_apply.cc (gradients),
+// table_update.cc (other writes) and table_changes.cc (what changed).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "change_set.h"
 #include "kernels/kernels.h"
 #include "layout.h"
 #include "monolith/error.h"
@@ -32,6 +34,7 @@ struct alignas(64) Shard {
   mutable RwLock lock;
   ShardIndex index;
   RowPool rows;
+  std::unique_ptr<ChangeSet> changes;  // null without change tracking: in all shards or in none
 };
 
 // A batch in shard order: ids of shard s are at [starts[s], starts[s + 1]), in their original order. A tag is the position of
@@ -70,6 +73,20 @@ struct Table::Impl {
   std::unique_ptr<std::atomic<float>[]> hashnet_scales;
   std::vector<std::uint64_t> slot_expiry;  // by fid v2 slot; empty when all are the default
 
+  // The cut that is under way, and how far it has been read: up to `position` in the list of `shard`.
+  struct Cut {
+    std::mutex mutex;
+    std::uint64_t number = 0;
+    bool open = false;
+    bool failed = false;
+    std::uint32_t shard = 0;
+    std::size_t position = 0;
+    std::size_t unread = 0;                // rows, at most
+    std::vector<std::int64_t> came_back;  // ids of this shard that were removed and then inserted again before the cut
+    void require(const TableConfig& config, std::uint64_t wanted) const;
+  };
+  Cut cut;
+
   std::uint64_t id_key(std::uint64_t hash) const noexcept { return hash_id(static_cast<std::int64_t>(hash ^ table_key)); }
   float hashnet_scale(std::size_t segment) const noexcept { return hashnet_scales[segment].load(std::memory_order_relaxed); }
 
@@ -95,34 +112,51 @@ struct Table::Impl {
   template <bool kInit = true, typename Admit>
   Upsert upsert(Shard& shard, std::int64_t id, std::uint64_t hash, std::uint32_t time, Admit&& admit) {
     if (const auto slot = shard.index.find(id, hash)) {
+      std::byte* const row = shard.rows.at(slot.row());
+      if (shard.changes != nullptr) shard.changes->before_change(id, slot.row(), slot.time(), row);
       // Most batches carry the time that is there already; not writing keeps the cache line clean.
       if (slot.time() != time) slot.time() = time;
-      return {shard.rows.at(slot.row()), true};
+      return {row, true};
     }
     if (!admit()) return {nullptr, false};
     const std::uint32_t number = shard.rows.allocate();
     std::byte* const row = shard.rows.at(number);
     if constexpr (kInit) initialize(row, hash);
     try {
+      if (shard.changes != nullptr) shard.changes->before_insert(number);
       shard.index.insert(id, hash, number, time);
     } catch (...) {
       shard.rows.free(number);
       throw;
     }
+    if (shard.changes != nullptr) shard.changes->inserted(id, number);
     return {row, false};
   }
   bool admits(std::int64_t id, std::uint32_t count) const { return admission == nullptr || admission->admit(id, count); }
 
   void initialize(std::byte* row, std::uint64_t hash) const {
     const std::uint64_t key = id_key(hash);
+    if (layout.has_gaps) std::fill_n(row, layout.row_bytes, std::byte{0});
     for (const SegmentPlan& plan : plans) kernels->initialize(plan, key, row);
   }
 
-  void erase(Shard& shard, ShardIndex::Slot slot, std::uint64_t hash) noexcept {
+  void erase(Shard& shard, ShardIndex::Slot slot, std::int64_t id, std::uint64_t hash) {
     const std::uint32_t row = slot.row();
+    if (shard.changes != nullptr) shard.changes->before_erase(id, row, slot.time(), shard.rows.at(row));
     shard.index.erase(slot, hash);
     shard.rows.free(row);
   }
+
+  // Some shard must be locked, or the mutex of `cut`.
+  bool tracks() const noexcept { return shards[0]->changes != nullptr; }
+  ChangeSet& changes_of(const ShardView& view) const noexcept { return *shards[&view - views.data()]->changes; }
+  std::vector<std::unique_lock<RwLock>> lock_all() const;
+  // Of the reader of the cut, which holds its mutex. read_group looks at the next ids of the shard's list, finish_flight
+  // appends its removed ids and goes on to the next shard that has any.
+  void read_group(RowBatch& out);
+  void finish_flight(std::vector<std::int64_t>& erased);
+  void skip_empty_flights() noexcept;
+  void end_cut() noexcept;
 
   // Calls f(shard, first, last) for runs of at most kGroup ids of one shard; takes no lock.
   template <typename F>

@@ -1,5 +1,6 @@
 // Table: everything that changes rows, except gradients (table_apply.cc).
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 
@@ -12,6 +13,18 @@ bool is_zero(const float* value, std::size_t n) {
   float square = 0;
   for (std::size_t i = 0; i < n; ++i) square += value[i] * value[i];
   return square < std::numeric_limits<float>::min();
+}
+
+// Everything that clearing a shard with change tracking needs memory for. Returns its ids.
+std::vector<std::int64_t> before_clear(Shard& shard) {
+  std::vector<std::int64_t> ids;
+  ids.reserve(shard.index.size());
+  shard.changes->before_clear(shard.index.size());
+  shard.index.for_each([&](std::int64_t id, std::uint64_t, ShardIndex::Slot slot) {
+    ids.push_back(id);
+    if (shard.changes->in_flight(slot.row())) shard.changes->save(id, slot.row(), slot.time(), shard.rows.at(slot.row()));
+  });
+  return ids;
 }
 
 }  // namespace
@@ -31,7 +44,7 @@ void Table::Impl::write_values(std::span<const std::int64_t> ids, const float* v
       const std::uint64_t hash = hash_id(id);
       const float* value = values + batch.tags[i] * layout.dim;
       if (!kAdd && config.skip_zero_rows && is_zero(value, layout.dim)) {
-        if (const auto slot = shard.index.find(id, hash)) erase(shard, slot, hash);
+        if (const auto slot = shard.index.find(id, hash)) erase(shard, slot, id, hash);
         continue;
       }
       const Upsert found = upsert(shard, id, hash, event_time, [&] { return admits(id, 1); });
@@ -82,7 +95,7 @@ void Table::erase(std::span<const std::int64_t> ids, bool* erased) {
       const std::uint64_t hash = hash_id(batch.ids[i]);
       const auto slot = shard.index.find(batch.ids[i], hash);
       erased[batch.tags[i]] = static_cast<bool>(slot);
-      if (slot) impl_->erase(shard, slot, hash);
+      if (slot) impl_->erase(shard, slot, batch.ids[i], hash);
     }
   });
 }
@@ -102,7 +115,7 @@ std::uint64_t Table::evict(std::uint32_t now) {
       });
       for (const std::int64_t id : ids) {
         const std::uint64_t hash = hash_id(id);
-        impl_->erase(*shard, shard->index.find(id, hash), hash);
+        impl_->erase(*shard, shard->index.find(id, hash), id, hash);
       }
       evicted += ids.size();
     } while (position != 0);
@@ -113,12 +126,16 @@ std::uint64_t Table::evict(std::uint32_t now) {
 void Table::clear() {
   const WriteGate::Writing writing(impl_->gate);
   // All shards at once: their rows share one arena.
-  std::vector<std::unique_lock<RwLock>> guards;
-  guards.reserve(kShards);
-  for (const auto& shard : impl_->shards) guards.emplace_back(shard->lock);
-  for (const auto& shard : impl_->shards) {
-    shard->index.clear();
-    shard->rows.clear();
+  const auto guards = impl_->lock_all();
+  std::array<std::vector<std::int64_t>, kShards> gone;
+  if (impl_->tracks()) {
+    for (std::uint32_t s = 0; s < kShards; ++s) gone[s] = before_clear(*impl_->shards[s]);
+  }
+  for (std::uint32_t s = 0; s < kShards; ++s) {
+    Shard& shard = *impl_->shards[s];
+    shard.index.clear();
+    shard.rows.clear();
+    if (shard.changes != nullptr) shard.changes->cleared(gone[s]);
   }
   impl_->blocks.forget();
   impl_->arena.release();

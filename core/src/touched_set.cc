@@ -12,8 +12,6 @@
 namespace monolith {
 namespace {
 
-constexpr std::uint32_t kChangedIdStripes = 64;
-
 void check_range(const char* field, std::int64_t value, std::int64_t most) {
   if (value >= 1 && value <= most) return;
   throw InvalidArgument(std::string("TouchedKeySet: ") + field + " is " + std::to_string(value) + ", expected 1.." +
@@ -28,24 +26,6 @@ std::uint64_t checked_capacity(std::int64_t capacity) {
 std::uint32_t checked_stripes(std::int64_t concurrency_level) {
   check_range("concurrency_level", concurrency_level, TouchedKeySet::kMaxConcurrencyLevel);
   return std::bit_ceil(static_cast<std::uint32_t>(concurrency_level));
-}
-
-// Replaces `ids` by an empty set under the gate, then copies what it held into `out` with the gate open again. Nothing is
-// changed if an allocation fails: they all come before the exchange.
-void drain(Gate& gate, std::unique_ptr<StripedIdSet>& ids, std::uint32_t stripes, std::atomic<std::uint64_t>* reserved,
-           std::vector<std::int64_t>& out) {
-  std::unique_ptr<StripedIdSet> full;
-  {
-    const auto closed = gate.close();
-    if (ids->size() == 0) return;
-    out.reserve(ids->size() + 1);
-    full = std::make_unique<StripedIdSet>(stripes, ids.get());
-    std::swap(full, ids);
-    if (reserved != nullptr) reserved->store(0, std::memory_order_relaxed);
-  }
-  out.resize(full->size() + 1);
-  full->copy_to(out.data());
-  out.pop_back();
 }
 
 }  // namespace
@@ -101,7 +81,19 @@ std::uint64_t TouchedKeySet::insert(std::span<const std::int64_t> ids) {
 
 std::vector<std::int64_t> TouchedKeySet::steal() {
   std::vector<std::int64_t> stolen;
-  drain(*gate_, ids_, stripes_, &reserved_, stolen);
+  std::unique_ptr<StripedIdSet> full;
+  {
+    // Every allocation comes before the exchange: if one fails, nothing has changed.
+    const auto closed = gate_->close();
+    if (ids_->size() == 0) return stolen;
+    stolen.reserve(ids_->size() + 1);
+    full = std::make_unique<StripedIdSet>(stripes_, ids_.get());
+    std::swap(full, ids_);
+    reserved_.store(0, std::memory_order_relaxed);
+  }
+  stolen.resize(full->size() + 1);
+  full->copy_to(stolen.data());
+  stolen.pop_back();
   return stolen;
 }
 
@@ -113,62 +105,6 @@ std::size_t TouchedKeySet::size() const {
 std::size_t TouchedKeySet::bytes() const {
   const auto closed = gate_->close();
   return ids_->bytes();
-}
-
-ChangedIdSet::ChangedIdSet()
-    : gate_(std::make_unique<Gate>()), ids_(std::make_unique<StripedIdSet>(kChangedIdStripes)) {}
-
-ChangedIdSet::~ChangedIdSet() = default;
-
-void ChangedIdSet::insert(std::span<const std::int64_t> ids) {
-  std::size_t fresh = 0;
-  while (!ids.empty()) {
-    const auto chunk = ids.first(std::min(ids.size(), StripedIdSet::kChunk));
-    ids = ids.subspan(chunk.size());
-    const auto inside = gate_->enter();
-    ids_->insert(chunk, fresh);
-  }
-}
-
-ChangedIdSet::Batch ChangedIdSet::steal() {
-  const std::lock_guard<std::mutex> lock(flight_mutex_);
-  if (flight_ != nullptr) {
-    throw InvalidArgument("ChangedIdSet: steal() while " + std::to_string(flight_->size()) +
-                          " ids of an earlier steal are in flight; call commit() or rollback() first");
-  }
-  auto batch = std::make_shared<std::vector<std::int64_t>>();
-  drain(*gate_, ids_, kChangedIdStripes, nullptr, *batch);
-  flight_ = batch;
-  return batch;
-}
-
-void ChangedIdSet::commit() {
-  const std::lock_guard<std::mutex> lock(flight_mutex_);
-  if (flight_ == nullptr) throw InvalidArgument("ChangedIdSet: commit() with nothing in flight; call steal() first");
-  flight_.reset();
-}
-
-void ChangedIdSet::rollback() {
-  const std::lock_guard<std::mutex> lock(flight_mutex_);
-  if (flight_ == nullptr) throw InvalidArgument("ChangedIdSet: rollback() with nothing in flight; call steal() first");
-  insert(*flight_);
-  flight_.reset();
-}
-
-std::size_t ChangedIdSet::size() const {
-  const auto inside = gate_->enter();
-  return ids_->size();
-}
-
-std::size_t ChangedIdSet::in_flight() const {
-  const std::lock_guard<std::mutex> lock(flight_mutex_);
-  return flight_ == nullptr ? 0 : flight_->size();
-}
-
-std::size_t ChangedIdSet::bytes() const {
-  const std::lock_guard<std::mutex> lock(flight_mutex_);
-  const auto closed = gate_->close();
-  return ids_->bytes() + (flight_ == nullptr ? 0 : flight_->capacity() * sizeof(std::int64_t));
 }
 
 }  // namespace monolith

@@ -56,16 +56,36 @@ struct RowBatch {
   }
 };
 
-// Where a scan stands. Starts at the beginning; equal to end() when everything was visited.
+// A piece of what changed: rows as they were at the cut, and ids that had been removed by then.
+struct ChangeBatch {
+  RowBatch rows;
+  std::vector<std::int64_t> erased;
+  std::size_t size() const noexcept { return rows.ids.size() + erased.size(); }
+  void clear() noexcept {
+    rows.clear();
+    erased.clear();
+  }
+};
+
+// Where a scan stands: rows are visited in the order of the leading bits of their ids' hashes. Starts at the beginning.
 struct Cursor {
   std::uint32_t shard = 0;
   std::uint64_t position = 0;
+
+  // Before all rows with this hash or a larger one.
+  static Cursor at(std::uint64_t hash) noexcept;
+  auto operator<=>(const Cursor&) const = default;
 };
 
 // Arrays that entries are decoded into; `slots` in the order of slot_infos(), float or int64 as declared there.
 struct EntryArrays {
   float* values;
   std::vector<void*> slots;
+};
+// The same, to encode from.
+struct EntryViews {
+  const float* values;
+  std::vector<const void*> slots;
 };
 
 class Table {
@@ -78,6 +98,7 @@ class Table {
 
   const TableConfig& config() const noexcept;
   std::uint32_t dim() const noexcept;
+  std::uint32_t row_bytes() const noexcept;
   std::string layout() const;  // equal for two tables iff their rows are interchangeable
   std::vector<SlotInfo> slot_infos() const;
 
@@ -124,8 +145,28 @@ class Table {
   void copy_rows(std::span<const std::int64_t> ids, bool* found, RowBatch& batch) const;
   // Stored weights (no read path) and optimizer slots of raw rows.
   void decode(std::span<const std::byte> rows, const EntryArrays& out) const;
+  // The other way: raw rows that decode() to these entries. Throws InvalidArgument unless `rows` has the size of n of them.
+  void encode(std::size_t n, const EntryViews& entries, std::span<std::byte> rows) const;
   // Upserts raw rows of a table with the same layout(). rows: ids.size() * row_bytes.
   void insert_raw(std::span<const std::int64_t> ids, std::span<const std::uint32_t> times, std::span<const std::byte> rows);
+
+  // Change tracking. From track_changes() on the table remembers which ids were written or removed. A cut closes that set: it is
+  // read piece by piece, as the rows were at the cut, while other threads go on writing; what they write belongs to the next
+  // cut. The cut holds the state between two calls if no write runs during cut_changes(), which takes microseconds; otherwise it
+  // has some of that write's rows, each whole, and the next cut the others. Nothing is ever in neither.
+  void track_changes();  // does nothing the second time
+  // Ids waiting for the next cut; one that was removed and came back counts twice. 0 without tracking.
+  std::uint64_t changed() const;
+  // Returns the number of the cut, for the calls below; they throw InvalidArgument unless it is the one under way. Throws
+  // InvalidArgument without tracking, or while a cut is neither committed nor rolled back.
+  std::uint64_t cut_changes();
+  // Replaces `piece` by about 16 thousand rows and removed ids; false when there are none left. Over all pieces each id comes
+  // once at most, as a row or as removed. When it throws, the cut can only be rolled back.
+  bool read_changes(std::uint64_t cut, ChangeBatch& piece);
+  // The changes are safe elsewhere: forgets them. Throws InvalidArgument before all of them were read.
+  void commit_changes(std::uint64_t cut);
+  // They are not: all wait for the next cut again. On std::bad_alloc the cut is still under way; call it again.
+  void rollback_changes(std::uint64_t cut);
 
   // What a table knows besides its rows, to be saved with them.
   struct State {

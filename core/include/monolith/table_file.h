@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "monolith/buckets.h"
 #include "monolith/table.h"
 
 namespace monolith {
@@ -23,7 +24,9 @@ struct SaveResult {
 // Writes to a temporary name in the same directory, fsyncs, renames over `path`, fsyncs the directory: after it returns the file
 // survives power loss. Each row is written whole, as it was at some moment of the call; rows that are there throughout are
 // written exactly once. `metadata` is kept verbatim. With skip_expired, rows that evict(max_event_time) would remove are left out.
-SaveResult save_table(const Table& table, const std::string& path, const std::string& metadata, bool skip_expired);
+// Only ids of `buckets` are written. Throws InvalidArgument for buckets that are none.
+SaveResult save_table(const Table& table, const std::string& path, const std::string& metadata, bool skip_expired,
+                      BucketRange buckets = {});
 
 class TableFile {
  public:
@@ -39,6 +42,13 @@ class TableFile {
 
   // Fills an empty table whose layout() equals this file's. Each block's checksum is verified before its rows are used.
   void load_into(Table& table);
+
+  // Upserts the rows of these buckets into a table with the same layout(), which may have others and may be in use; returns how
+  // many. What the table knows besides its rows stays. CorruptFile for a damaged block: rows of other blocks are in the table.
+  std::uint64_t read_into(Table& table, BucketRange buckets = {});
+
+  // What the saved table knew besides its rows.
+  const Table::State& state() const noexcept;
 
  private:
   struct Impl;

@@ -1,11 +1,9 @@
-// Two sets that remember which ids were written since somebody last asked.
-//
-//   TouchedKeySet  the original's bounded set: when it holds more than `capacity` ids it forgets all of them and says how many.
-//   ChangedIdSet   never forgets: an id leaves only when the caller confirms that its change is durable.
+// A set that remembers which ids were written since somebody last asked, with the original's bound: when it holds more than
+// `capacity` ids it forgets all of them and says how many. What never forgets is Table::track_changes().
 //
 // Any int64 is a valid id. The order of stolen ids is unspecified.
 //
-// Thread-safety: every method of both classes may be called from any number of threads at once.
+// Thread-safety: every method may be called from any number of threads at once.
 // Ownership: ids are copied in; stolen ids belong to the caller.
 // Failure: std::bad_alloc from any call that stores or returns ids. insert: ids of the call may already be in the set, nothing
 // that was in it before is lost, and inserting the same ids again is safe. steal: the set is unchanged.
@@ -15,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
@@ -62,43 +59,6 @@ class TouchedKeySet {
   std::unique_ptr<StripedIdSet> ids_;
   // Ids in the set plus ids that running inserts may still add.
   std::atomic<std::uint64_t> reserved_{0};
-};
-
-class ChangedIdSet {
- public:
-  // Ids handed out by steal(); stays valid for as long as the caller keeps it, whatever happens to the set.
-  using Batch = std::shared_ptr<const std::vector<std::int64_t>>;
-
-  ChangedIdSet();
-  ~ChangedIdSet();
-  ChangedIdSet(const ChangedIdSet&) = delete;
-  ChangedIdSet& operator=(const ChangedIdSet&) = delete;
-
-  void insert(std::span<const std::int64_t> ids);
-
-  // Moves every waiting id "into flight" and returns them (never null, possibly empty). Ids inserted from now on, the same ones
-  // included, wait for the next steal. Throws InvalidArgument while an earlier steal is neither committed nor rolled back:
-  // two flights at once could be confirmed in the wrong order.
-  Batch steal();
-
-  // The ids in flight are durable: forgets them. Throws InvalidArgument when nothing is in flight.
-  void commit();
-
-  // The ids in flight did not become durable: they wait again, merged with those inserted since. Throws InvalidArgument when
-  // nothing is in flight. On std::bad_alloc they are still in flight; call it again.
-  void rollback();
-
-  // Ids waiting for the next steal, and ids handed out and not yet confirmed. An id can be in both.
-  std::size_t size() const;
-  std::size_t in_flight() const;
-  std::size_t bytes() const;
-
- private:
-  std::unique_ptr<Gate> gate_;
-  std::unique_ptr<StripedIdSet> ids_;
-  // Serialises steal, commit and rollback; inserts do not take it.
-  mutable std::mutex flight_mutex_;
-  Batch flight_;
 };
 
 }  // namespace monolith

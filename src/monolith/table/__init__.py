@@ -1,8 +1,11 @@
 """The collisionless embedding table: the Python face of the core."""
 
 from monolith.table.admission import AdmissionFilter, ProbabilisticAdmission, SlidingAdmission
+from monolith.table.buckets import NUM_BUCKETS, bucket_of
+from monolith.table.changes import CutPiece, TableCut
 from monolith.table.config import Bf16, Expiry, FixedR8, Fp16, Fp32, OneBit, Segment, TableConfig
-from monolith.table.embedding_table import EmbeddingTable, Entries, TableStats, num_threads, set_num_threads
+from monolith.table.embedding_table import EmbeddingTable, TableStats, num_threads, set_num_threads
+from monolith.table.entries import Entries
 from monolith.table.initializers import (
     BatchSoftmaxInitializer,
     Constant,
@@ -36,7 +39,9 @@ from monolith.table.optimizers import (
     Sgd,
 )
 from monolith.table.store import Bags, Gradient, LocalStore, Store
-from monolith.table.touched import ChangedIdSet, TouchedKeySet
+from monolith.table.table_file import read_rows_into
+from monolith.table.table_state import TableState
+from monolith.table.touched import TouchedKeySet
 
 __all__ = [
     "Adadelta",
@@ -49,8 +54,8 @@ __all__ = [
     "BatchSoftmax",
     "BatchSoftmaxInitializer",
     "Bf16",
-    "ChangedIdSet",
     "Constant",
+    "CutPiece",
     "DelayCompensation",
     "DynamicWdAdagrad",
     "EmbeddingTable",
@@ -68,6 +73,7 @@ __all__ = [
     "LocalStore",
     "Momentum",
     "MovingAverage",
+    "NUM_BUCKETS",
     "OneBit",
     "Ones",
     "ProbabilisticAdmission",
@@ -81,12 +87,16 @@ __all__ = [
     "SlidingAdmission",
     "Store",
     "TableConfig",
+    "TableCut",
+    "TableState",
     "TableStats",
     "TouchedKeySet",
     "TruncatedNormal",
     "XavierNormal",
     "XavierUniform",
     "Zeros",
+    "bucket_of",
     "num_threads",
+    "read_rows_into",
     "set_num_threads",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from monolith.errors import InvalidArgumentError
 
-__all__ = ["Ids", "Values", "contiguous", "id_array", "id_vector"]
+__all__ = ["Ids", "Values", "contiguous", "file_name", "id_array", "id_vector", "row_matrix", "time_vector"]
 
 Ids = torch.Tensor | np.ndarray | Sequence[int]
 Values = torch.Tensor | np.ndarray
@@ -46,3 +47,38 @@ def id_vector(ids: Ids, name: str = "ids") -> np.ndarray:
     if array.ndim != 1:
         raise InvalidArgumentError(f"{name}: expected one dimension, got shape {list(array.shape)}")
     return array
+
+
+def time_vector(times: Ids, name: str = "times") -> np.ndarray:
+    """`times` as a contiguous uint32 array of one dimension.
+
+    Example:
+        >>> time_vector([1_700_000_000, 0]).dtype
+        dtype('uint32')
+    """
+    array = contiguous(times, name)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InvalidArgumentError(
+            f"{name}: expected whole seconds in one dimension, got {array.dtype} {list(array.shape)}"
+        )
+    if array.dtype != np.uint32 and array.size and not (array.min() >= 0 and array.max() < 2**32):
+        raise InvalidArgumentError(f"{name}: expected seconds since 1970 in [0, 2**32)")
+    return array.astype(np.uint32, copy=False)
+
+
+def row_matrix(rows: Values, row_bytes: int, name: str = "rows") -> np.ndarray:
+    """`rows` as a contiguous uint8 array [n, row_bytes]."""
+    array = contiguous(rows, name)
+    if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != row_bytes:
+        raise InvalidArgumentError(
+            f"{name}: expected uint8 [n, {row_bytes}], raw rows of the table's layout, got {array.dtype} {list(array.shape)}"
+        )
+    return array
+
+
+def file_name(path: str | os.PathLike[str]) -> str:
+    """`path` as text that names a file."""
+    text = os.fspath(path)
+    if "\0" in text:
+        raise InvalidArgumentError(f"path: expected a file name without a null character, got {text!r}")
+    return text

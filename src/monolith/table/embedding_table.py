@@ -14,16 +14,20 @@ import torch
 
 from monolith import _core
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
-from monolith.table.arrays import Ids, Values, contiguous, id_array, id_vector
+from monolith.table.arrays import Ids, Values, contiguous, file_name, id_array, id_vector, row_matrix, time_vector
+from monolith.table.buckets import bucket_bounds
+from monolith.table.changes import TableCut
 from monolith.table.config import TableConfig
 from monolith.table.core_config import to_core
+from monolith.table.entries import Entries
+from monolith.table.table_state import TableState
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from monolith.table.admission import AdmissionFilter
 
-__all__ = ["EmbeddingTable", "Entries", "TableStats", "num_threads", "set_num_threads"]
+__all__ = ["EmbeddingTable", "TableStats", "num_threads", "set_num_threads"]
 
 PoolingMode = Literal["sum", "mean", "sqrtn"]
 
@@ -72,37 +76,6 @@ class TableStats:
         return self.rows / self.index_slots
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entries:
-    """Whole rows: stored weights and every optimizer slot by name, as of one moment per row."""
-
-    ids: torch.Tensor
-    """int64 [n]."""
-    found: torch.Tensor
-    """bool [n]: whether the id has a row; the other fields are zero where it has none."""
-    values: torch.Tensor
-    """float32 [n, dim]: stored weights, before any read path."""
-    slots: dict[str, torch.Tensor]
-    """Optimizer state by `<segment>/<slot>`, e.g. `0/norm`: [n, width], float32 or int64."""
-    times: torch.Tensor
-    """int64 [n]: event time of the last write, seconds."""
-
-    def to_numpy(self) -> dict[str, np.ndarray]:
-        """The rows as NumPy arrays: `ids`, `values`, `times`, and each slot under its name."""
-        columns = {"ids": self.ids, "values": self.values, "times": self.times, **self.slots}
-        return {name: tensor.numpy() for name, tensor in columns.items()}
-
-    def to_arrow(self) -> pa.Table:
-        """The rows as an Arrow table; values and slots are fixed-size lists, sharing memory with the tensors."""
-        import pyarrow as pa
-
-        def column(array: np.ndarray) -> pa.Array:
-            flat = pa.array(array.reshape(-1))
-            return flat if array.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
-
-        return pa.table({name: column(array) for name, array in self.to_numpy().items()})
-
-
 class EmbeddingTable:
     """A table of embeddings for any int64 ids: unbounded, collisionless, trained in place by its own optimizer.
 
@@ -144,6 +117,16 @@ class EmbeddingTable:
         """Elements of a looked-up vector."""
         return self._core.dim
 
+    @property
+    def layout(self) -> str:
+        """One line of text, equal for two tables iff their raw rows are interchangeable byte for byte."""
+        return self._core.layout
+
+    @property
+    def row_bytes(self) -> int:
+        """Weights and optimizer state of one row."""
+        return self._core.row_bytes
+
     def lookup(self, ids: Ids) -> torch.Tensor:
         """Embeddings of `ids`: float32 [*ids.shape, dim]."""
         wanted = id_array(ids)
@@ -174,7 +157,7 @@ class EmbeddingTable:
         batch = _core.RowBatch()
         found = np.empty(wanted.size, dtype=np.bool_)
         self._core.copy_rows(wanted, found, batch)
-        return self._entries(batch, found)
+        return self._take(batch, found)
 
     def apply_gradients(
         self,
@@ -309,10 +292,9 @@ class EmbeddingTable:
         cursor, batch = _core.Cursor(), _core.RowBatch()
         while self._core.scan(cursor, batch):
             if len(batch) >= batch_size:
-                yield self._entries(batch)
-                batch.clear()
+                yield self._take(batch)
         if len(batch):
-            yield self._entries(batch)
+            yield self._take(batch)
 
     def __iter__(self) -> Iterator[int]:
         for entries in self.iter_batches():
@@ -330,13 +312,96 @@ class EmbeddingTable:
         """All rows as an Arrow table."""
         return self.entries().to_arrow()
 
-    def save(self, path: str | os.PathLike[str], *, skip_expired: bool = False) -> int:
-        """Write the table to one file and return its size in bytes; safe beside training.
+    def track_changes(self) -> None:
+        """Remember from now on which ids are written or removed, for `cut_changes`; a second call does nothing."""
+        self._core.track_changes()
+
+    @property
+    def changed(self) -> int:
+        """Ids waiting for the next cut; one that was removed and came back counts twice. 0 without tracking."""
+        return self._core.changed
+
+    def cut_changes(self) -> TableCut:
+        """Close the set of changed ids and return it; later changes belong to the next cut. Takes microseconds.
+
+        Beside a running write the cut has some rows of it, each whole, and the next cut the others: nothing is lost. For a
+        cut that is exactly the state between two steps, call it between them.
+
+        Raises `InvalidArgumentError` without `track_changes`, or while a cut is neither committed nor rolled back.
+        """
+        return TableCut(self._core)
+
+    def insert_rows(self, ids: Ids, times: Ids, rows: Values) -> None:
+        """Upsert raw rows, uint8 [n, row_bytes], of a table of the same `layout`; not subject to admission.
+
+        Example:
+            >>> from monolith import EmbeddingTable, Segment, TableConfig
+            >>> config = TableConfig(name="item", segments=(Segment(dim=2),))
+            >>> table, copy = EmbeddingTable(config), EmbeddingTable(config)
+            >>> table.track_changes()
+            >>> _ = table.reinitialize([3, 4])
+            >>> for piece in table.cut_changes():
+            ...     copy.insert_rows(piece.ids, piece.times, piece.rows)
+            >>> bool((copy.lookup([3, 4]) == table.lookup([3, 4])).all())
+            True
+        """
+        self._core.insert_rows(id_vector(ids), time_vector(times), row_matrix(rows, self.row_bytes))
+
+    def decode(self, ids: Ids, times: Ids, rows: Values) -> Entries:
+        """Raw rows of this table's `layout` as stored weights and optimizer slots."""
+        wanted, seconds, raw = id_vector(ids).copy(), time_vector(times), row_matrix(rows, self.row_bytes)
+        if not len(wanted) == len(seconds) == len(raw):
+            raise InvalidArgumentError(
+                f"decode: expected as many ids as times and rows, got {len(wanted)}, {len(seconds)} and {len(raw)}"
+            )
+        return self._entries(wanted, seconds, raw, np.ones(len(wanted), dtype=np.bool_))
+
+    def encode(self, entries: Entries) -> np.ndarray:
+        """Raw rows of this table's `layout`, uint8 [n, row_bytes], that `decode` to these entries.
+
+        Example:
+            >>> from monolith import EmbeddingTable, Segment, TableConfig
+            >>> table = EmbeddingTable(TableConfig(name="item", segments=(Segment(dim=2),)))
+            >>> _ = table.reinitialize([3, 4])
+            >>> entries = table.entries()
+            >>> table.insert_rows(entries.ids, entries.times, table.encode(entries))
+        """
+        infos = self._core.slot_infos()
+        missing = [info.name for info in infos if info.name not in entries.slots]
+        if missing:
+            known = ", ".join(entries.slots) or "none"
+            raise InvalidArgumentError(
+                f"slots: table {self.name!r} needs {', '.join(missing)}; the entries have {known}"
+            )
+        slots = [
+            contiguous(entries.slots[info.name], info.name).astype(
+                np.int64 if info.is_int64 else np.float32, copy=False
+            )
+            for info in infos
+        ]
+        return self._core.encode(self._matrix("values", entries.values), slots)
+
+    def state(self) -> TableState:
+        """What the table knows besides its rows."""
+        max_event_time, updates, scales = self._core.state
+        return TableState(max_event_time=max_event_time, updates=updates, hashnet_scales=tuple(scales))
+
+    def set_state(self, state: TableState) -> None:
+        """Continue from `state`, except that the newest event time does not go back."""
+        self._core.set_state(
+            _event_time(state.max_event_time, name="max_event_time"),
+            _whole("updates", state.updates, 2**32, "a number of updates in [0, 2**32)"),
+            list(state.hashnet_scales),
+        )
+
+    def save(self, path: str | os.PathLike[str], *, skip_expired: bool = False, buckets: range | None = None) -> int:
+        """Write the table, or the rows of some `buckets`, to one file and return its size in bytes; safe beside training.
 
         The file appears under `path` complete and durable, or not at all. `skip_expired` leaves out what `evict` would.
         """
         metadata = self.config.model_dump_json()
-        _, size = _core.save_table(self._core, _path(path), metadata, skip_expired)
+        first, last = bucket_bounds(buckets)
+        _, size = _core.save_table(self._core, file_name(path), metadata, skip_expired, first, last)
         return size
 
     @classmethod
@@ -356,7 +421,7 @@ class EmbeddingTable:
             ...     len(EmbeddingTable.load(folder + "/t.table"))
             2
         """
-        file = _core.TableFile(_path(path))
+        file = _core.TableFile(file_name(path))
         try:
             config = TableConfig.from_json(file.metadata.decode())
         except (ConfigError, UnicodeDecodeError) as error:
@@ -367,21 +432,24 @@ class EmbeddingTable:
         file.load_into(table._core)
         return table
 
-    def _entries(self, batch: _core.RowBatch, found: np.ndarray | None = None) -> Entries:
-        n = len(batch)
+    def _take(self, batch: _core.RowBatch, found: np.ndarray | None = None) -> Entries:
+        ids, times, rows = batch.take(self.row_bytes)
+        return self._entries(ids, times, rows, np.ones(len(ids), dtype=np.bool_) if found is None else found)
+
+    def _entries(self, ids: np.ndarray, times: np.ndarray, rows: np.ndarray, found: np.ndarray) -> Entries:
+        n = len(ids)
         slots = {
             info.name: np.empty((n, info.width), dtype=np.int64 if info.is_int64 else np.float32)
             for info in self._core.slot_infos()
         }
-        ids, times = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
         values = np.empty((n, self.dim), dtype=np.float32)
-        self._core.decode(batch, ids, times, values, list(slots.values()))
+        self._core.decode(rows, values, list(slots.values()))
         return Entries(
             ids=torch.from_numpy(ids),
-            found=torch.from_numpy(np.ones(n, dtype=np.bool_) if found is None else found),
+            found=torch.from_numpy(found),
             values=torch.from_numpy(values),
             slots={name: torch.from_numpy(slot) for name, slot in slots.items()},
-            times=torch.from_numpy(times),
+            times=torch.from_numpy(times.astype(np.int64)),
         )
 
     def _matrix(self, name: str, values: Values) -> np.ndarray:
@@ -426,10 +494,3 @@ def _event_time(seconds: int, *, name: str = "event_time") -> int:
 
 def _step(step: int) -> int:
     return _whole("step", step, 2**63, "a global step in [0, 2**63)")
-
-
-def _path(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path)
-    if "\0" in text:
-        raise InvalidArgumentError(f"path: expected a file name without a null character, got {text!r}")
-    return text

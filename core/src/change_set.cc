@@ -1,0 +1,97 @@
+#include "change_set.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace monolith {
+namespace {
+
+constexpr std::size_t kSavedRows = 256;
+
+}  // namespace
+
+ChangeSet::ChangeSet(std::size_t row_bytes, std::uint32_t rows)
+    : row_bytes_(row_bytes), waiting_bits_(rows / 64 + 1), flight_bits_(rows / 64 + 1) {
+  waiting_bits_[0] |= bit(0);
+}
+
+void ChangeSet::before_insert(std::uint32_t row) {
+  changed_.make_room();
+  if (row / 64 < waiting_bits_.size()) return;
+  const std::size_t words = row / 64 + 1 + waiting_bits_.size() / 2;
+  std::vector<std::uint64_t> waiting(words);
+  std::vector<std::uint64_t> flight(words);
+  std::copy(waiting_bits_.begin(), waiting_bits_.end(), waiting.begin());
+  std::copy(flight_bits_.begin(), flight_bits_.end(), flight.begin());
+  waiting_bits_.swap(waiting);
+  flight_bits_.swap(flight);
+}
+
+void ChangeSet::before_erase(std::int64_t id, std::uint32_t row, std::uint32_t time, const std::byte* bytes) {
+  if (unread_ && in_flight(row)) save(id, row, time, bytes);
+  erased_.push_back(id);
+  // The row's number will be another id's.
+  gone_ += (waiting_bits_[row / 64] & bit(row)) != 0;
+  waiting_bits_[row / 64] &= ~bit(row);
+}
+
+void ChangeSet::before_clear(std::size_t ids) { erased_.reserve(erased_.size() + ids); }
+
+void ChangeSet::cleared(std::span<const std::int64_t> ids) noexcept {
+  erased_.insert(erased_.end(), ids.begin(), ids.end());
+  std::fill(waiting_bits_.begin(), waiting_bits_.end(), 0);
+  waiting_bits_[0] |= bit(0);
+  changed_.clear();
+  gone_ = 0;
+}
+
+void ChangeSet::save(std::int64_t id, std::uint32_t row, std::uint32_t time, const std::byte* bytes) {
+  if (saved_.empty() || saved_.back().ids.size() == kSavedRows) {
+    RowBatch batch;
+    batch.ids.reserve(kSavedRows);
+    batch.times.reserve(kSavedRows);
+    batch.rows.reserve(kSavedRows * row_bytes_);
+    saved_.push_back(std::move(batch));
+  }
+  RowBatch& batch = saved_.back();
+  batch.ids.push_back(id);
+  batch.times.push_back(time);
+  batch.rows.insert(batch.rows.end(), bytes, bytes + row_bytes_);
+  land(row);
+}
+
+void ChangeSet::cut() noexcept {
+  waiting_bits_.swap(flight_bits_);
+  flight_bits_[0] &= ~bit(0);
+  waiting_bits_[0] |= bit(0);
+  std::swap(changed_, flight_.changed);
+  flight_.erased = std::exchange(erased_, {});
+  gone_ = 0;
+  unread_ = flight_.changed.size() != 0;
+}
+
+std::vector<RowBatch> ChangeSet::take_saved() noexcept { return std::exchange(saved_, {}); }
+
+void ChangeSet::put_back(std::int64_t id, std::uint32_t row) {
+  changed_.make_room();
+  mark(id, row);
+  land(row);
+}
+
+void ChangeSet::put_back_erased() { erased_.insert(erased_.end(), flight_.erased.begin(), flight_.erased.end()); }
+
+void ChangeSet::end_flight() noexcept {
+  unread_ = false;
+  saved_ = {};
+  flight_.changed.clear();
+  flight_.erased = {};
+}
+
+std::size_t ChangeSet::bytes() const noexcept {
+  const std::size_t bits = (waiting_bits_.capacity() + flight_bits_.capacity()) * sizeof(std::uint64_t);
+  const std::size_t erased = (erased_.capacity() + flight_.erased.capacity()) * sizeof(std::int64_t);
+  const std::size_t saved = saved_.size() * kSavedRows * (row_bytes_ + sizeof(std::int64_t) + sizeof(std::uint32_t));
+  return sizeof(*this) + bits + changed_.bytes() + flight_.changed.bytes() + erased + saved;
+}
+
+}  // namespace monolith

@@ -1,0 +1,125 @@
+// Which rows of one shard changed since the last cut, and the rows of a cut that is being read, as they were when it was made.
+//
+// Two bits per row number: "waiting" (changed since the last cut; its id is in the list of waiting ids) and "in flight" (belongs
+// to the cut; neither read nor changed since). A writer about to change a row in flight saves a copy of it first, so that a cut
+// can be read while training goes on. A list may hold an id twice, or one whose row is gone: the bits decide.
+//
+// Not thread-safe: the shard's lock guards it, except the lists of a cut, which belong to its reader.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "monolith/table.h"
+
+namespace monolith {
+
+// A list whose memory is used again. It is most of what tracking costs a writer: fresh memory is faulted in page by page.
+class IdList {
+ public:
+  std::size_t size() const noexcept { return size_; }
+  std::span<const std::int64_t> ids() const noexcept { return {room_.data(), size_}; }
+  void make_room() {
+    if (size_ == room_.size()) room_.resize(room_.empty() ? 32 : 2 * room_.size());
+  }
+  // There must be room. The id stays only if `keep`.
+  void push(std::int64_t id, bool keep) noexcept {
+    room_[size_] = id;
+    size_ += keep;
+  }
+  // Keeps its memory if a good part of it was needed.
+  void clear() noexcept {
+    if (size_ < room_.size() / 8) room_ = {};
+    size_ = 0;
+  }
+  std::size_t bytes() const noexcept { return room_.capacity() * sizeof(room_[0]); }
+
+ private:
+  std::vector<std::int64_t> room_;
+  std::size_t size_ = 0;
+};
+
+class ChangeSet {
+ public:
+  // The ids of a cut: rows that had changed, and rows that had been removed.
+  struct Flight {
+    IdList changed;
+    std::vector<std::int64_t> erased;
+    bool empty() const noexcept { return changed.size() == 0 && erased.empty(); }
+  };
+
+  // Has room for the rows below `rows`.
+  ChangeSet(std::size_t row_bytes, std::uint32_t rows);
+
+  // --- Writers. Each is called before the change it is about, and when it throws std::bad_alloc nothing is lost: at worst a row
+  // counts as changed that was not.
+
+  // The row or its time is about to change. Row 0, which stands for none, does nothing: callers need no branch.
+  void before_change(std::int64_t id, std::uint32_t row, std::uint32_t time, const std::byte* bytes) {
+    if (unread_ && in_flight(row)) save(id, row, time, bytes);
+    changed_.make_room();
+    mark(id, row);
+  }
+  // For a before_change() to come.
+  void prefetch(std::uint32_t row) const noexcept { __builtin_prefetch(&waiting_bits_[row / 64], 1); }
+  // The id is about to get this row; inserted() then cannot fail.
+  void before_insert(std::uint32_t row);
+  void inserted(std::int64_t id, std::uint32_t row) noexcept { mark(id, row); }
+  // Its removal must follow, and must not fail.
+  void before_erase(std::int64_t id, std::uint32_t row, std::uint32_t time, const std::byte* bytes);
+  // All rows are about to go, `ids` of them; save() those in flight first. cleared() then cannot fail.
+  void before_clear(std::size_t ids);
+  void cleared(std::span<const std::int64_t> ids) noexcept;
+
+  bool in_flight(std::uint32_t row) const noexcept { return (flight_bits_[row / 64] & bit(row)) != 0; }
+  // Keeps a copy of a row in flight, which is so no longer.
+  void save(std::int64_t id, std::uint32_t row, std::uint32_t time, const std::byte* bytes);
+
+  // --- The cut.
+
+  // Everything that waits goes into flight. Nothing may be in flight.
+  void cut() noexcept;
+  Flight& flight() noexcept { return flight_; }
+  // The row has been read.
+  void land(std::uint32_t row) noexcept { flight_bits_[row / 64] &= ~bit(row); }
+  // Copies saved since the last call; once all ids have been looked at there will be no more.
+  std::vector<RowBatch> take_saved() noexcept;
+  void all_read() noexcept { unread_ = false; }
+
+  // The row waits again, whatever happened to it since.
+  void put_back(std::int64_t id, std::uint32_t row);
+  // The ids that were removed wait again. Throws std::bad_alloc, changing nothing.
+  void put_back_erased();
+  // Ends the flight. All rows must have landed or been put back.
+  void end_flight() noexcept;
+
+  // Rows and removals that wait.
+  std::uint64_t waiting() const noexcept { return changed_.size() - gone_ + erased_.size(); }
+  std::size_t bytes() const noexcept;
+
+ private:
+  static std::uint64_t bit(std::uint32_t row) noexcept { return std::uint64_t{1} << (row % 64); }
+  // Free of branches: whether a row has changed already is a coin toss in the middle of an interval.
+  void mark(std::int64_t id, std::uint32_t row) noexcept {
+    std::uint64_t& word = waiting_bits_[row / 64];
+    changed_.push(id, (word & bit(row)) == 0);
+    word |= bit(row);
+  }
+
+  std::size_t row_bytes_;
+  // Always of one size, beyond every row number in use. Between flights all of flight_bits_ is zero, so that a cut only has to
+  // swap the two. The waiting bit of row 0 is always set: it is never put into the list.
+  std::vector<std::uint64_t> waiting_bits_;
+  std::vector<std::uint64_t> flight_bits_;
+  IdList changed_;
+  std::size_t gone_ = 0;  // entries of that list whose row was removed later
+  std::vector<std::int64_t> erased_;
+
+  Flight flight_;
+  bool unread_ = false;          // some row may be in flight
+  std::vector<RowBatch> saved_;  // each with room for kSavedRows: a long list never moves
+};
+
+}  // namespace monolith

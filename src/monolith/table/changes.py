@@ -1,0 +1,70 @@
+"""What changed in a table: a cut, read piece by piece while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from monolith import _core
+
+__all__ = ["CutPiece", "TableCut"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutPiece:
+    """Some of the ids of a cut: rows as they were when it was made, and ids that had been removed by then."""
+
+    ids: np.ndarray
+    """int64 [n]."""
+    times: np.ndarray
+    """uint32 [n]: event time of the last write, seconds."""
+    rows: np.ndarray
+    """uint8 [n, row_bytes]: raw rows of the table's layout, weights and optimizer state."""
+    erased: np.ndarray
+    """int64 [m]: removed, evicted or cleared."""
+
+    def __len__(self) -> int:
+        return len(self.ids) + len(self.erased)
+
+
+class TableCut:
+    """The changes of a table up to one moment, made by `EmbeddingTable.cut_changes`.
+
+    Iterate over it once, on any thread: each id comes once at most, as a row or as erased. Rows are as they were at the cut,
+    whatever is written meanwhile. Then `commit` when the changes are safe, so that the table forgets them, or `rollback` when
+    they are not, so that they come again with the next cut. Until one of the two, the table makes no other cut.
+
+    Example:
+        >>> from monolith import EmbeddingTable, Segment, TableConfig
+        >>> table = EmbeddingTable(TableConfig(name="item", segments=(Segment(dim=2),)))
+        >>> table.track_changes()
+        >>> _ = table.reinitialize([5, 6])
+        >>> cut = table.cut_changes()
+        >>> _ = table.erase([5])
+        >>> sorted(id_ for piece in cut for id_ in piece.ids.tolist())
+        [5, 6]
+        >>> cut.commit()
+        >>> [piece.erased.tolist() for piece in table.cut_changes()]
+        [[5]]
+    """
+
+    def __init__(self, table: _core.Table) -> None:
+        self._table = table
+        self._number = table.cut_changes()
+
+    def __iter__(self) -> Iterator[CutPiece]:
+        while (arrays := self._table.read_changes(self._number)) is not None:
+            ids, times, rows, erased = arrays
+            yield CutPiece(ids=ids, times=times, rows=rows, erased=erased)
+
+    def commit(self) -> None:
+        """Forget the changes: they are safe elsewhere. Refused until all pieces have been read."""
+        self._table.commit_changes(self._number)
+
+    def rollback(self) -> None:
+        """Let the changes count again, merged with newer ones; read or unread, whatever happened since."""
+        self._table.rollback_changes(self._number)

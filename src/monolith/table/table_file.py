@@ -1,0 +1,40 @@
+"""Rows of table files into tables that are in use."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from monolith import _core
+from monolith.table.arrays import file_name
+from monolith.table.buckets import bucket_bounds
+
+if TYPE_CHECKING:
+    from monolith.table.embedding_table import EmbeddingTable
+
+__all__ = ["read_rows_into"]
+
+
+def read_rows_into(table: EmbeddingTable, path: str | os.PathLike[str], buckets: range | None = None) -> int:
+    """Upsert the rows of a table file, or those of some buckets, and return how many.
+
+    The file must have the table's `layout`. Several files may go into one table, one after the other or on several
+    threads. `TableState` stays as it is, except that the newest event time does not go back.
+
+    Raises `CorruptFileError` for a file that is damaged or of another layout; rows before the damage may be in the table
+    then, so fill a table that nobody uses yet.
+
+    Example:
+        >>> import tempfile
+        >>> from monolith import EmbeddingTable, Segment, TableConfig
+        >>> from monolith.table import read_rows_into
+        >>> config = TableConfig(name="item", segments=(Segment(dim=4),))
+        >>> table, half = EmbeddingTable(config), EmbeddingTable(config)
+        >>> _ = table.reinitialize([1, 2, 3, 4])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = table.save(folder + "/item.table")
+        ...     read_rows_into(half, folder + "/item.table", buckets=range(2048, 4096))
+        2
+    """
+    first, last = bucket_bounds(buckets)
+    return _core.TableFile(file_name(path)).read_into(table._core, first, last)
