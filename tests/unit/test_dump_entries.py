@@ -145,6 +145,13 @@ def test_a_serving_table_takes_weights_only(tmp_path: Path) -> None:
         export_dump(table, str(tmp_path / "again"))
 
 
+def test_zero_rows_stay_behind_where_the_table_wants_none(tmp_path: Path) -> None:
+    prefix = write_dump(tmp_path / "t", [entry(1, [0, 0]), entry(2, [0, 1]), entry(3, [0, -0.0])])
+    serving = config(Sgd(), dim=2).model_copy(update={"mode": "serving"})
+    assert sorted(import_dump(prefix, serving)) == [1, 2, 3]
+    assert list(import_dump(prefix, serving.model_copy(update={"skip_zero_rows": True}))) == [2]
+
+
 WRONG = {
     "fewer values": (entry(1, [1], adagrad(1, 1)), InvalidArgumentError, "has 1 values, table 't' has dim 2"),
     "more values": (entry(1, [1, 2, 3], adagrad(1, 1)), InvalidArgumentError, "has 3 values"),

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from monolith.table.config import TableConfig
-from monolith.table.embedding_table import EmbeddingTable, Entries
+from monolith.table.embedding_table import EmbeddingTable
+from monolith.table.entries import Entries
 
 __all__ = ["RowColumns", "fresh_slots", "insert", "row_batches"]
 
@@ -27,9 +28,16 @@ class RowColumns:
     slots: dict[str, np.ndarray]
     """Optimizer state by `<segment>/<slot>`: [n, width], float32 or int64."""
 
+    def where(self, chosen: np.ndarray) -> RowColumns:
+        """The rows for which `chosen`, bool [n], is true."""
+        slots = {name: slot[chosen] for name, slot in self.slots.items()}
+        return RowColumns(ids=self.ids[chosen], times=self.times[chosen], values=self.values[chosen], slots=slots)
+
 
 def insert(table: EmbeddingTable, rows: RowColumns) -> None:
     """Give `table` these rows, weights, state and times; the last of equal ids wins."""
+    if table.config.skip_zero_rows:
+        rows = rows.where(rows.values.any(axis=1))
     entries = Entries(
         ids=torch.from_numpy(rows.ids),
         found=torch.ones(len(rows.ids), dtype=torch.bool),
@@ -37,7 +45,7 @@ def insert(table: EmbeddingTable, rows: RowColumns) -> None:
         slots={name: torch.from_numpy(slot) for name, slot in rows.slots.items()},
         times=torch.from_numpy(rows.times),
     )
-    table.insert_rows(rows.ids, rows.times.astype(np.uint32), table.encode(entries))
+    table.insert_rows(rows.ids, rows.times, table.encode(entries))
 
 
 def row_batches(table: EmbeddingTable, batch_size: int = 65536) -> Iterator[RowColumns]:
