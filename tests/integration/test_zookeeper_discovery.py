@@ -189,13 +189,20 @@ def test_a_server_that_restarts_is_no_event(connect: Open, server: ZooKeeperServ
 
 
 def test_a_server_that_comes_back_empty_is_told_everything_again(connect: Open, server: ZooKeeperServer) -> None:
-    here, there = connect(), connect()
+    here, there = connect(start_secs=2.0), connect(start_secs=2.0)
     here.register("ps", 0, "h0:1")
     there.register("worker", 0, "h1:1")
+    for _ in range(20):  # the more it has done, the longer it would turn away those who have seen it
+        here.register("ps", 1, "h2:1")
+        here.deregister("ps", 1, "h2:1")
     server.stop(kill=True)
     server.forget()
     server.start()
-    until(lambda: here.query("worker") == {0: "h1:1"} and there.query("ps") == {0: "h0:1"})
+    fresh = connect()  # the others answer from what they knew before
+    assert fresh.query("ps") == {}
+    until(lambda: fresh.query("ps") == {0: "h0:1"} and fresh.query("worker") == {0: "h1:1"})
+    fresh.register("worker", 1, "h3:1")
+    until(lambda: here.query("worker") == {0: "h1:1", 1: "h3:1"})
 
 
 def test_a_call_while_the_server_is_away_ends_with_an_error(connect: Open, server: ZooKeeperServer) -> None:
@@ -206,6 +213,7 @@ def test_a_call_while_the_server_is_away_ends_with_an_error(connect: Open, serve
             here.register("ps", 0, "h0:1")
     finally:
         server.start()
+    until(lambda: here._client.connected)
     here.register("ps", 0, "h1:1")
     assert here.query("ps") == {0: "h1:1"}
 

@@ -86,8 +86,10 @@ def make_zk_client(zk_server: str | None = None, *, session_secs: float = 10.0) 
     servers = zk_server or default_zk_servers()
     if not servers:
         raise ConfigError("zk_server: expected host:port[,host:port...], got none, and MONOLITH_ZK_HOSTS is not set")
+    # Left alone, the client waits up to a minute before it looks again for a server that was away.
+    retry = {"max_tries": -1, "delay": 0.1, "max_delay": 2.0}
     client: KazooClient = import_kazoo("client").KazooClient(
-        servers, timeout=session_secs, auth_data=get_zk_auth_data()
+        servers, timeout=session_secs, connection_retry=retry, auth_data=get_zk_auth_data()
     )
     return client
 

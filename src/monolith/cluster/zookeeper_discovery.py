@@ -55,7 +55,12 @@ class ZKServiceDiscovery(ServiceDiscovery):
         path = job_path(job_name)
         self._client = make_zk_client(zk_server, session_secs=session_secs)
         self._entries = ZKEntries(self._client, path, answer_secs=start_secs)
-        self._period, self._delay, self._clock = registration_period_secs, delay, clock
+        self._period, self._delay, self._session_secs, self._clock = (
+            registration_period_secs,
+            delay,
+            session_secs,
+            clock,
+        )
         # Held while nodes are written and read: a late announcement must not undo a withdrawal, nor an older copy of the
         # nodes replace a newer one.
         self._lock = threading.Lock()
@@ -63,6 +68,9 @@ class ZKServiceDiscovery(ServiceDiscovery):
         self._known: dict[str, dict[int, str]] = {}
         self._wake = threading.Event()
         self._renew = False
+        self._away_since: float | None = None
+        # Held while the client is stopped, so that it is not started again behind the back of `close`.
+        self._stopping = threading.Lock()
         self._closed = threading.Event()
         self._client.add_listener(self._session_changed)
         start_zk_client(self._client, start_secs)
@@ -105,7 +113,8 @@ class ZKServiceDiscovery(ServiceDiscovery):
         """End the session, which removes all announcements of this process, and the thread."""
         self._closed.set()
         self._wake.set()
-        close_zk_client(self._client)
+        with self._stopping:
+            close_zk_client(self._client)
         self._keeper.join()
 
     @contextmanager
@@ -138,7 +147,10 @@ class ZKServiceDiscovery(ServiceDiscovery):
         if state == "LOST":
             self._renew = True  # what the old session announced is gone, or will be
         if state == "CONNECTED":
+            self._away_since = None
             self._wake.set()
+        elif self._away_since is None:
+            self._away_since = self._clock()
 
     def _keep(self) -> None:
         due = self._clock() + self._period
@@ -164,8 +176,22 @@ class ZKServiceDiscovery(ServiceDiscovery):
             if not self._closed.is_set():
                 _logger.warning("could not look after %s in ZooKeeper, trying again: %r", self._entries.path, error)
             self._renew = True
+            self._start_over_if_away()
             return min(due, self._clock() + self._delay)
         return due
+
+    def _start_over_if_away(self) -> None:
+        """Begin a new session when the old one is lost anyway.
+
+        A server that has lost its data turns away clients that have seen more of it, for as long as they keep their session.
+        """
+        with self._stopping:
+            away = 0.0 if self._away_since is None else self._clock() - self._away_since
+            if away < 2 * self._session_secs or self._closed.is_set():
+                return
+            self._client.stop()
+            self._away_since = self._clock()
+            self._client.start_async()
 
     def _publish_own(self) -> None:
         for (name, index), addr in list(self._own.items()):
