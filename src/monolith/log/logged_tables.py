@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from monolith.log.named_tables import Tables, named_tables
 from monolith.log.segment_format import TableMeta, TableStateMeta
 from monolith.log.segment_writer import Changes
-
-if TYPE_CHECKING:
-    from monolith.table import EmbeddingTable
-    from monolith.table.changes import TableCut
+from monolith.table import EmbeddingTable, TableCut
 
 __all__ = ["LoggedTables", "TablesCut"]
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from monolith.errors import CorruptFileError
 from monolith.log.segment import Segment
 from monolith.log.segment_info import SegmentTable, TableChanges
-from monolith.table import EmbeddingTable
-
-if TYPE_CHECKING:
-    from monolith.table.changes import TableState
+from monolith.table import EmbeddingTable, TableState, bucket_of
 
 __all__ = ["replay", "table_state"]
 
@@ -55,8 +51,6 @@ def replay(segment: Segment, tables: Mapping[str, EmbeddingTable], *, buckets: r
 
 def table_state(segment: Segment, name: str) -> TableState | None:
     """What table `name` knew beside its rows; of several shards, the newest of each."""
-    from monolith.table.changes import TableState
-
     states = [part.meta.state for part in segment.info.tables if part.name == name]
     if not states:
         return None
@@ -75,6 +69,10 @@ def _check_fits(segment: Segment, part: SegmentTable, table: EmbeddingTable) -> 
         fits, has, expected = part.layout == table.layout, part.layout, table.layout
     if not fits:
         raise CorruptFileError(f"{segment.path}: rows of table {part.name!r} have {has}, expected {expected}")
+    if len(part.meta.state.hashnet_scales) != len(table.config.segments):
+        raise CorruptFileError(
+            f"{segment.path}: the state of table {part.name!r} is not of {len(table.config.segments)} segments"
+        )
 
 
 def _apply(piece: TableChanges, table: EmbeddingTable, values: bool, buckets: range | None) -> None:
@@ -95,7 +93,5 @@ def _apply(piece: TableChanges, table: EmbeddingTable, values: bool, buckets: ra
 
 
 def _in_buckets(ids: np.ndarray, buckets: range) -> np.ndarray:
-    from monolith.table import bucket_of
-
-    bucket: np.ndarray = bucket_of(ids)
+    bucket = bucket_of(ids)
     return (bucket >= buckets.start) & (bucket < buckets.stop)

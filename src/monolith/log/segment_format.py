@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
@@ -61,8 +61,8 @@ class TableStateMeta(Config):
     """What a table knows beside its rows."""
 
     max_event_time: int = Field(ge=0, lt=2**32)
-    updates: int = Field(ge=0, lt=2**64)
-    hashnet_scales: tuple[float, ...]
+    updates: int = Field(ge=0, lt=2**32)
+    hashnet_scales: tuple[Annotated[float, Field(ge=0)], ...]
 
 
 class TableMeta(Config):

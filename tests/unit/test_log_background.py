@@ -1,0 +1,112 @@
+"""Danger: a commit written beside training that holds rows of a later step, misses one, or runs twice at once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from comparison import int64, snapshot
+from log_tables import new_table, rebuilt, train
+from monolith import EmbeddingTable
+from monolith.log import ChangeLog, LogReader
+from monolith.log import change_log as module
+
+
+class Gate:
+    """Holds a commit back between its cut and its first write."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+        write = module.write_segment
+
+        def held(*arguments: object) -> object:
+            self.reached.set()
+            assert self.opened.wait(60)
+            return write(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(module, "write_segment", held)
+
+
+def test_the_segment_is_the_state_at_the_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, gate, weight = new_table(), Gate(monkeypatch), torch.ones(2)
+    with ChangeLog(tmp_path, [table]) as log:
+        train(table, range(100), event_time=5)
+        expected = snapshot(table)
+        future = log.commit_in_background(step=1, dense={"weight": weight})
+        assert gate.reached.wait(60)
+        train(table, range(50, 150), step=1, event_time=6)
+        table.erase(int64(range(10)))
+        weight.zero_()
+        gate.opened.set()
+        sequence = future.result()
+        assert snapshot(rebuilt(tmp_path, sequence)) == expected
+        assert torch.equal(LogReader(tmp_path).read(sequence).dense()["weight"], torch.ones(2))  # type: ignore[index]
+        assert snapshot(rebuilt(tmp_path, log.commit(step=2))) == snapshot(table)
+
+
+def test_commits_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, gate = new_table(), Gate(monkeypatch)
+    with ChangeLog(tmp_path, [table]) as log:
+        assert not log.busy
+        first = log.commit_in_background(step=1)
+        assert gate.reached.wait(60)
+        assert log.busy
+        later: list[int] = []
+        thread = threading.Thread(target=lambda: later.append(log.commit(step=2)))
+        thread.start()
+        assert later == []
+        gate.opened.set()
+        thread.join()
+        assert (first.result(), later) == (1, [2])
+    assert [info.parent for info in LogReader(tmp_path).segments()] == [0, 1]
+
+
+def test_close_waits_for_the_commit_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    log = ChangeLog(tmp_path, [new_table()])
+    future = log.commit_in_background(step=1)
+    assert gate.reached.wait(60)
+    closing = threading.Thread(target=log.close)
+    closing.start()
+    gate.opened.set()
+    closing.join()
+    assert future.done()
+    assert LogReader(tmp_path).sequences() == [1]
+
+
+def test_a_replica_follows_a_table_that_trains_without_pause(tmp_path: Path) -> None:
+    table, copy = new_table(), new_table()
+    stop = threading.Event()
+
+    def keep_training() -> None:
+        step = 0
+        while not stop.is_set():
+            train(table, [(step * 31 + i) % 500 for i in range(40)], step=step, event_time=step)
+            table.erase(int64([step % 500]))
+            step += 1
+
+    from monolith.log import replay
+
+    reader = LogReader(tmp_path)
+    with ChangeLog(tmp_path, [table]) as log:
+        trainer = threading.Thread(target=keep_training)
+        trainer.start()
+        futures = [log.commit_in_background(step=n) for n in range(30)]
+        stop.set()
+        trainer.join()
+        log.commit(step=99)
+        for future in futures:
+            future.result()
+    for info in reader.chain(reader.newest):
+        replay(reader.read(info.sequence), {"user": copy})
+    assert snapshot(copy) == snapshot(table)
+
+
+def test_a_commit_without_tables_is_a_place_in_the_data_alone(tmp_path: Path) -> None:
+    none: list[EmbeddingTable] = []
+    with ChangeLog(tmp_path, none) as log:
+        sequence = log.commit_in_background(step=1, source={"offset": 7}).result()
+    assert LogReader(tmp_path).read(sequence).source() == {"offset": 7}
