@@ -37,7 +37,7 @@ class RowColumns:
 def insert(table: EmbeddingTable, rows: RowColumns) -> None:
     """Give `table` these rows, weights, state and times; the last of equal ids wins."""
     if table.config.skip_zero_rows:
-        rows = rows.where(rows.values.any(axis=1))
+        rows = rows.where(np.any(rows.values, axis=1))
     entries = Entries(
         ids=torch.from_numpy(rows.ids),
         found=torch.ones(len(rows.ids), dtype=torch.bool),
