@@ -38,6 +38,7 @@ from monolith.table.optimizers import (
     RowwiseAdagrad,
     Sgd,
 )
+from monolith.table.sharded_store import ShardedStore, bucket_ranges
 from monolith.table.store import Bags, Gradient, LocalStore, Store
 from monolith.table.table_file import read_rows_into
 from monolith.table.table_state import TableState
@@ -84,6 +85,7 @@ __all__ = [
     "RowwiseAdagrad",
     "Segment",
     "Sgd",
+    "ShardedStore",
     "SlidingAdmission",
     "Store",
     "TableConfig",
@@ -96,6 +98,7 @@ __all__ = [
     "XavierUniform",
     "Zeros",
     "bucket_of",
+    "bucket_ranges",
     "num_threads",
     "read_rows_into",
     "set_num_threads",

@@ -104,6 +104,7 @@ class EmbeddingTable:
     def _build(self, config: TableConfig, admission: AdmissionFilter | None, capacity: int) -> None:
         self.config = config
         self.admission = admission
+        self._tracks_changes = False
         self._core = _core.Table(to_core(config, capacity), None if admission is None else admission.core)
         self._learning_rates = np.asarray(config.learning_rates, dtype=np.float32)
 
@@ -315,6 +316,7 @@ class EmbeddingTable:
     def track_changes(self) -> None:
         """Remember from now on which ids are written or removed, for `cut_changes`; a second call does nothing."""
         self._core.track_changes()
+        self._tracks_changes = True
 
     @property
     def changed(self) -> int:
@@ -330,6 +332,28 @@ class EmbeddingTable:
         Raises `InvalidArgumentError` without `track_changes`, or while a cut is neither committed nor rolled back.
         """
         return TableCut(self._core)
+
+    def take_over(self, other: EmbeddingTable) -> None:
+        """Have the rows, state and admission filter of `other` instead of one's own, from one moment to the next.
+
+        `other` must have the same `layout` and seed, and should not be used any more. If changes were remembered they still are,
+        and none is waiting.
+
+        Example:
+            >>> from monolith import EmbeddingTable, Segment, TableConfig
+            >>> config = TableConfig(name="item", segments=(Segment(dim=2),))
+            >>> table, built_aside = EmbeddingTable(config), EmbeddingTable(config)
+            >>> _ = built_aside.reinitialize([3, 4])
+            >>> table.take_over(built_aside)
+            >>> len(table)
+            2
+        """
+        mine, theirs = (self.layout, self.config.seed), (other.layout, other.config.seed)
+        if mine != theirs:
+            raise InvalidArgumentError(f"other: expected a table of layout and seed {mine}, got {theirs}")
+        if self._tracks_changes:
+            other.track_changes()
+        self._core, self.admission = other._core, other.admission
 
     def insert_rows(self, ids: Ids, times: Ids, rows: Values) -> None:
         """Upsert raw rows, uint8 [n, row_bytes], of a table of the same `layout`; not subject to admission.

@@ -17,6 +17,7 @@ import torch
 
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.table.arrays import Ids, Values
+from monolith.table.buckets import NUM_BUCKETS
 from monolith.table.call_threads import CallThreads
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, PoolingMode, TableStats
@@ -75,14 +76,25 @@ class Store(Protocol):
     def reinitialize(self, table: str, ids: Ids, *, event_time: int = 0) -> torch.Tensor:
         """Reset value and state of `ids`; int32 [n]: 1 it had a row, 0 it is new."""
 
-    def evict(self, *, now: int | None = None) -> dict[str, int]:
-        """Remove expired rows of all tables; how many, by table."""
+    def evict(self, *, now: int | Mapping[str, int] | None = None) -> dict[str, int]:
+        """Remove expired rows of all tables, at one time or at one by table; how many, by table."""
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write all tables into a new folder, which appears complete or not at all."""
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
-        """Replace the rows of all tables by those that `save` wrote; on an error nothing has changed."""
+        """Replace the rows of all tables by those that a store saved; on an error nothing has changed."""
+
+    def prepare_restore(
+        self, folder: str | os.PathLike[str], *, buckets: range = range(NUM_BUCKETS)
+    ) -> Callable[[], None]:
+        """Read and check the rows of `buckets` now; calling the answer puts them in place, which cannot fail."""
+
+    def is_initialised(self) -> bool:
+        """Whether it holds a state that is to be kept: False in a process that has just started."""
+
+    def mark_initialised(self) -> None:
+        """Say that what it holds now is to be kept, as after a restore or when training begins."""
 
     def stats(self) -> dict[str, TableStats]:
         """The size of every table."""
@@ -104,6 +116,7 @@ class LocalStore:
     def __init__(self, tables: Iterable[EmbeddingTable]) -> None:
         self._tables: dict[str, EmbeddingTable] = {}
         self._threads = CallThreads()
+        self._initialised = False
         for table in tables:
             if table.name in self._tables:
                 raise ConfigError(f"tables: two are named {table.name!r}; every table of a store has a name of its own")
@@ -111,7 +124,7 @@ class LocalStore:
 
     @property
     def tables(self) -> Mapping[str, EmbeddingTable]:
-        """The tables by name; `restore` puts others in their place."""
+        """The tables by name."""
         return self._tables
 
     def configs(self) -> dict[str, TableConfig]:
@@ -143,9 +156,10 @@ class LocalStore:
         """Reset value and state of `ids`; int32 [n]: 1 it had a row, 0 it is new."""
         return self._table(table).reinitialize(ids, event_time=event_time)
 
-    def evict(self, *, now: int | None = None) -> dict[str, int]:
+    def evict(self, *, now: int | Mapping[str, int] | None = None) -> dict[str, int]:
         """Remove expired rows of all tables at event time `now`, by default each table's newest; how many, by table."""
-        return {name: table.evict(now=now) for name, table in self._tables.items()}
+        moments = now if isinstance(now, Mapping) else dict.fromkeys(self._tables, now)
+        return {name: table.evict(now=moments[name]) for name, table in self._tables.items()}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write all tables and admission filters into a new folder, which appears complete and durable or not at all.
@@ -155,12 +169,33 @@ class LocalStore:
         write_store(self._tables, folder)
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
-        """Replace the rows of all tables by those that `save` wrote; on an error nothing has changed.
+        """Replace the rows of all tables by those that a store saved; on an error nothing has changed.
 
         The folder must hold every table of the store, with the same rows: dims, optimizers, seed. Learning rates, expiry and
         thresholds are those of the store. Further tables of the folder are left alone.
         """
-        self._tables = read_store(self._tables, folder)
+        self.prepare_restore(folder)()
+
+    def prepare_restore(
+        self, folder: str | os.PathLike[str], *, buckets: range = range(NUM_BUCKETS)
+    ) -> Callable[[], None]:
+        """Read and check the rows of `buckets` now; calling the answer puts them in place, which cannot fail."""
+        fresh = read_store(self._tables, folder, buckets)
+
+        def put_in_place() -> None:
+            for name, table in self._tables.items():
+                table.take_over(fresh[name])
+            self.mark_initialised()
+
+        return put_in_place
+
+    def is_initialised(self) -> bool:
+        """Whether it holds a state that is to be kept: since `mark_initialised` or a restore."""
+        return self._initialised
+
+    def mark_initialised(self) -> None:
+        """Say that what it holds now is to be kept."""
+        self._initialised = True
 
     def stats(self) -> dict[str, TableStats]:
         """The size of every table."""
