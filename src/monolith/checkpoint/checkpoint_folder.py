@@ -2,66 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time as clock
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from pydantic import JsonValue
 
+from monolith.checkpoint.lineage import LOG
 from monolith.checkpoint.manifest import (
     MANIFEST,
     FileEntry,
     Manifest,
     check_sizes,
-    crc32c,
     read_manifest,
-    write_sealed,
+    read_sealed,
 )
 from monolith.checkpoint.paths import base_name, parent_folder
-from monolith.checkpoint.storage import Folder, StrPath, open_folder
+from monolith.checkpoint.pending import PendingCheckpoint
+from monolith.checkpoint.snapshot import OpenSnapshot, SnapshotManifest, group_tables, write_snapshot
+from monolith.checkpoint.storage import Folder, StrPath, is_remote, open_folder, safe_name
+from monolith.checkpoint.writing import MARK, Writing
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
-from monolith.state_bytes import PackedState, State, pack_state, unpack_state
+from monolith.log import ChangeLog
+from monolith.log.named_tables import Tables
+from monolith.state_bytes import State, pack_state, unpack_state
 
 __all__ = [
-    "PendingCheckpoint",
     "begin_checkpoint",
+    "check_complete",
     "is_complete",
+    "read_listed",
     "read_state",
     "remove_checkpoint",
+    "snapshot_of",
     "write_checkpoint",
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PendingCheckpoint:
-    """A checkpoint whose content is decided but not written yet. `finish` may run on any thread while training goes on."""
-
-    path: str
-    step: int
-    time: float
-    event_time: int
-    states: Mapping[str, PackedState]
-    config: Mapping[str, JsonValue]
-
-    def finish(self) -> Manifest:
-        """Write everything; when this returns the checkpoint is complete and durable."""
-        folder = open_folder(self.path)
-        generation = _generation(folder)
-        stems = {name: f"{name}{generation}" for name in self.states}
-        files = [entry for name in self.states for entry in _write_state(folder, stems[name], self.states[name])]
-        manifest = Manifest(
-            step=self.step,
-            time=self.time,
-            event_time=self.event_time,
-            states=stems,
-            files=tuple(files),
-            config=dict(self.config),
-        )
-        write_sealed(folder, manifest)
-        _remove_unlisted(folder, manifest)
-        return manifest
 
 
 def begin_checkpoint(
@@ -69,35 +45,50 @@ def begin_checkpoint(
     *,
     state: Mapping[str, State],
     step: int,
+    tables: Tables = (),
+    log: ChangeLog | None = None,
+    snapshot: OpenSnapshot | None = None,
     event_time: int = 0,
     config: Mapping[str, JsonValue] | None = None,
     parts: Mapping[str, State] | None = None,
     time: float | None = None,
 ) -> PendingCheckpoint:
-    """Copy what is to be saved, quickly and between two steps; `finish()` of the answer writes it.
+    """Decide what is to be saved, quickly and between two steps; `finish()` of the answer writes it, on any thread.
 
     Args:
         path: the checkpoint's folder, local or a URL. A complete checkpoint that is there already is replaced: until the new
             one is complete, readers find the old one.
         state: nested tensors, numbers and strings: dense parameters, optimizer, random states, position in the data.
         step: steps made so far.
-        event_time: newest event time trained, seconds since 1970.
+        tables: in this process; equal names are shards of one table, a mapping gives names that differ from the tables' own.
+        log: the log of `tables`, in `log/` beside the checkpoint, which then costs what changed since the last commit.
+            Without a log all rows are written, now, while the caller waits.
+        snapshot: one that `write_snapshot` has finished; this checkpoint completes it. None uses the newest there is, and writes
+            one now if there are rows that neither a snapshot nor the log has.
+        event_time: newest event time trained, seconds since 1970; 0 takes the tables' own.
         config: the resolved configuration of the run, for people and for `inspect`.
         parts: further states by name, read again by `read_state(path, name)`.
         time: now, seconds since 1970; None asks the clock.
     """
     states = {"state": state, **(parts or {})}
-    for name in states:
-        if not name.replace("-", "").replace("_", "").isalnum():
-            raise InvalidArgumentError(f"parts: expected names of letters, digits, '-' and '_', got {name!r}")
-    return PendingCheckpoint(
+    _require_names(states)
+    _require_beside(path, log)
+    groups, folder = group_tables(tables), open_folder(path)
+    now = clock.time() if time is None else time
+    pending = PendingCheckpoint(
         path=str(path),
-        step=step,
-        time=clock.time() if time is None else time,
-        event_time=event_time,
+        manifest=Manifest(step=step, time=now, event_time=event_time, config=dict(config or {}), files=()),
         states={name: pack_state(value, name) for name, value in states.items()},
-        config=config or {},
+        writing=Writing(folder),
+        generation=_generation(folder),
+        snapshot=snapshot,
     )
+    try:
+        pending.take_tables(groups, log)
+    except BaseException:
+        pending.abandon()
+        raise
+    return pending
 
 
 def write_checkpoint(
@@ -105,12 +96,18 @@ def write_checkpoint(
     *,
     state: Mapping[str, State],
     step: int,
+    tables: Tables = (),
+    log: ChangeLog | None = None,
+    full: bool = False,
     event_time: int = 0,
     config: Mapping[str, JsonValue] | None = None,
     parts: Mapping[str, State] | None = None,
     time: float | None = None,
 ) -> Manifest:
-    """Write a checkpoint; when this returns it is complete and survives a power cut. Arguments as in `begin_checkpoint`.
+    """Write a checkpoint; when this returns it is complete and survives a power cut.
+
+    Other threads may train meanwhile: the rows are those of the moment the log is cut, at the end. `full` writes a new snapshot
+    first. The other arguments are those of `begin_checkpoint`.
 
     Example:
         >>> import tempfile
@@ -120,19 +117,47 @@ def write_checkpoint(
         ...     is_complete(f"{model_dir}/model.ckpt-3"), read_state(f"{model_dir}/model.ckpt-3")
         (True, {'weights': tensor([1., 1.])})
     """
+    snapshot = write_snapshot(parent_folder(path), tables, log) if full and log is not None else None
     pending = begin_checkpoint(
-        path, state=state, step=step, event_time=event_time, config=config, parts=parts, time=time
+        path,
+        state=state,
+        step=step,
+        tables=tables,
+        log=log,
+        snapshot=snapshot,
+        event_time=event_time,
+        config=config,
+        parts=parts,
+        time=time,
     )
     return pending.finish()
 
 
+def check_complete(path: StrPath) -> Manifest:
+    """The manifest of a checkpoint of which everything is there, by name and size; contents are checked when they are read."""
+    manifest, model_dir = read_manifest(path), open_folder(parent_folder(path))
+    check_sizes(open_folder(path), manifest.files)
+    check_sizes(model_dir, manifest.segments)
+    if manifest.snapshot is not None:
+        folder, snapshot = snapshot_of(manifest.snapshot, model_dir)
+        check_sizes(folder, snapshot.files)
+    return manifest
+
+
 def is_complete(path: StrPath) -> bool:
-    """Whether there is a checkpoint at `path` with everything its manifest lists; contents are checked when they are read."""
+    """Whether there is a checkpoint at `path` with everything its manifest lists."""
     try:
-        check_sizes(open_folder(path), read_manifest(path).files)
+        check_complete(path)
     except (CorruptFileError, StorageError):
         return False
     return True
+
+
+def snapshot_of(entry: FileEntry, model_dir: Folder) -> tuple[Folder, SnapshotManifest]:
+    """The snapshot whose manifest a checkpoint names, and its folder; it must be that one and no other."""
+    read_listed(model_dir, (entry,), entry.name)
+    folder = model_dir.inside(parent_folder(entry.name))
+    return folder, read_sealed(folder, SnapshotManifest)
 
 
 def read_state(path: StrPath, name: str = "state") -> dict[str, State]:
@@ -142,12 +167,23 @@ def read_state(path: StrPath, name: str = "state") -> dict[str, State]:
         known = ", ".join(map(repr, manifest.states))
         raise CorruptFileError(f"{folder}: has no state {name!r}; it has {known}")
     stem = manifest.states[name]
-    entries = {entry.name: entry for entry in manifest.files}
-    structure, tensors = (_read_file(folder, entries, f"{stem}.{ending}") for ending in ("json", "safetensors"))
+    structure, tensors = (read_listed(folder, manifest.files, f"{stem}.{end}") for end in ("json", "safetensors"))
     state = unpack_state(structure, tensors, f"{folder}/{stem}")
     if not isinstance(state, dict):
         raise CorruptFileError(f"{folder}/{stem}.json: expected a state with names, got {type(state).__name__}")
     return state
+
+
+def read_listed(folder: Folder, files: Iterable[FileEntry], name: str) -> bytes:
+    """The bytes of file `name`, which must be one of `files` and as it was written."""
+    entry = next((entry for entry in files if entry.name == name), None)
+    if entry is None:
+        raise CorruptFileError(f"{folder}/{MANIFEST}: does not list {name!r}")
+    check_sizes(folder, (entry,))
+    data = folder.read(safe_name(name, folder))
+    if FileEntry.of(name, data) != entry:
+        raise CorruptFileError(f"{folder}/{name}: its checksum is wrong; the file was altered")
+    return data
 
 
 def remove_checkpoint(path: StrPath) -> None:
@@ -157,32 +193,21 @@ def remove_checkpoint(path: StrPath) -> None:
 
 
 def _generation(folder: Folder) -> str:
-    """Ends the names of files, so that none of them is a file of a checkpoint that is in the folder already."""
-    return f".{secrets.token_hex(4)}" if folder.names() else ""
+    """Nothing in a new folder; otherwise something new."""
+    return f".{secrets.token_hex(4)}" if set(folder.names()) - {MARK} else ""
 
 
-def _write_state(folder: Folder, stem: str, packed: PackedState) -> list[FileEntry]:
-    contents = {f"{stem}.json": packed.structure, f"{stem}.safetensors": packed.tensor_bytes()}
-    for name, data in contents.items():
-        folder.write(name, data)
-    return [FileEntry(name=name, size=len(data), crc32c=crc32c(data)) for name, data in contents.items()]
+def _require_names(states: Iterable[str]) -> None:
+    for name in states:
+        if not name.replace("-", "").replace("_", "").isalnum():
+            raise InvalidArgumentError(f"parts: expected names of letters, digits, '-' and '_', got {name!r}")
 
 
-def _read_file(folder: Folder, entries: Mapping[str, FileEntry], name: str) -> bytes:
-    if name not in entries:
-        raise CorruptFileError(f"{folder}/{MANIFEST}: does not list {name!r}")
-    check_sizes(folder, (entries[name],))
-    data = folder.read(name)
-    if crc32c(data) != entries[name].crc32c:
-        raise CorruptFileError(f"{folder}/{name}: its checksum is wrong; the file was altered")
-    return data
-
-
-def _remove_unlisted(folder: Folder, manifest: Manifest) -> None:
-    """What an earlier checkpoint, or an attempt that did not finish, left behind."""
-    listed = {MANIFEST, *(entry.name.partition("/")[0] for entry in manifest.files)}
-    for name in folder.names():
-        if name not in listed:
-            # The checkpoint is complete with or without them.
-            with contextlib.suppress(StorageError):
-                folder.remove(name)
+def _require_beside(path: StrPath, log: ChangeLog | None) -> None:
+    if log is None:
+        return
+    expected = Path(parent_folder(path)) / LOG
+    if is_remote(path) or log.folder.resolve() != expected.resolve():
+        raise InvalidArgumentError(
+            f"log: expected the one in {expected}, beside the checkpoint, got {log.folder}; without a log all rows are saved"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from typing import Annotated, Literal, TypeVar
@@ -12,18 +13,9 @@ from monolith import _core
 from monolith.checkpoint.storage import Folder, StrPath, open_folder, safe_name
 from monolith.config import Config
 from monolith.errors import ConfigError, CorruptFileError
+from monolith.table import ProbabilisticAdmission, SlidingAdmission, TableConfig
 
-__all__ = [
-    "MANIFEST",
-    "FileEntry",
-    "Manifest",
-    "Sealed",
-    "check_sizes",
-    "crc32c",
-    "read_manifest",
-    "read_sealed",
-    "write_sealed",
-]
+__all__ = ["FileEntry", "MANIFEST", "Manifest", "Sealed", "check_sizes", "read_manifest", "read_sealed", "write_sealed"]
 
 MANIFEST = "manifest.json"
 """Its name in the folder of a checkpoint or snapshot."""
@@ -34,11 +26,22 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class FileEntry(Config):
-    """One file: where it is, how long, and the CRC-32C that stands for its content."""
+    """One file: where it is, how long, and what stands for its content.
+
+    Example:
+        >>> FileEntry.of("state.json", b"{}").checksum[:15]
+        'sha256:44136fa3'
+    """
 
     name: str
     size: Count
-    crc32c: Annotated[int, Field(ge=0, lt=2**32)]
+    checksum: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64}|crc32c:[0-9a-f]{8})$")]
+    """SHA-256; of table files CRC-32C, which is quicker and covers all rows; of segments the checksum in their footer."""
+
+    @classmethod
+    def of(cls, name: str, data: bytes) -> FileEntry:
+        """That of a file with these bytes."""
+        return cls(name=name, size=len(data), checksum=f"sha256:{hashlib.sha256(data).hexdigest()}")
 
 
 class Sealed(Config):
@@ -53,10 +56,37 @@ class Sealed(Config):
         return str(cls.model_fields["format"].default)
 
 
+class ShardEntry(Config):
+    """What a table, or one shard of it, knew beside its rows."""
+
+    max_event_time: Count
+    updates: Count
+    hashnet_scales: tuple[float, ...]
+    admission: str | None = None
+    """The file with its admission filter."""
+
+
+class TableEntry(Config):
+    """One table."""
+
+    config: TableConfig
+    layout: str
+    """Equal for two tables iff their rows are interchangeable."""
+    rows: Count
+    """When it was written; training may have gone on meanwhile."""
+    files: tuple[str, ...] = ()
+    """Those with its rows that are in the folder of the manifest."""
+    shards: tuple[ShardEntry, ...] = ()
+    """Of a checkpoint, the state of each shard."""
+    admission: SlidingAdmission | ProbabilisticAdmission | None = None
+    """The configuration of its admission filter."""
+
+
 class Manifest(Sealed):
     """What a checkpoint consists of.
 
-    `files` are named relative to the checkpoint's folder, `snapshot` and `segments` relative to the model_dir it is in.
+    `files` are named relative to the checkpoint's folder, `snapshot` and `segments` relative to the model_dir it is in. The rows
+    are those of the tables' own files, or those of the snapshot (of none, if there is none) changed by the segments in order.
     """
 
     format: Literal["monolith-checkpoint"] = "monolith-checkpoint"
@@ -70,22 +100,19 @@ class Manifest(Sealed):
     """Nested states by name: each is in `<value>.json` and `<value>.safetensors`."""
     files: tuple[FileEntry, ...]
     """Everything in the checkpoint's own folder."""
+    tables: dict[str, TableEntry] = {}
+    """By the name they have in the log."""
+    sequence: Count = 0
+    """The number of the last segment; 0 without a log."""
+    snapshot: FileEntry | None = None
+    """The manifest of the snapshot that the segments continue."""
+    segments: tuple[FileEntry, ...] = ()
+    """The segments of the log that lead from the snapshot to `sequence`, in order."""
     config: dict[str, JsonValue] = {}
     """The resolved configuration of the run, as given."""
 
 
 AnyManifest = TypeVar("AnyManifest", bound=Sealed)
-
-
-def crc32c(data: bytes | memoryview) -> int:
-    """CRC-32C (Castagnoli) of `data`.
-
-    Example:
-        >>> hex(crc32c(b"123456789"))
-        '0xe3069283'
-    """
-    rotated = (_core.masked_crc32c(bytes(data)) - 0xA282EAD8) % 2**32
-    return (rotated << 15 | rotated >> 17) % 2**32
 
 
 def read_manifest(path: StrPath) -> Manifest:
@@ -102,7 +129,7 @@ def read_manifest(path: StrPath) -> Manifest:
 def write_sealed(folder: Folder, manifest: Sealed) -> None:
     """Write `manifest` into `folder`, whose other files must be there already."""
     body = manifest.model_dump_json().encode()[:-1]
-    folder.write(MANIFEST, body + _SEAL + b"%d}\n" % crc32c(body))
+    folder.write(MANIFEST, body + _SEAL + b"%d}\n" % _core.crc32c(body))
     folder.settle()
 
 
@@ -116,7 +143,7 @@ def read_sealed(folder: Folder, kind: type[AnyManifest]) -> AnyManifest:
     data = folder.read(MANIFEST)
     _check_version(data, kind, where)
     body, _, seal = data.rpartition(_SEAL)
-    if not re.fullmatch(rb"\d{1,10}}\n", seal) or int(seal[:-2]) != crc32c(body):
+    if not re.fullmatch(rb"\d{1,10}}\n", seal) or int(seal[:-2]) != _core.crc32c(body):
         raise CorruptFileError(f"{where}: its checksum is wrong; the file was altered or is incomplete")
     try:
         return kind.from_json(f"{body.decode()}}}")

@@ -1,0 +1,129 @@
+"""What is in a checkpoint or a model_dir, without loading it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from monolith.checkpoint.checkpoint_folder import check_complete, snapshot_of
+from monolith.checkpoint.manifest import FileEntry, TableEntry, read_manifest
+from monolith.checkpoint.paths import parent_folder
+from monolith.checkpoint.restore_points import RestorePoint
+from monolith.checkpoint.storage import StrPath, open_folder
+from monolith.checkpoint.table_source import open_source
+from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.table import EmbeddingTable, Entries, TableConfig, bucket_of
+
+__all__ = ["CheckpointInspection", "TableInspection", "inspect_checkpoint", "read_row"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableInspection:
+    """One table of a checkpoint."""
+
+    rows: int
+    """When it was saved."""
+    shards: int
+    bytes: int
+    """Of the files with its rows; the log is one for all tables."""
+    layout: str
+    """What a row consists of."""
+    newest_event_time: int
+    config: TableConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointInspection:
+    """One checkpoint."""
+
+    path: str
+    step: int
+    time: float
+    """Seconds since 1970."""
+    event_time: int
+    sequence: int
+    """Of the log; 0 without one."""
+    problem: str | None
+    """Why it cannot be restored; None: everything is there. Contents are checked when they are read."""
+    states: tuple[str, ...]
+    bytes: int
+    """Of its own files."""
+    snapshot: str | None
+    """The snapshot it begins with, shared with other checkpoints."""
+    segments: int
+    """How many segments of the log follow the snapshot."""
+    segment_bytes: int
+    tables: dict[str, TableInspection]
+    config: dict[str, JsonValue]
+    """The configuration of the run."""
+
+
+def inspect_checkpoint(path: StrPath) -> CheckpointInspection:
+    """What the checkpoint at `path` says of itself.
+
+    Example:
+        >>> from monolith.checkpoint import write_checkpoint
+        >>> _ = write_checkpoint("memory://run-3/model.ckpt-8", state={}, step=8, config={"clip_norm": 1.0})
+        >>> found = inspect_checkpoint("memory://run-3/model.ckpt-8")
+        >>> found.step, found.config, found.problem
+        (8, {'clip_norm': 1.0}, None)
+    """
+    manifest = read_manifest(path)
+    problem, files = None, manifest.files
+    try:
+        check_complete(path)
+        if manifest.snapshot is not None:
+            _, snapshot = snapshot_of(manifest.snapshot, open_folder(parent_folder(path)))
+            files = (*files, *snapshot.files)
+            saved = {name: table.files for name, table in snapshot.tables.items()}
+        else:
+            saved = {name: table.files for name, table in manifest.tables.items()}
+    except (CorruptFileError, StorageError) as error:
+        problem, saved = str(error), {}
+    sizes = {entry.name: entry.size for entry in files}
+    return CheckpointInspection(
+        path=str(path),
+        step=manifest.step,
+        time=manifest.time,
+        event_time=manifest.event_time,
+        sequence=manifest.sequence,
+        problem=problem,
+        states=tuple(manifest.states),
+        bytes=_total(manifest.files),
+        snapshot=None if manifest.snapshot is None else manifest.snapshot.name.split("/")[1],
+        segments=len(manifest.segments),
+        segment_bytes=_total(manifest.segments),
+        tables={
+            name: _table(entry, sum(sizes[file] for file in saved.get(name, ())))
+            for name, entry in manifest.tables.items()
+        },
+        config=dict(manifest.config),
+    )
+
+
+def read_row(source: StrPath | RestorePoint, table: str, id_: int) -> Entries | None:
+    """The row that `id_` had in a saved table, None if it had none; reads only the files and segments it can be in."""
+    saved = open_source(source)
+    if table not in saved.tables:
+        known = ", ".join(map(repr, saved.tables)) or "none"
+        raise InvalidArgumentError(f"table: {saved.where} has no {table!r}; it has {known}")
+    bucket = int(bucket_of([id_])[0])
+    found = EmbeddingTable(saved.tables[table].config.model_copy(update={"initial_capacity": 0}))
+    saved.fill({table: found}, range(bucket, bucket + 1))
+    return found.lookup_entry([id_]) if id_ in found else None
+
+
+def _table(entry: TableEntry, size: int) -> TableInspection:
+    return TableInspection(
+        rows=entry.rows,
+        shards=len(entry.shards),
+        bytes=size,
+        layout=entry.layout,
+        newest_event_time=max((shard.max_event_time for shard in entry.shards), default=0),
+        config=entry.config,
+    )
+
+
+def _total(files: tuple[FileEntry, ...]) -> int:
+    return sum(entry.size for entry in files)

@@ -1,0 +1,174 @@
+"""`PendingCheckpoint`: what is decided between two steps, and written while the next ones are made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from monolith.checkpoint.lineage import LOG, find_lineage
+from monolith.checkpoint.manifest import (
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    ShardEntry,
+    TableEntry,
+    read_manifest,
+    write_sealed,
+)
+from monolith.checkpoint.paths import base_name, parent_folder
+from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
+from monolith.checkpoint.storage import Folder, LocalFolder, open_folder
+from monolith.checkpoint.table_files import table_entry, write_tables
+from monolith.checkpoint.writing import MARK, Writing, remove_unfinished
+from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.log import ChangeLog, SegmentInfo
+from monolith.state_bytes import PackedState
+from monolith.table import AdmissionFilter, EmbeddingTable
+
+__all__ = ["PendingCheckpoint"]
+
+
+@dataclass(kw_only=True)
+class PendingCheckpoint:
+    """A checkpoint whose content is decided but not written yet. `finish` may run on any thread while training goes on."""
+
+    path: str
+    manifest: Manifest
+    """What is known of it so far."""
+    states: Mapping[str, PackedState]
+    generation: str
+    """Ends the names of its files, none of which is one of a checkpoint that is there already."""
+    writing: Writing
+    snapshot: OpenSnapshot | None
+    filters: dict[AdmissionFilter, tuple[str, bytes]] = field(default_factory=dict)
+    """The file of each admission filter, and what goes into it; tables may share one."""
+    commit: Future[int] | None = None
+    """Of the segment that it ends with."""
+
+    def take_tables(self, tables: dict[str, list[EmbeddingTable]], log: ChangeLog | None) -> None:
+        """Take what the tables are at this moment."""
+        files: list[FileEntry] = []
+        if log is not None:
+            entries = {name: table_entry(shards) for name, shards in tables.items()}
+            if self.snapshot is None and not log.complete:
+                self.snapshot = self._missing_snapshot(tables, log)
+        else:
+            files, entries = write_tables(open_folder(self.path), f"tables{self.generation}", tables)
+        described = {
+            name: entries[name].model_copy(update={"shards": self._take_states(shards)})
+            for name, shards in tables.items()
+        }
+        newest = max((shard.max_event_time for entry in described.values() for shard in entry.shards), default=0)
+        self.manifest = self.manifest.model_copy(
+            update={
+                "tables": described,
+                "files": tuple(files),
+                "event_time": self.manifest.event_time or newest,
+            }
+        )
+        if log is not None:
+            self.commit = log.commit_in_background(step=self.manifest.step, event_time=self.manifest.event_time)
+
+    def finish(self) -> Manifest:
+        """Write everything; when this returns the checkpoint is complete and survives a power cut."""
+        try:
+            manifest = self._with_lineage(self._with_files(self.manifest))
+            folder = open_folder(self.path)
+            write_sealed(folder, manifest)
+        except BaseException:
+            self.abandon()
+            raise
+        _remove_unlisted(folder, manifest)
+        self.writing.end()
+        with contextlib.suppress(StorageError):
+            remove_unfinished(parent_folder(self.path))
+        return manifest
+
+    def abandon(self) -> None:
+        """Give it up and remove what was written for it. What was cut is in the log, or waits for the next cut."""
+        if self.commit is not None:
+            self.commit.exception()
+        with contextlib.suppress(CorruptFileError, StorageError):
+            if self.snapshot is not None:
+                self.snapshot.abandon()
+            folder = open_folder(self.path)
+            if folder.size(MANIFEST) is None:
+                open_folder(parent_folder(self.path)).remove(base_name(self.path))
+            else:
+                _remove_unlisted(folder, read_manifest(self.path))
+        self.writing.end()
+
+    def _missing_snapshot(self, tables: dict[str, list[EmbeddingTable]], log: ChangeLog) -> OpenSnapshot | None:
+        model_dir = parent_folder(self.path)
+        lineage = find_lineage(model_dir, log.sequence) if log.sequence else None
+        return write_snapshot(model_dir, tables, log) if lineage is None else None
+
+    def _take_states(self, shards: Sequence[EmbeddingTable]) -> tuple[ShardEntry, ...]:
+        return tuple(self._take_state(shard) for shard in shards)
+
+    def _take_state(self, table: EmbeddingTable) -> ShardEntry:
+        state, admission = table.state(), table.admission
+        if admission is not None and admission not in self.filters:
+            name = f"admission-{len(self.filters):03d}{self.generation}.bin"
+            self.filters[admission] = name, admission.core.serialize()
+        return ShardEntry(
+            max_event_time=state.max_event_time,
+            updates=state.updates,
+            hashnet_scales=tuple(state.hashnet_scales),
+            admission=None if admission is None else self.filters[admission][0],
+        )
+
+    def _with_files(self, manifest: Manifest) -> Manifest:
+        folder = open_folder(self.path)
+        stems = {name: f"{name}{self.generation}" for name in self.states}
+        contents = dict(self.filters.values())
+        for name, packed in self.states.items():
+            contents |= {
+                f"{stems[name]}.json": packed.structure,
+                f"{stems[name]}.safetensors": packed.tensor_bytes(),
+            }
+        for name, data in contents.items():
+            folder.write(name, data)
+        files = [FileEntry.of(name, data) for name, data in contents.items()]
+        return manifest.model_copy(update={"states": stems, "files": (*manifest.files, *files)})
+
+    def _with_lineage(self, manifest: Manifest) -> Manifest:
+        if self.commit is None:
+            return manifest
+        sequence = self.commit.result()
+        if self.snapshot is not None:
+            self.snapshot.close(sequence)
+        model_dir = parent_folder(self.path)
+        lineage = find_lineage(model_dir, sequence)
+        if lineage is None:
+            raise CorruptFileError(
+                f"{model_dir}/{LOG}: no snapshot and no chain of segments leads to sequence {sequence}; write a full checkpoint"
+            )
+        _require_tables(lineage.segments[-1], manifest.tables)
+        return manifest.model_copy(
+            update={
+                "sequence": sequence,
+                "snapshot": lineage.snapshot_entry(LocalFolder(model_dir)),
+                "segments": lineage.segment_entries(),
+            }
+        )
+
+
+def _require_tables(segment: SegmentInfo, tables: Mapping[str, TableEntry]) -> None:
+    logged = {table.name for table in segment.tables}
+    missing = [name for name in tables if name not in logged]
+    if missing or segment.kind != "rows":
+        what = f"it has no {', '.join(map(repr, missing))}" if missing else "it has values without optimizer state"
+        raise InvalidArgumentError(f"log: expected that of all tables of the checkpoint, with whole rows, but {what}")
+
+
+def _remove_unlisted(folder: Folder, manifest: Manifest) -> None:
+    """What an earlier checkpoint, or an attempt that did not finish, left behind."""
+    listed = {MANIFEST, MARK, *(entry.name.partition("/")[0] for entry in manifest.files)}
+    for name in folder.names():
+        if name not in listed and not name.endswith(".lease"):  # of readers, see `in_use`
+            # The checkpoint is complete with or without them.
+            with contextlib.suppress(StorageError):
+                folder.remove(name)
