@@ -36,7 +36,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("page", ["tutorial", "guide-cluster", "guide-data", "guide-import-export", "guide-training"])
+@pytest.mark.parametrize(
+    "page", ["tutorial", "guide-cluster", "guide-data", "guide-import-export", "guide-log", "guide-training"]
+)
 def test_the_page_does_what_it_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

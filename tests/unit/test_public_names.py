@@ -43,6 +43,7 @@ def test_every_package_offers_names() -> None:
         "data",
         "data.transforms",
         "features",
+        "log",
         "metrics",
         "nn",
         "optim",

@@ -18,12 +18,12 @@ from monolith.errors import CorruptFileError
 
 __all__ = [
     "CRC_SIZE",
+    "Footer",
     "HEAD_SIZE",
     "MAX_PIECE",
     "PIECE_SIZE",
-    "STATE_SIZE",
-    "Footer",
     "PieceHeader",
+    "STATE_SIZE",
     "SegmentMeta",
     "StateHeader",
     "TableMeta",
