@@ -14,9 +14,11 @@ from safetensors.numpy import load_file
 from comparison import float32, int64
 from dumps import adagrad, assert_same_rows, entry, write_dump, write_multi_dump
 from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.checkpoint import write_checkpoint
 from monolith.cli import main
 from monolith.cli.progress import showing_progress
-from monolith.table.exchange import import_multi_dump
+from monolith.table.exchange import dump_counts, import_multi_dump, import_parquet
+from monolith.testing import sgd_table_config
 
 CONFIG = TableConfig(name="user", segments=(Segment(dim=2),))
 YAML = "name: user\nsegments:\n- dim: 2\n"
@@ -72,6 +74,33 @@ def test_several_tables_and_servers(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert EmbeddingTable.load(out / "x%2Fb.table").lookup([7]).tolist() == [[5]]
     assert main(["export-table", str(out / "user.table"), str(tmp_path / "again"), "--to", "multi-dump"]) == 0
     assert len(import_multi_dump(str(tmp_path / "again"), {"user": CONFIG})["user"]) == 2
+
+
+def test_a_table_of_a_checkpoint_and_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model_dir, user, item = (
+        str(tmp_path / "run"),
+        EmbeddingTable(CONFIG),
+        EmbeddingTable(sgd_table_config(1, name="item")),
+    )
+    for step in (1, 2):
+        user.apply_gradients(int64([step, 9]), float32([[1, 2], [3, 4]]), event_time=step)
+        item.reinitialize(int64([7]))
+        write_checkpoint(f"{model_dir}/model.ckpt-{step}", state={}, step=step, tables=[user, item])
+        if step == 1:
+            user.save(tmp_path / "first.table")
+    for source, expected in (
+        (model_dir, user),
+        (f"{model_dir}/model.ckpt-1", EmbeddingTable.load(tmp_path / "first.table")),
+    ):
+        target = tmp_path / Path(source).name
+        assert main(["export-table", source, f"{target}.parquet", "--table", "user", "--json"]) == 0
+        assert answer(capsys)["rows"] == {"user": len(expected)}
+        assert_same_rows(import_parquet(f"{target}.parquet"), expected)
+    assert main(["export-table", model_dir, str(tmp_path / "all"), "--to", "multi-dump"]) == 0
+    assert dump_counts(str(tmp_path / "all")) == {"user": 3, "item": 1}
+    capsys.readouterr()
+    assert main(["export-table", model_dir, str(tmp_path / "one.parquet")]) == 2
+    assert "holds one table; choose one of user, item" in capsys.readouterr().err
 
 
 def test_optimizer_state_can_be_left_behind(tmp_path: Path, yaml: str) -> None:

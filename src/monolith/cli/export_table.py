@@ -31,7 +31,9 @@ class Format(StrEnum):
 
 
 def export_table(
-    source: Annotated[Path, typer.Argument(help="A .table file, a checkpoint, or the model_dir of a run.")],
+    source: Annotated[
+        str, typer.Argument(help="A .table file, a checkpoint, or the model_dir of a run; local or a URL.")
+    ],
     output: Annotated[str, typer.Argument(help="The file to write; for dumps their path without -00000-of-00001.")],
     to: Annotated[
         Format | None,
