@@ -10,23 +10,39 @@ MonolithError
 ├── LogGapError                          the change log does not lead from one sequence number to another
 ├── MissingPackageError (ImportError)    an optional package is needed and not installed
 ├── SchemaError (ValueError)             a record or table does not have the columns asked for
+├── ServerError                          a parameter server could not do what it was asked
+│   ├── AuthenticationError (PermissionError)  the token is missing or wrong
+│   ├── DeadlineExceededError (TimeoutError)   no answer came in time
+│   ├── MemoryLimitError (MemoryError)         more rows than the memory limit has room for
+│   ├── ProtocolError (ValueError)             a message is malformed, too large, or of another version
+│   ├── ServerRestartedError                   it was started again and has lost what it held
+│   ├── StalePushError                         a newer process has taken the sender's place
+│   └── UnavailableError (ConnectionError)     it cannot be reached, or is stopping
 └── StorageError (OSError)               the operating system refused an open, read, write, fsync or rename
 
 A message says where, what was expected, what came, and what to do next. After any of these nothing has been half-changed.
 """
 
 __all__ = [
+    "AuthenticationError",
     "CheckpointMismatchError",
     "ConfigError",
     "CorruptFileError",
+    "DeadlineExceededError",
     "DiscoveryError",
     "DivergedError",
     "InvalidArgumentError",
     "LogGapError",
+    "MemoryLimitError",
     "MissingPackageError",
     "MonolithError",
+    "ProtocolError",
     "SchemaError",
+    "ServerError",
+    "ServerRestartedError",
+    "StalePushError",
     "StorageError",
+    "UnavailableError",
 ]
 
 
@@ -68,6 +84,38 @@ class MissingPackageError(MonolithError, ImportError):
 
 class SchemaError(MonolithError, ValueError):
     """A record or table does not have a column that was asked for, or has it with another type or length."""
+
+
+class ServerError(MonolithError):
+    """A parameter server could not do what it was asked; by itself, the server's own fault."""
+
+
+class AuthenticationError(ServerError, PermissionError):
+    """The server asks for a token, and none or another one was sent; nothing was changed."""
+
+
+class DeadlineExceededError(ServerError, TimeoutError):
+    """No answer came in time. A push may have been applied or not; sent again with its number it counts once."""
+
+
+class MemoryLimitError(ServerError, MemoryError):
+    """The server's memory limit leaves no room for what was sent; nothing was changed, and reading goes on."""
+
+
+class ProtocolError(ServerError, ValueError):
+    """A message is malformed, larger than allowed, or of another version of the protocol; nothing was changed."""
+
+
+class ServerRestartedError(ServerError):
+    """The server was started again since it was first asked, and has lost what it held; nothing was changed."""
+
+
+class StalePushError(ServerError):
+    """A newer process has taken the sender's place, or the push is older than the server remembers; nothing was changed."""
+
+
+class UnavailableError(ServerError, ConnectionError):
+    """The server cannot be reached, has closed the connection, or is stopping."""
 
 
 class StorageError(MonolithError, OSError):

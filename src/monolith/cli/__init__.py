@@ -1,4 +1,4 @@
-"""The command line: `train`, `evaluate`, `predict`, `export`, `inspect`, `import-table`, `export-table`, `log`, `env`."""
+"""The command line: `train`, `evaluate`, `predict`, `export`, `inspect`, `import-table`, `export-table`, `log`, `ps`, `env`."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from monolith.cli.import_table import import_table
 from monolith.cli.inspect import inspect
 from monolith.cli.log import log
 from monolith.cli.predict import predict
+from monolith.cli.ps import ps
 from monolith.cli.signals import add_siguser1_handler
 from monolith.cli.train import train
 from monolith.errors import (
@@ -52,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for verb in (train, evaluate, predict, export, inspect, import_table, export_table, env):
+    for verb in (train, evaluate, predict, export, inspect, import_table, export_table, ps, env):
         app.command()(verb)
     app.add_typer(log)
     add_siguser1_handler()

@@ -1,0 +1,115 @@
+"""Bags cut by server and put together again: ids asked once each, rows pooled here, gradients summed here.
+
+Pooling and summing go through the bag, and through the gradients of an id, in their order, as a table does. So the result of
+a sum is that of one table bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from monolith import _core
+from monolith.table.buckets import bucket_of
+from monolith.table.store import Bags
+
+__all__ = ["IdSplit", "pooled_rows", "single_gradients", "split_by_owner", "split_ids", "summed_gradients"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdSplit:
+    """The distinct ids of a request by server, and where each id of the request is among them."""
+
+    ids: np.ndarray
+    """int64 [distinct]: those of the first server, those of the second, ..."""
+    sizes: list[int]
+    """How many each server has."""
+    places: np.ndarray
+    """int64 [n]: `ids[places]` are the ids of the request."""
+
+    def is_of(self, ids: np.ndarray) -> bool:
+        """Whether this is the split of `ids`."""
+        return len(ids) == len(self.places) and bool((self.ids[self.places] == ids).all())
+
+    def parts(self, rows: np.ndarray) -> list[np.ndarray]:
+        """`rows`, one for each of `ids`, by server."""
+        ends = np.cumsum([0, *self.sizes]).tolist()
+        return [rows[begin:end] for begin, end in pairwise(ends)]
+
+
+def split_ids(ids: np.ndarray, owners: np.ndarray, count: int) -> IdSplit:
+    """Ask each id once, and its owner: `owners` has the server of every bucket, of `count`.
+
+    Example:
+        >>> split = split_ids(np.array([7, 5, 7]), np.zeros(4096, dtype=np.int64), 1)
+        >>> split.ids.tolist(), split.places.tolist()
+        ([7, 5], [0, 1, 0])
+    """
+    distinct, inverse, _ = _core.unique_with_inverse(np.ascontiguousarray(ids))
+    if count == 1:
+        return IdSplit(ids=distinct, sizes=[len(distinct)], places=inverse)
+    order, sizes = split_by_owner(distinct, owners, count)
+    place_of = np.empty_like(order)
+    place_of[order] = np.arange(len(order))
+    return IdSplit(ids=distinct[order], sizes=sizes, places=place_of[inverse])
+
+
+def split_by_owner(ids: np.ndarray, owners: np.ndarray, count: int) -> tuple[np.ndarray, list[int]]:
+    """The places of `ids` by server, in order within each, and how many each has."""
+    order, sizes = _core.split_by_indices(owners[bucket_of(ids)], count)
+    return order, sizes.tolist()
+
+
+def pooled_rows(rows: np.ndarray, split: IdSplit, bags: Bags) -> np.ndarray:
+    """What a lookup of `bags` returns, float32 [bags, dim], given the row of each of `split.ids`."""
+    spread = np.take(rows, split.places, axis=0)
+    if _is_single(bags):
+        return spread
+    sums = _core.pool(_core.Reduction.SUM, spread, np.ascontiguousarray(bags.row_splits))
+    if bags.pooling != "sum":
+        sums *= _factors(bags)
+    return sums
+
+
+def summed_gradients(values: np.ndarray, split: IdSplit, bags: Bags) -> np.ndarray:
+    """float32 [distinct, dim]: the gradient of each of `split.ids`, given those of the pooled bags."""
+    values, bag_of = _by_bag(values, bags)
+    if len(split.ids) == len(split.places):
+        out = np.empty((len(split.ids), values.shape[1]), dtype=np.float32)
+        out[split.places] = values if bag_of is None else values[bag_of]
+        return out
+    order, counts = _core.split_by_indices(split.places, len(split.ids))
+    rows = np.take(values, order if bag_of is None else bag_of[order], axis=0)
+    return _core.pool(_core.Reduction.SUM, rows, np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)]))
+
+
+def single_gradients(values: np.ndarray, split: IdSplit, bags: Bags) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Ids and gradients by server, each occurrence of an id by itself: what an admission filter has to count."""
+    values, bag_of = _by_bag(values, bags)
+    server_of = np.repeat(np.arange(len(split.sizes)), split.sizes)
+    order, sizes = _core.split_by_indices(server_of[split.places], len(split.sizes))
+    rows = np.take(values, order if bag_of is None else bag_of[order], axis=0)
+    ends = np.cumsum(sizes)[:-1]
+    return np.split(bags.ids[order], ends), np.split(rows, ends)
+
+
+def _by_bag(values: np.ndarray, bags: Bags) -> tuple[np.ndarray, np.ndarray | None]:
+    """The gradients of the sums that the bags were pooled from, and the bag of each id; None: id i is bag i."""
+    if _is_single(bags):
+        return values, None
+    if bags.pooling != "sum":
+        values = values * _factors(bags)
+    return values, np.repeat(np.arange(len(values)), np.diff(bags.row_splits))
+
+
+def _is_single(bags: Bags) -> bool:
+    """Whether every bag is one id, as in a sequence or a plain column: nothing to pool."""
+    return len(bags.row_splits) == len(bags.ids) + 1 and bool((np.diff(bags.row_splits) == 1).all())
+
+
+def _factors(bags: Bags) -> np.ndarray:
+    """float32 [bags, 1]: what the sum of each bag is multiplied by."""
+    sizes = np.maximum(np.diff(bags.row_splits), 1).astype(np.float32)
+    return (np.float32(1) / (sizes if bags.pooling == "mean" else np.sqrt(sizes)))[:, np.newaxis]

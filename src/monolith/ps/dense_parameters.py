@@ -1,0 +1,142 @@
+"""The dense parameters of a server: named tensors, each trained by an optimizer that lives beside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd, make_optimizer
+
+__all__ = ["DenseParameters"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parameter:
+    values: torch.Tensor
+    config: DenseSgd | DenseAdagrad | DenseAdam
+    optimizer: torch.optim.Optimizer
+
+    def step(self, gradient: torch.Tensor, learning_rate: float | None) -> None:
+        (group,) = self.optimizer.param_groups
+        group["lr"] = self.config.learning_rate if learning_rate is None else learning_rate
+        self.values.grad = gradient
+        self.optimizer.step()
+        self.values.grad = None
+
+
+class DenseParameters:
+    """Float32 tensors by name. Each call sees, and leaves, all parameters it names at one moment.
+
+    Example:
+        >>> dense = DenseParameters()
+        >>> dense.declare(["w"], [np.array([5.0], dtype=np.float32)], DenseSgd(learning_rate=1.0))
+        True
+        >>> dense.apply(["w"], [np.array([1.0], dtype=np.float32)])
+        >>> dense.read(["w"])
+        [array([4.], dtype=float32)]
+    """
+
+    def __init__(self, *, require_room: Callable[[int], None] = lambda more: None) -> None:
+        self._parameters: dict[str, _Parameter] = {}
+        self._require_room = require_room
+        self._lock = threading.Lock()
+
+    def declare(
+        self, names: Sequence[str], values: Sequence[np.ndarray], optimizer: DenseSgd | DenseAdagrad | DenseAdam
+    ) -> bool:
+        """Make the parameters with `values`; False if they are there already, with what they have learned."""
+        _require_values(names, values)
+        with self._lock:
+            there = [name for name in names if name in self._parameters]
+            if there and len(there) < len(names):
+                missing = next(name for name in names if name not in self._parameters)
+                raise ConfigError(
+                    f"dense parameter {missing!r}: not there, while {there[0]!r} is; another model is served"
+                )
+            for name, array in zip(there, values, strict=False):
+                _require_same(name, self._parameters[name], array, optimizer)
+            if not there:
+                # Values and, at most, two numbers of optimizer state for each.
+                self._require_room(3 * sum(array.nbytes for array in values))
+                self._parameters |= {n: _parameter(v, optimizer) for n, v in zip(names, values, strict=True)}
+            return not there
+
+    def read(self, names: Sequence[str]) -> list[np.ndarray]:
+        """The values now, as copies."""
+        with self._lock:
+            return [self._parameter(name).values.detach().clone().numpy() for name in names]
+
+    def apply(self, names: Sequence[str], gradients: Sequence[np.ndarray], learning_rate: float | None = None) -> None:
+        """One optimizer step for each."""
+        with self._lock:
+            pairs = self._matched(names, gradients)
+            for parameter, gradient in pairs:
+                parameter.step(gradient, learning_rate)
+
+    def assign(self, names: Sequence[str], values: Sequence[np.ndarray], *, add: bool = False) -> None:
+        """Set the values, or add to them; the optimizers' state stays."""
+        with self._lock, torch.no_grad():
+            pairs = self._matched(names, values)
+            for parameter, value in pairs:
+                parameter.values.copy_(parameter.values + value if add else value)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the values."""
+        return sum(parameter.values.nbytes for parameter in list(self._parameters.values()))
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def _matched(self, names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[tuple[_Parameter, torch.Tensor]]:
+        _require_values(names, arrays)
+        pairs = []
+        for name, array in zip(names, arrays, strict=True):
+            parameter = self._parameter(name)
+            if array.shape != tuple(parameter.values.shape):
+                raise InvalidArgumentError(
+                    f"dense parameter {name!r}: expected {list(parameter.values.shape)}, got {list(array.shape)}"
+                )
+            # A copy: the frame's memory is read-only, and torch wants to be able to write.
+            pairs.append((parameter, torch.from_numpy(array.copy())))
+        return pairs
+
+    def _parameter(self, name: str) -> _Parameter:
+        try:
+            return self._parameters[name]
+        except KeyError:
+            raise InvalidArgumentError(f"dense parameter: the server has no {name!r}; declare it first") from None
+
+
+def _parameter(values: np.ndarray, config: DenseSgd | DenseAdagrad | DenseAdam) -> _Parameter:
+    tensor = torch.from_numpy(values.copy()).requires_grad_()
+    return _Parameter(values=tensor, config=config, optimizer=make_optimizer(config, [tensor]))
+
+
+def _require_values(names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:
+    if len(arrays) != len(names):
+        raise InvalidArgumentError(f"arrays: expected {len(names)}, one per name, got {len(arrays)}")
+    if len(set(names)) != len(names):
+        raise InvalidArgumentError(f"names: expected each once, got {', '.join(names)}")
+    for name, array in zip(names, arrays, strict=True):
+        if array.dtype != np.float32:
+            raise InvalidArgumentError(f"dense parameter {name!r}: expected float32, got {array.dtype}")
+
+
+def _require_same(
+    name: str, parameter: _Parameter, values: np.ndarray, config: DenseSgd | DenseAdagrad | DenseAdam
+) -> None:
+    if tuple(parameter.values.shape) != values.shape:
+        raise ConfigError(
+            f"dense parameter {name!r}: another worker has declared it as {list(parameter.values.shape)}, "
+            f"not {list(values.shape)}"
+        )
+    if parameter.config != config:
+        raise ConfigError(
+            f"dense parameter {name!r}: another worker has declared it with {parameter.config!r}, not {config!r}"
+        )

@@ -1,0 +1,189 @@
+"""Frames: one message between a worker and a parameter server, as bytes.
+
+A frame is a header, the dtype and shape of each array, a text in JSON, and the arrays, everything at multiples of 8 bytes:
+
+    header   magic "MOPS", version u16, call u16, request u64, instance u64, number of arrays u32, length of the text u32
+    shapes   for each array: dtype u8, dimensions u8, 6 zero bytes, then each dimension as u64
+    text     UTF-8, padded with zero bytes
+    arrays   C order, little endian, each padded with zero bytes
+
+It travels as the application metadata of one Flight message. A record batch would carry the same buffers, no faster, and
+would put a parser of nested columns between the network and the checks below.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from monolith.errors import ProtocolError
+
+__all__ = ["BFLOAT16", "Frame", "VERSION", "allocate", "decode", "encode", "request_of"]
+
+MAGIC = b"MOPS"
+VERSION = 1
+"""The version of the protocol; a server answers frames of its own version only."""
+MAX_DIMENSIONS = 8
+MAX_ARRAYS = 65536
+
+_HEADER = struct.Struct("<4sHHQQII")
+_SHAPE = struct.Struct("<BB6x")
+
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+"""bfloat16, which NumPy lacks: its 16 bits under a name of their own, so that they are not taken for numbers."""
+
+_DTYPES: dict[int, np.dtype] = {
+    1: np.dtype("<i8"),
+    2: np.dtype("<i4"),
+    3: np.dtype("<f4"),
+    4: np.dtype("<f8"),
+    5: np.dtype("<f2"),
+    6: BFLOAT16,
+    7: np.dtype("u1"),
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+Shape = tuple[np.dtype, tuple[int, ...]]
+"""What an array of a frame is: its dtype and its dimensions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One message.
+
+    Example:
+        >>> sent = encode(call=3, request=7, text='{"tables": []}', arrays=[np.arange(3)])
+        >>> decode(sent)
+        Frame(call=3, request=7, instance=0, text='{"tables": []}', arrays=(array([0, 1, 2]),))
+    """
+
+    call: int
+    """What is asked for, a `Call`; 0 in an answer that is an error."""
+    request: int
+    """A number chosen by the client, repeated in the answer."""
+    instance: int = 0
+    """In an answer: which life of the server gave it. In a request: the one it is meant for; 0 takes any."""
+    text: str
+    """JSON."""
+    arrays: tuple[np.ndarray, ...] = ()
+    """Read-only, and aligned to their element."""
+
+
+def encode(*, call: int, request: int, instance: int = 0, text: str, arrays: Sequence[np.ndarray] = ()) -> np.ndarray:
+    """The bytes of a frame: uint8 [n]."""
+    buffer, views = allocate(
+        call=call, request=request, instance=instance, text=text, shapes=[(a.dtype, a.shape) for a in arrays]
+    )
+    for view, array in zip(views, arrays, strict=True):
+        view[...] = array
+    return buffer
+
+
+def allocate(
+    *, call: int, request: int, instance: int = 0, text: str, shapes: Sequence[Shape] = ()
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The bytes of a frame whose arrays are still to be filled, and the arrays as views of them."""
+    words = text.encode()
+    head = [_HEADER.pack(MAGIC, VERSION, call, request, instance, len(shapes), len(words))]
+    for dtype, shape in shapes:
+        head.append(_SHAPE.pack(_CODES[dtype], len(shape)))
+        head.append(struct.pack(f"<{len(shape)}Q", *shape))
+    head.append(words)
+    start = b"".join(head).ljust(_padded(sum(map(len, head))), b"\0")
+    sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in shapes]
+    buffer = np.empty(len(start) + sum(map(_padded, sizes)), dtype=np.uint8)
+    buffer[: len(start)] = np.frombuffer(start, dtype=np.uint8)
+    at, views = len(start), []
+    for (dtype, shape), size in zip(shapes, sizes, strict=True):
+        views.append(buffer[at : at + size].view(dtype).reshape(shape))
+        buffer[at + size : at + _padded(size)] = 0
+        at += _padded(size)
+    return buffer, views
+
+
+def decode(data: bytes | memoryview | np.ndarray, *, max_bytes: int = 2**31) -> Frame:
+    """The frame in `data`. Every length is checked before it is used; `ProtocolError` says what is wrong.
+
+    Arrays are views of `data` where it is aligned, copies otherwise: the memory taken is at most that of `data`.
+    """
+    buffer = np.frombuffer(data, dtype=np.uint8)
+    if buffer.size > max_bytes:
+        raise ProtocolError(f"frame: expected at most {max_bytes:,} bytes, got {buffer.size:,}; send smaller batches")
+    if buffer.size < _HEADER.size:
+        raise ProtocolError(f"frame: expected a header of {_HEADER.size} bytes, got {buffer.size}")
+    magic, version, call, request, instance, count, text_size = _HEADER.unpack_from(buffer.data)
+    if magic != MAGIC:
+        raise ProtocolError(f"frame: expected the magic {MAGIC!r}, got {magic!r}")
+    if version != VERSION:
+        raise ProtocolError(f"frame: expected protocol version {VERSION}, got {version}; upgrade the older side")
+    shapes, at = _shapes(buffer, count)
+    if text_size > buffer.size - at:
+        raise ProtocolError(f"frame: its text claims {text_size:,} bytes, {buffer.size - at:,} are left")
+    text = _text(buffer[at : at + text_size])
+    arrays = _arrays(buffer, _padded(at + text_size), shapes)
+    return Frame(call=call, request=request, instance=instance, text=text, arrays=arrays)
+
+
+def request_of(data: bytes | memoryview | np.ndarray) -> int:
+    """The number of the request, as far as the header of a frame that cannot be decoded tells; otherwise 0."""
+    buffer = np.frombuffer(data, dtype=np.uint8)
+    if buffer.size < _HEADER.size or bytes(buffer[:4]) != MAGIC:
+        return 0
+    request: int = _HEADER.unpack_from(buffer.data)[3]
+    return request
+
+
+def _shapes(buffer: np.ndarray, count: int) -> tuple[list[Shape], int]:
+    if count > MAX_ARRAYS:
+        raise ProtocolError(f"frame: expected at most {MAX_ARRAYS:,} arrays, got {count:,}")
+    shapes: list[Shape] = []
+    at = _HEADER.size
+    for place in range(count):
+        if at + _SHAPE.size > buffer.size:
+            raise ProtocolError(f"frame: it ends before the shape of array {place} of {count}")
+        code, dimensions = _SHAPE.unpack_from(buffer.data, at)
+        at += _SHAPE.size
+        if code not in _DTYPES:
+            raise ProtocolError(f"frame: array {place} has the unknown dtype {code}; known are 1..{max(_DTYPES)}")
+        if dimensions > MAX_DIMENSIONS:
+            raise ProtocolError(
+                f"frame: array {place} has {dimensions} dimensions, at most {MAX_DIMENSIONS} are allowed"
+            )
+        if at + 8 * dimensions > buffer.size:
+            raise ProtocolError(f"frame: it ends inside the shape of array {place} of {count}")
+        shapes.append((_DTYPES[code], struct.unpack_from(f"<{dimensions}Q", buffer.data, at)))
+        at += 8 * dimensions
+    return shapes, at
+
+
+def _text(words: np.ndarray) -> str:
+    try:
+        return words.tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"frame: its text is not UTF-8: {error}") from None
+
+
+def _arrays(buffer: np.ndarray, at: int, shapes: Sequence[Shape]) -> tuple[np.ndarray, ...]:
+    # Python integers: a product of hostile dimensions must not wrap around.
+    sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in shapes]
+    expected = at + sum(map(_padded, sizes))
+    if expected != buffer.size:
+        raise ProtocolError(f"frame: its shapes add up to {expected:,} bytes, it has {buffer.size:,}")
+    arrays = []
+    for (dtype, shape), size in zip(shapes, sizes, strict=True):
+        try:
+            array = buffer[at : at + size].view(dtype).reshape(shape)
+        except (OverflowError, ValueError):
+            raise ProtocolError(f"frame: an array without elements claims the shape {list(shape)}") from None
+        # gRPC hands over memory at any address, and the core reads whole words.
+        arrays.append(array if array.flags.aligned else array.copy())
+        at += _padded(size)
+    return tuple(arrays)
+
+
+def _padded(size: int) -> int:
+    return (size + 7) & ~7

@@ -1,0 +1,204 @@
+"""What is asked of a parameter server: the calls by number, and the JSON text of each, as typed objects."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from monolith.config import Config, Finite, Positive
+from monolith.ps.dense_optimizers import DenseOptimizer
+from monolith.table.admission import ProbabilisticAdmission, SlidingAdmission
+from monolith.table.config import TableConfig
+
+__all__ = [
+    "Apply",
+    "ApplyDense",
+    "AssignDense",
+    "Call",
+    "DeclareDense",
+    "DeclareTables",
+    "DeclaredTable",
+    "Evict",
+    "Join",
+    "Lookup",
+    "Measure",
+    "Push",
+    "Read",
+    "ReadDense",
+    "TableGradient",
+    "TableRead",
+    "TableWrite",
+    "Wire",
+]
+
+
+class Call(IntEnum):
+    """The calls. A number keeps its meaning for ever; 64..79 are kept for the log, 80..95 for saving and moving buckets."""
+
+    ERROR = 0
+    """Only in answers: `{"error": class, "message": text}`."""
+    HEALTH = 1
+    JOIN = 2
+    DECLARE_TABLES = 3
+    CONFIGS = 4
+    LOOKUP = 16
+    APPLY_GRADIENTS = 17
+    ASSIGN = 18
+    ASSIGN_ADD = 19
+    REINITIALIZE = 20
+    EVICT = 21
+    STATS = 22
+    DECLARE_DENSE = 32
+    READ_DENSE = 33
+    APPLY_DENSE = 34
+    ASSIGN_DENSE = 35
+    IS_INITIALISED = 48
+    MARK_INITIALISED = 49
+    MEASURE = 50
+    SHUTDOWN = 51
+
+
+def _no_path(name: str) -> str:
+    """Names end up in files one day: none may lead out of a folder."""
+    if not name.isprintable() or "\\" in name or not all(part.strip(".") for part in name.split("/")):
+        raise ValueError(
+            "its name must be printable, without backslashes and without '.', '..' or nothing between slashes"
+        )
+    return name
+
+
+def _named_safely(config: TableConfig) -> TableConfig:
+    _no_path(config.name)
+    return config
+
+
+Name = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_no_path)]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+Time = Annotated[int, Field(ge=0, lt=2**32)]
+Wire = Literal["float32", "float16", "bfloat16"]
+"""The precision of rows and gradients between worker and server."""
+Pooling = Literal["sum", "mean", "sqrtn", "none"]
+"""How a bag becomes one vector; "none": there are no bags, each id is a vector of its own."""
+
+
+class Read(Config):
+    """A call without arguments."""
+
+
+class Push(Config):
+    """Who changes something, and which of its changes this is: applied at most once."""
+
+    worker: Name
+    epoch: Whole
+    """Of the worker's life; a successor has a larger one."""
+    sequence: Whole
+    """Counts the changes of this life; gaps are allowed."""
+
+
+class Join(Config):
+    """A worker begins: pushes of its earlier epochs are refused from now on."""
+
+    worker: Name
+    epoch: Whole
+    nonce: Whole
+    """Drawn by the process: two processes with one name and one epoch are noticed."""
+
+
+class DeclaredTable(Config):
+    """A table the server is to hold."""
+
+    config: Annotated[TableConfig, AfterValidator(_named_safely)]
+    admission: SlidingAdmission | ProbabilisticAdmission | None = None
+
+
+class DeclareTables(Config):
+    """Tables to make, unless they are there with the same configuration."""
+
+    tables: tuple[DeclaredTable, ...]
+
+
+class TableRead(Config):
+    """Bags of one table. Arrays: ids int64 [n], and unless pooling is "none", row_splits int64 [bags + 1]."""
+
+    table: Name
+    pooling: Pooling
+
+
+class Lookup(Config):
+    """Answer: for each table rows [bags or n, dim], in the precision of `wire`."""
+
+    tables: tuple[TableRead, ...]
+    wire: Wire = "float32"
+
+
+class TableGradient(Config):
+    """Gradients of one table. Arrays: ids int64 [n], row_splits as in `TableRead`, values [bags or n, dim]."""
+
+    table: Name
+    pooling: Pooling
+    learning_rates: tuple[Finite, ...] | None = None
+
+
+class Apply(Config):
+    """One optimizer step for each table and id."""
+
+    push: Push
+    tables: tuple[TableGradient, ...]
+    step: Whole = 0
+    event_time: Time = 0
+
+
+class TableWrite(Config):
+    """assign, assign_add (arrays: ids int64 [n], values float32 [n, dim]) and reinitialize (ids; answer: int32 [n])."""
+
+    push: Push
+    table: Name
+    event_time: Time = 0
+
+
+class Evict(Config):
+    """Remove what has expired at the time given for each table."""
+
+    push: Push
+    now: dict[Name, Time]
+
+
+class DeclareDense(Config):
+    """Dense parameters to make, unless they are there with the same shape and optimizer. Arrays: their first values.
+
+    All must be new or all must be there. Answer: `{"created": bool}`.
+    """
+
+    names: tuple[Name, ...]
+    optimizer: DenseOptimizer
+
+
+class ReadDense(Config):
+    """Answer: the values, in order."""
+
+    names: tuple[Name, ...]
+
+
+class ApplyDense(Config):
+    """One step of their optimizer for each. Arrays: gradients, in order."""
+
+    push: Push
+    names: tuple[Name, ...]
+    learning_rate: Finite | None = None
+
+
+class AssignDense(Config):
+    """Set the values. Arrays: values, in order."""
+
+    push: Push
+    names: tuple[Name, ...]
+    add: bool = False
+    """Add to the values there are."""
+
+
+class Measure(Config):
+    """Compute for a while, to see how fast the server is. Answer: `{"throughput": rounds per second}`."""
+
+    seconds: Annotated[Positive, Field(le=300)]

@@ -1,0 +1,122 @@
+"""Pushes applied at most once: a change carries (worker, epoch, sequence), and the server remembers what it has seen.
+
+A worker numbers its changes. What a number led to, an answer or an error, is decided once and given again to whoever sends
+the number again: the client that did not hear the answer, or a network that delivers twice. Numbers may arrive in any order
+and with gaps, since a worker has several streams and some changes go to other servers. The server remembers the last `WINDOW`
+of them; a number below is refused, because nobody can tell any more whether it was applied.
+
+A worker that is started again has a larger epoch. From the moment it joins, pushes of the earlier epochs are refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from monolith.errors import ConfigError, ProtocolError, StalePushError
+from monolith.ps.messages import Join, Push
+
+__all__ = ["PushLedger", "WINDOW"]
+
+WINDOW = 64
+"""Numbers remembered for each worker: more than it can have under way, few enough to keep their answers."""
+MAX_WORKERS = 65536
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class _Worker(Generic[Answer]):
+    epoch: int
+    nonce: int
+    highest: int = -1
+    outcomes: OrderedDict[int, Answer | Exception] = field(default_factory=OrderedDict)
+    # Held while a push is applied: one that comes twice waits for the first, and a successor for its predecessor's last.
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class PushLedger(Generic[Answer]):
+    """Which pushes of which workers were applied, and what they led to.
+
+    Example:
+        >>> ledger, counted = PushLedger(), []
+        >>> ledger.join(Join(worker="w0", epoch=1, nonce=5))
+        >>> push = Push(worker="w0", epoch=1, sequence=1)
+        >>> for _ in range(3):
+        ...     ledger.once(push, lambda: counted.append(1))
+        >>> counted
+        [1]
+    """
+
+    def __init__(self, *, window: int = WINDOW, max_workers: int = MAX_WORKERS) -> None:
+        self._window = window
+        self._max_workers = max_workers
+        self._workers: dict[str, _Worker[Answer]] = {}
+        self._lock = threading.Lock()
+
+    def join(self, join: Join) -> None:
+        """Begin an epoch; returns when no push of an earlier one can take effect any more."""
+        worker = self._worker(join)
+        with worker.lock:
+            if join.epoch < worker.epoch:
+                raise _stale(join.worker, join.epoch, worker.epoch)
+            if join.epoch > worker.epoch:
+                worker.epoch, worker.nonce, worker.highest = join.epoch, join.nonce, -1
+                worker.outcomes.clear()
+            elif join.nonce != worker.nonce:
+                raise ConfigError(
+                    f"worker: another process has joined as {join.worker!r} in epoch {join.epoch}; give each worker a name of "
+                    "its own, and a restarted one a larger epoch"
+                )
+
+    def once(self, push: Push, action: Callable[[], Answer]) -> Answer:
+        """What `action` returned or raised for the first push of this number; it is called for that one only."""
+        with self._lock:
+            worker = self._workers.get(push.worker)
+        if worker is None:
+            raise ProtocolError(f"push: worker {push.worker!r} has not joined")
+        with worker.lock:
+            if push.epoch > worker.epoch:
+                raise ProtocolError(
+                    f"push: worker {push.worker!r} has not joined in epoch {push.epoch}, only in {worker.epoch}"
+                )
+            if push.epoch < worker.epoch:
+                raise _stale(push.worker, push.epoch, worker.epoch)
+            outcome = self._outcome(worker, push, action)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _outcome(self, worker: _Worker[Answer], push: Push, action: Callable[[], Answer]) -> Answer | Exception:
+        if push.sequence in worker.outcomes:
+            return worker.outcomes[push.sequence]
+        if push.sequence <= worker.highest - self._window:
+            raise StalePushError(
+                f"push: {push.sequence} of worker {push.worker!r} is older than the last {self._window} up to {worker.highest}; "
+                "whether it was applied is not known any more"
+            )
+        try:
+            outcome: Answer | Exception = action()
+        except Exception as error:
+            # A failure is an outcome too: the sender was told, or will be, that it did not happen.
+            outcome = error.with_traceback(None)
+        worker.outcomes[push.sequence] = outcome
+        worker.highest = max(worker.highest, push.sequence)
+        for old in [number for number in worker.outcomes if number <= worker.highest - self._window]:
+            del worker.outcomes[old]
+        return outcome
+
+    def _worker(self, join: Join) -> _Worker[Answer]:
+        with self._lock:
+            if join.worker not in self._workers and len(self._workers) >= self._max_workers:
+                raise ConfigError(f"worker: the server knows {self._max_workers:,} workers already; reuse names")
+            return self._workers.setdefault(join.worker, _Worker(epoch=join.epoch, nonce=join.nonce))
+
+
+def _stale(worker: str, epoch: int, newest: int) -> StalePushError:
+    return StalePushError(
+        f"epoch: {epoch} of worker {worker!r} is over, {newest} has joined since; this process has been replaced and should end"
+    )

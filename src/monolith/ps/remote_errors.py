@@ -1,0 +1,45 @@
+"""Errors between server and client: a class of `monolith.errors` by its name, and a message. Never an object."""
+
+from __future__ import annotations
+
+from monolith import errors
+from monolith.config import Config
+from monolith.errors import ConfigError, InvalidArgumentError, MonolithError, ProtocolError, ServerError
+
+__all__ = ["RemoteError", "described", "raised"]
+
+_CLASSES: dict[str, type[MonolithError]] = {name: getattr(errors, name) for name in errors.__all__}
+
+
+class RemoteError(Config):
+    """The text of an answer that is an error."""
+
+    error: str
+    """The name of a class of `monolith.errors`."""
+    message: str
+
+
+def described(error: BaseException) -> RemoteError:
+    """What a client is told about `error`: what it did wrong, or that the server is at fault."""
+    if isinstance(error, MonolithError):
+        return RemoteError(error=type(error).__name__, message=str(error))
+    if isinstance(error, MemoryError):
+        return RemoteError(error="MemoryLimitError", message="the server has no memory left for this call")
+    return RemoteError(error="ServerError", message=f"the server failed: {type(error).__name__}: {error}")
+
+
+def raised(text: str, address: str) -> MonolithError:
+    """The error that an answer of the server at `address` describes; a class that is not known becomes `ServerError`.
+
+    Example:
+        >>> raised('{"error": "InvalidArgumentError", "message": "ids: expected int64"}', "10.0.0.1:7000")
+        InvalidArgumentError('ids: expected int64 (the server at 10.0.0.1:7000)')
+    """
+    try:
+        answer = RemoteError.from_json(text)
+    except ConfigError as error:
+        return ProtocolError(f"the server at {address} sent an error that cannot be read: {error}")
+    known = _CLASSES.get(answer.error, ServerError)
+    # Read-only texts of ours that belong to no call, such as the base of all errors, say nothing about whose fault it is.
+    kind = known if issubclass(known, ServerError | InvalidArgumentError | ConfigError) else ServerError
+    return kind(f"{answer.message} (the server at {address})")

@@ -1,0 +1,224 @@
+"""Dense parameters that live on servers, and copies of them that a worker's model reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from monolith.errors import InvalidArgumentError
+from monolith.ps import messages
+from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
+from monolith.ps.frames import Frame
+from monolith.ps.link import Exchange, Link, finish_all
+from monolith.ps.messages import Call
+from monolith.ps.server_group import ServerGroup
+
+__all__ = ["CachedParameters", "ServerOptimizer", "ServerParameters"]
+
+
+class ServerParameters:
+    """Named float32 tensors on the servers of a store, each on one of them, with an optimizer beside it.
+
+    The first worker that declares them gives the values; those that come later find them. Which server holds which is the same
+    for all workers: the largest first, each to the server with the least so far.
+
+    Example:
+        >>> from monolith.ps import DenseSgd, ParameterServer, ServerParameters, ServerStore
+        >>> with ParameterServer() as server, ServerStore([server.address]) as store:
+        ...     origin = ServerParameters(store, {"w": torch.tensor([5.0])}, DenseSgd(learning_rate=1.0))
+        ...     origin.apply({"w": torch.tensor([1.0])})
+        ...     origin.read()
+        {'w': tensor([4.])}
+    """
+
+    def __init__(
+        self, group: ServerGroup, parameters: Mapping[str, Tensor], optimizer: DenseSgd | DenseAdagrad | DenseAdam
+    ) -> None:
+        self._group = group
+        self._names = tuple(parameters)
+        values = {name: _array(name, tensor) for name, tensor in parameters.items()}
+        self._server_of = _placed({name: array.size for name, array in values.items()}, len(group.links))
+        answers = self._ask(
+            Call.DECLARE_DENSE,
+            self._names,
+            lambda names: messages.DeclareDense(names=names, optimizer=optimizer).model_dump_json(),
+            values,
+        )
+        self.created = any(json.loads(frame.text)["created"] for _, frame in answers)
+        """Whether this worker was the first."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, in the order given."""
+        return self._names
+
+    def read(self) -> dict[str, Tensor]:
+        """The values now, as new tensors."""
+        answers = self._ask(
+            Call.READ_DENSE, self._names, lambda names: messages.ReadDense(names=names).model_dump_json()
+        )
+        found = {n: torch.from_numpy(a.copy()) for names, f in answers for n, a in zip(names, f.arrays, strict=True)}
+        return {name: found[name] for name in self._names}
+
+    def apply(self, gradients: Mapping[str, Tensor], *, learning_rate: float | None = None) -> None:
+        """One step of the servers' optimizer for each parameter that has a gradient here."""
+        push = self._group.next_push()
+        self._send(
+            Call.APPLY_DENSE,
+            gradients,
+            lambda names: messages.ApplyDense(push=push, names=names, learning_rate=learning_rate).model_dump_json(),
+        )
+
+    def assign(self, values: Mapping[str, Tensor]) -> None:
+        """Set the values of some parameters; the optimizers' state stays."""
+        self._assign(values, add=False)
+
+    def assign_add(self, values: Mapping[str, Tensor]) -> None:
+        """Add to the values of some parameters."""
+        self._assign(values, add=True)
+
+    def _assign(self, values: Mapping[str, Tensor], *, add: bool) -> None:
+        push = self._group.next_push()
+        self._send(
+            Call.ASSIGN_DENSE,
+            values,
+            lambda names: messages.AssignDense(push=push, names=names, add=add).model_dump_json(),
+        )
+
+    def _send(self, call: Call, tensors: Mapping[str, Tensor], text: Callable[[tuple[str, ...]], str]) -> None:
+        if unknown := set(tensors) - set(self._names):
+            raise InvalidArgumentError(f"parameters: there is no {min(unknown)!r}; there are {', '.join(self._names)}")
+        self._ask(call, tuple(tensors), text, {name: _array(name, tensor) for name, tensor in tensors.items()})
+
+    def _ask(
+        self,
+        call: Call,
+        names: Iterable[str],
+        text: Callable[[tuple[str, ...]], str],
+        arrays: Mapping[str, np.ndarray] | None = None,
+    ) -> list[tuple[tuple[str, ...], Frame]]:
+        """Ask each server that has some of `names` about those; which names, and the answer."""
+        asked: list[tuple[tuple[str, ...], Exchange]] = []
+        wanted = list(names)
+        for number, link in enumerate(self._group.links):
+            mine = tuple(name for name in wanted if self._server_of[name] == number)
+            if mine:
+                sent = [] if arrays is None else [arrays[name] for name in mine]
+                asked.append((mine, _begin(link, call, text(mine), sent)))
+        frames = finish_all([exchange for _, exchange in asked])
+        return [(mine, frame) for (mine, _), frame in zip(asked, frames, strict=True)]
+
+
+class CachedParameters:
+    """The parameters of `module`, trained on servers: reads use the module's copies, gradients go to the origin.
+
+    `fetch` begins to read the origin, beside whatever the worker does; `assign` waits for it and puts the values into the
+    module. Calling `fetch` before every step and `assign` after it, a step reads what was there before the step before; the
+    hook `monolith.train.cached.FetchCachedVariablesHook` does so, after a first round that is waited for.
+
+    Example:
+        >>> from monolith.ps import CachedParameters, DenseSgd, ParameterServer, ServerStore
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> with ParameterServer() as server, ServerStore([server.address]) as store:
+        ...     cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+        ...     cached.origin.assign({"weight": torch.tensor([[7.0]])})
+        ...     cached.fetch()
+        ...     cached.assign()
+        >>> model.weight.item()
+        7.0
+    """
+
+    def __init__(self, module: nn.Module, group: ServerGroup, optimizer: DenseSgd | DenseAdagrad | DenseAdam) -> None:
+        self._parameters = dict(module.named_parameters())
+        self.origin = ServerParameters(group, self._parameters, optimizer)
+        """The parameters on the servers."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="monolith-fetch")
+        self._fetched: Future[dict[str, Tensor]] | None = None
+        self.fetch()
+        self.assign()
+
+    def fetch(self) -> None:
+        """Begin to read the origin; the module keeps what it has."""
+        self._fetched = self._thread.submit(self.origin.read)
+
+    def assign(self) -> None:
+        """Wait for what `fetch` began and put it into the module; an error of the fetch is raised here."""
+        if self._fetched is None:
+            return
+        fetched, self._fetched = self._fetched, None
+        values = fetched.result()
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(values[name])
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What backward has left in the module, by name."""
+        return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The module's own parameters: the copies."""
+        return list(self._parameters.values())
+
+
+class ServerOptimizer(torch.optim.Optimizer):
+    """The dense optimizer of a worker whose parameters are on servers: `step` sends the gradients there.
+
+    Example:
+        >>> from monolith.ps import CachedParameters, DenseSgd, ParameterServer, ServerOptimizer, ServerStore
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> with ParameterServer() as server, ServerStore([server.address]) as store:
+        ...     cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+        ...     before = model.weight.item()
+        ...     model(torch.ones(1, 1)).sum().backward()
+        ...     ServerOptimizer(cached).step()
+        ...     after = cached.origin.read()["weight"].item()
+        >>> model.weight.item() == before, round(before - after, 6)
+        (True, 1.0)
+    """
+
+    def __init__(self, cached: CachedParameters) -> None:
+        super().__init__(cached.parameters(), {})
+        self._cached = cached
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Send the gradients to the servers, which make one step of their optimizer."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._cached.origin.apply(self._cached.gradients())
+        return loss
+
+
+def _begin(link: Link, call: Call, text: str, arrays: list[np.ndarray]) -> Exchange:
+    exchange, views = link.begin(call, text, [(array.dtype, array.shape) for array in arrays])
+    for view, array in zip(views, arrays, strict=True):
+        view[...] = array
+    return exchange
+
+
+def _placed(sizes: Mapping[str, int], servers: int) -> dict[str, int]:
+    """The number of the server of each name."""
+    held = [0] * servers
+    server_of = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        number = held.index(min(held))
+        held[number] += sizes[name]
+        server_of[name] = number
+    return server_of
+
+
+def _array(name: str, tensor: Tensor) -> np.ndarray:
+    if tensor.dtype != torch.float32:
+        raise InvalidArgumentError(f"dense parameter {name!r}: expected float32, got {tensor.dtype}")
+    return tensor.detach().cpu().contiguous().numpy()

@@ -1,0 +1,70 @@
+"""Parameter servers in processes of their own, for tests that kill and pause them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+__all__ = ["ServerProcess", "server_process"]
+
+_COMMAND = (sys.executable, "-c", "import sys; from monolith.cli import main; sys.exit(main())", "ps", "--json")
+
+
+class ServerProcess:
+    """One `monolith ps` on a free port of this machine; it has started when this is made."""
+
+    def __init__(self, options: Sequence[str] = ()) -> None:
+        self._process = subprocess.Popen([*_COMMAND, *options], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the server ended with exit code {self._process.wait()} before it listened")
+        self.address: str = json.loads(line)["address"]
+        """host:port."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def pause(self) -> None:
+        """Stop it where it is; returns when it stands still."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self, *, timeout: float = 60.0) -> int:
+        """Ask it to end and wait for it; returns the exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout)
+
+    def close(self) -> None:
+        """End it if it still runs, and let go of its output."""
+        if self._process.poll() is None:
+            # A paused process takes no other signal.
+            self.kill()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+@contextmanager
+def server_process(*options: str) -> Iterator[ServerProcess]:
+    """A server process for the length of a block; `options` are those of `monolith ps`."""
+    server = ServerProcess(options)
+    try:
+        yield server
+    finally:
+        server.close()

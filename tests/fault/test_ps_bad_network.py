@@ -1,0 +1,161 @@
+"""Danger: a network that loses, delays, repeats and cuts, and so makes updates count twice or not at all."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+import torch
+
+from monolith.ps import ClientConfig, DenseSgd, ParameterServer, RemoteStore, ServerParameters, ServerStore
+from monolith.table import Bags, Zeros
+from monolith.table.config import Segment, TableConfig
+
+TABLE = TableConfig(name="counts", segments=(Segment(dim=1, initializer=Zeros()),))
+FATES = ("pass", "twice", "again later", "cut before", "cut after", "both answers")
+
+
+class FrameProxy(flight.FlightServerBase):
+    """Forwards frames to `upstream`, and lets one of the fates happen to each."""
+
+    def __init__(self, upstream: str, seed: int) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self.address = f"127.0.0.1:{self.port}"
+        self.happened: set[str] = set()
+        self._upstream = upstream
+        self._random = random.Random(seed)
+        self._kept: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def do_exchange(self, context: object, descriptor: object, reader: object, writer: object) -> None:
+        with flight.connect(f"grpc://{self._upstream}") as client:
+            forward, back = client.do_exchange(flight.FlightDescriptor.for_command(b""))
+
+            def ask(data: bytes) -> pa.Buffer:
+                forward.write_metadata(pa.py_buffer(data))
+                return back.read_chunk().app_metadata
+
+            with suppress(StopIteration):
+                while True:
+                    self._forward(reader.read_chunk().app_metadata.to_pybytes(), ask, writer)  # type: ignore[attr-defined]
+            forward.close()
+
+    def _forward(self, data: bytes, ask: Callable[[bytes], pa.Buffer], writer: object) -> None:
+        with self._lock:
+            fate = self._random.choice(FATES)
+            self.happened.add(fate)
+            late = self._random.choice(self._kept) if self._kept else None
+            if len(self._kept) < 30 and fate == "again later":
+                self._kept.append(data)
+        if fate == "cut before":
+            raise flight.FlightUnavailableError("cut")
+        if fate == "again later" and late is not None:
+            ask(late)  # a frame of long ago, whose answer nobody waits for
+        answers = [ask(data)]
+        if fate in ("twice", "both answers"):
+            answers.append(ask(data))
+        if fate == "cut after":
+            raise flight.FlightUnavailableError("cut")
+        for answer in answers if fate == "both answers" else answers[:1]:
+            writer.write_metadata(answer)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def cutting_relay(upstream: str, seed: int) -> Iterator[str]:
+    """Forwards bytes to `upstream` and resets each connection after some thousands of them."""
+    host, _, port = upstream.rpartition(":")
+    rng, listener = random.Random(seed), socket.create_server(("127.0.0.1", 0))
+
+    def relay(source: socket.socket, sink: socket.socket, left: int) -> None:
+        with suppress(OSError):
+            while left > 0 and (data := source.recv(min(left, 4096))):
+                sink.sendall(data)
+                left -= len(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                # Lingering for 0 seconds: the peer sees a reset, not an orderly end.
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                end.close()
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection((host, int(port)))
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=relay, args=(source, sink, rng.randrange(2000, 30000)), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        # Closing alone does not wake a thread that waits in accept.
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(timeout=30)
+
+
+def add_from_threads(store: RemoteStore | ServerStore, times: int) -> None:
+    """`times` pushes of each of two threads; a push that raised would end the test."""
+    failures: list[BaseException] = []
+
+    def add(number: int) -> None:
+        try:
+            for turn in range(times):
+                store.assign_add("counts", [number, 100 + turn], torch.ones(2, 1))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def counts(address: str, ids: np.ndarray) -> list[float]:
+    with RemoteStore(address) as store:
+        bags = Bags(table="counts", ids=ids, row_splits=np.arange(len(ids) + 1))
+        values: list[float] = store.lookup([bags])[0].flatten().tolist()
+        return values
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_repeated_delayed_and_lost_frames_leave_counts_exact(seed: int) -> None:
+    with ParameterServer() as server:
+        proxy = FrameProxy(server.address, seed)
+        with RemoteStore(proxy.address, [TABLE], config=ClientConfig(timeout=60)) as store:
+            add_from_threads(store, times=40)
+            parameters = ServerParameters(store, {"w": torch.zeros(1)}, DenseSgd(learning_rate=1.0))
+            for _ in range(20):
+                parameters.apply({"w": torch.ones(1)})
+            assert parameters.read()["w"].item() == -20
+        proxy.shutdown()
+        assert counts(server.address, np.array([1, 2])) == [40, 40]
+        assert counts(server.address, np.arange(100, 140)) == [2] * 40
+    assert proxy.happened == set(FATES)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_connections_that_are_reset_leave_counts_exact(seed: int) -> None:
+    with (
+        ParameterServer() as one,
+        ParameterServer() as two,
+        cutting_relay(one.address, seed) as first,
+        cutting_relay(two.address, seed + 100) as second,
+        ServerStore([first, second], [TABLE], config=ClientConfig(timeout=60)) as store,
+    ):
+        add_from_threads(store, times=60)
+        everything = np.array([1, 2, *range(100, 160)])
+        (values,) = store.lookup([Bags(table="counts", ids=everything, row_splits=np.arange(63))])
+    assert values.flatten().tolist() == [60, 60, *[2] * 60]

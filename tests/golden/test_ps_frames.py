@@ -1,0 +1,89 @@
+"""Danger: a worker and a server of different builds that misread each other's bytes.
+
+These bytes may change only together with the version of the protocol.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from monolith.ps.frames import BFLOAT16, VERSION, decode, encode
+from monolith.ps.messages import Apply, Call, Lookup, Push, TableGradient, TableRead
+
+LOOKUP = (
+    bytes.fromhex(
+        "4d4f505301001000070000000000000005000000000000000200000044000000"  # header
+        "0101000000000000"
+        "0200000000000000"  # int64 [2]
+        "0101000000000000"
+        "0200000000000000"  # int64 [2]
+    )
+    + (
+        b'{"tables":[{"table":"user","pooling":"sum"}],"wire":"float32"}'
+        b"      "  # the text may have any JSON white space
+        b"\0\0\0\0"
+    )
+    + bytes.fromhex("0300000000000000feffffffffffffff00000000000000000200000000000000")
+)
+
+APPLY_TEXT = (
+    b'{"push":{"worker":"w0","epoch":9,"sequence":4},'
+    b'"tables":[{"table":"user","pooling":"none","learning_rates":[0.5]}],"step":3,"event_time":100}'
+)
+
+
+def test_the_version_is_the_one_these_bytes_are_of() -> None:
+    assert VERSION == 1
+
+
+def test_a_lookup_has_these_bytes() -> None:
+    text = LOOKUP[64 : 64 + 0x44].decode()
+    arrays = [np.array([3, -2]), np.array([0, 2])]
+    assert encode(call=Call.LOOKUP, request=7, instance=5, text=text, arrays=arrays).tobytes() == LOOKUP
+    frame = decode(LOOKUP)
+    assert (frame.call, frame.request, frame.instance) == (16, 7, 5)
+    assert [array.tolist() for array in frame.arrays] == [[3, -2], [0, 2]]
+    assert Lookup.from_json(frame.text) == Lookup(tables=(TableRead(table="user", pooling="sum"),), wire="float32")
+
+
+def test_the_text_of_a_push_is_this_json() -> None:
+    push = Push(worker="w0", epoch=9, sequence=4)
+    gradient = TableGradient(table="user", pooling="none", learning_rates=(0.5,))
+    apply = Apply(push=push, tables=(gradient,), step=3, event_time=100)
+    assert apply.model_dump_json().encode() == APPLY_TEXT
+    assert Apply.from_json(APPLY_TEXT.decode()) == apply
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype"),
+    [(1, "<i8"), (2, "<i4"), (3, "<f4"), (4, "<f8"), (5, "<f2"), (6, BFLOAT16), (7, "u1")],
+)
+def test_each_dtype_keeps_its_code(code: int, dtype: str) -> None:
+    frame = encode(call=0, request=0, text="", arrays=[np.zeros((1, 3), dtype=dtype)])
+    assert frame[32:56].tobytes() == bytes([code, 2, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0])
+
+
+def test_each_call_keeps_its_number() -> None:
+    assert {call.name: call.value for call in Call} == {
+        "ERROR": 0,
+        "HEALTH": 1,
+        "JOIN": 2,
+        "DECLARE_TABLES": 3,
+        "CONFIGS": 4,
+        "LOOKUP": 16,
+        "APPLY_GRADIENTS": 17,
+        "ASSIGN": 18,
+        "ASSIGN_ADD": 19,
+        "REINITIALIZE": 20,
+        "EVICT": 21,
+        "STATS": 22,
+        "DECLARE_DENSE": 32,
+        "READ_DENSE": 33,
+        "APPLY_DENSE": 34,
+        "ASSIGN_DENSE": 35,
+        "IS_INITIALISED": 48,
+        "MARK_INITIALISED": 49,
+        "MEASURE": 50,
+        "SHUTDOWN": 51,
+    }

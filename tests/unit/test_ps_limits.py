@@ -1,0 +1,198 @@
+"""Danger: a server that takes more than it can hold and freezes, or that waits for ever."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from monolith import Segment, TableConfig
+from monolith.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    MemoryLimitError,
+    ProtocolError,
+    ServerRestartedError,
+    UnavailableError,
+)
+from monolith.ps import ClientConfig, DenseSgd, ParameterServer, RemoteStore, ServerConfig, ServerParameters
+from monolith.ps.deadlines import Deadlines
+from monolith.ps.dispatch import Dispatcher
+from monolith.table import Bags, Gradient
+from monolith.testing import sgd_table_config
+
+ONE = Bags(table="t", ids=np.array([1]), row_splits=np.array([0, 1]))
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def unused_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_beyond_the_memory_limit_updates_are_refused_and_reading_goes_on() -> None:
+    config = TableConfig(name="t", segments=(Segment(dim=256),))
+    with (
+        ParameterServer(ServerConfig(memory_limit=8 * 2**20)) as server,
+        RemoteStore(server.address, [config]) as store,
+    ):
+        accepted = 0
+
+        def fill() -> None:
+            nonlocal accepted
+            for batch in range(100):
+                store.assign("t", np.arange(batch * 500, batch * 500 + 500), torch.ones(500, 256))
+                accepted += 500
+
+        with pytest.raises(MemoryLimitError, match=r"would not fit below the limit of 8,388,608.*--memory-limit"):
+            fill()
+        assert 0 < accepted < 8 * 2**20 / 1024
+        assert store.stats()["t"].rows == accepted
+        assert store.stats()["t"].bytes <= 8 * 2**20
+        assert store.lookup([ONE])[0].sum() == 256
+        with pytest.raises(MemoryLimitError):
+            store.apply([Gradient(bags=ONE, values=torch.ones(1, 256))] * 2000)
+        with pytest.raises(MemoryLimitError):
+            ServerParameters(store, {"w": torch.zeros(2**21)}, DenseSgd())
+
+
+def test_a_table_with_room_for_more_than_the_limit_is_refused() -> None:
+    with ParameterServer(ServerConfig(memory_limit=2**20)) as server, RemoteStore(server.address) as store:
+        with pytest.raises(MemoryLimitError):
+            store.declare([TableConfig(name="t", segments=(Segment(dim=4),), initial_capacity=2**40)])
+        assert store.configs() == {}
+
+
+def test_messages_above_the_limit_are_refused_both_ways() -> None:
+    config = ServerConfig(max_message_bytes=64 * 1024)
+    with ParameterServer(config) as server, RemoteStore(server.address, [sgd_table_config(16, name="t")]) as store:
+        many = Bags(table="t", ids=np.arange(10_000), row_splits=np.arange(10_001))
+        with pytest.raises(ProtocolError, match=r"at most 65,536 bytes, got"):
+            store.lookup([many])
+        pooled = Bags(table="t", ids=np.arange(3000), row_splits=np.arange(3001))
+        with pytest.raises(ProtocolError, match=r"the answer would have 192,000 bytes"):
+            store.lookup([pooled])
+        assert store.lookup([ONE])[0].shape == (1, 16)
+
+
+def test_more_streams_than_allowed_are_turned_away_until_one_is_free() -> None:
+    with ParameterServer(ServerConfig(max_streams=1)) as server:
+        with RemoteStore(server.address), pytest.raises(UnavailableError, match="1 streams are open"):
+            RemoteStore(server.address, config=ClientConfig(timeout=0.5))
+        with RemoteStore(server.address) as store:
+            assert store.stats() == {}
+
+
+def test_a_server_that_never_answers_costs_the_timeout_and_no_more(silent: str) -> None:
+    # Without a limit of our own, gRPC would wait 20 seconds for the other side to speak: more than this test may take.
+    outcome: list[BaseException] = []
+
+    def ask() -> None:
+        with pytest.raises((DeadlineExceededError, UnavailableError)) as caught:
+            RemoteStore(silent, config=ClientConfig(timeout=0.5))
+        outcome.append(caught.value)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(timeout=15)
+    assert len(outcome) == 1
+
+
+def test_no_server_at_all_is_unavailable() -> None:
+    with pytest.raises(UnavailableError, match=r"tried for 0\.3 s"):
+        RemoteStore(unused_address(), config=ClientConfig(timeout=0.3))
+
+
+def test_a_client_waits_for_a_server_that_starts_later() -> None:
+    address, stores = unused_address(), []
+    waiting = threading.Thread(target=lambda: stores.append(RemoteStore(address, config=ClientConfig(timeout=30))))
+    waiting.start()
+    with ParameterServer(ServerConfig(port=int(address.rpartition(":")[2]))):
+        waiting.join()
+        stores[0].close()
+    assert len(stores) == 1
+
+
+def test_a_server_that_was_started_again_is_not_taken_for_the_one_before() -> None:
+    server = ParameterServer()
+    store = RemoteStore(server.address, [sgd_table_config(1, name="t")])
+    store.assign("t", [1], torch.ones(1, 1))
+    again = ServerConfig(port=server.port)
+    store.links[0].pool.close()
+    server.close()
+    with ParameterServer(again) as fresh:
+        store = _reconnected(store)
+        for call in (lambda: store.lookup([ONE]), lambda: store.assign("t", [1], torch.ones(1, 1))):
+            with pytest.raises(ServerRestartedError, match="has lost what it held"):
+                call()
+        assert fresh.instance != server.instance
+        store.rejoin()
+        assert store.stats()["t"].rows == 0
+        store.close()
+
+
+def _reconnected(store: RemoteStore) -> RemoteStore:
+    """The same client over a new connection."""
+    from monolith.ps.flight_stream import StreamPool
+
+    link = store.links[0]
+    link.pool = StreamPool(link.address, connect_timeout=5)
+    return store
+
+
+def test_a_stopping_server_finishes_what_is_under_way_and_refuses_the_rest() -> None:
+    server, inside, go_on = Dispatcher(), threading.Event(), threading.Event()
+
+    def slow(frame: object) -> object:
+        inside.set()
+        assert go_on.wait(10)
+        return type(server._health(frame))()  # type: ignore[arg-type]
+
+    server._calls[63] = slow  # type: ignore[assignment]
+    from monolith.ps.frames import decode, encode
+
+    answers = []
+    call = threading.Thread(target=lambda: answers.append(decode(server.answer(encode(call=63, request=1, text="")))))
+    call.start()
+    assert inside.wait(10)
+    assert not server.stop(grace=0)
+    refused = decode(server.answer(encode(call=1, request=2, text="{}")))
+    assert "the server is stopping" in refused.text
+    go_on.set()
+    call.join()
+    assert server.stop(grace=10)
+    assert answers[0].call == 63
+
+
+def test_a_client_can_ask_the_server_to_end() -> None:
+    with ParameterServer() as server, RemoteStore(server.address) as store:
+        assert not server.wait(timeout=0)
+        store.shut_down_servers()
+        assert server.wait(timeout=10)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:70000", "http://host:1"])
+def test_an_address_that_is_none_is_named(address: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="host:port"):
+        RemoteStore(address)
+
+
+def test_a_deadline_is_kept_beside_later_and_ended_ones() -> None:
+    deadlines, expired = Deadlines(), threading.Event()
+    with deadlines.watch(time.monotonic() + 600, lambda: pytest.fail("too early")):
+        with deadlines.watch(time.monotonic() + 300, lambda: pytest.fail("it had ended")):
+            pass
+        with deadlines.watch(time.monotonic() + 0.01, expired.set) as late:
+            assert expired.wait(30)
+            assert late.is_set()

@@ -1,0 +1,150 @@
+"""Danger: a model trained over servers quietly becomes another model than the one trained in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerStore
+from monolith.ps.messages import DeclaredTable
+from monolith.table import Adagrad, Bags, Expiry, Ftrl, Gradient, LocalStore, OneBit, Sgd, SlidingAdmission
+from monolith.table.admission import AdmissionFilter
+
+CONFIGS = (
+    TableConfig(name="user", segments=(Segment(dim=5, optimizer=Adagrad(learning_rate=0.1)),), seed=3),
+    TableConfig(
+        name="item",
+        segments=(Segment(dim=1, optimizer=Ftrl()), Segment(dim=7, optimizer=Sgd(learning_rate=0.5))),
+        expiry=Expiry(default=50),
+    ),
+    TableConfig(name="bits", segments=(Segment(dim=3, compressor=OneBit(step_size=2)),)),
+)
+ADMISSION = SlidingAdmission(capacity=1000, default_threshold=3)
+FILTERED = TableConfig(name="filtered", segments=(Segment(dim=2),))
+DECLARED = [*(DeclaredTable(config=config) for config in CONFIGS), DeclaredTable(config=FILTERED, admission=ADMISSION)]
+
+
+@pytest.fixture(params=[1, 2, 3, "remote"])
+def remote(request: pytest.FixtureRequest) -> Iterator[ServerStore | RemoteStore]:
+    count = 1 if request.param == "remote" else request.param
+    servers = [ParameterServer() for _ in range(count)]
+    addresses = [server.address for server in servers]
+    make = RemoteStore(addresses[0], DECLARED) if request.param == "remote" else ServerStore(addresses, DECLARED)
+    with make as store:
+        yield store
+    for server in servers:
+        assert server.close()
+
+
+def local_store() -> LocalStore:
+    tables = [EmbeddingTable(config) for config in CONFIGS]
+    return LocalStore([*tables, EmbeddingTable(FILTERED, admission=AdmissionFilter(ADMISSION))])
+
+
+def random_bags(rng: np.random.Generator, table: str, pooling: str, *, single: bool) -> Bags:
+    bags = int(rng.integers(0, 40))
+    lengths = np.ones(bags, dtype=np.int64) if single else rng.integers(0, 5, size=bags)
+    splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    # Few distinct ids: most come several times, in one bag and in several.
+    ids = rng.integers(-30, 30, size=int(splits[-1])) * 2**40 + 7
+    return Bags(table=table, ids=ids, row_splits=splits, pooling=pooling)  # type: ignore[arg-type]
+
+
+def test_lookups_and_updates_are_those_of_local_tables_bit_for_bit(remote: ServerStore | RemoteStore) -> None:
+    rng, local = np.random.default_rng(5), local_store()
+    poolings = {"user": "sum", "item": "mean", "bits": "sqrtn", "filtered": "sum"}
+    for step in range(30):
+        requests = [random_bags(rng, name, pooling, single=step % 3 == 0) for name, pooling in poolings.items()]
+        for mine, expected in zip(remote.lookup(requests), local.lookup(requests), strict=True):
+            assert mine.dtype == torch.float32
+            assert torch.equal(mine, expected)
+        gradients = [
+            Gradient(
+                bags=bags,
+                values=torch.from_numpy(rng.standard_normal((len(bags.row_splits) - 1, dim), dtype=np.float32)),
+                learning_rates=(0.01 * step + 0.01, 0.3) if bags.table == "item" else None,
+            )
+            for bags, dim in zip(requests, (5, 8, 3, 2), strict=True)
+        ]
+        for store in (remote, local):
+            store.apply(gradients, step=step, event_time=100 + 10 * step)
+        if step == 2:
+            # The filter counts how often an id came, so it must see every time.
+            assert 0 < local.stats()["filtered"].rows < local.stats()["user"].rows
+            assert remote.stats()["filtered"].rows == local.stats()["filtered"].rows
+    everything = [Bags(table=n, ids=np.arange(-30, 30) * 2**40 + 7, row_splits=np.arange(61)) for n in poolings]
+    for mine, expected in zip(remote.lookup(everything), local.lookup(everything), strict=True):
+        assert torch.equal(mine, expected)
+    for name, stats in local.stats().items():
+        assert remote.stats()[name].rows == stats.rows
+        assert remote.stats()[name].max_event_time == stats.max_event_time
+    evicted = local.evict()
+    assert evicted["item"] > 0
+    assert remote.evict() == evicted
+
+
+def test_several_gradients_of_one_table_are_one_step(remote: ServerStore | RemoteStore) -> None:
+    local, rng = local_store(), np.random.default_rng(1)
+    parts = [random_bags(rng, "user", "sum", single=False) for _ in range(3)]
+    gradients = [Gradient(bags=bags, values=torch.ones(len(bags.row_splits) - 1, 5)) for bags in parts]
+    for store in (remote, local):
+        store.apply(gradients)
+    for mine, expected in zip(remote.lookup(parts), local.lookup(parts), strict=True):
+        assert torch.equal(mine, expected)
+
+
+def test_assign_add_and_reinitialize_are_those_of_local_tables(remote: ServerStore | RemoteStore) -> None:
+    local = local_store()
+    ids, rows = torch.arange(20).reshape(4, 5), torch.randn(4, 5, 5)
+    twice = torch.tensor([3, 3, 77])
+    bags = Bags(table="user", ids=np.arange(90), row_splits=np.arange(91))
+    answers = []
+    for store in (remote, local):
+        store.assign("user", ids, rows, event_time=4)
+        store.assign_add("user", twice, torch.ones(3, 5), event_time=5)
+        answers.append(store.reinitialize("user", torch.tensor([[0, 500], [19, 501]])))
+    assert answers[0].tolist() == answers[1].tolist() == [[1, 0], [1, 0]]
+    assert answers[0].dtype == answers[1].dtype == torch.int32
+    assert torch.equal(remote.lookup([bags])[0], local.lookup([bags])[0])
+    assert remote.evict(now=10**6) == local.evict(now=10**6)
+
+
+def test_bags_that_are_written_to_between_two_lookups_are_not_confused(remote: ServerStore | RemoteStore) -> None:
+    remote.assign("user", [1, 2], torch.tensor([[1.0] * 5, [2.0] * 5]))
+    bags = Bags(table="user", ids=np.array([1]), row_splits=np.array([0, 1]))
+    assert remote.lookup([bags])[0][0, 0] == 1.0
+    bags.ids[0] = 2
+    assert remote.lookup([bags])[0][0, 0] == 2.0
+
+
+@pytest.mark.parametrize(("wire", "exact"), [("float16", 2**-11), ("bfloat16", 2**-8)])
+def test_a_narrow_wire_rounds_once_to_nearest(wire: str, exact: float) -> None:
+    values = torch.linspace(-3, 3, 500).reshape(100, 5)
+    ids = np.arange(100)
+    with ParameterServer() as one, ParameterServer() as two:
+        config = ClientConfig(wire=wire)  # type: ignore[arg-type]
+        with ServerStore([one.address, two.address], DECLARED, config=config) as store:
+            store.assign("user", ids, values)
+            (read,) = store.lookup([Bags(table="user", ids=ids, row_splits=np.arange(101))])
+    assert torch.equal(read, values.to(getattr(torch, wire)).float())
+    assert (read - values).abs().max() <= 3 * exact
+    assert not torch.equal(read, values)
+
+
+def test_gradients_on_a_narrow_wire_are_rounded_after_they_were_summed() -> None:
+    config = TableConfig(name="t", segments=(Segment(dim=1, optimizer=Sgd(learning_rate=1.0)),))
+    bags = Bags(table="t", ids=np.array([5, 5]), row_splits=np.arange(3))
+    values = torch.tensor([[1.0 + 2**-9], [1.0 + 2**-9]])  # each rounds to 1 in bfloat16, the sum does not to 2
+    with (
+        ParameterServer() as server,
+        ServerStore([server.address], [config], config=ClientConfig(wire="bfloat16")) as store,
+    ):
+        before = RemoteStore(server.address).lookup([bags])[0][0, 0]
+        store.apply([Gradient(bags=bags, values=values)])
+        after = RemoteStore(server.address).lookup([bags])[0][0, 0]
+    summed = values.sum().to(torch.bfloat16).float()
+    assert torch.equal(after, before - summed)
