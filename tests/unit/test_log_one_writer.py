@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -48,6 +49,48 @@ def test_a_killed_process_lets_go(tmp_path: Path) -> None:
         other.wait()
     with ChangeLog(tmp_path, []) as log:
         assert log.commit(step=2) == 2
+
+
+FORKING = (
+    "import os, signal, sys\n"
+    "from monolith.log import ChangeLog\n"
+    "log = ChangeLog(sys.argv[1], [])\n"
+    "child = os.fork()\n"
+    "if child == 0:\n"
+    "    sys.stdin.read()\n"
+    "    os._exit(0)\n"
+    "print(child, flush=True)\n"
+    "os.kill(os.getpid(), signal.SIGKILL)\n"
+)
+
+
+def test_children_of_a_killed_process_do_not_hold_the_log(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKING, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert parent.wait(timeout=60) == -signal.SIGKILL
+        os.kill(child, 0)  # it is alive
+        ChangeLog(tmp_path, []).close()
+
+
+def test_a_forked_child_cannot_write_and_does_not_unlock(tmp_path: Path) -> None:
+    script = FORKING.replace("sys.stdin.read()", "print(log.commit(step=1))").replace(
+        "os.kill(", "sys.stdin.read() and ("
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stderr is not None
+        child = int(parent.stdout.readline())
+        while "closed" not in (line := parent.stderr.readline()):
+            assert line, "the child wrote to its parent's log"
+        assert child > 0
+        with pytest.raises(StorageError, match="another writer"):
+            ChangeLog(tmp_path, [])
+        parent.communicate()
 
 
 def test_a_table_is_given_once(tmp_path: Path) -> None:
