@@ -14,6 +14,7 @@ from dumps import assert_same_rows, entry, snappy, tfrecords, write_dump, write_
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.proto import table_dump_pb2
+from monolith.table import AdmissionFilter, SlidingAdmission
 from monolith.table.exchange import dump_counts, export_dump, export_multi_dump, import_dump, import_multi_dump
 from monolith.testing import sgd_table_config
 
@@ -118,6 +119,17 @@ def test_a_multi_table_dump(tmp_path: Path) -> None:
 def test_dumps_of_several_servers_become_one_table(tmp_path: Path) -> None:
     prefixes = [write_multi_dump(tmp_path / f"ps{i}", {"a": [entry(i, [i])], "b": []}) for i in range(3)]
     assert ids_of(import_multi_dump(prefixes, two_configs())["a"]) == [0, 1, 2]
+
+
+def test_the_filter_of_a_new_table_counts_only_what_comes_later(tmp_path: Path) -> None:
+    admission = AdmissionFilter(SlidingAdmission(capacity=1000, default_threshold=1))
+    single = import_dump(write_dump(tmp_path / "t", [entry(1, [1])]), CONFIG, admission=admission)
+    prefix = write_multi_dump(tmp_path / "all", {"a": [entry(1, [1])], "b": []})
+    multi = import_multi_dump(prefix, two_configs(), admission={"a": admission})
+    assert (single.admission, multi["a"].admission, multi["b"].admission) == (admission, admission, None)
+    assert (ids_of(single), ids_of(multi["a"])) == ([1], [1])
+    single.apply_gradients(int64([1, 2]), float32([[1], [1]]))
+    assert ids_of(single) == [1]
 
 
 def test_a_table_the_dump_does_not_have(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.proto import table_dump_pb2
+from monolith.table.admission import AdmissionFilter
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable
 from monolith.table.exchange.dump_files import DumpFiles, Progress, find_shards, plain_pieces
@@ -25,6 +26,7 @@ def import_dump(
     prefix: str | Sequence[str],
     config: TableConfig,
     *,
+    admission: AdmissionFilter | None = None,
     optimizer_state: bool = True,
     progress: Progress | None = None,
 ) -> EmbeddingTable:
@@ -34,6 +36,7 @@ def import_dump(
         prefix: path or URL; several for a table that was spread over parameter servers. If an id occurs more than once,
             the last one counts, in the order of prefixes and files.
         config: the table to build. Its dims and optimizers must be those of the dump.
+        admission: the filter of the new table; rows of the dump are not asked about.
         optimizer_state: False takes the weights only, for a table with other optimizers.
         progress: called with the bytes read so far, and with all there are.
 
@@ -54,7 +57,8 @@ def import_dump(
     """
     prefixes = [prefix] if isinstance(prefix, str) else list(prefix)
     files = DumpFiles([path for each in prefixes for path in find_shards(each)], progress)
-    reader, table = EntryReader(config, optimizer_state=optimizer_state), EmbeddingTable(config)
+    reader = EntryReader(config, optimizer_state=optimizer_state)
+    table = EmbeddingTable(config, admission=admission)
     for path in files.paths:
         with files.reading(path) as read:
             for records in split_records(plain_pieces(read), path):
@@ -66,6 +70,7 @@ def import_multi_dump(
     prefix: str | Sequence[str],
     configs: Mapping[str, TableConfig],
     *,
+    admission: Mapping[str, AdmissionFilter] | None = None,
     optimizer_state: bool = True,
     progress: Progress | None = None,
 ) -> dict[str, EmbeddingTable]:
@@ -74,6 +79,7 @@ def import_multi_dump(
     Args:
         prefix: path or URL of `<prefix>-00000-of-00001` and `<prefix>.meta-00000-of-00001`, or several of them.
         configs: the tables to build, by their names in the dump; others in the dump are skipped.
+        admission: filters of the new tables, by the same names.
         optimizer_state, progress: as in `import_dump`.
 
     Raises also `InvalidArgumentError` for a table that the dump does not have.
@@ -87,7 +93,8 @@ def import_multi_dump(
         )
     _check_names(prefixes, configs, contents)
     readers = {name: EntryReader(config, optimizer_state=optimizer_state) for name, config in configs.items()}
-    tables = {name: EmbeddingTable(config) for name, config in configs.items()}
+    filters = admission or {}
+    tables = {name: EmbeddingTable(config, admission=filters.get(name)) for name, config in configs.items()}
     for path, tables_in_file in zip(files.paths, contents, strict=True):
         with files.reading(path) as read:
             records = split_records(_joined(unpacked_blocks(read, path)), path)
