@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError, StorageError
+from monolith.log.info_cache import segment_info
 from monolith.log.segment import Segment
 from monolith.log.segment_info import SegmentInfo, segment_name, sequence_of
 
@@ -64,7 +65,7 @@ class LogReader:
 
     def info(self, sequence: int) -> SegmentInfo:
         """What segment `sequence` says of itself; `LogGapError` if it is not there."""
-        return self.read(sequence).info
+        return segment_info(self.folder / segment_name(sequence))
 
     def read(self, sequence: int) -> Segment:
         """Segment `sequence`; `LogGapError` if it is not there."""
