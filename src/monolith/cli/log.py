@@ -16,6 +16,7 @@ from rich.table import Table
 
 from monolith.cli.options import Json
 from monolith.cli.output import plain
+from monolith.cli.progress import showing_progress
 from monolith.errors import InvalidArgumentError
 from monolith.log import LogReader, RowChange, SegmentInfo, history
 
@@ -43,11 +44,14 @@ def list_(folder: Place, as_json: Json = False) -> None:
 @log.command()
 def verify(folder: Place, as_json: Json = False) -> None:
     """Read every segment wholly and print those whose checksums, lengths or names are wrong; exit code 3 if there is one."""
-    checked, damaged = 0, []
-    for verdict in _open(folder).verify():
-        checked += 1
-        if verdict.error is not None:
-            damaged.append({"sequence": verdict.sequence, "error": verdict.error})
+    reader = _open(folder)
+    checked, damaged, total = 0, [], len(reader.sequences())
+    with showing_progress("verifying") as report:
+        for verdict in reader.verify():
+            checked += 1
+            report(checked, total)
+            if verdict.error is not None:
+                damaged.append({"sequence": verdict.sequence, "error": verdict.error})
     if as_json:
         _write_line({"segments": checked, "damaged": damaged})
     else:
