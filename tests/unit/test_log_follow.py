@@ -11,6 +11,7 @@ import pytest
 from log_tables import new_table, train
 from monolith import LogGapError
 from monolith.log import ChangeLog, LogReader, prune
+from monolith.log.segment_info import segment_name
 
 
 def script(*acts: Callable[[], object]) -> Callable[[float], bool]:
@@ -68,6 +69,24 @@ def test_a_line_that_does_not_concern_the_follower_is_followed_from_its_fork(tmp
     with pytest.raises(LogGapError, match="abandoned for 1"):
         followed(tmp_path, 2, restored_to_first)
     assert followed(tmp_path, 1) == [3]
+
+
+def test_a_number_that_comes_again_with_other_content_is_noticed(tmp_path: Path) -> None:
+    with ChangeLog(tmp_path, []) as log:
+        log.commit(step=1)
+        log.commit(step=2)
+
+    def power_cut() -> None:
+        (tmp_path / segment_name(2)).unlink()
+        with ChangeLog(tmp_path, []) as log:
+            assert log.commit(step=22) == 2
+
+    def go_on() -> None:
+        with ChangeLog(tmp_path, []) as log:
+            log.commit(step=3)
+
+    with pytest.raises(LogGapError, match="another segment 2 than the one followed"):
+        followed(tmp_path, 0, power_cut, go_on)
 
 
 def test_a_follower_that_fell_behind_retention_is_told(tmp_path: Path) -> None:

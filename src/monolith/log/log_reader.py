@@ -138,11 +138,17 @@ class LogReader:
 
         `LogGapError` when `since` was abandoned or what follows it is gone: start again from a snapshot.
         """
+        checksum: int | None = None
         while True:
             newest = self.newest
             for info in self.chain(newest, since) if newest > since else ():
+                # A power cut can take back a segment that was seen before it was durable; its number then comes again.
+                if checksum is not None and info.parent_checksum not in (None, checksum):
+                    raise LogGapError(
+                        f"{info.path}: continues another segment {since} than the one followed; start from a snapshot"
+                    )
                 yield Segment(info.path)
-                since = info.sequence
+                since, checksum = info.sequence, info.checksum
             if wait(poll):
                 return
 
