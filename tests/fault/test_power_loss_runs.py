@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from campaigns import Campaign, cut_power
 
 
 def test_the_power_goes_at_any_moment(campaign: Campaign) -> None:
-    assert cut_power(campaign, cuts=200, steps=12, seed=1) == 200
+    cuts = 50 if campaign.slow_to_restore else 200
+    assert cut_power(campaign, cuts=cuts, steps=12, seed=1) == cuts
+
+
+@pytest.mark.slow
+def test_the_power_goes_a_thousand_times(campaign: Campaign) -> None:
+    for seed in range(10):
+        assert cut_power(campaign, cuts=100, steps=25, seed=seed, deaths=5) == 100
+        campaign.start_again()

@@ -49,7 +49,7 @@ enum { MAX_FD = 65536 };
 static char root[PATH_MAX];
 static size_t root_bytes;
 static int journal = -1;
-static uint64_t seed, one_in, kill_at, changes;
+static uint64_t seed, one_in, kill_at, changes, faults;
 static unsigned char tracked[MAX_FD];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -72,6 +72,9 @@ void disk_shim_start(const char* folder, const char* journal_path, uint64_t faul
   strcpy(root, folder);
   root_bytes = strlen(root);
 }
+
+/* How many changes have failed. */
+uint64_t disk_shim_faults(void) { return faults; }
 
 static uint64_t number_from(const char* name) {
   const char* text = getenv(name);
@@ -159,6 +162,7 @@ static int drawn_error(void) {
   if (!one_in) return 0;
   uint64_t draw = mixed(seed ^ mixed(changes));
   if (draw % one_in != 0) return 0;
+  ++faults;
   return (draw >> 32) % 2 ? ENOSPC : EIO;
 }
 
@@ -263,19 +267,23 @@ DEFINE_FCNTL(fcntl64)
 
 /* --- Data --------------------------------------------------------------------------------------------------------------- */
 
-/* offset < 0: at the descriptor's position. The data of a write that dies or fails with EIO arrive by half. */
+/* offset < 0: at the descriptor's position. The data of a write that dies or fails with EIO arrive by half, and the position stays:
+ * who tries again writes to the same place. */
 static ssize_t write_file(int fd, const void* data, size_t bytes, off_t offset) {
   pthread_mutex_lock(&lock);
   int dies = is_last(), error = drawn_error();
-  if (dies || error == EIO) bytes /= 2;
-  ssize_t n = 0;
-  if (error != ENOSPC) {
-    n = offset < 0 ? syscall(SYS_write, fd, data, bytes) : syscall(SYS_pwrite64, fd, data, bytes, offset);
-    if (n > 0) {
-      off_t start = offset < 0 ? (off_t)syscall(SYS_lseek, fd, 0, SEEK_CUR) - n : offset;
-      record(WRITE, fd, start, NULL, NULL, data, (size_t)n);
-    }
+  if (error == ENOSPC && !dies) return refused(error);
+  off_t start = offset < 0 ? (off_t)syscall(SYS_lseek, fd, 0, SEEK_CUR) : offset;
+  ssize_t n;
+  if (dies || error) {
+    n = syscall(SYS_pwrite64, fd, data, bytes / 2, start);
+  } else if (offset < 0) {
+    n = syscall(SYS_write, fd, data, bytes);
+    start = (off_t)syscall(SYS_lseek, fd, 0, SEEK_CUR) - n; /* elsewhere than expected if it appends */
+  } else {
+    n = syscall(SYS_pwrite64, fd, data, bytes, offset);
   }
+  if (n > 0) record(WRITE, fd, start, NULL, NULL, data, (size_t)n);
   if (dies) die();
   if (error) return refused(error);
   pthread_mutex_unlock(&lock);

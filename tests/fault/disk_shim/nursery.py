@@ -38,15 +38,16 @@ def _run(job: Any, request: dict[str, Any]) -> None:  # noqa: ANN401 - a module
     for descriptor, path in ((1, request["stdout"]), (2, request["stderr"])):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     shim = request["shim"]
-    start = ctypes.CDLL(None).disk_shim_start
+    library = ctypes.CDLL(None)
     numbers = [ctypes.c_uint64(shim[name]) for name in ("seed", "one_in", "kill_at")]
-    start(shim["root"].encode(), shim["journal"].encode(), *numbers)
+    library.disk_shim_start(shim["root"].encode(), shim["journal"].encode(), *numbers)
     try:
         job.main(request["arguments"])
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stdout.write(f"faults {library.disk_shim_faults()}\n")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -67,6 +67,8 @@ class Ended:
     """Negative: the signal that ended it."""
     stdout: list[str]
     stderr: str
+    faults: int
+    """Changes of the disk that failed; unknown, and 0, if it was killed."""
 
 
 class Nursery:
@@ -107,11 +109,9 @@ class Nursery:
         answer = self._process.stdout.readline()
         assert answer, "the nursery itself has died"
         # A line without its end was not said: the process died before.
-        return Ended(
-            returncode=int(answer),
-            stdout=said.read_text().split("\n")[:-1],
-            stderr=complained.read_text(),
-        )
+        lines = said.read_text().split("\n")[:-1]
+        faults = int(lines.pop().removeprefix("faults ")) if lines and lines[-1].startswith("faults ") else 0
+        return Ended(returncode=int(answer), stdout=lines, stderr=complained.read_text(), faults=faults)
 
     def __enter__(self) -> Nursery:
         return self

@@ -39,9 +39,8 @@ def main(arguments: list[str]) -> None:
         try:
             saver.save(folder / "model" / "model.ckpt", global_step=step)
         except StorageError:
-            sys.stdout.write("failed\n")
-        else:
-            sys.stdout.write(f"kept {step}\n")
+            continue
+        sys.stdout.write(f"kept {step}\n")
         sys.stdout.flush()
 
 
