@@ -11,7 +11,7 @@ import torch
 from comparison import int64, snapshot
 from log_tables import new_table, rebuilt, train
 from monolith import EmbeddingTable
-from monolith.log import ChangeLog, LogReader
+from monolith.log import ChangeLog, LogReader, replay
 from monolith.log import change_log as module
 
 
@@ -87,8 +87,6 @@ def test_a_replica_follows_a_table_that_trains_without_pause(tmp_path: Path) -> 
             train(table, [(step * 31 + i) % 500 for i in range(40)], step=step, event_time=step)
             table.erase(int64([step % 500]))
             step += 1
-
-    from monolith.log import replay
 
     reader = LogReader(tmp_path)
     with ChangeLog(tmp_path, [table]) as log:
