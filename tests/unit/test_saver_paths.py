@@ -44,7 +44,7 @@ def test_folders_that_do_not_exist_are_made(tmp_path: Path) -> None:
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a file")
     _, saver = value_saver()
-    with pytest.raises(InvalidArgumentError, match="parent directory .* is a file"):
+    with pytest.raises(InvalidArgumentError, match=r"parent directory .* is a file"):
         saver.save(tmp_path / "a" / "ckpt")
 
 

@@ -164,7 +164,11 @@ def test_one_name_twice_and_one_variable_twice_are_refused() -> None:
     PartialRecoverySaver({"v0": v0, "v1": v1, "v2": custom})
 
 
-@pytest.mark.parametrize("wrong", [{"v": 3}, {"": torch.zeros(1)}, {3: torch.zeros(1)}, {"v": object()}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [{"v": 3}, {"": torch.zeros(1)}, {3: torch.zeros(1)}, {"v": object()}],
+    ids=["number", "no name", "name is a number", "no state"],
+)
 def test_what_cannot_be_saved_is_refused_when_the_saver_is_built(wrong: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidArgumentError, match="variables"):
         PartialRecoverySaver(wrong)

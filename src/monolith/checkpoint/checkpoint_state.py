@@ -17,14 +17,17 @@ from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.proto import checkpoint_state_pb2 as pb
 
 __all__ = [
+    "CheckpointState",
     "INDEX",
     "MONOLITH_INDEX",
-    "CheckpointState",
     "MonolithCheckpointState",
     "get_latest_checkpoint_state",
     "get_monolith_checkpoint_state",
     "read_checkpoint_info",
     "read_checkpoint_state",
+    "remove_checkpoint_info",
+    "update_save_time",
+    "with_exempt",
     "write_checkpoint_info",
     "write_checkpoint_state",
     "write_monolith_checkpoint_state",
@@ -159,6 +162,14 @@ def write_monolith_checkpoint_state(
     _write(folder, filename, text)
 
 
+def update_save_time(folder: StrPath, time: int) -> MonolithCheckpointState:
+    """Note in `monolith_checkpoint` of `folder`, which is made if it is missing, when a checkpoint was saved."""
+    known = get_monolith_checkpoint_state(folder) or MonolithCheckpointState()
+    state = replace(known, last_checkpoint_save_timestamp=time)
+    write_monolith_checkpoint_state(folder, state)
+    return state
+
+
 class _LatestStates:
     """The index of every folder as last read, for those who ask at every step."""
 
@@ -201,6 +212,11 @@ def read_checkpoint_info(folder: StrPath, step: int) -> tuple[dict[str, int], di
     """Rows by table and by slot, as `write_checkpoint_info` noted them; None if it did not."""
     info = _read(folder, f"ckpt.info-{step}", pb.CkptInfo())
     return None if info is None else (dict(info.feature_counts), dict(info.slot_counts))
+
+
+def remove_checkpoint_info(folder: StrPath, step: int) -> None:
+    """Forget the counts of `step`; nothing happens if there are none."""
+    open_folder(folder).remove(f"ckpt.info-{step}")
 
 
 TextMessage = TypeVar("TextMessage", bound=Message)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 
 from monolith.checkpoint.checkpoint_folder import is_complete, remove_checkpoint
 from monolith.checkpoint.checkpoint_state import (
@@ -18,9 +20,10 @@ from monolith.checkpoint.in_use import claimed
 from monolith.checkpoint.manifest import read_manifest
 from monolith.checkpoint.paths import base_name
 from monolith.checkpoint.storage import StrPath
+from monolith.checkpoint.store_assets import remove_assets
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 
-__all__ = ["CheckpointHistory"]
+__all__ = ["CheckpointHistory", "drop_checkpoint"]
 
 _log = logging.getLogger(__name__)
 
@@ -133,9 +136,34 @@ class CheckpointHistory:
         )
 
 
+def drop_checkpoint(path: str, folder: StrPath) -> None:
+    """Take one checkpoint out of the index of `folder` and remove it; the newest, or one in use, is refused."""
+    state = read_checkpoint_state(folder)
+    if state is not None and base_name(path) == base_name(state.model_checkpoint_path):
+        raise InvalidArgumentError(f"{path}: is what the next run starts from; it cannot be removed")
+    with claimed(path) as free:
+        if not free:
+            raise InvalidArgumentError(f"{path}: is in use; try again later")
+        if state is not None:
+            write_checkpoint_state(folder, _without(state, path))
+        remove_checkpoint(path)
+        remove_assets(path)
+
+
+def _without(state: CheckpointState, path: str) -> CheckpointState:
+    paths, times = state.all_model_checkpoint_paths, state.all_model_checkpoint_timestamps
+    stays = [base_name(name) != base_name(path) for name in paths]
+    return replace(
+        state,
+        all_model_checkpoint_paths=tuple(itertools.compress(paths, stays)),
+        all_model_checkpoint_timestamps=tuple(itertools.compress(times, stays)),
+    )
+
+
 def _removed(path: str) -> bool:
     try:
         remove_checkpoint(path)
+        remove_assets(path)
     except (StorageError, CorruptFileError) as error:
         # The new checkpoint is safe; what is left of an old one only takes room.
         _log.warning("%s cannot be removed: %s", path, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from monolith.checkpoint.checkpoint_folder import is_complete, read_state, write_checkpoint
+from monolith.checkpoint.checkpoint_folder import check_complete, read_state, write_checkpoint
 from monolith.checkpoint.checkpoint_state import INDEX, get_monolith_checkpoint_state
 from monolith.checkpoint.in_use import in_use
 from monolith.checkpoint.manifest import read_manifest
@@ -13,9 +13,18 @@ from monolith.checkpoint.paths import base_name, parent_folder
 from monolith.checkpoint.ps_monitor import PsMonitor
 from monolith.checkpoint.retention import CheckpointHistory
 from monolith.checkpoint.storage import StrPath, is_remote, open_folder
-from monolith.checkpoint.variables import Variable, Variables, load_variables, named_variables, saved_value
-from monolith.errors import CorruptFileError, InvalidArgumentError
+from monolith.checkpoint.store_assets import prepare_stores, remove_assets, save_stores
+from monolith.checkpoint.variables import (
+    Saveable,
+    Variable,
+    Variables,
+    load_variables,
+    named_variables,
+    saved_value,
+)
+from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.state_bytes import State
+from monolith.table.store import Store
 
 __all__ = ["PartialRecoverySaver"]
 
@@ -23,7 +32,8 @@ __all__ = ["PartialRecoverySaver"]
 class PartialRecoverySaver:
     """Saves `variables` under names with the step, keeps the newest, and restores all, or only what restarted shards lost.
 
-    A variable is a tensor, restored in place, or anything with `state_dict` and `load_state_dict`.
+    A variable is a tensor, restored in place, anything with `state_dict` and `load_state_dict`, or a store, saved with all rows
+    in `<checkpoint>.assets/` on a local disk.
 
     Args:
         variables: by name, or pairs of name and value such as `model.named_parameters()`.
@@ -38,7 +48,8 @@ class PartialRecoverySaver:
         save_relative_paths: name checkpoints in the index relative to it, so that the folder may be moved.
         skip_save: let `save` write nothing and return None.
         model_dir: where `monolith_checkpoint` names checkpoints exempt from removal; by default the folder of each save.
-        ps_monitor: restore only variables of shards that are not initialised; without one, all.
+        ps_monitor: restore only variables of shards that are not initialised, and of a sharded store only such shards; without
+            one, all.
         clock: seconds since 1970.
 
     Example:
@@ -82,7 +93,7 @@ class PartialRecoverySaver:
         self._history = CheckpointHistory(
             max_to_keep=max_to_keep, keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours, clock=clock
         )
-        self._variables: dict[str, Variable] | None = None
+        self._variables: dict[str, Saveable] | None = None
         if not defer_build:
             self.build(variables or {})
 
@@ -133,8 +144,13 @@ class PartialRecoverySaver:
             return None
         _require_plain_name("latest_filename", latest_filename)
         path = self._path(save_path, global_step)
-        state, parts = self._states(variables)
+        stores = {name: value for name, value in variables.items() if isinstance(value, Store)}
+        saved_stores = save_stores(path, stores)
+        state, parts = self._states({name: value for name, value in variables.items() if not isinstance(value, Store)})
+        state["stores"] = saved_stores
         write_checkpoint(path, state=state, parts=parts, step=global_step or 0, time=self._clock())
+        if stores:
+            remove_assets(path, but=saved_stores)
         if write_state:
             folder = parent_folder(path)
             self._history.record(
@@ -152,18 +168,27 @@ class PartialRecoverySaver:
         if not variables:
             return
         with in_use(save_path):
-            if not is_complete(save_path):
-                raise InvalidArgumentError(f"save_path: {str(save_path)!r} is not a valid checkpoint")
+            try:
+                check_complete(save_path)
+            except (CorruptFileError, StorageError) as error:
+                raise InvalidArgumentError(
+                    f"save_path: {str(save_path)!r} is not a valid checkpoint: {error}"
+                ) from None
             wanted = {name: value for name, value in variables.items() if self._is_fresh(name)}
-            if wanted:
-                load_variables(wanted, _saved_variables(save_path), reshape=self.reshape, where=str(save_path))
+            stores = {name: value for name, value in wanted.items() if isinstance(value, Store)}
+            others = {name: value for name, value in wanted.items() if not isinstance(value, Store)}
+            saved, saved_stores = _saved(save_path)
+            prepared = prepare_stores(save_path, saved_stores, stores, only_fresh=self.ps_monitor is not None)
+            load_variables(others, saved, reshape=self.reshape, where=str(save_path))
+            for put_in_place in prepared:
+                put_in_place()
 
     def setup_ps_initialized_state(self) -> None:
         """Mark all shards of the monitor, if there is one: from now on they have state worth keeping."""
         if self.ps_monitor is not None:
             self.ps_monitor.setup_ps_initialized_state()
 
-    def _built(self, call: str) -> dict[str, Variable]:
+    def _built(self, call: str) -> dict[str, Saveable]:
         if self._variables is None:
             raise InvalidArgumentError(f"{call}: the saver has no variables yet; call build() first")
         return self._variables
@@ -196,15 +221,18 @@ class PartialRecoverySaver:
         return self.ps_monitor is None or self.ps_monitor.is_ps_uninitialized(self._shard_of.get(name))
 
 
-def _saved_variables(path: StrPath) -> dict[str, State]:
-    """Of all shards, however many there were."""
-    saved: dict[str, State] = {}
+def _saved(path: StrPath) -> tuple[dict[str, State], dict[str, State]]:
+    """Variables of all shards, however many there were, and where the stores are."""
+    variables: dict[str, State] = {}
+    stores: dict[str, State] = {}
     for name in read_manifest(path).states:
-        part = read_state(path, name).get("variables")
-        if not isinstance(part, dict):
+        state = read_state(path, name)
+        part, places = state.get("variables"), state.get("stores", {})
+        if not isinstance(part, dict) or not isinstance(places, dict):
             raise CorruptFileError(f"{path}: its state {name!r} was not written by a saver of variables")
-        saved |= part
-    return saved
+        variables |= part
+        stores |= places
+    return variables, stores
 
 
 def _require_plain_name(what: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What a saver saves: tensors and objects with a `state_dict`, by name, and how they take back what was saved."""
+"""What a saver saves: tensors, objects with a `state_dict` and stores, by name, and how they take back what was saved."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from monolith.errors import CheckpointMismatchError, InvalidArgumentError
 from monolith.state_bytes import State
+from monolith.table.store import Store
 
-__all__ = ["Stateful", "Variable", "Variables", "load_variables", "named_variables", "saved_value"]
+__all__ = ["Saveable", "Stateful", "Variable", "Variables", "load_variables", "named_variables", "saved_value"]
 
 
 @runtime_checkable
@@ -26,11 +27,12 @@ class Stateful(Protocol):
 
 
 Variable = Tensor | Stateful
-Variables = Mapping[str, Variable] | Iterable[tuple[str, Variable]]
+Saveable = Variable | Store
+Variables = Mapping[str, Saveable] | Iterable[tuple[str, Saveable]]
 """By name, or pairs of name and value, as `module.named_parameters()` gives them."""
 
 
-def named_variables(variables: Variables) -> dict[str, Variable]:
+def named_variables(variables: Variables) -> dict[str, Saveable]:
     """`variables` by name; two of one name, or one under two names, are an error.
 
     Example:
@@ -40,14 +42,14 @@ def named_variables(variables: Variables) -> dict[str, Variable]:
         Traceback (most recent call last):
         monolith.errors.InvalidArgumentError: variables: two have the same name: 'v1'
     """
-    named: dict[str, Variable] = {}
+    named: dict[str, Saveable] = {}
     names_of: dict[int, str] = {}
     for name, value in variables.items() if isinstance(variables, Mapping) else variables:
         if not isinstance(name, str) or not name:
             raise InvalidArgumentError(f"variables: expected names, got {name!r}")
-        if not isinstance(value, Tensor | Stateful):
+        if not isinstance(value, Tensor | Stateful | Store):
             raise InvalidArgumentError(
-                f"variables[{name!r}]: expected a tensor or an object with state_dict and load_state_dict, "
+                f"variables[{name!r}]: expected a tensor, a store, or an object with state_dict and load_state_dict, "
                 f"got {type(value).__name__}"
             )
         if name in named:
