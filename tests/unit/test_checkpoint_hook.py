@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, Literal
 
 import pytest
@@ -36,12 +37,19 @@ class Saver:
     ) -> None:
         self.ledger, self.mode, self.write = ledger, mode, write
         self.begun: list[int] = []
+        self.preparation: Future[None] | None = None
 
     def is_saved(self, trainer: Trainer) -> bool:
         own = self.ledger.full if self.mode == "full" else [*self.ledger.dense, *self.ledger.full]
         return trainer.step in own
 
+    def prepare(self) -> Future[None] | None:
+        return self.preparation
+
     def begin(self, trainer: Trainer) -> Any:  # noqa: ANN401
+        if self.preparation is not None:
+            self.preparation.result()
+            self.preparation = None
         step = trainer.step
         self.begun.append(step)
 
@@ -242,6 +250,31 @@ def test_training_goes_on_while_a_save_is_written() -> None:
     assert [line.split(".")[1].split()[0] for line in saves] == ["before_save", "after_save"] * (len(saves) // 2)
 
 
+def test_a_save_waits_for_its_preparation_and_training_does_not() -> None:
+    ledger = Ledger()
+    saver = Saver(ledger)
+    preparation: Future[None] = Future()
+    saver.preparation = preparation
+
+    class Ready(Hook):
+        def after_step(self, trainer: Trainer, result: StepResult) -> None:
+            if trainer.step == 5:
+                preparation.set_result(None)
+
+    run(9, Ready(), NoFirstSaveCheckpointSaverHook(saver, save_steps=3))
+    assert ledger.full[0] == 5
+
+
+def test_a_failed_preparation_is_a_failed_try() -> None:
+    saver = Saver(Ledger())
+    saver.preparation = Future()
+    saver.preparation.set_exception(StorageError("disk full"))
+
+    hook = NoFirstSaveCheckpointSaverHook(saver, save_steps=1, listeners=[Diary("a", [])])
+    with pytest.raises(StorageError, match="disk full"):
+        run(1, hook)
+
+
 def test_dense_only_saves_are_left_out_where_there_is_a_full_one() -> None:
     ledger = Ledger()
     full = NoFirstSaveCheckpointSaverHook(Saver(ledger), save_steps=4, background=False)
@@ -290,7 +323,7 @@ def test_trigger_save_from_another_thread_waits_for_the_end_of_a_step() -> None:
 
         def before_step(self, trainer: Trainer) -> None:
             if trainer.step == 2:
-                self.thread = threading.Thread(target=self._ask, args=(trainer,))
+                self.thread = threading.Thread(target=self._ask, args=(trainer,), daemon=True)
                 self.thread.start()
                 while not hook._requests:
                     assert self.thread.is_alive()

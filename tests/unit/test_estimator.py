@@ -11,7 +11,7 @@ import pytest
 import torch
 from sklearn.metrics import log_loss, mean_squared_error, roc_auc_score
 
-from monolith.errors import InvalidArgumentError
+from monolith.errors import CheckpointMismatchError, InvalidArgumentError
 from monolith.features import Feature
 from monolith.features.batch import Batch
 from monolith.nn import EmbeddingCollection
@@ -232,7 +232,7 @@ def test_a_warm_start_from_nothing_or_from_another_model_is_refused(tmp_path: Pa
     trained(tmp_path)
     model = ClickModel()
     model.extra = torch.nn.Linear(1, 1)
-    with pytest.raises(InvalidArgumentError, match=r"another model: 'extra\.bias'"):
+    with pytest.raises(CheckpointMismatchError, match=r"'extra\.bias' is not in the checkpoint"):
         Estimator(model, config).train(Stream(), steps=1)
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.errors import CheckpointMismatchError, CorruptFileError, StorageError
 from monolith.features import Feature
 from monolith.nn import EmbeddingCollection
-from monolith.table import LocalStore
 from monolith.train import Head, RunConfig, Trainer
+from monolith.train.checkpoints import RunCheckpoints
 from monolith.train.hooks import Hook
-from monolith.train.run_folder import RunFolder
 from training import ClickModel, Stream, assert_same
 
 
@@ -110,11 +109,11 @@ def test_dropout_continues_its_random_numbers_with_a_seed(tmp_path: Path) -> Non
 def test_a_failed_save_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new_trainer(tmp_path).fit(Stream(), steps=3)
 
-    def full(self: LocalStore, folder: object) -> None:
+    def full(self: RunCheckpoints, trainer: Trainer) -> None:
         raise StorageError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, "save", full)
+        patch.setattr(RunCheckpoints, "begin", full)
         with pytest.raises(StorageError, match="disk full"):
             new_trainer(tmp_path).fit(Stream(), steps=3)
     trainer = new_trainer(tmp_path)
@@ -124,16 +123,10 @@ def test_a_failed_save_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest
     assert trainer.fit(Stream(), steps=1) == 4
 
 
-def test_only_the_last_save_is_kept(tmp_path: Path) -> None:
-    for _ in range(3):
-        new_trainer(tmp_path).fit(Stream(), steps=1)
-    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["latest", "save-00000002"]
-
-
-@pytest.mark.parametrize("name", ["trainer.json", "trainer.safetensors", "tables-0/store.json"])
-def test_a_truncated_save_is_refused_and_nothing_is_restored(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("pattern", ["model.ckpt-3/state.json", "model.ckpt-3/state.safetensors", "log/*.segment"])
+def test_a_truncated_checkpoint_is_refused_and_nothing_is_restored(tmp_path: Path, pattern: str) -> None:
     new_trainer(tmp_path).fit(Stream(), steps=3)
-    path = RunFolder(tmp_path).latest() / name
+    (path,) = tmp_path.glob(pattern)
     path.write_bytes(path.read_bytes()[:10])
     trainer = new_trainer(tmp_path)
     with pytest.raises(CorruptFileError):
@@ -142,10 +135,21 @@ def test_a_truncated_save_is_refused_and_nothing_is_restored(tmp_path: Path, nam
     assert_same(trainer.model, ClickModel())
 
 
-def test_a_pointer_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    new_trainer(tmp_path).fit(Stream(), steps=3)
+    new_trainer(tmp_path).fit(Stream(), steps=3)
+    (tmp_path / "model.ckpt-6" / "state.json").unlink()
+    with pytest.raises(CorruptFileError, match=r"model\.ckpt-6.*on purpose with restore_ckpt"):
+        new_trainer(tmp_path).restore()
+    trainer = new_trainer(tmp_path, restore_ckpt="model.ckpt-3")
+    assert trainer.fit(Stream(), steps=1) == 4
+    assert_same(trainer.model, straight(4))
+
+
+def test_an_index_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     new_trainer(tmp_path).fit(Stream(), steps=1)
-    (tmp_path / "state" / "latest").write_text("../../etc")
-    with pytest.raises(CorruptFileError, match="latest"):
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "../../etc"')
+    with pytest.raises(CorruptFileError, match="checkpoint"):
         new_trainer(tmp_path).restore()
 
 
@@ -154,7 +158,7 @@ def test_another_model_is_refused_before_anything_changes(tmp_path: Path) -> Non
     trainer = new_trainer(tmp_path)
     trainer.model.mlp[2] = torch.nn.Linear(8, 3)  # type: ignore[index, operator]
     for _ in range(2):  # a second try must not take the folder for empty
-        with pytest.raises(InvalidArgumentError, match=r"'mlp\.2\.bias' is \[2\] there and \[3\] here"):
+        with pytest.raises(CheckpointMismatchError, match=r"'mlp\.2\.bias' has shape \[3\], saved with \[2\]"):
             trainer.fit(Stream(), steps=1)
     assert trainer.table_stats()["user"].rows == 0
     again = new_trainer(tmp_path)

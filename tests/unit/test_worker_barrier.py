@@ -23,7 +23,7 @@ def test_workers_are_held_until_the_barrier_is_removed() -> None:
     assert barrier.is_placed()
     assert barrier.unblocked() == [1, 2]
     seen: list[str] = []
-    workers = [threading.Thread(target=barrier.wait, args=(index, [seen.append])) for index in (1, 2)]
+    workers = [threading.Thread(target=barrier.wait, args=(index, [seen.append]), daemon=True) for index in (1, 2)]
     for worker in workers:
         worker.start()
     assert barrier.wait_all_blocked(60)
@@ -68,7 +68,7 @@ def test_only_workers_wait(index: int) -> None:
 def test_a_save_waits_for_workers_and_lets_them_go() -> None:
     barrier = LocalBarrier(2)
     hook = BarrierHook(barrier, index=1)
-    worker = threading.Thread(target=hook.after_step, args=(NOBODY, NOBODY))
+    worker = threading.Thread(target=hook.after_step, args=(NOBODY, NOBODY), daemon=True)
     sleeps: list[float] = []
 
     def sleep(seconds: float) -> None:

@@ -1,4 +1,5 @@
-"""The command line: `train`, `evaluate`, `predict`, `export`, `inspect`, `import-table`, `export-table`, `log`, `ps`, `env`."""
+"""The command line: `train`, `evaluate`, `predict`, `export`, `inspect`, `import-table`, `export-table`, `checkpoint`, `log`,
+`ps`, `env`."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
+from monolith.cli.checkpoint import checkpoint
 from monolith.cli.env import env
 from monolith.cli.evaluate import evaluate
 from monolith.cli.export import export
@@ -19,6 +20,7 @@ from monolith.cli.ps import ps
 from monolith.cli.signals import add_siguser1_handler
 from monolith.cli.train import train
 from monolith.errors import (
+    CheckpointMismatchError,
     ConfigError,
     CorruptFileError,
     InvalidArgumentError,
@@ -30,6 +32,7 @@ from monolith.errors import (
 __all__ = ["run"]
 
 _EXIT_CODES: dict[type[MonolithError], int] = {
+    CheckpointMismatchError: 2,
     ConfigError: 2,
     InvalidArgumentError: 2,
     LogGapError: 2,
@@ -55,6 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     for verb in (train, evaluate, predict, export, inspect, import_table, export_table, ps, env):
         app.command()(verb)
+    app.add_typer(checkpoint)
     app.add_typer(log)
     add_siguser1_handler()
     try:

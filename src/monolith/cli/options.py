@@ -23,17 +23,19 @@ Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text f
 
 
 def run_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give `verb`, which takes a dict `flags`, one flag for each field of `RunConfig`."""
+    """Give `verb`, which takes a dict `flags`, one flag for each field of `RunConfig` that is a single value."""
+
+    # A mapping has no form on a command line; `--set` and files have one.
+    names = [name for name, field in RunConfig.model_fields.items() if typing.get_origin(field.annotation) is not dict]
 
     @functools.wraps(verb)
     def with_flags(**arguments: Any) -> None:  # noqa: ANN401 - typer passes what the signature below says
-        flags = {name: arguments.pop(name) for name in RunConfig.model_fields}
+        flags = {name: arguments.pop(name) for name in names}
         verb(**arguments, flags=flags)
 
     own = [p for p in inspect.signature(verb, eval_str=True).parameters.values() if p.name != "flags"]
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_flag(name))
-        for name in RunConfig.model_fields
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_flag(name)) for name in names
     ]
     with_flags.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     with_flags.__annotations__ = {}

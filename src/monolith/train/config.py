@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from monolith.config import Config, NonNegative, Positive
 from monolith.nn.clip import ClipType
@@ -12,6 +12,11 @@ from monolith.nn.clip import ClipType
 __all__ = ["RunConfig"]
 
 _Count = Annotated[int, Field(ge=0)]
+_Hour = Annotated[int, Field(ge=0, le=23)]
+_Minute = Annotated[int, Field(ge=0, le=59)]
+
+SAVE_SECS = 600.0
+"""Seconds between two checkpoints unless the configuration says otherwise."""
 
 
 class RunConfig(Config):
@@ -26,10 +31,58 @@ class RunConfig(Config):
     """
 
     model_dir: str | None = None
-    """Where the state is kept: a run continues from what it finds there and saves when it ends. None keeps nothing."""
+    """Where checkpoints are kept, a path or a URL: a run continues from what it finds there, saves now and then and when it
+    ends. None keeps nothing."""
     warm_start_from: str | None = None
     """The model_dir of another run of the same model: a run that finds nothing in its own model_dir starts with that run's
     weights and rows. The global step, the dense optimizer and the place in the data begin anew."""
+    save_checkpoints_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps between two checkpoints; give this or `save_checkpoints_secs`."""
+    save_checkpoints_secs: NonNegative | None = None
+    """Seconds between two checkpoints; 0 saves only at the end. With neither of the two: 600."""
+    dense_only_save_checkpoints_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps between two checkpoints without tables, in the folder `dense_only` of model_dir; none by default."""
+    dense_only_save_checkpoints_secs: Positive | None = None
+    """Seconds between two checkpoints without tables."""
+    checkpoints_max_to_keep: _Count | None = 10
+    """Checkpoints that stay; None or 0 keeps all. Those that `monolith_checkpoint` names as exempt do not count."""
+    keep_checkpoint_every_n_hours: Positive = 10000.0
+    """Of the checkpoints that would go, one in so many hours stays for good."""
+    log_flush_secs: Positive | None = None
+    """Seconds between two entries of the change log, each a point to continue from: what a crash costs at most. None writes
+    them with checkpoints only."""
+    ignore_save_errors: bool = False
+    """Go on training when a checkpoint could not be written in two tries; the next one holds what it missed."""
+    tide_start_hour: _Hour | None = None
+    """Start of the daily window, UTC, in which the machines are safe. Outside of it, checkpoints come every `tide_save_secs`."""
+    tide_start_minute: _Minute = 0
+    """Minute of `tide_start_hour`."""
+    tide_end_hour: _Hour | None = None
+    """End of the window."""
+    tide_end_minute: _Minute = 0
+    """Minute of `tide_end_hour`."""
+    tide_save_secs: Positive | None = None
+    """Seconds between two checkpoints outside the window."""
+    restore_dir: str | None = None
+    """The model_dir of another run: one that finds no checkpoint in its own continues from that run's newest, or from its
+    `restore_ckpt`, step, optimizer and place in the data included. The other run's files are read where they are."""
+    restore_ckpt: str | None = None
+    """Name of a checkpoint, as model.ckpt-3000, to go back to. Training does so once, and leaves the file `restore_ckpt` in
+    model_dir to know; evaluation and prediction do so every time."""
+    restore_to: Annotated[str, Field(pattern=r"^(step|time|sequence)=[0-9]+(\.[0-9]+)?$")] | None = None
+    """A moment to go back to: step=N, time=UNIX_SECONDS or sequence=N means the newest restore point, checkpoint or entry of the
+    change log, that is no later. Training does so once for each value, evaluation and prediction every time."""
+    clear_nn: bool = False
+    """Once, restore tables only and let dense parameters and optimizer start anew; the file `clear_nn` in model_dir says that
+    it has been done."""
+    continue_training: bool = False
+    """With `clear_nn`, keep the global step instead of starting at 0."""
+    reload_alias_map: dict[str, str] = {}
+    """Names of dense parameters that have changed: new name to the name in the checkpoint."""
+    table_alias_map: dict[str, str] = {}
+    """Names of tables that have changed: new name to the name in the checkpoint."""
+    enable_alias_map_auto_gen: bool = True
+    """Without `reload_alias_map`, look for the old names of parameters by rules."""
     resume_data: bool = True
     """Continue in the data where the saved run stopped; False when the next run is given other data."""
     clip_norm: Positive | None = 1000.0
@@ -56,3 +109,43 @@ class RunConfig(Config):
     """For torch's generators at the start of a run; None leaves them alone."""
     export_dir_base: str = "exported_models"
     """Folder of exports, inside model_dir unless it is absolute."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        for prefix in ("", "dense_only_"):
+            steps, secs = f"{prefix}save_checkpoints_steps", f"{prefix}save_checkpoints_secs"
+            if getattr(self, steps) is not None and getattr(self, secs) is not None:
+                raise ValueError(f"give {steps} or {secs}, not both")
+        if self.clear_nn and self.reload_alias_map:
+            raise ValueError("clear_nn restores no dense parameter: reload_alias_map has nothing to rename")
+        if self.restore_to is not None and self.restore_ckpt is not None:
+            raise ValueError("give restore_to or restore_ckpt, not both")
+        return self
+
+    @property
+    def save_every(self) -> dict[str, Any]:
+        """The period of checkpoints, as `NoFirstSaveCheckpointSaverHook` takes it.
+
+        Example:
+            >>> RunConfig().save_every, RunConfig(save_checkpoints_secs=0).save_every
+            ({'save_secs': 600.0}, {})
+        """
+        if self.save_checkpoints_steps is not None:
+            return {"save_steps": self.save_checkpoints_steps}
+        secs = SAVE_SECS if self.save_checkpoints_secs is None else self.save_checkpoints_secs
+        return {"save_secs": secs} if secs else {}
+
+    @property
+    def dense_only_save_every(self) -> dict[str, Any]:
+        """The period of checkpoints without tables; empty if there are none."""
+        periods = {
+            "save_steps": self.dense_only_save_checkpoints_steps,
+            "save_secs": self.dense_only_save_checkpoints_secs,
+        }
+        return {name: value for name, value in periods.items() if value is not None}
+
+    @property
+    def tide(self) -> dict[str, Any]:
+        """The settings of the tide window."""
+        names = ("tide_start_hour", "tide_start_minute", "tide_end_hour", "tide_end_minute")
+        return {**{name: getattr(self, name) for name in names}, "tide_every_secs": self.tide_save_secs}

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch
 
-__all__ = ["is_resumable", "require_limits", "require_optimizer", "require_same_model"]
-
-
-def require_same_model(model: nn.Module, saved: Mapping[str, Tensor], where: Path) -> None:
-    """Raise unless `saved` has the tensors of `model`, in the same shapes."""
-    here = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    there = {name: list(tensor.shape) for name, tensor in saved.items()}
-    different = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-    if different:
-        name = different[0]
-        raise InvalidArgumentError(
-            f"{where}: was saved by another model: {name!r} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} "
-            "here; use the model it was made with, or another model_dir"
-        )
+__all__ = ["is_resumable", "require_limits", "require_optimizer"]
 
 
 def is_resumable(source: Iterable[Batch]) -> bool:

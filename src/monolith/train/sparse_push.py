@@ -55,12 +55,16 @@ class SparsePush:
             running, self._running = self._running, None
             running.result()
 
+    def settle(self) -> None:
+        """Apply everything that is kept: the tables then agree with the number of steps made."""
+        self.finish()
+        kept, self._kept = self._kept, []
+        _apply(kept)
+
     def drain(self) -> None:
-        """Apply everything that is kept and let the thread go."""
+        """Settle and let the thread go."""
         try:
-            self.finish()
-            kept, self._kept = self._kept, []
-            _apply(kept)
+            self.settle()
         finally:
             if self._thread is not None:
                 self._thread.shutdown()

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from monolith.data.prefetch import Prefetch
-from monolith.errors import CorruptFileError, InvalidArgumentError
+from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch, num_rows
 from monolith.nn import auxiliary_loss, clip_grads_, embedding_collections
 from monolith.nn.layers.auxiliary import HasAuxiliaryLoss
-from monolith.table import TableStats
+from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Store
+from monolith.train.checkpoints import DenseOnlyCheckpoints, RunCheckpoints, tables_of
 from monolith.train.config import RunConfig
 from monolith.train.heads import Head, column, heads_of, logits_by_head, total_loss
+from monolith.train.hooks.checkpoint import NoFirstSaveCheckpointSaverHook
 from monolith.train.hooks.hook import Hook
+from monolith.train.hooks.log_flush import LogFlushHook
 from monolith.train.hooks.nan_guard import NanGuardHook
 from monolith.train.hooks.run import hooks_running
-from monolith.train.preconditions import is_resumable, require_limits, require_optimizer, require_same_model
-from monolith.train.run_folder import RunFolder
+from monolith.train.preconditions import is_resumable, require_limits, require_optimizer
+from monolith.train.restore_choice import RestoreChoice, has_wishes, leave_markers
+from monolith.train.restoring import restore_chosen, warm_start
 from monolith.train.sparse_push import SparsePush
 
 __all__ = ["DATA_ENDED", "StepResult", "Trainer"]
@@ -96,9 +101,17 @@ class Trainer:
         # Asked once: finding out costs as much as a small layer.
         self._layers_have_losses = any(isinstance(module, HasAuxiliaryLoss) for module in model.modules())
         self._push = SparsePush(model, delayed=self.config.enable_embedding_postpush)
-        self._source_state: object = None
+        self.event_time = 0
+        """The newest event time trained, if `config.event_time` names the column."""
+        self.source_state: object = None
+        """The place in the data after the last run, if its source can tell it."""
+        self._reading: Prefetch | None = None
         self._loaded_place: object = None
-        self._restored = False
+        self._restored: RestoreChoice | None = None
+        self._restored_for: Literal["training", "reading"] | None = None
+        self._rounds = 0
+        self._checkpoints = None if self.config.model_dir is None else RunCheckpoints(self.config)
+        self._log_parent = 0
         require_optimizer(model, optimizer)
 
     @property
@@ -106,6 +119,18 @@ class Trainer:
         """The distinct stores of the model's embeddings."""
         stores = {id(c.store): c.store for c in self._collections}
         return list(stores.values())
+
+    def tables(self) -> dict[str, list[EmbeddingTable]]:
+        """The tables in this process by the name they have in checkpoints; several of one name are its shards."""
+        stores = [tables_of(store) for store in self.stores]
+        if len(stores) == 1:
+            return stores[0]
+        return {f"{n}/{name}": tables for n, store in enumerate(stores) for name, tables in store.items()}
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one whenever the state that would be saved is another one."""
+        return self._rounds, self.step
 
     def table_stats(self) -> dict[str, TableStats]:
         """The size of every table by name; with several stores, their numbers come before the names."""
@@ -121,17 +146,23 @@ class Trainer:
     def fit(self, source: Iterable[Batch], *, steps: int | None = None, max_steps: int | None = None) -> int:
         """Train until the data ends, `steps` more steps are made, or the global step is `max_steps`; returns the global step.
 
-        With `config.model_dir` the run continues from what is saved there and is saved when it ends. So is the place in the
-        data, if the source can tell it: the saved one is loaded into `source` before the first step. A source that was used up
-        starts again.
+        With `config.model_dir` the run continues from what is saved there, and is saved now and then and when it ends. So is
+        the place in the data, if the source can tell it: the saved one is loaded into `source` before the first step. A source
+        that was used up starts again. The trainer's own hooks, which save, come after those given to it.
         """
         require_limits(steps, max_steps)
-        if self.config.model_dir is not None:
-            RunFolder(self.config.model_dir).create()
         self.stop_reason = None
-        with hooks_running(self.hooks, self, start=self.restore):
-            self._loop(source, max_steps if steps is None else self.step + steps)
-            self.save()
+        if self._checkpoints is None:
+            with hooks_running(self.hooks, self, start=lambda: self.restore(training=True)):
+                self._loop(source, max_steps if steps is None else self.step + steps, self.hooks)
+            return self.step
+        self._checkpoints.create()
+        savers, hooks = self._savers(self._checkpoints)
+        try:
+            with hooks_running((*self.hooks, *hooks), self, start=lambda: self._start(savers)):
+                self._loop(source, max_steps if steps is None else self.step + steps, (*self.hooks, *hooks))
+        finally:
+            self._log_parent = self._checkpoints.close()
         return self.step
 
     def train_step(self, batch: Batch) -> StepResult:
@@ -167,98 +198,125 @@ class Trainer:
             examples=num_rows(batch),
         )
 
+    def settle(self) -> None:
+        """Apply sparse gradients that wait for the next step, so that tables and the number of steps agree."""
+        self._push.settle()
+
     def state_dict(self) -> dict[str, object]:
-        """Everything but the tables: the step, dense parameters, the optimizer, the place in the data."""
-        state: dict[str, object] = {
+        """Everything but the tables: the step, dense parameters, the optimizer, random numbers, the place in the data."""
+        return {
             "step": self.step,
+            "event_time": self.event_time,
             "model": dict(self.model.state_dict()),
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
-            "source": self._source_state,
+            "generator": torch.get_rng_state(),
+            "source": self.source_state if self._reading is None else self._reading.state_dict(),
         }
-        if self.config.seed is not None:
-            state["generator"] = torch.get_rng_state()
-        return state
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Continue from what `state_dict` returned."""
-        self.model.load_state_dict(state["model"])  # type: ignore[arg-type]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned; random numbers only with a `config.seed`."""
+        self.model.load_state_dict(state["model"])
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+            self.optimizer.load_state_dict(state["optimizer"])
         if self.config.seed is not None and isinstance(generator := state.get("generator"), Tensor):
             torch.set_rng_state(generator)
-        self._source_state = self._loaded_place = state["source"]
-        self.step = int(state["step"])  # type: ignore[call-overload]
+        self.source_state = self._loaded_place = state["source"]
+        self.event_time = int(state.get("event_time", 0))
+        self.step = int(state["step"])
 
-    def save(self) -> None:
-        """Keep state and tables in `config.model_dir`, if there is one."""
-        if self.config.model_dir is not None:
-            RunFolder(self.config.model_dir).save(self.state_dict(), self.stores)
+    def save(self) -> str | None:
+        """Save now, and return when it is durable: the checkpoint's path, or None without a model_dir.
 
-    def restore(self) -> bool:
-        """Load what `config.model_dir` holds, once, before the first step; whether this call did."""
-        if self._restored or self.step:
+        Not during `fit`, which saves by itself; see `NoFirstSaveCheckpointSaverHook.trigger_save` for more.
+        """
+        if self._checkpoints is None:
+            return None
+        self._checkpoints.create()
+        self._checkpoints.open(self.tables(), parent=self._log_parent)
+        try:
+            return self._checkpoints.begin(self).finish()
+        finally:
+            self._log_parent = self._checkpoints.close()
+
+    def restore(self, *, training: bool = False) -> bool:
+        """Load what the configuration says, once, before the first step; whether this call did.
+
+        `training` follows wishes such as `restore_ckpt` otherwise than evaluation does; it looks again if a call without it has
+        come before.
+        """
+        if not self._must_restore(training):
             return False
         if self.config.seed is not None:
             torch.manual_seed(self.config.seed)
-        found = self.config.model_dir is not None and RunFolder(self.config.model_dir).exists()
-        if found:
-            self._load(RunFolder(str(self.config.model_dir)))
-        elif self.config.warm_start_from is not None:
-            self._warm_start(RunFolder(self.config.warm_start_from))
+        choice, self._log_parent = restore_chosen(self, training=training)
+        if choice is None and self.config.warm_start_from is not None:
+            warm_start(self, self.config.warm_start_from)
+        if self._checkpoints is not None and self._checkpoints.keeps_log:
+            # From here on every change is noticed, also those of steps made before a log is opened.
+            for table in itertools.chain(*self.tables().values()):
+                table.track_changes()
         # Only now: a run that could not be restored must not start from nothing when it is tried again.
-        self._restored = True
-        return found
+        self._restored, self._restored_for = choice, "training" if training else "reading"
+        return choice is not None
 
-    def _load(self, folder: RunFolder) -> None:
-        state = self._read_state(folder)
-        folder.restore(self.stores)
-        self.load_state_dict(state)
+    def _must_restore(self, training: bool) -> bool:
+        if self._restored_for is None:
+            return self.step == 0
+        untrained = self._restored is not None and self.step == self._restored.point.step
+        return training and self._restored_for == "reading" and untrained and has_wishes(self.config)
 
-    def _warm_start(self, folder: RunFolder) -> None:
-        if not folder.exists():
-            raise InvalidArgumentError(
-                f"RunConfig.warm_start_from: expected the model_dir of a saved run, got {self.config.warm_start_from!r}"
-            )
-        state = self._read_state(folder)
-        folder.restore(self.stores)
-        self.model.load_state_dict(state["model"])
-        for collection in self._collections:
-            collection.steps.zero_()
+    def _start(self, savers: Sequence[RunCheckpoints]) -> None:
+        restored = self.restore(training=True)
+        for saver in savers:
+            saver.open(self.tables(), parent=self._log_parent)
+        choice = self._restored
+        if restored and choice is not None and (choice.went_back or choice.markers):
+            savers[0].begin(self).finish()
+            leave_markers(savers[0].folder, choice)
 
-    def _read_state(self, folder: RunFolder) -> dict[str, Any]:
-        state = folder.state()
-        if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-            raise CorruptFileError(f"{folder.latest()}: expected the state of a run")
-        require_same_model(self.model, state["model"], folder.latest())
-        return state
+    def _savers(self, full: RunCheckpoints) -> tuple[list[RunCheckpoints], list[Hook]]:
+        config = self.config
+        common: dict[str, Any] = {"ignore_save_errors": config.ignore_save_errors, "background": full.in_background}
+        savers, hooks = [full], [NoFirstSaveCheckpointSaverHook(full, **config.save_every, tide=config.tide, **common)]
+        if config.dense_only_save_every:
+            savers.append(DenseOnlyCheckpoints(config, full))
+            hooks.append(NoFirstSaveCheckpointSaverHook(savers[1], **config.dense_only_save_every, **common))
+        if config.log_flush_secs is not None:
+            return savers, [*hooks, LogFlushHook(full)]
+        return savers, [*hooks]
 
-    def _loop(self, source: Iterable[Batch], last: int | None) -> None:
+    def _loop(self, source: Iterable[Batch], last: int | None, hooks: Sequence[Hook]) -> None:
         resumable = is_resumable(source)
+        self._rounds += 1
         # Only once: a source that comes later is other data, or knows its place itself.
         place, self._loaded_place = self._loaded_place, None
         if place is not None and resumable and self.config.resume_data:
             source.load_state_dict(place)  # type: ignore[attr-defined]
         with Prefetch(source, capacity=self.config.embedding_prefetch_capacity) as ahead:
             batches = iter(ahead)
+            self._reading, self.source_state = (ahead, None) if resumable else (None, None)
             try:
-                while not self._stops(last):
+                while not self._stops(last, hooks):
                     batch = next(batches, None)
                     if batch is None:
                         self.request_stop(DATA_ENDED)
-                        resumable = False
+                        self._reading = None
+                        self._rounds += 1
                         break
                     result = self.train_step(batch)
-                    for hook in self.hooks:
+                    for hook in hooks:
                         hook.after_step(self, result)
+                if self._reading is not None:
+                    self.source_state = self._reading.state_dict()
             finally:
+                self._reading = None
                 self._push.drain()
-            self._source_state = ahead.state_dict() if resumable else None
 
-    def _stops(self, last: int | None) -> bool:
+    def _stops(self, last: int | None, hooks: Sequence[Hook]) -> bool:
         if last is not None and self.step >= last:
             self.request_stop(f"step {last} is reached")
         if self.stop_reason is None:
-            for hook in self.hooks:
+            for hook in hooks:
                 hook.before_step(self)
         return self.stop_reason is not None
 
@@ -283,7 +341,9 @@ class Trainer:
         if name is None:
             return 0
         times = column(batch, name, "RunConfig.event_time")
-        return int(times.max()) if times.numel() else 0
+        newest = int(times.max()) if times.numel() else 0
+        self.event_time = max(self.event_time, newest)
+        return newest
 
     def _discard_gradients(self) -> None:
         self.model.zero_grad(set_to_none=True)

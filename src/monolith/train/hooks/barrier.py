@@ -14,7 +14,7 @@ from monolith.train.hooks.save_listener import CheckpointSaverListener
 if TYPE_CHECKING:
     from monolith.train.trainer import StepResult, Trainer
 
-__all__ = ["SAVE", "BarrierHook", "BarrierSaverListener"]
+__all__ = ["BarrierHook", "BarrierSaverListener", "SAVE"]
 
 SAVE = "Save"
 """The action of a barrier that is placed for a save."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from monolith.errors import InvalidArgumentError
 from monolith.train.hooks.hook import Hook
@@ -46,8 +46,11 @@ class TrainerSaver(Protocol):
     def is_saved(self, trainer: Trainer) -> bool:
         """Whether the state the trainer is in has been saved, by whichever hook."""
 
+    def prepare(self) -> Future[Any] | None:
+        """Begin what should be done before the state is taken, and can be done beside training; None if there is nothing."""
+
     def begin(self, trainer: Trainer) -> PendingSave:
-        """Take the state as it is now, between two steps."""
+        """Take the state as it is now, between two steps; waits for what `prepare` began, and raises its error."""
 
 
 def log_metric(name: str, value: float, tags: Mapping[str, str]) -> None:
@@ -141,6 +144,10 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         self._advance(trainer)
         self._serve_requests(trainer)
         if self._running is None and self.timer is not None and self.timer.should_trigger_for_step(trainer.step):
+            preparing = self._saver.prepare() if self._background else None
+            # Due it stays: the step at which everything is ready will be the one that is saved.
+            if preparing is not None and not preparing.done():
+                return
             self._start(trainer)
             if not self._background:
                 self._advance(trainer, wait=True)

@@ -1,0 +1,97 @@
+"""`monolith checkpoint list`, `keep` and `remove`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from monolith.checkpoint.checkpoint_state import (
+    MonolithCheckpointState,
+    get_monolith_checkpoint_state,
+    read_checkpoint_state,
+    with_exempt,
+    write_monolith_checkpoint_state,
+)
+from monolith.checkpoint.paths import base_name
+from monolith.checkpoint.restore_points import RestorePoint, restore_points
+from monolith.checkpoint.retention import drop_checkpoint
+from monolith.cli.options import Json
+from monolith.cli.output import show
+from monolith.errors import InvalidArgumentError
+
+__all__ = ["checkpoint"]
+
+Place = Annotated[str, typer.Argument(help="The model_dir of a run, a path or a URL.", metavar="MODEL_DIR")]
+Name = Annotated[str, typer.Argument(help="Its name, as model.ckpt-3000.", metavar="CHECKPOINT")]
+
+checkpoint = typer.Typer(name="checkpoint", help="The checkpoints of a run.", no_args_is_help=True)
+
+
+@checkpoint.command("list")
+def list_(model_dir: Place, as_json: Json = False) -> None:
+    """Print every moment a run can be restored to (see --restore-to), oldest first."""
+    exempt = {base_name(path) for path in _exempt(model_dir).exempt_model_checkpoint_paths}
+    index = read_checkpoint_state(model_dir)
+    newest = None if index is None else index.model_checkpoint_path
+    points = [_described(point, exempt, newest) for point in restore_points(model_dir)]
+    if as_json:
+        show({"model_dir": model_dir, "restore_points": points}, as_json=True)
+        return
+    table = Table(title=model_dir, title_justify="left")
+    for name in ("checkpoint", "step", "sequence", "time", "note"):
+        table.add_column(name)
+    for point in points:
+        moment = datetime.fromtimestamp(float(str(point["time"])), UTC)
+        note = ", ".join(name for name in ("newest", "kept") if point[name])
+        table.add_row(
+            str(point["checkpoint"] or "(log)"),
+            f"{point['step']:,}",
+            str(point["sequence"]),
+            f"{moment:%Y-%m-%d %H:%M:%S} UTC",
+            note,
+        )
+    Console(highlight=False).print(table)
+
+
+@checkpoint.command()
+def keep(model_dir: Place, name: Name) -> None:
+    """Keep a checkpoint for good: training never removes it."""
+    write_monolith_checkpoint_state(model_dir, with_exempt(_exempt(model_dir), _path(model_dir, name)))
+
+
+@checkpoint.command()
+def remove(model_dir: Place, name: Name) -> None:
+    """Remove a checkpoint, unless it is the newest, kept, or in use."""
+    path = _path(model_dir, name)
+    if base_name(path) in {base_name(kept) for kept in _exempt(model_dir).exempt_model_checkpoint_paths}:
+        raise InvalidArgumentError(f"{name}: is kept for good; take it out of {model_dir}/monolith_checkpoint first")
+    drop_checkpoint(path, model_dir)
+
+
+def _exempt(model_dir: str) -> MonolithCheckpointState:
+    return get_monolith_checkpoint_state(model_dir) or MonolithCheckpointState()
+
+
+def _described(point: RestorePoint, exempt: set[str], newest: str | None) -> dict[str, object]:
+    name = None if point.checkpoint is None else base_name(point.checkpoint)
+    return {
+        "checkpoint": name,
+        "step": point.step,
+        "sequence": point.sequence,
+        "time": point.time,
+        "newest": newest is not None and name == base_name(newest),
+        "kept": name in exempt,
+    }
+
+
+def _path(model_dir: str, name: str) -> str:
+    paths = [point.checkpoint for point in restore_points(model_dir) if point.checkpoint is not None]
+    for path in paths:
+        if base_name(path) == base_name(name):
+            return path
+    known = ", ".join(map(base_name, paths)) or "none"
+    raise InvalidArgumentError(f"{name}: {model_dir} has no such checkpoint; it has {known}")

@@ -1,0 +1,245 @@
+"""The checkpoints of a training run: taken between two steps, written beside the next ones, removed in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import JsonValue
+
+from monolith.checkpoint.checkpoint_folder import begin_checkpoint
+from monolith.checkpoint.checkpoint_state import (
+    remove_checkpoint_info,
+    update_save_time,
+    write_checkpoint_info,
+)
+from monolith.checkpoint.lineage import LOG, needs_snapshot
+from monolith.checkpoint.pending import PendingCheckpoint
+from monolith.checkpoint.reachability import remove_unreachable
+from monolith.checkpoint.retention import CheckpointHistory
+from monolith.checkpoint.save_names import BASENAME, SaveHelper
+from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
+from monolith.checkpoint.storage import LocalFolder, is_remote, open_folder
+from monolith.errors import InvalidArgumentError
+from monolith.log import ChangeLog, Flusher
+from monolith.table import EmbeddingTable, LocalStore
+from monolith.table.sharded_store import ShardedStore
+from monolith.table.store import Store
+from monolith.train.config import RunConfig
+
+if TYPE_CHECKING:
+    from monolith.train.trainer import Trainer
+
+__all__ = ["DENSE_ONLY", "DenseOnlyCheckpoints", "RunCheckpoints", "tables_of"]
+
+DENSE_ONLY = "dense_only"
+"""The folder of the model_dir with checkpoints without tables."""
+
+Tables = Mapping[str, Sequence[EmbeddingTable]]
+
+
+def tables_of(store: Store) -> dict[str, list[EmbeddingTable]]:
+    """The tables of a store in this process by name, of a sharded one with all shards.
+
+    Example:
+        >>> from monolith.table import LocalStore
+        >>> tables_of(LocalStore([]))
+        {}
+    """
+    if isinstance(store, LocalStore):
+        return {name: [table] for name, table in store.tables.items()}
+    if isinstance(store, ShardedStore):
+        found: dict[str, list[EmbeddingTable]] = {}
+        for shard in store.shards:
+            for name, tables in tables_of(shard).items():
+                found.setdefault(name, []).extend(tables)
+        return found
+    raise InvalidArgumentError(f"model_dir: a {type(store).__name__} has no tables in this process to save")
+
+
+class RunCheckpoints:
+    """Writes the checkpoints and the change log of one run; what `NoFirstSaveCheckpointSaverHook` saves with.
+
+    On a local disk a checkpoint costs what changed since the last one: the rows go into the log in `<model_dir>/log`, and a
+    snapshot of all rows is written beside training when the log since the last has grown larger than it. A remote store has no
+    log: there every checkpoint has all rows, written while training waits.
+
+    Example:
+        >>> import tempfile
+        >>> from torch import nn
+        >>> from monolith.train import Trainer
+        >>> with tempfile.TemporaryDirectory() as model_dir:
+        ...     checkpoints = RunCheckpoints(RunConfig(model_dir=model_dir))
+        ...     checkpoints.open({}, parent=0)
+        ...     path = checkpoints.begin(Trainer(nn.Identity())).finish()
+        ...     _ = checkpoints.close()
+        >>> path == f"{model_dir}/model.ckpt-0"
+        True
+    """
+
+    def __init__(self, config: RunConfig, *, folder: str | None = None, clock: Callable[[], float] = time.time) -> None:
+        """`folder` takes the place of the model_dir of `config`."""
+        self.folder = (folder or str(config.model_dir)).rstrip("/")
+        self.saved_version: object = None
+        """The `version` of the trainer's state that was saved last."""
+        self._config, self._clock = config, clock
+        self._tables: Tables = {}
+        self._names = SaveHelper(f"{self.folder}/{BASENAME}")
+        self._history = CheckpointHistory(
+            max_to_keep=config.checkpoints_max_to_keep,
+            keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
+            clock=clock,
+        )
+        self._resolved: dict[str, JsonValue] = config.model_dump(mode="json")
+        self._log: ChangeLog | None = None
+        self._flusher: Flusher | None = None
+        self._flushes = False
+        self._scan: Future[OpenSnapshot] | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def mode(self) -> Literal["full", "dense_only"]:
+        """Everything is saved."""
+        return "full"
+
+    @property
+    def keeps_log(self) -> bool:
+        """Whether changes go into a log, so that a checkpoint costs what changed."""
+        return not is_remote(self.folder)
+
+    @property
+    def in_background(self) -> bool:
+        """Whether writing may go on beside training."""
+        return self.keeps_log
+
+    def create(self) -> None:
+        """Make the folder, so that a run that cannot be saved fails before it starts."""
+        folder = open_folder(self.folder)
+        if isinstance(folder, LocalFolder):
+            folder.make()
+
+    def open(self, tables: Tables, *, parent: int) -> None:
+        """Begin to write `tables`; `parent` is the number in the own log that they come from, 0 if they come from elsewhere."""
+        self._tables = tables
+        self._history.recover_from_index(self.folder)
+        if self.keeps_log:
+            self._log = ChangeLog(Path(self.folder) / LOG, tables, parent=parent, clock=self._clock)
+            # Rows that came from elsewhere are in no snapshot yet: before the first checkpoint no log leads to them.
+            self._flushes = self._config.log_flush_secs is not None and (parent > 0 or self._log.complete)
+            self._flusher = Flusher(self._log, every_secs=self._config.log_flush_secs)
+
+    def close(self) -> int:
+        """Let others write; the last sequence number of the log, which the next one continues, 0 if there is none."""
+        self._drop_scan()
+        if self._threads is not None:
+            self._threads.shutdown()
+        log, self._log, self._flusher, self._threads = self._log, None, None, None
+        if log is None:
+            return 0
+        log.close()
+        return log.sequence
+
+    def is_saved(self, trainer: Trainer) -> bool:
+        """Whether the state the trainer is in has been saved."""
+        return self.saved_version == trainer.version
+
+    def prepare(self) -> Future[OpenSnapshot] | None:
+        """Begin what should be done before the state is taken: a snapshot of all rows, if one is due."""
+        if self._scan is None and self._log is not None and needs_snapshot(self.folder, self._log):
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(1, thread_name_prefix="monolith-snapshot")
+            self._scan = self._threads.submit(write_snapshot, self.folder, self._tables, self._log)
+        return self._scan
+
+    def begin(self, trainer: Trainer) -> PendingRunSave:
+        """Take the state as it is now, between two steps."""
+        trainer.settle()
+        scan, self._scan = self._scan, None
+        pending = begin_checkpoint(
+            self._names.get_ckpt_prefix(trainer.step),
+            state=trainer.state_dict(),
+            step=trainer.step,
+            tables=self._tables,
+            log=self._log,
+            snapshot=None if scan is None else scan.result(),
+            event_time=trainer.event_time,
+            config=self._resolved,
+            time=self._clock(),
+        )
+        rows = {name: sum(map(len, shards)) for name, shards in self._tables.items()}
+        return PendingRunSave(checkpoints=self, pending=pending, step=trainer.step, version=trainer.version, rows=rows)
+
+    def publish(self, save: PendingRunSave) -> None:
+        """Name a complete checkpoint in the index, and remove what has to go."""
+        if save.rows:
+            write_checkpoint_info(self.folder, save.step, feature_counts=save.rows)
+        exempt = update_save_time(self.folder, int(self._clock())).exempt_model_checkpoint_paths
+        for path in self._history.record(save.pending.path, self.folder, exempt=exempt):
+            remove_checkpoint_info(self.folder, SaveHelper.get_global_step_value(path))
+        if self._log is not None:
+            remove_unreachable(self.folder)
+        self._flushes = self._config.log_flush_secs is not None
+        self.saved_version = save.version
+
+    def flush(self, trainer: Trainer) -> None:
+        """Commit what changed to the log, if it is time; called between two steps."""
+        if self._flusher is not None and self._flushes:
+
+            def dense() -> Mapping[str, object]:
+                trainer.settle()
+                return trainer.state_dict()
+
+            self._flusher.poll(step=trainer.step, event_time=trainer.event_time, dense=dense)
+
+    def _drop_scan(self) -> None:
+        scan, self._scan = self._scan, None
+        if scan is not None and scan.exception() is None:
+            scan.result().abandon()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingRunSave:
+    """A state that was taken and is not written yet."""
+
+    checkpoints: RunCheckpoints
+    pending: PendingCheckpoint
+    step: int
+    version: object
+    rows: Mapping[str, int]
+
+    def finish(self) -> str:
+        """Write the checkpoint and name it in the index; its path."""
+        self.pending.finish()
+        self.checkpoints.publish(self)
+        return self.pending.path
+
+
+class DenseOnlyCheckpoints(RunCheckpoints):
+    """Checkpoints of everything but the tables, in a folder of their own; left out where `full` has saved.
+
+    Example:
+        >>> full = RunCheckpoints(RunConfig(model_dir="runs/ctr"))
+        >>> DenseOnlyCheckpoints(RunConfig(model_dir="runs/ctr"), full).folder
+        'runs/ctr/dense_only'
+    """
+
+    def __init__(self, config: RunConfig, full: RunCheckpoints, *, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(config, folder=f"{full.folder}/{DENSE_ONLY}", clock=clock)
+        self._full = full
+
+    @property
+    def mode(self) -> Literal["full", "dense_only"]:
+        """No table is saved."""
+        return "dense_only"
+
+    def open(self, tables: Tables, *, parent: int) -> None:
+        """Begin to write, without tables and so without a log."""
+        self._history.recover_from_index(self.folder)
+
+    def is_saved(self, trainer: Trainer) -> bool:
+        """Whether the state the trainer is in has been saved, here or in full."""
+        return trainer.version in (self.saved_version, self._full.saved_version)

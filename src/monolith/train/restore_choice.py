@@ -1,0 +1,160 @@
+"""Which saved moment a run starts from, given its configuration and what is in its folders."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from monolith.checkpoint.checkpoint_state import CheckpointState, read_checkpoint_state
+from monolith.checkpoint.paths import base_name
+from monolith.checkpoint.redirect import RESTORE_MARKER, adopt_restore_dir, get_checkpoint_state
+from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_point_of, restore_points
+from monolith.checkpoint.storage import is_remote, open_folder
+from monolith.errors import CorruptFileError, StorageError
+from monolith.train.config import RunConfig
+
+__all__ = [
+    "CLEAR_NN_MARKER",
+    "RESTORE_TO_MARKER",
+    "RestoreChoice",
+    "choose_restore_point",
+    "has_wishes",
+    "leave_markers",
+]
+
+CLEAR_NN_MARKER = "clear_nn"
+"""File of the model_dir that says that dense parameters have been started anew."""
+RESTORE_TO_MARKER = "restore_to"
+"""File of the model_dir with the moment that a run has gone back to."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreChoice:
+    """A moment, and what has to be remembered once a training run goes on from there."""
+
+    point: RestorePoint
+    own: bool
+    """Whether it lies in the run's own model_dir, whose log then continues it."""
+    clear_nn: bool = False
+    """Restore the tables only."""
+    went_back: bool = False
+    """Something newer is left behind: save at once, so that it is not continued by accident."""
+    markers: Mapping[str, str] = field(default_factory=dict)
+    """Files to leave in the model_dir, and what they say."""
+
+
+def choose_restore_point(config: RunConfig, *, training: bool) -> RestoreChoice | None:
+    """What a run starts from; None if there is nothing. Only `training` follows one-time wishes once, and writes an index.
+
+    Example:
+        >>> choose_restore_point(RunConfig(model_dir="memory://no-run"), training=True)
+    """
+    if config.model_dir is None:
+        return None
+    choice = _by_moment(config, training) or _by_index(config, training)
+    if choice is None or not config.clear_nn or not training or _text(config.model_dir, CLEAR_NN_MARKER) is not None:
+        return choice
+    markers = {**choice.markers, CLEAR_NN_MARKER: "clean nn done!"}
+    return RestoreChoice(point=choice.point, own=choice.own, clear_nn=True, went_back=choice.went_back, markers=markers)
+
+
+def has_wishes(config: RunConfig) -> bool:
+    """Whether training and evaluation may start from different moments.
+
+    Example:
+        >>> has_wishes(RunConfig()), has_wishes(RunConfig(restore_ckpt="model.ckpt-3"))
+        (False, True)
+    """
+    return config.clear_nn or any((config.restore_ckpt, config.restore_dir, config.restore_to))
+
+
+def leave_markers(model_dir: str, choice: RestoreChoice) -> None:
+    """Remember what a run has done, now that it has saved."""
+    for name, text in choice.markers.items():
+        open_folder(model_dir).write(name, text.encode())
+
+
+def _by_moment(config: RunConfig, training: bool) -> RestoreChoice | None:
+    if config.restore_to is None:
+        return None
+    model_dir = str(config.model_dir)
+    if training and _text(model_dir, RESTORE_TO_MARKER) == config.restore_to:
+        return None
+    name, _, value = config.restore_to.partition("=")
+    limit = float(value) if name == "time" else int(float(value))
+    point = find_restore_point(model_dir, **{name: limit})  # type: ignore[arg-type]
+    return RestoreChoice(point=point, own=True, went_back=True, markers={RESTORE_TO_MARKER: config.restore_to})
+
+
+def _by_index(config: RunConfig, training: bool) -> RestoreChoice | None:
+    model_dir = str(config.model_dir).rstrip("/")
+    folder = _folder_to_read(config, training)
+    followed = training and _text(model_dir, RESTORE_MARKER) is not None
+    wish = None if followed else config.restore_ckpt
+    state = get_checkpoint_state(folder, restore_ckpt=wish)
+    if state is None:
+        return _newest(folder, model_dir)
+    if wish is not None and base_name(wish) == base_name(state.model_checkpoint_path):
+        return _back(restore_point_of(state.model_checkpoint_path), model_dir, {RESTORE_MARKER: wish})
+    named = _named_point(state.model_checkpoint_path)
+    if named.model_dir != folder:
+        # Adopted from another run, and not a checkpoint of one's own since.
+        return _newest(folder, model_dir) or RestoreChoice(point=named, own=False)
+    if is_remote(folder):
+        # Without a log nothing but the index knows which is the newest.
+        return RestoreChoice(point=named, own=folder == model_dir)
+    if _lists_a_newer_one(state, named):
+        return _back(named, model_dir, {})
+    return _newest(folder, model_dir)
+
+
+def _folder_to_read(config: RunConfig, training: bool) -> str:
+    model_dir = str(config.model_dir).rstrip("/")
+    if config.restore_dir is None:
+        return model_dir
+    if training:
+        adopt_restore_dir(config.restore_dir, model_dir, restore_ckpt=config.restore_ckpt)
+        return model_dir
+    # Who only reads adopts nothing.
+    return model_dir if read_checkpoint_state(model_dir) is not None else config.restore_dir.rstrip("/")
+
+
+def _back(point: RestorePoint, model_dir: str, markers: Mapping[str, str]) -> RestoreChoice:
+    return RestoreChoice(point=point, own=point.model_dir == model_dir, went_back=True, markers=markers)
+
+
+def _newest(folder: str, model_dir: str) -> RestoreChoice | None:
+    points = restore_points(folder)
+    return RestoreChoice(point=points[-1], own=folder == model_dir) if points else None
+
+
+def _lists_a_newer_one(state: CheckpointState, named: RestorePoint) -> bool:
+    """Whether someone has made an index start from an older checkpoint than it lists. One that only lags lists no newer one."""
+    others = map(_point_or_none, state.all_model_checkpoint_paths)
+    return any(other is not None and other.sequence > named.sequence for other in others)
+
+
+def _named_point(path: str) -> RestorePoint:
+    """The checkpoint that the index starts from. Another one in its place would be a loss that nobody notices."""
+    try:
+        return restore_point_of(path)
+    except CorruptFileError as error:
+        raise CorruptFileError(
+            f"{error}; it is the newest checkpoint: put its files back, or go back on purpose with restore_ckpt or restore_to"
+        ) from None
+
+
+def _point_or_none(path: str) -> RestorePoint | None:
+    try:
+        return restore_point_of(path)
+    except (CorruptFileError, StorageError) as error:
+        _log.warning("%s cannot be restored: %s", path, error)
+        return None
+
+
+def _text(folder: str, name: str) -> str | None:
+    place = open_folder(folder)
+    return None if place.size(name) is None else place.read(name).decode(errors="replace")

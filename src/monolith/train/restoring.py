@@ -1,0 +1,95 @@
+"""A saved moment into a trainer: tables, dense parameters, optimizer, step and place in the data, all or nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monolith.checkpoint.dense import DenseReport, plan_dense
+from monolith.checkpoint.fit import RestoreReport
+from monolith.checkpoint.in_use import in_use
+from monolith.checkpoint.restore import prepare_tables
+from monolith.checkpoint.restore_points import RestorePoint, restore_points
+from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, StorageError
+from monolith.nn import embedding_collections
+from monolith.train.restore_choice import RestoreChoice, choose_restore_point
+
+if TYPE_CHECKING:
+    from monolith.train.trainer import Trainer
+
+__all__ = ["restore_chosen", "warm_start"]
+
+_log = logging.getLogger(__name__)
+
+
+def restore_chosen(trainer: Trainer, *, training: bool) -> tuple[RestoreChoice | None, int]:
+    """Bring `trainer` to the moment its configuration says; which it was, and the sequence number its own log continues.
+
+    The number is 0 if the log continues nothing. On an error nothing has changed.
+    """
+    choice = choose_restore_point(trainer.config, training=training)
+    while choice is not None:
+        try:
+            return choice, _restore(trainer, choice)
+        except (CorruptFileError, LogGapError, StorageError):
+            # Who only reads may find that training has removed what was chosen, and written something newer.
+            newer = choose_restore_point(trainer.config, training=training)
+            if newer == choice:
+                raise
+            choice = newer
+    return None, 0
+
+
+def warm_start(trainer: Trainer, model_dir: str) -> None:
+    """Give `trainer` the weights and rows of another run's newest moment, and nothing else of it."""
+    points = restore_points(model_dir)
+    if not points:
+        raise InvalidArgumentError(
+            f"RunConfig.warm_start_from: expected the model_dir of a saved run, got {model_dir!r}"
+        )
+    _, dense, _, put_in_place = _read(trainer, points[-1])
+    put_in_place()
+    trainer.model.load_state_dict(dict(dense.values))
+    for collection in embedding_collections(trainer.model):
+        collection.steps.zero_()
+
+
+def _restore(trainer: Trainer, choice: RestoreChoice) -> int:
+    state, dense, tables, put_in_place = _read(trainer, choice.point, clear_nn=choice.clear_nn)
+    for note in (*dense.notes, *tables.notes):
+        _log.info("%s: %s", tables.source, note)
+    put_in_place()
+    if choice.clear_nn:
+        # Dense parameters and optimizer stay as they were built.
+        own = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer and trainer.optimizer.state_dict()}
+        trainer.load_state_dict({**state, **own, "step": dense.step})
+        for collection in embedding_collections(trainer.model):
+            collection.steps.fill_(dense.step)
+    else:
+        trainer.load_state_dict({**state, "model": dict(dense.values)})
+    return tables.parent if choice.own else 0
+
+
+def _read(
+    trainer: Trainer, point: RestorePoint, *, clear_nn: bool = False
+) -> tuple[dict[str, Any], DenseReport, RestoreReport, Callable[[], None]]:
+    """Everything of `point`, checked against the model; the last answer puts its rows into the tables."""
+    config = trainer.config
+    with in_use(point.checkpoint or point.model_dir):
+        state = point.state()
+        model, step = state.get("model"), state.get("step")
+        if not isinstance(model, dict) or not isinstance(step, int):
+            raise CorruptFileError(f"{point.checkpoint or point.model_dir}: expected the state of a run")
+        dense = plan_dense(
+            trainer.model.state_dict(),
+            model,
+            step=step,
+            aliases=config.reload_alias_map or None,
+            auto_alias=config.enable_alias_map_auto_gen,
+            clear_nn=clear_nn,
+            continue_training=config.continue_training,
+        )
+        dense.require(point.checkpoint or point.model_dir)
+        tables, put_in_place = prepare_tables(point, trainer.tables(), aliases=config.table_alias_map)
+    return state, dense, tables, put_in_place
