@@ -1,6 +1,7 @@
 """Parameter servers: tables and dense parameters in other processes, for many workers."""
 
 from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
+from monolith.ps.read_ahead import ReadAhead
 from monolith.ps.remote_store import RemoteStore
 from monolith.ps.server import ParameterServer, ServerConfig
 from monolith.ps.server_group import ClientConfig
@@ -14,6 +15,7 @@ __all__ = [
     "DenseAdam",
     "DenseSgd",
     "ParameterServer",
+    "ReadAhead",
     "RemoteStore",
     "ServerConfig",
     "ServerOptimizer",

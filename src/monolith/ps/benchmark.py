@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from monolith.errors import InvalidArgumentError
+from monolith.ps.link import finish_all
+from monolith.ps.messages import Call, Measure
+from monolith.ps.server_group import ClientConfig, ServerGroup
 
-__all__ = ["Measured", "select_servers", "spin"]
+__all__ = ["Measured", "measure_servers", "select_servers", "spin"]
 
 _SIZE = 256
 
@@ -28,8 +32,7 @@ class Measured:
 def select_servers(measured: Sequence[Measured], count: int, *, override: str = "") -> list[str]:
     """The addresses of the `count` best servers; `override`, a comma-separated list, is taken instead if there is one.
 
-    Of the servers of one host, each is worth its own throughput and that of all slower ones there: a host that runs several
-    well is preferred. Servers of equal worth keep the order given, the later first among those of a host.
+    A server is worth its own throughput and that of all slower ones of its host: a host that runs several well is preferred. Servers of equal worth keep the order given.
 
     Example:
         >>> servers = [Measured(address=a, throughput=t) for a, t in [("a:1", 5.0), ("b:1", 4.0), ("b:2", 3.0)]]
@@ -51,6 +54,26 @@ def select_servers(measured: Sequence[Measured], count: int, *, override: str = 
         worth[place] = of_host[host]
     best = sorted(range(len(measured)), key=lambda place: (-worth[place], place))
     return [measured[place].address for place in best[:count]]
+
+
+def measure_servers(
+    addresses: Sequence[str], *, seconds: float = 60.0, config: ClientConfig | None = None
+) -> list[Measured]:
+    """Let all servers compute at the same time for `seconds`, and see how far each gets.
+
+    Example:
+        >>> from monolith.ps import ParameterServer
+        >>> with ParameterServer() as server:
+        ...     (measured,) = measure_servers([server.address], seconds=0.01)
+        >>> measured.throughput > 0
+        True
+    """
+    text = Measure(seconds=seconds).model_dump_json()
+    with ServerGroup(addresses, config=config) as group:
+        timeout = seconds + group.config.timeout
+        answers = finish_all([link.begin(Call.MEASURE, text, timeout=timeout)[0] for link in group.links])
+    speeds = [float(json.loads(answer.text)["throughput"]) for answer in answers]
+    return [Measured(address=a, throughput=speed) for a, speed in zip(group.addresses, speeds, strict=True)]
 
 
 def spin(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> float:

@@ -135,6 +135,14 @@ class ServerGroup:
         """From now on, until it is started anew, each server has state that is worth keeping."""
         self._ask_all(Call.MARK_INITIALISED)
 
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Refused: a worker does not have the rows. What servers hold is lost with them."""
+        raise InvalidArgumentError(f"save to {folder}: tables on servers cannot be saved through a worker")
+
+    def restore(self, folder: str | os.PathLike[str]) -> None:
+        """Refused, as `save` is."""
+        raise InvalidArgumentError(f"restore from {folder}: tables on servers cannot be restored through a worker")
+
     def rejoin(self) -> None:
         """After `ServerRestartedError`: take the servers as they are now, and declare the tables to those that are new."""
         for link in self.links:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import overload
 
 import numpy as np
@@ -157,9 +157,14 @@ class CachedParameters:
             for name, parameter in self._parameters.items():
                 parameter.copy_(values[name])
 
-    def gradients(self) -> dict[str, Tensor]:
-        """What backward has left in the module, by name."""
-        return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+    def push(self) -> None:
+        """Send what backward has left in the module to the origin.
+
+        Waits for a fetch that is under way: it reads what was there before this step, whatever the timing.
+        """
+        if self._fetched is not None:
+            wait([self._fetched])
+        self.origin.apply({name: p.grad for name, p in self._parameters.items() if p.grad is not None})
 
     def parameters(self) -> list[nn.Parameter]:
         """The module's own parameters: the copies."""
@@ -196,7 +201,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._cached.origin.apply(self._cached.gradients())
+        self._cached.push()
         return loss
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 import torch
@@ -36,6 +37,9 @@ __all__ = ["ServerStore", "tables_of"]
 
 REMEMBERED = 32
 """Requests whose split is kept: the gradients of a batch come soon after its lookup."""
+
+MAX_AHEAD = 16
+"""Lookups begun and not taken; beyond, the oldest is forgotten: its batch never came."""
 
 _INT64 = np.dtype("<i8")
 
@@ -88,10 +92,43 @@ class ServerStore(ServerGroup):
         self._owners = bucket_owners(self.ranges, len(addresses))
         self._splits: OrderedDict[int, tuple[Bags, IdSplit]] = OrderedDict()
         self._lock = threading.Lock()
+        self._ahead: deque[tuple[tuple[Bags, ...], Future[list[torch.Tensor]]]] = deque(maxlen=MAX_AHEAD)
+        self._thread: ThreadPoolExecutor | None = None
         super().__init__(addresses, tables, config=config)
+
+    def prefetch(self, requests: Sequence[Bags]) -> None:
+        """Begin a lookup whose answer the next `lookup` with equal `requests` takes.
+
+        It sees what was applied before this call, and nothing of what is applied later: a change made through this store
+        waits for it.
+        """
+        with self._lock:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="monolith-prefetch")
+            self._ahead.append((tuple(requests), self._thread.submit(self._lookup, requests)))
 
     def lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
         """One float32 [bags, dim] per request; an empty bag is zeros. Never inserts."""
+        begun = self._begun(requests)
+        return self._lookup(requests) if begun is None else begun.result()
+
+    def close(self) -> None:
+        """Close all connections; the servers go on."""
+        self._finish_ahead()
+        if self._thread is not None:
+            self._thread.shutdown()
+        super().close()
+
+    def _begun(self, requests: Sequence[Bags]) -> Future[list[torch.Tensor]] | None:
+        with self._lock:
+            for place, (asked, future) in enumerate(self._ahead):
+                if _are_equal(asked, requests):
+                    # Those before it were begun for batches that never came.
+                    self._ahead = deque(list(self._ahead)[place + 1 :], maxlen=MAX_AHEAD)
+                    return future
+        return None
+
+    def _lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
         splits = [self._split(bags) for bags in requests]
         reads = tuple(messages.TableRead(table=bags.table, pooling="none") for bags in requests)
         text = messages.Lookup(tables=reads, wire=self.config.wire).model_dump_json()
@@ -112,6 +149,7 @@ class ServerStore(ServerGroup):
 
     def apply(self, gradients: Sequence[Gradient], *, step: int = 0, event_time: int = 0) -> None:
         """One optimizer step per table and id, with the sum of its gradients in all `gradients`."""
+        self._finish_ahead()
         joined = join_gradients(gradients)
         require_known([gradient.bags.table for gradient in joined], self._declared)
         tables = tuple(
@@ -156,6 +194,7 @@ class ServerStore(ServerGroup):
         self, call: Call, table: str, ids: np.ndarray, values: np.ndarray | None, event_time: int
     ) -> tuple[np.ndarray, list[Frame]]:
         """Ask each server about its own of `ids`; the order in which they were asked, and the answers."""
+        self._finish_ahead()
         order, sizes = split_by_owner(ids, self._owners, len(self.links))
         text = messages.TableWrite(push=self.next_push(), table=table, event_time=event_time).model_dump_json()
         exchanges, end = [], 0
@@ -167,6 +206,11 @@ class ServerStore(ServerGroup):
                 view[...] = array
             exchanges.append(exchange)
         return order, finish_all(exchanges)
+
+    def _finish_ahead(self) -> None:
+        with self._lock:
+            running = [future for _, future in self._ahead]
+        wait(running)
 
     def _parts(self, gradient: Gradient) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Ids and gradients for each server."""
@@ -193,3 +237,13 @@ class ServerStore(ServerGroup):
             if len(self._splits) > REMEMBERED:
                 self._splits.popitem(last=False)
         return split
+
+
+def _are_equal(one: Sequence[Bags], other: Sequence[Bags]) -> bool:
+    return len(one) == len(other) and all(
+        a.table == b.table
+        and a.pooling == b.pooling
+        and np.array_equal(a.ids, b.ids)
+        and np.array_equal(a.row_splits, b.row_splits)
+        for a, b in zip(one, other, strict=True)
+    )

@@ -1,0 +1,190 @@
+"""Danger: dense parameters on servers that read what nobody wrote, lose gradients, or differ from worker to worker."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.ps import (
+    CachedParameters,
+    DenseAdagrad,
+    DenseAdam,
+    DenseSgd,
+    ParameterServer,
+    ServerOptimizer,
+    ServerParameters,
+    ServerStore,
+)
+from monolith.ps.server_parameters import _placed
+from monolith.train import RunConfig, Trainer
+from monolith.train.cached import FetchCachedVariablesHook
+
+
+@pytest.fixture
+def store() -> Iterator[ServerStore]:
+    """One worker of two servers."""
+    with ParameterServer() as one, ParameterServer() as two, ServerStore([one.address, two.address]) as made:
+        yield made
+        gc.collect()
+
+
+class Variable(nn.Module):
+    """One number that is its own output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.var = nn.Parameter(torch.tensor(5.0))
+
+    def forward(self, batch: object = None) -> torch.Tensor:
+        return self.var * 1.0
+
+
+def test_reads_use_the_cache_until_it_is_fetched_and_assigned(store: ServerStore) -> None:
+    model = Variable()
+    cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+    assert model().item() == 5.0
+    cached.origin.assign_add({"var": torch.tensor(2.0)})
+    assert model().item() == 5.0
+    assert cached.origin.read()["var"].item() == 7.0
+    cached.fetch()
+    assert model().item() == 5.0
+    cached.assign()
+    assert model().item() == 7.0
+
+
+def test_gradients_go_to_the_origin_and_the_cache_follows_when_fetched(store: ServerStore) -> None:
+    model = Variable()
+    cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+    model().backward()
+    ServerOptimizer(cached).step()
+    assert cached.origin.read()["var"].item() == 4.0
+    assert model().item() == 5.0
+
+
+def test_the_hook_lets_a_step_read_what_was_there_before_the_step_before(store: ServerStore) -> None:
+    model, seen = Variable(), []
+    cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+    # Changed behind the cache's back: the first step must not start from what the model was built with.
+    cached.origin.assign({"var": torch.tensor(8.0)})
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            seen.append(self.inner.var.item())
+            return self.inner.var * batch["x"]
+
+        def extra_loss(self, batch: dict[str, torch.Tensor], logits: dict[str, torch.Tensor]) -> torch.Tensor:
+            return self.inner.var - (logits["output"] * 0).sum()
+
+    hook = FetchCachedVariablesHook(cached)  # type: ignore[arg-type]
+    zero = {"x": torch.zeros(1), "label": torch.zeros(1)}
+    trainer = Trainer(Net(), ServerOptimizer(cached), hooks=[hook], config=RunConfig(clip_norm=None))
+    trainer.fit([zero] * 4)
+    # Each step takes 1 away; what a step reads lacks the step before it.
+    assert seen == [8.0, 8.0, 7.0, 6.0]
+    assert cached.origin.read()["var"].item() == 4.0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "local"),
+    [
+        (
+            DenseSgd(learning_rate=0.1, momentum=0.9, nesterov=True),
+            lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True),
+        ),
+        (DenseAdagrad(learning_rate=0.2), lambda p: torch.optim.Adagrad(p, 0.2, initial_accumulator_value=0.1)),
+        (DenseAdam(learning_rate=0.3, weight_decay=0.01), lambda p: torch.optim.Adam(p, 0.3, weight_decay=0.01)),
+    ],
+)
+def test_a_servers_optimizer_makes_the_steps_of_a_local_one(
+    store: ServerStore, optimizer: DenseSgd | DenseAdagrad | DenseAdam, local: object
+) -> None:
+    torch.manual_seed(0)
+    mine, theirs = nn.Linear(3, 2), nn.Linear(3, 2)
+    theirs.load_state_dict(mine.state_dict())
+    cached = CachedParameters(mine, store, optimizer)
+    remote_step, local_step = ServerOptimizer(cached), local(theirs.parameters())  # type: ignore[operator]
+    for _ in range(5):
+        inputs = torch.randn(4, 3)
+        for model in (mine, theirs):
+            model.zero_grad()
+            model(inputs).square().sum().backward()
+        remote_step.step()
+        local_step.step()
+        cached.fetch()
+        cached.assign()
+        assert torch.equal(mine.weight, theirs.weight)
+        assert torch.equal(mine.bias, theirs.bias)
+
+
+def test_the_first_worker_gives_the_values_and_later_ones_find_them(store: ServerStore) -> None:
+    first = ServerParameters(store, {"w": torch.tensor([1.0, 2.0])}, DenseSgd())
+    first.assign({"w": torch.tensor([3.0, 4.0])})
+    with ServerStore(store.addresses) as other:
+        second = ServerParameters(other, {"w": torch.zeros(2)}, DenseSgd())
+        assert (first.created, second.created) == (True, False)
+        assert second.read()["w"].tolist() == [3.0, 4.0]
+        with pytest.raises(ConfigError, match=r"'w': another worker has declared it as \[2\], not \[3\]"):
+            ServerParameters(other, {"w": torch.zeros(3)}, DenseSgd())
+        with pytest.raises(ConfigError, match="'w': another worker has declared it with DenseSgd"):
+            ServerParameters(other, {"w": torch.zeros(2)}, DenseAdam())
+
+
+def test_a_learning_rate_of_one_step_does_not_stay(store: ServerStore) -> None:
+    parameters = ServerParameters(store, {"w": torch.zeros(1)}, DenseSgd(learning_rate=1.0))
+    parameters.apply({"w": torch.ones(1)}, learning_rate=0.25)
+    parameters.apply({"w": torch.ones(1)})
+    assert parameters.read()["w"].item() == -1.25
+
+
+def test_wrong_names_shapes_and_types_change_nothing(store: ServerStore) -> None:
+    parameters = ServerParameters(store, {"a": torch.zeros(2), "b": torch.zeros(2)}, DenseSgd(learning_rate=1.0))
+    with pytest.raises(InvalidArgumentError, match="there is no 'c'"):
+        parameters.apply({"a": torch.ones(2), "c": torch.ones(2)})
+    with pytest.raises(InvalidArgumentError, match=r"'a': expected \[2\], got \[1, 2\]"):
+        parameters.apply({"a": torch.ones(1, 2)})
+    with pytest.raises(InvalidArgumentError, match="'b': expected float32"):
+        parameters.assign({"b": torch.ones(2, dtype=torch.float64)})
+    assert all((value == 0).all() for value in parameters.read().values())
+
+
+def test_parameters_are_spread_by_size_and_the_same_for_everybody() -> None:
+    sizes = {"big": 100, "a": 40, "b": 40, "c": 30, "tiny": 1}
+    placed = _placed(sizes, 2)
+    assert placed == _placed(dict(reversed(sizes.items())), 2) == {"big": 0, "a": 1, "b": 1, "c": 1, "tiny": 0}
+    assert set(_placed(sizes, 1).values()) == {0}
+
+
+def test_half_of_a_model_is_another_model(store: ServerStore) -> None:
+    with ParameterServer() as server, ServerStore([server.address]) as one:
+        ServerParameters(one, {"a": torch.zeros(1)}, DenseSgd())
+        with pytest.raises(ConfigError, match="'b': not there, while 'a' is"):
+            ServerParameters(one, {"a": torch.zeros(1), "b": torch.zeros(1)}, DenseSgd())
+
+
+def test_what_is_read_while_others_train_is_never_half_of_a_step() -> None:
+    with ParameterServer() as server, ServerStore([server.address]) as store:
+        names = [f"w{n}" for n in range(8)]
+        parameters = ServerParameters(store, {name: torch.zeros(100) for name in names}, DenseSgd(learning_rate=1.0))
+        gradients = {name: torch.ones(100) for name in names}
+
+        def train() -> None:
+            for _ in range(100):
+                parameters.apply(gradients)
+
+        training = threading.Thread(target=train)
+        training.start()
+        while training.is_alive():
+            assert len(np.unique(torch.cat(list(parameters.read().values())).numpy())) == 1
+        training.join()
+        assert all((value == -100).all() for value in parameters.read().values())
