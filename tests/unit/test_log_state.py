@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from log_tables import new_table, train
@@ -33,6 +34,12 @@ def test_everything_given_to_a_commit_comes_back(tmp_path: Path) -> None:
     assert (second.info.event_time, second.dense(), second.source()) == (99, None, None)
     assert (second.info.has_dense, second.info.has_source) == (False, False)
     assert (third.info.has_dense, third.dense(), third.source()) == (True, {}, None)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path) -> None:
+    with ChangeLog(tmp_path, [], parent=np.int64(4)) as log:  # type: ignore[arg-type]
+        info = LogReader(tmp_path).info(log.commit(step=torch.tensor(7), event_time=np.uint32(8)))  # type: ignore[arg-type]
+    assert (info.parent, info.step, info.event_time) == (4, 7, 8)
 
 
 def test_configuration_and_state_of_the_tables_come_back(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import time
@@ -178,9 +179,7 @@ class ChangeLog:
         reader = LogReader(self.folder)
         there = reader.sequences()
         newest = there[-1] if there else 0
-        if parent is not None:
-            _check_whole("parent", parent, 2**63)
-        self._parent = newest if parent is None else parent
+        self._parent = newest if parent is None else _whole("parent", parent, 2**63)
         continued = reader.info(self._parent) if self._parent in there else None
         self._parent_checksum = None if continued is None else continued.checksum
         self._next = max(newest, self._parent) + 1
@@ -189,8 +188,7 @@ class ChangeLog:
     def _cut(self, step: int, source: State, event_time: int, dense: Mapping[str, State] | None) -> _Commit:
         if not self._lock.held:
             raise InvalidArgumentError(f"{self.folder}: this log is closed; open it again to commit")
-        _check_whole("step", step, 2**63)
-        _check_whole("event_time", event_time, 2**32)
+        step, event_time = _whole("step", step, 2**63), _whole("event_time", event_time, 2**32)
         state: dict[str, State] = {} if dense is None else {"dense": dict(dense)}
         if source is not None:
             state["source"] = source
@@ -246,8 +244,13 @@ class ChangeLog:
         return self._thread
 
 
-def _check_whole(name: str, value: int, limit: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < limit:
+def _whole(name: str, value: int, limit: int) -> int:
+    try:
+        whole = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        whole = -1
+    if not 0 <= whole < limit:
         raise InvalidArgumentError(
             f"{name}: expected a whole number in [0, 2**{limit.bit_length() - 1}), got {value!r}"
         )
+    return whole
