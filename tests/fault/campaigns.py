@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from disk_shim import Disk, DiskShim, Ended, Nursery, Op, contents_of, read_journal, write_image
 
-JOBS = ("plain_loop", "variables")
+JOBS = ("plain_loop", "trainer", "variables")
 """The trainer is the slowest to start and restore, and writes with the code of the plain loop: quick campaigns spare it."""
 CHANGES = {Op.WRITE, Op.TRUNCATE, Op.SYNC, Op.SYNC_FAILED, Op.RENAME, Op.UNLINK, Op.MKDIR, Op.RMDIR, Op.LINK, Op.MARK}
 
