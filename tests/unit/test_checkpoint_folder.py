@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -166,6 +167,28 @@ def test_files_of_another_checkpoint_are_refused(tmp_path: Path) -> None:
     shutil.copy(one / "state.safetensors", two / "state.safetensors")
     with pytest.raises(CorruptFileError, match=r"model.ckpt-2/state\.safetensors: its checksum is wrong"):
         read_state(two)
+
+
+def test_every_name_on_the_way_is_durable_when_saving_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of folders that are there already: who made them may have died before they were synced."""
+    path = tmp_path / "run" / "model.ckpt-5"
+    path.parent.mkdir()
+    events: list[str] = []
+    real_sync, real_replace = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        events.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        real_sync(descriptor)
+
+    def replace(self: Path, target: Path) -> Path:
+        events.append(f"rename {target}")
+        return real_replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    write_checkpoint(path, state={}, step=5)
+    after = events[events.index(f"rename {path / 'manifest.json'}") :]
+    assert {str(path), str(path.parent), str(tmp_path)} <= set(after)
 
 
 def test_removing(path: str) -> None:

@@ -237,6 +237,30 @@ def test_a_missing_or_altered_piece_is_refused_and_nothing_changes(tmp_path: Pat
     assert rows_of(target) == rows_of(table)
 
 
+def test_pieces_of_another_run_are_refused(tmp_path: Path) -> None:
+    for name, ids in (("a", range(10)), ("b", range(100, 110))):
+        table = new_table()
+        with ChangeLog(tmp_path / name / "log", [table], clock=lambda: 5.0) as log:
+            train(table, ids)
+            path = tmp_path / name / "model.ckpt-1"
+            write_checkpoint(path, state={}, step=1, tables=[table], log=log, full=True, time=5.0)
+    target = new_table()
+    train(target, range(3))
+    before = rows_of(target)
+    for piece in ("log/*.segment", "snapshots/*/tables/*/*.table", "snapshots/*/manifest.json"):
+        (mine,), (theirs,) = (tmp_path / "a").glob(piece), (tmp_path / "b").glob(piece)
+        data = mine.read_bytes()
+        if mine.name != "manifest.json":
+            assert len(theirs.read_bytes()) == len(data), "the size must not be what gives it away"
+        mine.write_bytes(theirs.read_bytes())
+        with pytest.raises(CorruptFileError):
+            restore_tables(tmp_path / "a" / "model.ckpt-1", [target])
+        assert rows_of(target) == before
+        mine.write_bytes(data)
+    restore_tables(tmp_path / "a" / "model.ckpt-1", [target])
+    assert sorted(target) == list(range(10))
+
+
 def test_a_model_dir_may_be_moved(tmp_path: Path) -> None:
     table = new_table()
     with ChangeLog(tmp_path / "old" / "log", [table]) as log:

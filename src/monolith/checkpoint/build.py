@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from monolith.checkpoint.convert import convert_rows
 from monolith.checkpoint.fit import TableFit, filters_fit
 from monolith.checkpoint.manifest import ShardEntry, TableEntry
-from monolith.checkpoint.sharding import Shard, saved_shard, shards_of
+from monolith.checkpoint.sharding import saved_shard, shard_buckets
 from monolith.checkpoint.table_source import TableSource
 from monolith.table import AdmissionFilter, EmbeddingTable, TableState
 
@@ -24,7 +24,7 @@ class _Part:
     filled: EmbeddingTable
     """What gets the saved rows: `fresh` itself, or a table of the old layout."""
     fit: TableFit
-    shard: Shard
+    buckets: range
 
 
 def build_tables(
@@ -36,24 +36,24 @@ def build_tables(
     """Every table that is to be exchanged, with a new one that has its rows."""
     filters = _Filters(saved)
     parts = [
-        _part(table, fits[name], shard, saved, filters)
+        _part(table, fits[name], owned, saved, filters)
         for name, tables in groups.items()
         if fits[name].fate != "kept"
-        for table, shard in zip(tables, shards_of(len(tables), buckets), strict=True)
+        for table, owned in zip(tables, shard_buckets(len(tables), buckets), strict=True)
     ]
     for together in _rounds(parts):
         tables_by_name = {str(part.fit.saved_as): part.filled for part in together}
-        saved.fill(tables_by_name, together[0].shard.buckets)
+        saved.fill(tables_by_name, together[0].buckets)
     for part in parts:
         _complete(part, saved)
     return [(part.table, part.fresh) for part in parts]
 
 
-def _part(table: EmbeddingTable, fit: TableFit, shard: Shard, saved: TableSource, filters: _Filters) -> _Part:
+def _part(table: EmbeddingTable, fit: TableFit, buckets: range, saved: TableSource, filters: _Filters) -> _Part:
     entry = None if fit.saved_as is None else saved.tables[fit.saved_as]
-    fresh = EmbeddingTable(table.config, admission=filters.restored(table.admission, entry, shard))
+    fresh = EmbeddingTable(table.config, admission=filters.restored(table.admission, entry, buckets))
     filled = EmbeddingTable(entry.config) if fit.fate == "converted" and entry is not None else fresh
-    return _Part(table=table, fresh=fresh, filled=filled, fit=fit, shard=shard)
+    return _Part(table=table, fresh=fresh, filled=filled, fit=fit, buckets=buckets)
 
 
 def _rounds(parts: Sequence[_Part]) -> list[list[_Part]]:
@@ -64,7 +64,7 @@ def _rounds(parts: Sequence[_Part]) -> list[list[_Part]]:
             continue
         for group in rounds:
             names = {other.fit.saved_as for other in group}
-            if group[0].shard.buckets == part.shard.buckets and part.fit.saved_as not in names:
+            if group[0].buckets == part.buckets and part.fit.saved_as not in names:
                 group.append(part)
                 break
         else:
@@ -78,7 +78,7 @@ def _complete(part: _Part, saved: TableSource) -> None:
     shards = () if part.fit.saved_as is None else saved.tables[part.fit.saved_as].shards
     if not shards:
         return
-    state = _state(shards, part.shard)
+    state = _state(shards, part.buckets)
     scales = state.hashnet_scales
     if part.fit.segments:
         initial = part.fresh.state().hashnet_scales
@@ -86,9 +86,9 @@ def _complete(part: _Part, saved: TableSource) -> None:
     part.fresh.set_state(TableState(max_event_time=state.max_event_time, updates=state.updates, hashnet_scales=scales))
 
 
-def _state(shards: Sequence[ShardEntry], shard: Shard) -> ShardEntry:
+def _state(shards: Sequence[ShardEntry], buckets: range) -> ShardEntry:
     """That of the shard which had these ids, or the newest of all if several had."""
-    found = saved_shard(shards, shard)
+    found = saved_shard(shards, buckets)
     if found is not None:
         return found
     newest = max(shards, key=lambda entry: entry.updates)
@@ -103,21 +103,21 @@ class _Filters:
         self._restored: dict[AdmissionFilter, AdmissionFilter] = {}
 
     def restored(
-        self, current: AdmissionFilter | None, entry: TableEntry | None, shard: Shard
+        self, current: AdmissionFilter | None, entry: TableEntry | None, buckets: range
     ) -> AdmissionFilter | None:
         """What takes the place of `current`."""
         if current is None:
             return None
         if current not in self._restored:
             fresh = AdmissionFilter(current.config)
-            counts = None if entry is None else self._counts(current, entry, shard)
+            counts = None if entry is None else self._counts(current, entry, buckets)
             if counts is not None:
                 fresh.core.restore(counts)
             self._restored[current] = fresh
         return self._restored[current]
 
-    def _counts(self, current: AdmissionFilter, entry: TableEntry, shard: Shard) -> bytes | None:
-        found = saved_shard(entry.shards, shard)
+    def _counts(self, current: AdmissionFilter, entry: TableEntry, buckets: range) -> bytes | None:
+        found = saved_shard(entry.shards, buckets)
         if found is None or found.admission is None or not filters_fit(current.config, entry.admission):
             return None
         return self._saved.read(found.admission)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from monolith.checkpoint.manifest import ShardEntry, TableEntry
-from monolith.checkpoint.sharding import Shard, saved_shard
+from monolith.checkpoint.sharding import saved_shard
 from monolith.errors import CheckpointMismatchError
 from monolith.table import EmbeddingTable, ProbabilisticAdmission, Segment, SlidingAdmission, TableConfig
 
@@ -77,9 +77,9 @@ def fit_table(
     allow_new_tables: bool,
     allow_new_segments: bool,
     reset_admission: bool,
-    parts: Sequence[Shard],
+    parts: Sequence[range],
 ) -> TableFit:
-    """What becomes of the table whose shards, `parts` of it, are `shards`."""
+    """What becomes of the table whose shards, with the buckets `parts`, are `shards`."""
     if saved_as not in saved:
         if allow_new_tables:
             return TableFit(fate="new", notes=("is not in the checkpoint: it starts empty",))

@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 from monolith.checkpoint.build import build_tables
 from monolith.checkpoint.fit import RestoreReport, TableFit, fit_table
 from monolith.checkpoint.restore_points import RestorePoint
-from monolith.checkpoint.sharding import shards_of
+from monolith.checkpoint.sharding import shard_buckets
 from monolith.checkpoint.snapshot import group_tables
 from monolith.checkpoint.storage import StrPath
 from monolith.checkpoint.table_source import TableSource, open_source
@@ -113,7 +113,7 @@ def _plan(
             allow_new_tables=choices.get("allow_new_tables", False),
             allow_new_segments=choices.get("allow_new_segments", False),
             reset_admission=choices.get("reset_admission", False),
-            parts=shards_of(len(shards), buckets),
+            parts=shard_buckets(len(shards), buckets),
         )
     used = {fit.saved_as for fit in fits.values()}
     unused = tuple(name for name in saved.tables if name not in used) if only is None else ()

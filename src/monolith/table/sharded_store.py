@@ -195,7 +195,8 @@ class ShardedStore:
         owners = self._owners_of(wanted)
         for number, shard in enumerate(self.shards):
             places = np.flatnonzero(owners == number)
-            call(shard, wanted[places], places)
+            if places.size:
+                call(shard, wanted[places], places)
 
 
 def _owners(ranges: Sequence[range], shards: int) -> np.ndarray:
