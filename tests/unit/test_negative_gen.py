@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from batch_rows import random_batch, to_rows
-from monolith.checkpoint.state_file import load_state, save_state
 from monolith.data.transforms import ItemPool, NegativeGen, NegativeGenConfig
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features import Batch
+from monolith.state_bytes import pack_state, unpack_state
 
 
 def batches(count: int = 5, rows: int = 60) -> list[Batch]:
@@ -178,15 +177,15 @@ def test_every_item_is_drawn_about_equally_often() -> None:
     assert float(((counts - 2000) ** 2 / 2000).sum()) < 27.9  # chi square, 9 degrees of freedom, 0.1 %
 
 
-def test_a_saved_pool_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_saved_pool_goes_on_as_if_nothing_had_happened() -> None:
     config = NegativeGenConfig(neg_num=2, item_features=("ids",), start_num=2, channel="chnid", max_item_num=8)
     stream = batches(6)
     first = NegativeGen(config, seed=1)
     for batch in stream[:3]:
         first(batch)
-    save_state(first.state_dict(), tmp_path, "negatives")
+    saved = pack_state(first.state_dict())
     second = NegativeGen(config, seed=99)
-    second.load_state_dict(load_state(tmp_path, "negatives"))
+    second.load_state_dict(unpack_state(saved.structure, saved.tensor_bytes()))
     for batch in stream[3:]:
         assert to_rows(second(batch)) == to_rows(first(batch))
 

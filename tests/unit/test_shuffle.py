@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from batch_rows import to_rows
-from monolith.checkpoint.state_file import load_state, save_state
 from monolith.data.prefetch import Prefetch
 from monolith.data.shuffle import Shuffle
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch, Ragged
+from monolith.state_bytes import pack_state, unpack_state
 
 CONFIG = ClickStreamConfig(batch_size=16, batches=20, users=50, items=50)
 
@@ -77,15 +76,15 @@ def test_the_seed_decides_the_order() -> None:
 
 
 @pytest.mark.parametrize("seen", [0, 1, 2, 5, 9, 13])
-def test_a_restart_goes_on_with_the_same_rows(seen: int, tmp_path: Path) -> None:
+def test_a_restart_goes_on_with_the_same_rows(seen: int) -> None:
     whole = order(shuffle())
     assert len(whole) == 14
     first = shuffle()
     for _ in zip(range(seen), first, strict=False):
         pass
-    save_state(first.state_dict(), tmp_path, "shuffle")
+    saved = pack_state(first.state_dict())
     second = shuffle(seed=77)
-    second.load_state_dict(load_state(tmp_path, "shuffle"))
+    second.load_state_dict(unpack_state(saved.structure, saved.tensor_bytes()))
     assert order(second) == whole[seen:]
 
 
