@@ -150,6 +150,20 @@ def test_a_damaged_parent_is_not_continued(tmp_path: Path) -> None:
     assert commit(tmp_path, 2, parent=1) == [3]
 
 
+def test_a_log_does_not_go_on_with_tables_that_were_restored_under_it(tmp_path: Path) -> None:
+    table, other = new_table(), new_table()
+    with ChangeLog(tmp_path, [table]) as log:
+        train(table, [1])
+        log.commit(step=1)
+        table.take_over(other)
+        train(table, [2])
+        for commit in (log.commit, log.commit_in_background):
+            with pytest.raises(InvalidArgumentError, match="'user' was restored after"):
+                commit(step=2)
+    with ChangeLog(tmp_path, [table], parent=0) as log:
+        assert sorted(rebuilt(tmp_path, log.commit(step=2))) == [2]
+
+
 def test_whether_a_line_alone_leads_to_the_tables(tmp_path: Path) -> None:
     table = new_table()
     with ChangeLog(tmp_path, [table]) as log:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from monolith.errors import InvalidArgumentError
 from monolith.log.named_tables import Tables, named_tables
 from monolith.log.segment_format import TableMeta, TableStateMeta
 from monolith.log.segment_writer import Changes
@@ -22,6 +23,7 @@ class LoggedTables:
     def __init__(self, tables: Tables, kind: Literal["rows", "values"]) -> None:
         self._names, self._tables = named_tables(tables)
         self._configs = [json.loads(table.config.model_dump_json()) for table in self._tables]
+        self._replacements = [table.replacements for table in self._tables]
         self.kind = kind
 
     @property
@@ -41,6 +43,7 @@ class LoggedTables:
 
     def cut(self) -> TablesCut:
         """Cut all tables, or none if one cannot be cut."""
+        self._check_same_rows()
         cuts: list[TableCut] = []
         try:
             for table in self._tables:
@@ -50,6 +53,14 @@ class LoggedTables:
             for cut in cuts:
                 cut.rollback()
             raise
+
+    def _check_same_rows(self) -> None:
+        """A table that was restored is at another place of the log than this one goes on from."""
+        for name, table, replacements in zip(self._names, self._tables, self._replacements, strict=True):
+            if table.replacements != replacements:
+                raise InvalidArgumentError(
+                    f"tables: {name!r} was restored after this log was opened; close it and open it with the restore's parent"
+                )
 
     def _meta(self, place: int) -> TableMeta:
         table = self._tables[place]

@@ -105,6 +105,7 @@ class EmbeddingTable:
         self.config = config
         self.admission = admission
         self._tracks_changes = False
+        self._replacements = 0
         self._core = _core.Table(to_core(config, capacity), None if admission is None else admission.core)
         self._learning_rates = np.asarray(config.learning_rates, dtype=np.float32)
 
@@ -354,6 +355,12 @@ class EmbeddingTable:
         if self._tracks_changes:
             other.track_changes()
         self._core, self.admission = other._core, other.admission
+        self._replacements += 1
+
+    @property
+    def replacements(self) -> int:
+        """How often `take_over` gave it other rows: who follows its changes has to begin anew then."""
+        return self._replacements
 
     def insert_rows(self, ids: Ids, times: Ids, rows: Values) -> None:
         """Upsert raw rows, uint8 [n, row_bytes], of a table of the same `layout`; not subject to admission.
