@@ -68,7 +68,7 @@ def test_evaluate_predict_export_inspect(model_dir: str, tmp_path: Path, capsys:
     by_export = lines(capsys)
     assert [row["click"] for row in by_export] == pytest.approx([row["click"] for row in by_model], abs=1e-6)
 
-    for path, kind in ((model_dir, "checkpoint"), (f"{model_dir}/model.ckpt-6", "checkpoint"), (exports, "export")):
+    for path, kind in ((model_dir, "run"), (f"{model_dir}/model.ckpt-6", "checkpoint"), (exports, "export")):
         assert main(["inspect", path, "--json"]) == 0
         (found,) = lines(capsys)
         assert found["kind"] == kind

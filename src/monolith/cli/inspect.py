@@ -9,12 +9,13 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from monolith.checkpoint.inspect import inspect_checkpoint, read_row
+from monolith.checkpoint import RestorePoint, find_restore_point, inspect_checkpoint, read_row, restore_points
+from monolith.checkpoint.inspect import CheckpointInspection
 from monolith.checkpoint.manifest import MANIFEST
-from monolith.checkpoint.restore_points import find_restore_point, restore_points
+from monolith.checkpoint.storage import is_remote, open_folder
 from monolith.cli.options import Json
 from monolith.cli.output import show
-from monolith.errors import InvalidArgumentError
+from monolith.errors import InvalidArgumentError, MonolithError
 from monolith.serve import load
 from monolith.table import EmbeddingTable, Entries
 
@@ -22,70 +23,96 @@ __all__ = ["inspect"]
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A .table file, an export, a checkpoint, or the model_dir of a run.")],
+    path: Annotated[
+        str, typer.Argument(help="A .table file, an export, a checkpoint, or the model_dir of a run; local or a URL.")
+    ],
     id_: Annotated[
         int | None, typer.Option("--id", help="Also print this id's row of every table that has it.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print what is in a table, an export, a checkpoint or the newest one of a run: rows, bytes, slots, one id."""
-    checkpoint = _checkpoint(path)
-    if checkpoint is not None:
-        show(_described_checkpoint(checkpoint, id_), as_json=as_json, title=checkpoint)
-        return
-    answer, tables = _open(path)
-    answer["tables"] = {name: _describe(table, id_) for name, table in tables.items()}
-    show(answer, as_json=as_json, title=str(path))
+    """Print what is in a table, an export, a checkpoint or a saved run: rows, bytes, slots, one id."""
+    show(_answer(path, id_), as_json=as_json, title=path)
 
 
-def _checkpoint(path: Path) -> str | None:
-    """The checkpoint that is meant, if any: of a run, the newest."""
-    manifest = path / MANIFEST
-    if manifest.is_file():
-        return str(path) if b'"monolith-checkpoint"' in manifest.read_bytes()[:200] else None
-    if not path.is_dir() or not any(point.checkpoint for point in restore_points(path)):
-        return None
-    newest = find_restore_point(path)
-    checkpoints = [point for point in restore_points(path) if point.checkpoint is not None]
-    return newest.checkpoint or checkpoints[-1].checkpoint
-
-
-def _described_checkpoint(path: str, id_: int | None) -> dict[str, object]:
-    found = inspect_checkpoint(path)
-    answer: dict[str, object] = {
-        "kind": "checkpoint",
-        "path": found.path,
-        "step": found.step,
-        "time": found.time,
-        "sequence": found.sequence,
-        "problem": found.problem,
-        "bytes": found.bytes,
-        "snapshot": found.snapshot,
-        "segments": found.segments,
-        "segment_bytes": found.segment_bytes,
-    }
-    tables: dict[str, dict[str, object]] = {}
-    for name, table in found.tables.items():
-        tables[name] = {"rows": table.rows, "shards": table.shards, "bytes": table.bytes, "dim": table.config.dim}
-        entries = None if id_ is None else read_row(path, name, id_)
-        if entries is not None:
-            tables[name]["id"] = _row(entries)
-    return {**answer, "tables": tables}
-
-
-def _row(entries: Entries) -> dict[str, object]:
-    slots = {name: slot[0].tolist() for name, slot in entries.slots.items()}
-    return {"values": entries.values[0].tolist(), "time": int(entries.times[0]), **slots}
-
-
-def _open(path: Path) -> tuple[dict[str, object], dict[str, EmbeddingTable]]:
-    if path.is_file():
+def _answer(path: str, id_: int | None) -> dict[str, object]:
+    if not is_remote(path) and Path(path).is_file():
         table = EmbeddingTable.load(path)
-        return {"kind": "table", "file_bytes": path.stat().st_size}, {table.name: table}
-    if not path.is_dir():
+        size = Path(path).stat().st_size
+        return {"kind": "table", "file_bytes": size, "tables": {table.name: _describe(table, id_)}}
+    if not is_remote(path) and not Path(path).is_dir():
         raise InvalidArgumentError(
             f"{path}: expected a .table file, an export, a checkpoint or a model_dir; there is no such path"
         )
+    if _is_checkpoint(path):
+        return {"kind": "checkpoint", **_checkpoint(path, id_)}
+    points = restore_points(path)
+    return _run(path, points, id_) if points else _export(path, id_)
+
+
+def _is_checkpoint(path: str) -> bool:
+    folder = open_folder(path)
+    return folder.size(MANIFEST) is not None and b'"format":"monolith-checkpoint"' in folder.read(MANIFEST)
+
+
+def _run(path: str, points: list[RestorePoint], id_: int | None) -> dict[str, object]:
+    checkpoints = [point for point in points if point.checkpoint is not None]
+    answer: dict[str, object] = {
+        "kind": "run",
+        "step": points[-1].step,
+        "problem": _problem(path),
+        "restore_points": len(points),
+        "checkpoints": [point.step for point in checkpoints],
+        "log_sequence": points[-1].sequence,
+    }
+    if checkpoints:
+        newest = str(checkpoints[-1].checkpoint)
+        answer |= {"newest_checkpoint": newest, "tables": _checkpoint(newest, id_)["tables"]}
+    return answer
+
+
+def _problem(path: str) -> str | None:
+    """Why a run would not go on from its newest state."""
+    try:
+        find_restore_point(path)
+    except MonolithError as error:
+        return str(error)
+    return None
+
+
+def _checkpoint(path: str, id_: int | None) -> dict[str, object]:
+    found = inspect_checkpoint(path)
+    return {
+        "step": found.step,
+        "time": found.time,
+        "newest_event_time": found.event_time,
+        "problem": found.problem,
+        "bytes": found.bytes,
+        "log_sequence": found.sequence,
+        "snapshot": found.snapshot,
+        "segments": found.segments,
+        "segment_bytes": found.segment_bytes,
+        "config": found.config,
+        "tables": {name: _saved_table(path, found, name, id_) for name in found.tables},
+    }
+
+
+def _saved_table(path: str, found: CheckpointInspection, name: str, id_: int | None) -> dict[str, object]:
+    table = found.tables[name]
+    described: dict[str, object] = {
+        "rows": table.rows,
+        "bytes": table.bytes,
+        "dim": table.config.dim,
+        "shards": table.shards,
+        "newest_event_time": table.newest_event_time,
+    }
+    row = read_row(path, name, id_) if id_ is not None and found.problem is None else None
+    if row is not None:
+        described["id"] = _row(row)
+    return described
+
+
+def _export(path: str, id_: int | None) -> dict[str, object]:
     predictor = load(path)
     signature = predictor.signature
     tables = _named({place: store.tables for place, store in predictor.stores.items()})
@@ -95,7 +122,8 @@ def _open(path: Path) -> tuple[dict[str, object], dict[str, EmbeddingTable]]:
         "step": signature.step,
         "columns": list(signature.columns),
         "outputs": [output.name for output in signature.outputs],
-    }, tables
+        "tables": {name: _describe(table, id_) for name, table in tables.items()},
+    }
 
 
 def _named(stores: Mapping[str, Mapping[str, EmbeddingTable]]) -> dict[str, EmbeddingTable]:
@@ -118,6 +146,11 @@ def _describe(table: EmbeddingTable, id_: int | None) -> dict[str, object]:
     if id_ is not None and id_ in table:
         described["id"] = _row(table.lookup_entry([id_]))
     return described
+
+
+def _row(entries: Entries) -> dict[str, object]:
+    slots = {name: slot[0].tolist() for name, slot in entries.slots.items()}
+    return {"values": entries.values[0].tolist(), "time": int(entries.times[0]), **slots}
 
 
 def _rows_by_slot(table: EmbeddingTable) -> dict[str, int]:
