@@ -40,6 +40,7 @@ def test_the_top_level_stays_small_enough_to_read() -> None:
 def test_every_package_offers_names() -> None:
     needed = (
         "cli",
+        "cluster",
         "data",
         "data.transforms",
         "features",

@@ -6,6 +6,7 @@ Clients of ZooKeeper, Consul and Primus are imported when they are used, not bef
 from monolith.cluster.cluster_spec import ClusterSpec, Task, parse_tf_config
 from monolith.cluster.consul_discovery import ConsulServiceDiscovery, deregister_all
 from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType, retry_with_socket_error
+from monolith.cluster.discovery_config import DiscoveryConfig, get_discovery, monolith_discovery
 from monolith.cluster.file_discovery import HostServiceDiscovery
 from monolith.cluster.mlp import MLPEnv
 from monolith.cluster.mlp_discovery import MLPServiceDiscovery
@@ -43,6 +44,7 @@ __all__ = [
     "ClusterSpec",
     "ConsulServiceDiscovery",
     "DataServers",
+    "DiscoveryConfig",
     "HandOver",
     "HostServiceDiscovery",
     "MLPEnv",
@@ -60,6 +62,7 @@ __all__ = [
     "create_primus_save_point",
     "default_zk_servers",
     "deregister_all",
+    "get_discovery",
     "get_local_host",
     "get_local_ip",
     "get_local_server_addr",
@@ -74,6 +77,7 @@ __all__ = [
     "maybe_finish_application",
     "maybe_kill_application",
     "mlp_pass",
+    "monolith_discovery",
     "parse_tf_config",
     "retry_with_socket_error",
     "split_address",

@@ -8,7 +8,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -26,17 +26,19 @@ _MAX_BACKOFF_SECS = 5.0
 Result = TypeVar("Result")
 
 
-class ServiceDiscoveryType(Enum):
-    """The back ends a configuration can ask for."""
+class ServiceDiscoveryType(StrEnum):
+    """The back ends, as configurations name them."""
 
-    PRIMUS = 1
+    PRIMUS = "primus"
     """TF_CONFIG, which Primus and others set."""
-    CONSUL = 2
+    CONSUL = "consul"
     """Consul."""
-    ZK = 3
+    ZK = "zk"
     """ZooKeeper."""
-    MLP = 4
+    MLP = "mlp"
     """The environment of the MLP scheduler."""
+    FILE = "file"
+    """Files in a folder that all processes see."""
 
 
 class ServiceDiscovery(ABC):

@@ -1,0 +1,97 @@
+"""`DiscoveryConfig`: which discovery a job uses, as part of its configuration; and opening it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+from pydantic import Field
+
+from monolith.cluster.consul_discovery import ConsulServiceDiscovery
+from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType
+from monolith.cluster.file_discovery import HostServiceDiscovery
+from monolith.cluster.mlp_discovery import MLPServiceDiscovery
+from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
+from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
+from monolith.config import Config
+from monolith.errors import ConfigError
+
+__all__ = ["DiscoveryConfig", "get_discovery", "monolith_discovery"]
+
+_logger = logging.getLogger(__name__)
+
+
+class DiscoveryConfig(Config):
+    """How the processes of a job find each other.
+
+    Example:
+        >>> DiscoveryConfig(discovery_type="zk", deep_insight_name="ctr", zk_server="zk0:2181").discovery_type
+        <ServiceDiscoveryType.ZK: 'zk'>
+    """
+
+    is_local: bool = False
+    """The job is this one process: there is nobody to find."""
+    discovery_type: Annotated[ServiceDiscoveryType, Field(strict=False)] = ServiceDiscoveryType.CONSUL
+    """The back end."""
+    uuid: str = ""
+    """What Consul knows the job by."""
+    deep_insight_name: str | None = None
+    """What ZooKeeper knows the job by."""
+    zk_server: str | None = None
+    """ZooKeeper's servers, `host:port[,host:port...]`; by default those of the environment."""
+    tf_config: str | None = None
+    """The text that describes the cluster for `primus`; by default the variable TF_CONFIG."""
+    discovery_folder: str | None = None
+    """The folder for `file`."""
+
+
+def get_discovery(config: DiscoveryConfig, psm: str | None = None) -> ServiceDiscovery | None:
+    """Open the discovery that `config` names; None for a local job. `psm` is the name in Consul, by default the job's `uuid`.
+
+    TF_CONFIG and the MLP environment also say which process this is: `server_type`, `index` and `addr` of what is returned.
+
+    Example:
+        >>> get_discovery(DiscoveryConfig(is_local=True)) is None
+        True
+    """
+    if config.is_local:
+        return None
+    match config.discovery_type:
+        case ServiceDiscoveryType.PRIMUS:
+            return TfConfigServiceDiscovery(_needed("tf_config", config.tf_config or os.environ.get("TF_CONFIG")))
+        case ServiceDiscoveryType.CONSUL:
+            return ConsulServiceDiscovery(_needed("uuid", psm or config.uuid))
+        case ServiceDiscoveryType.ZK:
+            return ZKServiceDiscovery(_needed("deep_insight_name", config.deep_insight_name), config.zk_server)
+        case ServiceDiscoveryType.MLP:
+            return MLPServiceDiscovery()
+        case ServiceDiscoveryType.FILE:
+            return HostServiceDiscovery(_needed("discovery_folder", config.discovery_folder))
+
+
+@contextmanager
+def monolith_discovery(config: DiscoveryConfig) -> Iterator[ServiceDiscovery | None]:
+    """The discovery of a job for the time of a block, closed at its end however that comes.
+
+    Example:
+        >>> with monolith_discovery(DiscoveryConfig(is_local=True)) as discovery:
+        ...     print(discovery)
+        None
+    """
+    discovery = get_discovery(config)
+    if discovery is None:
+        yield None
+        return
+    _logger.info("discovery through %s", config.discovery_type)
+    with discovery:
+        yield discovery
+    _logger.info("discovery through %s is closed", config.discovery_type)
+
+
+def _needed(field: str, value: str | None) -> str:
+    if not value:
+        raise ConfigError(f"DiscoveryConfig.{field}: expected a value for this discovery_type, got {value!r}")
+    return value
