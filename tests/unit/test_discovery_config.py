@@ -62,7 +62,7 @@ def test_files_are_in_their_folder_and_the_block_closes_what_it_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[HostServiceDiscovery] = []
-    monkeypatch.setattr(HostServiceDiscovery, "close", closed.append)
+    monkeypatch.setattr(HostServiceDiscovery, "close", lambda self: closed.append(self))
 
     def fail_in_the_block() -> None:
         with monolith_discovery(DiscoveryConfig(discovery_type="file", discovery_folder=str(tmp_path))) as discovery:
