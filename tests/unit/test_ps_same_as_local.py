@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.errors import InvalidArgumentError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerStore
 from monolith.ps.messages import DeclaredTable
 from monolith.table import Adagrad, Bags, Expiry, Ftrl, Gradient, LocalStore, OneBit, Sgd, SlidingAdmission
 from monolith.table.admission import AdmissionFilter
+from monolith.table.sharded_store import ShardedStore
+from monolith.table.store import Store
 
 CONFIGS = (
     TableConfig(name="user", segments=(Segment(dim=5, optimizer=Adagrad(learning_rate=0.1)),), seed=3),
@@ -28,16 +33,17 @@ FILTERED = TableConfig(name="filtered", segments=(Segment(dim=2),))
 DECLARED = [*(DeclaredTable(config=config) for config in CONFIGS), DeclaredTable(config=FILTERED, admission=ADMISSION)]
 
 
-@pytest.fixture(params=[1, 2, 3, "remote"])
-def remote(request: pytest.FixtureRequest) -> Iterator[ServerStore | RemoteStore]:
-    count = 1 if request.param == "remote" else request.param
-    servers = [ParameterServer() for _ in range(count)]
-    addresses = [server.address for server in servers]
-    make = RemoteStore(addresses[0], DECLARED) if request.param == "remote" else ServerStore(addresses, DECLARED)
-    with make as store:
-        yield store
-    for server in servers:
-        assert server.close()
+@pytest.fixture(params=[1, 2, 3, "remote", "sharded"])
+def remote(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """The same tables in every home away from home."""
+    with ExitStack() as stack:
+        count = {"remote": 1, "sharded": 2}.get(request.param, request.param)
+        addresses = [stack.enter_context(ParameterServer()).address for _ in range(count)]
+        if isinstance(request.param, int):
+            yield stack.enter_context(ServerStore(addresses, DECLARED))
+            return
+        singles = [stack.enter_context(RemoteStore(address, DECLARED)) for address in addresses]
+        yield singles[0] if request.param == "remote" else ShardedStore(singles)
 
 
 def local_store() -> LocalStore:
@@ -54,7 +60,7 @@ def random_bags(rng: np.random.Generator, table: str, pooling: str, *, single: b
     return Bags(table=table, ids=ids, row_splits=splits, pooling=pooling)  # type: ignore[arg-type]
 
 
-def test_lookups_and_updates_are_those_of_local_tables_bit_for_bit(remote: ServerStore | RemoteStore) -> None:
+def test_lookups_and_updates_are_those_of_local_tables_bit_for_bit(remote: Store) -> None:
     rng, local = np.random.default_rng(5), local_store()
     poolings = {"user": "sum", "item": "mean", "bits": "sqrtn", "filtered": "sum"}
     for step in range(30):
@@ -87,7 +93,7 @@ def test_lookups_and_updates_are_those_of_local_tables_bit_for_bit(remote: Serve
     assert remote.evict() == evicted
 
 
-def test_several_gradients_of_one_table_are_one_step(remote: ServerStore | RemoteStore) -> None:
+def test_several_gradients_of_one_table_are_one_step(remote: Store) -> None:
     local, rng = local_store(), np.random.default_rng(1)
     parts = [random_bags(rng, "user", "sum", single=False) for _ in range(3)]
     gradients = [Gradient(bags=bags, values=torch.ones(len(bags.row_splits) - 1, 5)) for bags in parts]
@@ -97,7 +103,7 @@ def test_several_gradients_of_one_table_are_one_step(remote: ServerStore | Remot
         assert torch.equal(mine, expected)
 
 
-def test_assign_add_and_reinitialize_are_those_of_local_tables(remote: ServerStore | RemoteStore) -> None:
+def test_assign_add_and_reinitialize_are_those_of_local_tables(remote: Store) -> None:
     local = local_store()
     ids, rows = torch.arange(20).reshape(4, 5), torch.randn(4, 5, 5)
     twice = torch.tensor([3, 3, 77])
@@ -113,7 +119,18 @@ def test_assign_add_and_reinitialize_are_those_of_local_tables(remote: ServerSto
     assert remote.evict(now=10**6) == local.evict(now=10**6)
 
 
-def test_bags_that_are_written_to_between_two_lookups_are_not_confused(remote: ServerStore | RemoteStore) -> None:
+def test_it_is_a_store_that_cannot_be_saved_through_a_worker(remote: Store, tmp_path: Path) -> None:
+    assert isinstance(remote, Store)
+    assert not remote.is_initialised()
+    remote.mark_initialised()
+    assert remote.is_initialised()
+    with pytest.raises(InvalidArgumentError, match="cannot be saved through a worker"):
+        remote.save(tmp_path / "tables")
+    with pytest.raises(InvalidArgumentError, match="cannot be restored through a worker"):
+        remote.restore(tmp_path / "tables")
+
+
+def test_bags_that_are_written_to_between_two_lookups_are_not_confused(remote: Store) -> None:
     remote.assign("user", [1, 2], torch.tensor([[1.0] * 5, [2.0] * 5]))
     bags = Bags(table="user", ids=np.array([1]), row_splits=np.array([0, 1]))
     assert remote.lookup([bags])[0][0, 0] == 1.0

@@ -32,7 +32,8 @@ class Measured:
 def select_servers(measured: Sequence[Measured], count: int, *, override: str = "") -> list[str]:
     """The addresses of the `count` best servers; `override`, a comma-separated list, is taken instead if there is one.
 
-    A server is worth its own throughput and that of all slower ones of its host: a host that runs several well is preferred. Servers of equal worth keep the order given.
+    A server is worth its own throughput and that of all slower ones of its host: a host that runs several well is
+    preferred. Servers of equal worth keep the order given.
 
     Example:
         >>> servers = [Measured(address=a, throughput=t) for a, t in [("a:1", 5.0), ("b:1", 4.0), ("b:2", 3.0)]]

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
-from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.errors import ConfigError
 from monolith.table.buckets import NUM_BUCKETS
 
-__all__ = ["bucket_owners", "bucket_ranges"]
-
-
-def bucket_ranges(count: int) -> list[range]:
-    """The buckets of each of `count` servers: contiguous, as equal as possible, together all of them.
-
-    Example:
-        >>> bucket_ranges(3)
-        [range(0, 1365), range(1365, 2730), range(2730, 4096)]
-    """
-    if not 1 <= count <= NUM_BUCKETS:
-        raise InvalidArgumentError(f"count: expected 1..{NUM_BUCKETS} servers, got {count}")
-    bounds = [number * NUM_BUCKETS // count for number in range(count + 1)]
-    return [range(first, end) for first, end in pairwise(bounds)]
+__all__ = ["bucket_owners"]
 
 
 def bucket_owners(ranges: Sequence[range], count: int) -> np.ndarray:
-    """The number of the server of every bucket, int64 [NUM_BUCKETS]."""
+    """The number of the server of every bucket, int64 [NUM_BUCKETS]; `ranges` says who owns which.
+
+    Example:
+        >>> bucket_owners([range(0, 1000), range(1000, 4096)], 2)[[0, 999, 1000, 4095]].tolist()
+        [0, 0, 1, 1]
+    """
     if len(ranges) != count:
         raise ConfigError(f"ranges: expected one for each of {count} servers, got {len(ranges)}")
     owners = np.full(NUM_BUCKETS, -1, dtype=np.int64)

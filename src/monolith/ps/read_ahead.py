@@ -17,9 +17,9 @@ __all__ = ["ReadAhead"]
 class ReadAhead:
     """The batches of `source`, each handed out when the rows of the one behind it have been asked for.
 
-    So the rows of a batch lack exactly the update of the batch before it, whatever the timing: the same model every time. To
-    be iterated by the thread that trains; a `Trainer` needs `embedding_prefetch_capacity=0`. A source that can tell its place
-    still can: it is that behind the batch handed out last.
+    So the rows of a batch lack exactly the update of the batch before it, whatever the timing: the same model every time,
+    unless `ClientConfig.ordered` is off. To be iterated by the thread that trains; a `Trainer` needs
+    `embedding_prefetch_capacity=0`. A source that can tell its place still can: it is that behind the batch handed out last.
 
     Example:
         >>> import torch

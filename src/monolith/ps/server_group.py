@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Self
@@ -21,6 +21,7 @@ from monolith.ps import messages
 from monolith.ps.frames import Frame
 from monolith.ps.link import Link, finish_all
 from monolith.ps.messages import Call, DeclaredTable, Push, Wire
+from monolith.table.buckets import NUM_BUCKETS
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import TableStats
 
@@ -47,6 +48,9 @@ class ClientConfig(Config):
     """What the servers ask for."""
     tls_root_certs: Path | None = None
     """PEM of whom the servers' certificates are signed by; None: no TLS."""
+    ordered: bool = True
+    """Whether a change waits for lookups begun before it, so that a run can be repeated bit by bit. False lets both go on at
+    the same time: rows read ahead then have the update before them, or not yet."""
     max_streams: Annotated[int, Field(ge=1)] = 4
     """Streams to each server: threads of this process that can be under way at once."""
 
@@ -140,6 +144,12 @@ class ServerGroup:
         raise InvalidArgumentError(f"save to {folder}: tables on servers cannot be saved through a worker")
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
+        """Refused, as `save` is."""
+        self.prepare_restore(folder)()
+
+    def prepare_restore(
+        self, folder: str | os.PathLike[str], *, buckets: range = range(NUM_BUCKETS)
+    ) -> Callable[[], None]:
         """Refused, as `save` is."""
         raise InvalidArgumentError(f"restore from {folder}: tables on servers cannot be restored through a worker")
 

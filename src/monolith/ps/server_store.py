@@ -25,12 +25,13 @@ from monolith.ps.bag_split import (
 from monolith.ps.frames import Frame
 from monolith.ps.link import finish_all
 from monolith.ps.messages import Call, DeclaredTable
-from monolith.ps.ownership import bucket_owners, bucket_ranges
+from monolith.ps.ownership import bucket_owners
 from monolith.ps.precision import WIRE_DTYPES, narrow, widen
 from monolith.ps.remote_store import float_rows, row_matrix
 from monolith.ps.server_group import ClientConfig, ServerGroup, require_known
 from monolith.table.arrays import Ids, Values, id_array
 from monolith.table.config import TableConfig
+from monolith.table.sharded_store import bucket_ranges
 from monolith.table.store import Bags, Gradient, join_gradients
 
 __all__ = ["ServerStore", "tables_of"]
@@ -100,7 +101,7 @@ class ServerStore(ServerGroup):
         """Begin a lookup whose answer the next `lookup` with equal `requests` takes.
 
         It sees what was applied before this call, and nothing of what is applied later: a change made through this store
-        waits for it.
+        waits for it, unless `ClientConfig.ordered` is off.
         """
         with self._lock:
             if self._thread is None:
@@ -114,7 +115,6 @@ class ServerStore(ServerGroup):
 
     def close(self) -> None:
         """Close all connections; the servers go on."""
-        self._finish_ahead()
         if self._thread is not None:
             self._thread.shutdown()
         super().close()
@@ -149,7 +149,7 @@ class ServerStore(ServerGroup):
 
     def apply(self, gradients: Sequence[Gradient], *, step: int = 0, event_time: int = 0) -> None:
         """One optimizer step per table and id, with the sum of its gradients in all `gradients`."""
-        self._finish_ahead()
+        self._keep_order()
         joined = join_gradients(gradients)
         require_known([gradient.bags.table for gradient in joined], self._declared)
         tables = tuple(
@@ -194,7 +194,7 @@ class ServerStore(ServerGroup):
         self, call: Call, table: str, ids: np.ndarray, values: np.ndarray | None, event_time: int
     ) -> tuple[np.ndarray, list[Frame]]:
         """Ask each server about its own of `ids`; the order in which they were asked, and the answers."""
-        self._finish_ahead()
+        self._keep_order()
         order, sizes = split_by_owner(ids, self._owners, len(self.links))
         text = messages.TableWrite(push=self.next_push(), table=table, event_time=event_time).model_dump_json()
         exchanges, end = [], 0
@@ -207,10 +207,11 @@ class ServerStore(ServerGroup):
             exchanges.append(exchange)
         return order, finish_all(exchanges)
 
-    def _finish_ahead(self) -> None:
-        with self._lock:
-            running = [future for _, future in self._ahead]
-        wait(running)
+    def _keep_order(self) -> None:
+        if self.config.ordered:
+            with self._lock:
+                begun = [future for _, future in self._ahead]
+            wait(begun)
 
     def _parts(self, gradient: Gradient) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Ids and gradients for each server."""

@@ -1,0 +1,220 @@
+"""A parameter server on loopback: its step beside the local table's, its latency, its CPU, and other transports.
+
+python benchmarks/parameter_server.py            everything that is installed
+python benchmarks/parameter_server.py --quick    a short run to see that everything works; its numbers are not for quoting
+
+One worker and one server, each a process. A step is a lookup and an Adagrad push of the same ids; there is no model in
+between. All sides take turns, turn by turn in every round, on the same batches; a ratio is the median of the rounds' own
+ratios. "prefetch" looks the next batch up while this one is pushed, and pushes while it goes on (`ordered=False`, late push).
+The exchange with peers is one lookup and one push of distinct ids without pooling; with grpcio and Ray actors the far side is
+our own dispatcher, so that only the transport differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import machine
+from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.ps import ClientConfig, ServerStore
+from monolith.table import Adagrad, Bags, Gradient, LocalStore, Zeros
+from monolith.table.store import Store
+from monolith.testing.parameter_servers import ServerProcess, server_process
+from peers.ps_exchange import PEERS, Exchange, Unavailable
+
+DIM = 16
+TABLE = TableConfig(name="t", segments=(Segment(dim=DIM, initializer=Zeros(), optimizer=Adagrad(learning_rate=0.1)),))
+DISTINCT = 8192
+
+
+def batches(rng: np.random.Generator, count: int, ids: int, rows: int) -> list[Bags]:
+    """Zipf(1.05) over `rows` ids, one id per bag."""
+    drawn = [(rng.zipf(1.05, size=ids) % rows).astype(np.int64) for _ in range(count)]
+    return [Bags(table="t", ids=_spread(ranks), row_splits=np.arange(ids + 1)) for ranks in drawn]
+
+
+def _spread(ranks: np.ndarray) -> np.ndarray:
+    return (ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64)
+
+
+def fill(store: Store, rows: int) -> None:
+    for start in range(0, rows, 50_000):
+        ids = _spread(np.arange(start, min(start + 50_000, rows)))
+        store.assign("t", ids, torch.zeros(len(ids), DIM))
+
+
+def plain_steps(store: Store, turn: list[Bags], gradient: torch.Tensor) -> None:
+    for bags in turn:
+        store.lookup([bags])
+        store.apply([Gradient(bags=bags, values=gradient)])
+
+
+def ahead_steps(store: ServerStore, late: ThreadPoolExecutor, turn: list[Bags], gradient: torch.Tensor) -> None:
+    store.prefetch([turn[0]])
+    pushed: Future[None] | None = None
+    for place, bags in enumerate(turn):
+        store.lookup([bags])
+        if place + 1 < len(turn):
+            store.prefetch([turn[place + 1]])
+        if pushed is not None:
+            pushed.result()
+        pushed = late.submit(store.apply, [Gradient(bags=bags, values=gradient)])
+    if pushed is not None:
+        pushed.result()
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def training(options: argparse.Namespace, server: ServerProcess) -> dict[str, float]:
+    turn = batches(np.random.default_rng(1), options.batches, options.ids, options.rows)
+    gradient = torch.randn(options.ids, DIM)
+    local = LocalStore([EmbeddingTable(TABLE)])
+    times: dict[str, list[float]] = {"local": [], "remote": [], "prefetch": []}
+    local_cpu = server_cpu = 0.0
+    unordered = ClientConfig(ordered=False)
+    with ServerStore([server.address], [TABLE], config=unordered) as remote, ThreadPoolExecutor(1) as late:
+        for store in (local, remote):
+            fill(store, options.rows)
+            plain_steps(store, turn, gradient)
+        for _ in range(options.rounds):
+            before = time.process_time()
+            times["local"].append(seconds(lambda: plain_steps(local, turn, gradient)))
+            local_cpu += time.process_time() - before
+            before = cpu_seconds(server.pid)
+            times["remote"].append(seconds(lambda: plain_steps(remote, turn, gradient)))
+            server_cpu += cpu_seconds(server.pid) - before
+            times["prefetch"].append(seconds(lambda: ahead_steps(remote, late, turn, gradient)))
+    ids = options.ids * len(turn)
+    result = {f"{name}_ids_per_second": ids / statistics.median(taken) for name, taken in times.items()}
+    for name in ("remote", "prefetch"):
+        ratios = [base / mine for base, mine in zip(times["local"], times[name], strict=True)]
+        result[f"{name}_of_local"] = statistics.median(ratios)
+    result["server_cpu_of_local"] = server_cpu / local_cpu
+    return result
+
+
+def latency(options: argparse.Namespace, server: ServerProcess) -> dict[str, float]:
+    turn = batches(np.random.default_rng(2), 50, DISTINCT, options.rows)
+    with ServerStore([server.address], [TABLE]) as store:
+        taken = []
+        for place in range(options.lookups):
+            bags = Bags(table="t", ids=turn[place % len(turn)].ids, row_splits=np.arange(DISTINCT + 1))
+            taken.append(seconds(lambda bags=bags: store.lookup([bags])))  # type: ignore[misc]
+    p50, p99 = np.percentile(taken, [50, 99])
+    return {"p50_ms": 1e3 * p50, "p99_ms": 1e3 * p99, "p99_of_p50": p99 / p50}
+
+
+class Ours:
+    """A `ServerStore` behind the interface of the peers."""
+
+    def __init__(self, config: TableConfig) -> None:
+        self._server = ServerProcess()
+        self._store = ServerStore([self._server.address], [config])
+        self._splits = np.arange(DISTINCT + 1)
+
+    def lookup(self, ids: np.ndarray) -> np.ndarray:
+        rows: np.ndarray = self._store.lookup([self._bags(ids)])[0].numpy()
+        return rows
+
+    def push(self, ids: np.ndarray, gradients: np.ndarray) -> None:
+        self._store.apply([Gradient(bags=self._bags(ids), values=torch.from_numpy(gradients))])
+
+    def close(self) -> None:
+        self._store.close()
+        self._server.close()
+
+    def _bags(self, ids: np.ndarray) -> Bags:
+        return Bags(table="t", ids=ids, row_splits=self._splits)
+
+
+def exchange(options: argparse.Namespace) -> dict[str, float | str]:
+    result: dict[str, float | str] = {}
+    sides: dict[str, Exchange] = {"ours": Ours(TABLE)}
+    for name in options.peers:
+        try:
+            sides[name] = PEERS[name](TABLE)
+        except Unavailable as missing:
+            result[name] = f"skipped: {missing}"
+    rng = np.random.default_rng(3)
+    turns = [_spread(rng.permutation(options.rows)[:DISTINCT].astype(np.int64)) for _ in range(options.exchanges)]
+    gradients = rng.standard_normal((DISTINCT, DIM), dtype=np.float32)
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    try:
+        expected: np.ndarray | None = None
+        for side in sides.values():
+            for _ in range(2):
+                side.push(turns[0], gradients)
+            rows = side.lookup(turns[0])
+            # Measured are only those that compute the same.
+            assert expected is None or np.allclose(rows, expected, rtol=1e-4)
+            expected = rows
+        for _ in range(options.rounds):
+            for name, side in sides.items():
+                times[name].append(seconds(lambda side=side: _exchanges(side, turns, gradients)))  # type: ignore[misc]
+    finally:
+        for side in sides.values():
+            side.close()
+    result["ours_per_second"] = options.exchanges / statistics.median(times["ours"])
+    for name in sides:
+        if name != "ours":
+            ratios = [theirs / mine for theirs, mine in zip(times[name], times["ours"], strict=True)]
+            result[f"times_{name}"] = statistics.median(ratios)
+    return result
+
+
+def _exchanges(side: Exchange, turns: list[np.ndarray], gradients: np.ndarray) -> None:
+    for ids in turns:
+        side.lookup(ids)
+        side.push(ids, gradients)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--ids", type=int, default=16_384, help="ids of a step")
+    parser.add_argument("--rows", type=int, help="rows of the table")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--batches", type=int, default=20, help="steps of a turn")
+    parser.add_argument("--lookups", type=int)
+    parser.add_argument("--exchanges", type=int, help="exchanges of a turn")
+    parser.add_argument("--peers", type=lambda text: [p for p in text.split(",") if p], default=list(PEERS))
+    options = parser.parse_args()
+    small = {"rows": 100_000, "rounds": 2, "lookups": 100, "exchanges": 4}
+    full = {"rows": 1_000_000, "rounds": 9, "lookups": 2000, "exchanges": 10}
+    for name, value in (small if options.quick else full).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    with server_process() as server:
+        result = {"machine": machine.describe(), "step": training(options, server), "lookup": latency(options, server)}
+    result["exchange"] = exchange(options)
+    json.dump(result, sys.stdout, indent=2)
+    print()
+
+
+if __name__ == "__main__":
+    main()
