@@ -117,7 +117,7 @@ def write_checkpoint(
         ...     is_complete(f"{model_dir}/model.ckpt-3"), read_state(f"{model_dir}/model.ckpt-3")
         (True, {'weights': tensor([1., 1.])})
     """
-    snapshot = write_snapshot(parent_folder(path), tables, log) if full and log is not None else None
+    snapshot = write_snapshot(parent_folder(path), tables, log, time=time) if full and log is not None else None
     pending = begin_checkpoint(
         path,
         state=state,

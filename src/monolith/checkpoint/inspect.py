@@ -11,7 +11,7 @@ from monolith.checkpoint.manifest import FileEntry, TableEntry, read_manifest
 from monolith.checkpoint.paths import parent_folder
 from monolith.checkpoint.restore_points import RestorePoint
 from monolith.checkpoint.storage import StrPath, open_folder
-from monolith.checkpoint.table_source import open_source
+from monolith.checkpoint.table_source import reading
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.table import EmbeddingTable, Entries, TableConfig, bucket_of
 
@@ -104,13 +104,13 @@ def inspect_checkpoint(path: StrPath) -> CheckpointInspection:
 
 def read_row(source: StrPath | RestorePoint, table: str, id_: int) -> Entries | None:
     """The row that `id_` had in a saved table, None if it had none; reads only the files and segments it can be in."""
-    saved = open_source(source)
-    if table not in saved.tables:
-        known = ", ".join(map(repr, saved.tables)) or "none"
-        raise InvalidArgumentError(f"table: {saved.where} has no {table!r}; it has {known}")
     bucket = int(bucket_of([id_])[0])
-    found = EmbeddingTable(saved.tables[table].config.model_copy(update={"initial_capacity": 0}))
-    saved.fill({table: found}, range(bucket, bucket + 1))
+    with reading(source) as saved:
+        if table not in saved.tables:
+            known = ", ".join(map(repr, saved.tables)) or "none"
+            raise InvalidArgumentError(f"table: {saved.where} has no {table!r}; it has {known}")
+        found = EmbeddingTable(saved.tables[table].config.model_copy(update={"initial_capacity": 0}))
+        saved.fill({table: found}, range(bucket, bucket + 1))
     return found.lookup_entry([id_]) if id_ in found else None
 
 

@@ -103,7 +103,7 @@ class PendingCheckpoint:
     def _missing_snapshot(self, tables: dict[str, list[EmbeddingTable]], log: ChangeLog) -> OpenSnapshot | None:
         model_dir = parent_folder(self.path)
         lineage = find_lineage(model_dir, log.sequence) if log.sequence else None
-        return write_snapshot(model_dir, tables, log) if lineage is None else None
+        return write_snapshot(model_dir, tables, log, time=self.manifest.time) if lineage is None else None
 
     def _take_states(self, shards: Sequence[EmbeddingTable]) -> tuple[ShardEntry, ...]:
         return tuple(self._take_state(shard) for shard in shards)

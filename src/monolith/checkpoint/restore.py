@@ -11,7 +11,7 @@ from monolith.checkpoint.restore_points import RestorePoint
 from monolith.checkpoint.sharding import shard_buckets
 from monolith.checkpoint.snapshot import group_tables
 from monolith.checkpoint.storage import StrPath
-from monolith.checkpoint.table_source import TableSource, open_source
+from monolith.checkpoint.table_source import TableSource, open_source, reading
 from monolith.errors import InvalidArgumentError
 from monolith.log.named_tables import Tables
 from monolith.table import EmbeddingTable
@@ -70,10 +70,11 @@ def prepare_tables(
     source: StrPath | RestorePoint, tables: Tables, *, buckets: range | None = None, **choices: Unpack[RestoreChoices]
 ) -> tuple[RestoreReport, Callable[[], None]]:
     """Like `restore_tables`, but only calling the second answer changes the tables: for those who restore more than tables."""
-    saved, groups = open_source(source), group_tables(tables)
-    report = _plan(saved, groups, choices, buckets)
-    report.require()
-    built = build_tables(saved, groups, report.tables, buckets)
+    groups = group_tables(tables)
+    with reading(source) as saved:
+        report = _plan(saved, groups, choices, buckets)
+        report.require()
+        built = build_tables(saved, groups, report.tables, buckets)
 
     def put_in_place() -> None:
         for table, fresh in built:

@@ -82,13 +82,13 @@ class OpenSnapshot:
         self.writing.end()
 
 
-def write_snapshot(model_dir: StrPath, tables: Tables, log: ChangeLog) -> OpenSnapshot:
+def write_snapshot(model_dir: StrPath, tables: Tables, log: ChangeLog, *, time: float | None = None) -> OpenSnapshot:
     """Write all rows of `tables` into a new folder of `<model_dir>/snapshots`; on any thread, while others train and commit.
 
-    `log` is the log of these tables, in `<model_dir>/log`.
+    `log` is the log of these tables, in `<model_dir>/log`; `time` is now, in seconds since 1970, None asks the clock.
     """
     groups = group_tables(tables)
-    sequence, time = log.sequence, clock.time()
+    sequence, began = log.sequence, clock.time() if time is None else time
     folder = _new_folder(local_folder(model_dir).inside(SNAPSHOTS), sequence)
     writing = Writing(folder)
     try:
@@ -98,7 +98,7 @@ def write_snapshot(model_dir: StrPath, tables: Tables, log: ChangeLog) -> OpenSn
         writing.end()
         raise
     return OpenSnapshot(
-        folder=folder, writing=writing, sequence=sequence, time=time, files=tuple(files), tables=entries
+        folder=folder, writing=writing, sequence=sequence, time=began, files=tuple(files), tables=entries
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from monolith.checkpoint.checkpoint_folder import check_complete, read_listed, snapshot_of
+from monolith.checkpoint.in_use import in_use
 from monolith.checkpoint.lineage import LOG, find_lineage
 from monolith.checkpoint.manifest import FileEntry, Manifest, ShardEntry, TableEntry
 from monolith.checkpoint.paths import parent_folder
@@ -17,7 +19,7 @@ from monolith.errors import CorruptFileError, LogGapError
 from monolith.log import Segment, SegmentInfo, replay
 from monolith.table import EmbeddingTable
 
-__all__ = ["TableSource", "open_source"]
+__all__ = ["TableSource", "open_source", "reading"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,14 @@ class TableSource:
             if (segment.info.size, f"crc32c:{segment.info.checksum:08x}") != (entry.size, entry.checksum):
                 raise CorruptFileError(f"{path}: is not the segment that {self.where} was written with")
             replay(segment, tables, buckets=buckets)
+
+
+@contextlib.contextmanager
+def reading(source: StrPath | RestorePoint) -> Iterator[TableSource]:
+    """Like `open_source`, and retention removes no checkpoint within the block."""
+    path = source.checkpoint if isinstance(source, RestorePoint) else source
+    with contextlib.nullcontext() if path is None else in_use(path):
+        yield open_source(source)
 
 
 def open_source(source: StrPath | RestorePoint) -> TableSource:
