@@ -37,7 +37,17 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "page", ["tutorial", "guide-cluster", "guide-data", "guide-import-export", "guide-log", "guide-training"]
+    "page",
+    [
+        "tutorial",
+        "guide-checkpoints",
+        "guide-cluster",
+        "guide-data",
+        "guide-import-export",
+        "guide-log",
+        "guide-parameter-servers",
+        "guide-training",
+    ],
 )
 def test_the_page_does_what_it_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
