@@ -109,6 +109,14 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     torch.set_num_threads(threads)
 
 
+def test_killed_runs_end_like_an_undisturbed_one(tmp_path: Path) -> None:
+    out = run("04_crash.py", "--steps", "30", "--kills", "1", "--folder", str(tmp_path))
+    ((died, kept),) = re.findall(r"signal 9 at step (\d+); kept: step (\d+)", out)
+    assert 0 <= int(kept) < int(died)
+    assert "step 30: " in out
+    assert "rows and the dense weights are equal to the last bit" in out
+
+
 def test_ffm_learns_and_its_export_agrees() -> None:
     out = run("ffm.py", "--steps", "10")
     before, after = map(float, re.findall(r"loss ([\d.]+) before, ([\d.]+) after", out)[0])
