@@ -15,11 +15,11 @@ from monolith.checkpoint.checkpoint_state import get_monolith_checkpoint_state, 
 from monolith.checkpoint.in_use import in_use
 from monolith.checkpoint.save_names import SaveHelper
 from monolith.checkpoint.snapshot import write_snapshot
-from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.features.batch import Batch
 from monolith.train import Estimator, RunConfig, StepResult, Trainer
 from monolith.train.checkpoints import RunCheckpoints
-from monolith.train.hooks import Hook
+from monolith.train.hooks import CheckpointSaverListener, Hook
 from training import ClickModel, Stream, assert_same
 
 
@@ -324,6 +324,44 @@ def test_saving_by_hand_beside_a_loop_of_ones_own(tmp_path: Path) -> None:
     assert other.restore()
     assert_same(other.model, straight(5))
     assert new_trainer(None).save() is None
+
+
+def test_saving_by_hand_during_a_run(tmp_path: Path) -> None:
+    paths: list[str | None] = []
+
+    class AtTwo(Hook):
+        def after_step(self, trainer: Trainer, result: StepResult) -> None:
+            if trainer.step == 2:
+                paths.append(trainer.save())
+
+    new_trainer(tmp_path, AtTwo()).fit(Stream(), steps=4)
+    assert paths == [str(tmp_path / "model.ckpt-2")]
+    assert saved_steps(tmp_path) == {2, 4}
+
+
+def test_listeners_and_metrics_of_a_run(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Listener(CheckpointSaverListener):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def after_save(self, trainer: Trainer, step: int) -> None:
+            told.append(f"{self.name} {step}")
+
+    trainer = new_trainer(tmp_path)
+    trainer.save_listeners, trainer.save_guards = (Listener("listener"),), (Listener("guard"),)
+    trainer.on_save_metric = lambda name, value, tags: told.append(f"{name} {tags['mode']}")
+    trainer.fit(Stream(), steps=1)
+    assert told == ["listener 1", "guard 1", "save_checkpoint full", "save_checkpoint_time full"]
+
+
+def test_a_damaged_log_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    crashed(tmp_path, 6, save_checkpoints_secs=0, log_flush_secs=1e-6)
+    newest = sorted((tmp_path / "log").glob("*.segment"))[-1]
+    newest.write_bytes(newest.read_bytes()[:100])
+    with pytest.raises(CorruptFileError, match=r"\.segment"):
+        new_trainer(tmp_path).restore()
 
 
 def test_steps_made_between_two_runs_are_not_lost(tmp_path: Path) -> None:

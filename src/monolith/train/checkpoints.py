@@ -98,6 +98,7 @@ class RunCheckpoints:
         self._log: ChangeLog | None = None
         self._flusher: Flusher | None = None
         self._flushes = False
+        self._flushing: Future[int] | None = None
         self._scan: Future[OpenSnapshot] | None = None
         self._threads: ThreadPoolExecutor | None = None
 
@@ -147,8 +148,10 @@ class RunCheckpoints:
         """Whether the state the trainer is in has been saved."""
         return self.saved_version == trainer.version
 
-    def prepare(self) -> Future[OpenSnapshot] | None:
-        """Begin what should be done before the state is taken: a snapshot of all rows, if one is due."""
+    def prepare(self) -> Future[OpenSnapshot] | Future[int] | None:
+        """What must end before the state is taken: an entry of the log, or a snapshot of all rows, begun here if it is due."""
+        if self._flushing is not None and not self._flushing.done():
+            return self._flushing
         if self._scan is None and self._log is not None and needs_snapshot(self.folder, self._log):
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(1, thread_name_prefix="monolith-snapshot")
@@ -193,7 +196,8 @@ class RunCheckpoints:
                 trainer.settle()
                 return trainer.state_dict()
 
-            self._flusher.poll(step=trainer.step, event_time=trainer.event_time, dense=dense)
+            begun = self._flusher.poll(step=trainer.step, event_time=trainer.event_time, dense=dense)
+            self._flushing = begun or self._flushing
 
     def _drop_scan(self) -> None:
         scan, self._scan = self._scan, None

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from monolith.checkpoint.checkpoint_state import CheckpointState, read_checkpoint_state
 from monolith.checkpoint.paths import base_name
 from monolith.checkpoint.redirect import RESTORE_MARKER, adopt_restore_dir, get_checkpoint_state
-from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_point_of, restore_points
+from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_point_of
 from monolith.checkpoint.storage import is_remote, open_folder
-from monolith.errors import CorruptFileError, StorageError
+from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.train.config import RunConfig
 
 __all__ = [
@@ -127,8 +127,10 @@ def _back(point: RestorePoint, model_dir: str, markers: Mapping[str, str]) -> Re
 
 
 def _newest(folder: str, model_dir: str) -> RestoreChoice | None:
-    points = restore_points(folder)
-    return RestoreChoice(point=points[-1], own=folder == model_dir) if points else None
+    try:
+        return RestoreChoice(point=find_restore_point(folder), own=folder == model_dir)
+    except InvalidArgumentError:
+        return None  # there is nothing, not even something damaged
 
 
 def _lists_a_newer_one(state: CheckpointState, named: RestorePoint) -> bool:

@@ -10,7 +10,7 @@ from monolith.checkpoint.dense import DenseReport, plan_dense
 from monolith.checkpoint.fit import RestoreReport
 from monolith.checkpoint.in_use import in_use
 from monolith.checkpoint.restore import prepare_tables
-from monolith.checkpoint.restore_points import RestorePoint, restore_points
+from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_points
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, StorageError
 from monolith.nn import embedding_collections
 from monolith.train.restore_choice import RestoreChoice, choose_restore_point
@@ -43,12 +43,11 @@ def restore_chosen(trainer: Trainer, *, training: bool) -> tuple[RestoreChoice |
 
 def warm_start(trainer: Trainer, model_dir: str) -> None:
     """Give `trainer` the weights and rows of another run's newest moment, and nothing else of it."""
-    points = restore_points(model_dir)
-    if not points:
+    if not restore_points(model_dir):
         raise InvalidArgumentError(
             f"RunConfig.warm_start_from: expected the model_dir of a saved run, got {model_dir!r}"
         )
-    _, dense, _, put_in_place = _read(trainer, points[-1])
+    _, dense, _, put_in_place = _read(trainer, find_restore_point(model_dir))
     put_in_place()
     trainer.model.load_state_dict(dict(dense.values))
     for collection in embedding_collections(trainer.model):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,17 +16,18 @@ from monolith.nn import auxiliary_loss, clip_grads_, embedding_collections
 from monolith.nn.layers.auxiliary import HasAuxiliaryLoss
 from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Store
-from monolith.train.checkpoints import DenseOnlyCheckpoints, RunCheckpoints, tables_of
+from monolith.train.checkpoints import tables_of
 from monolith.train.config import RunConfig
 from monolith.train.heads import Head, column, heads_of, logits_by_head, total_loss
-from monolith.train.hooks.checkpoint import NoFirstSaveCheckpointSaverHook
+from monolith.train.hooks.checkpoint import Metric, log_metric
 from monolith.train.hooks.hook import Hook
-from monolith.train.hooks.log_flush import LogFlushHook
 from monolith.train.hooks.nan_guard import NanGuardHook
 from monolith.train.hooks.run import hooks_running
+from monolith.train.hooks.save_listener import CheckpointSaverListener
 from monolith.train.preconditions import is_resumable, require_limits, require_optimizer
-from monolith.train.restore_choice import RestoreChoice, has_wishes, leave_markers
+from monolith.train.restore_choice import RestoreChoice, has_wishes
 from monolith.train.restoring import restore_chosen, warm_start
+from monolith.train.saving import TrainerSaving
 from monolith.train.sparse_push import SparsePush
 
 __all__ = ["DATA_ENDED", "StepResult", "Trainer"]
@@ -91,6 +91,12 @@ class Trainer:
         self.heads = heads_of(model, heads)
         self.config = config or RunConfig()
         self.hooks: tuple[Hook, ...] = tuple(hooks)
+        self.save_listeners: tuple[CheckpointSaverListener, ...] = ()
+        """Called around every full save of a run."""
+        self.save_guards: tuple[CheckpointSaverListener, ...] = ()
+        """Called around all tries of a full save, whatever becomes of it."""
+        self.on_save_metric: Metric = log_metric
+        """Told how often and how long saves are; see `NoFirstSaveCheckpointSaverHook`."""
         self.step = 0
         """Steps made since the model was new, earlier runs included."""
         self.stop_reason: str | None = None
@@ -110,8 +116,7 @@ class Trainer:
         self._restored: RestoreChoice | None = None
         self._restored_for: Literal["training", "reading"] | None = None
         self._rounds = 0
-        self._checkpoints = None if self.config.model_dir is None else RunCheckpoints(self.config)
-        self._log_parent = 0
+        self._saving = None if self.config.model_dir is None else TrainerSaving(self)
         require_optimizer(model, optimizer)
 
     @property
@@ -152,17 +157,16 @@ class Trainer:
         """
         require_limits(steps, max_steps)
         self.stop_reason = None
-        if self._checkpoints is None:
-            with hooks_running(self.hooks, self, start=lambda: self.restore(training=True)):
-                self._loop(source, max_steps if steps is None else self.step + steps, self.hooks)
-            return self.step
-        self._checkpoints.create()
-        savers, hooks = self._savers(self._checkpoints)
+        hooks = self.hooks
+        if self._saving is not None:
+            self._saving.create()
+            hooks = (*hooks, *self._saving.hooks())
         try:
-            with hooks_running((*self.hooks, *hooks), self, start=lambda: self._start(savers)):
-                self._loop(source, max_steps if steps is None else self.step + steps, (*self.hooks, *hooks))
+            with hooks_running(hooks, self, start=self._start):
+                self._loop(source, max_steps if steps is None else self.step + steps, hooks)
         finally:
-            self._log_parent = self._checkpoints.close()
+            if self._saving is not None:
+                self._saving.close()
         return self.step
 
     def train_step(self, batch: Batch) -> StepResult:
@@ -227,16 +231,9 @@ class Trainer:
     def save(self) -> str | None:
         """Save now, and return when it is durable: the checkpoint's path, or None without a model_dir.
 
-        Not during `fit`, which saves by itself; see `NoFirstSaveCheckpointSaverHook.trigger_save` for more.
+        During `fit`, in a hook or in another thread, see `NoFirstSaveCheckpointSaverHook.trigger_save`.
         """
-        if self._checkpoints is None:
-            return None
-        self._checkpoints.create()
-        self._checkpoints.open(self.tables(), parent=self._log_parent)
-        try:
-            return self._checkpoints.begin(self).finish()
-        finally:
-            self._log_parent = self._checkpoints.close()
+        return None if self._saving is None else self._saving.save()
 
     def restore(self, *, training: bool = False) -> bool:
         """Load what the configuration says, once, before the first step; whether this call did.
@@ -248,13 +245,11 @@ class Trainer:
             return False
         if self.config.seed is not None:
             torch.manual_seed(self.config.seed)
-        choice, self._log_parent = restore_chosen(self, training=training)
+        choice, parent = restore_chosen(self, training=training)
         if choice is None and self.config.warm_start_from is not None:
             warm_start(self, self.config.warm_start_from)
-        if self._checkpoints is not None and self._checkpoints.keeps_log:
-            # From here on every change is noticed, also those of steps made before a log is opened.
-            for table in itertools.chain(*self.tables().values()):
-                table.track_changes()
+        if self._saving is not None:
+            self._saving.track(parent)
         # Only now: a run that could not be restored must not start from nothing when it is tried again.
         self._restored, self._restored_for = choice, "training" if training else "reading"
         return choice is not None
@@ -265,25 +260,10 @@ class Trainer:
         untrained = self._restored is not None and self.step == self._restored.point.step
         return training and self._restored_for == "reading" and untrained and has_wishes(self.config)
 
-    def _start(self, savers: Sequence[RunCheckpoints]) -> None:
+    def _start(self) -> None:
         restored = self.restore(training=True)
-        for saver in savers:
-            saver.open(self.tables(), parent=self._log_parent)
-        choice = self._restored
-        if restored and choice is not None and (choice.went_back or choice.markers):
-            savers[0].begin(self).finish()
-            leave_markers(savers[0].folder, choice)
-
-    def _savers(self, full: RunCheckpoints) -> tuple[list[RunCheckpoints], list[Hook]]:
-        config = self.config
-        common: dict[str, Any] = {"ignore_save_errors": config.ignore_save_errors, "background": full.in_background}
-        savers, hooks = [full], [NoFirstSaveCheckpointSaverHook(full, **config.save_every, tide=config.tide, **common)]
-        if config.dense_only_save_every:
-            savers.append(DenseOnlyCheckpoints(config, full))
-            hooks.append(NoFirstSaveCheckpointSaverHook(savers[1], **config.dense_only_save_every, **common))
-        if config.log_flush_secs is not None:
-            return savers, [*hooks, LogFlushHook(full)]
-        return savers, [*hooks]
+        if self._saving is not None:
+            self._saving.open(self._restored if restored else None)
 
     def _loop(self, source: Iterable[Batch], last: int | None, hooks: Sequence[Hook]) -> None:
         resumable = is_resumable(source)

@@ -124,7 +124,8 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         self._on_metric, self._clock = on_metric, clock
         self._running: _Attempt | None = None
         self._threads: ThreadPoolExecutor | None = None
-        self._requests: list[Future[None]] = []
+        self._requests: list[Future[str | None]] = []
+        self._path: str | None = None
         self._training_thread: int | None = None
         self._lock = threading.Lock()
 
@@ -171,18 +172,18 @@ class NoFirstSaveCheckpointSaverHook(Hook):
                 self._threads.shutdown()
                 self._threads = None
 
-    def trigger_save(self, trainer: Trainer, *, timeout: float | None = None) -> None:
-        """Save now; returns when it is durable. An error is raised here even if save errors are ignored.
+    def trigger_save(self, trainer: Trainer, *, timeout: float | None = None) -> str | None:
+        """Save now; the path of the last save, durable then. An error is raised here even if save errors are ignored.
 
         In the training thread, in a hook for one, it is done at once; any other thread waits until the step being made is over.
         """
         if threading.get_ident() == self._training_thread or self._training_thread is None:
             self._save_loudly(trainer)
-            return
-        request: Future[None] = Future()
+            return self._path
+        request: Future[str | None] = Future()
         with self._lock:
             self._requests.append(request)
-        request.result(timeout)
+        return request.result(timeout)
 
     def _save_loudly(self, trainer: Trainer) -> None:
         quiet, self._ignore_save_errors = self._ignore_save_errors, False
@@ -205,7 +206,7 @@ class NoFirstSaveCheckpointSaverHook(Hook):
                 request.set_exception(error)
             return
         for request in requests:
-            request.set_result(None)
+            request.set_result(self._path)
 
     def _refuse_requests(self) -> None:
         with self._lock:
@@ -267,11 +268,12 @@ class NoFirstSaveCheckpointSaverHook(Hook):
                 raise
             else:
                 self._release_guards(trainer, done.step)
-                self._report(done, path)
+                self._path = path
+                self._report(done)
 
-    def _report(self, done: _Attempt, path: str) -> None:
+    def _report(self, done: _Attempt) -> None:
         tags = {"mode": self._saver.mode}
-        _log.info("saved step %d as %s", done.step, path)
+        _log.info("saved step %d as %s", done.step, self._path)
         self._on_metric("save_checkpoint", 1, tags)
         self._on_metric("save_checkpoint_time", self._clock() - done.started, tags)
 
