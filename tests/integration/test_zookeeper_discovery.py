@@ -165,16 +165,29 @@ def test_a_lost_session_registers_again(connect: Open, server: ZooKeeperServer, 
     assert client.exists(path) is None
 
 
-def test_one_that_was_replaced_meanwhile_gives_up_its_place(connect: Open, server: ZooKeeperServer) -> None:
-    old, new = connect(registration_period_secs=0.2), connect()
+def test_one_that_was_replaced_meanwhile_gives_up_its_place(
+    connect: Open, server: ZooKeeperServer, client: KazooClient, job: str
+) -> None:
+    old, new = connect(), connect()
     old.register("ps", 0, "old:1")
     old.register("ps", 1, "old:2")
     new.register("ps", 0, "new:1")
+    path = f"/monolith/{job}/ps.1"
+    first = client.get(path)[1].ephemeralOwner
     expire_session(old, server)
-    # The other entry comes back, which shows that the keeper has been through its list.
-    until(lambda: new.query("ps").get(1) == "old:2")
+    # The other entry comes back: the keeper has been through its list.
+    until(lambda: client.exists(path) and client.get(path)[1].ephemeralOwner != first)
     until(lambda: ("ps", 0) not in old._own)
-    assert new.query("ps") == {0: "new:1", 1: "old:2"}
+    until(lambda: new.query("ps") == {0: "new:1", 1: "old:2"})
+    assert client.get(f"/monolith/{job}/ps.0")[0] == b"new:1"
+
+
+def test_a_successor_is_not_fought_every_period(connect: Open, client: KazooClient, job: str) -> None:
+    old, new = connect(registration_period_secs=0.1), connect()
+    old.register("ps", 0, "old:1")
+    new.register("ps", 0, "new:1")
+    until(lambda: old._own == {})
+    assert client.get(f"/monolith/{job}/ps.0")[0] == b"new:1"
 
 
 def test_a_server_that_restarts_is_no_event(connect: Open, server: ZooKeeperServer) -> None:
