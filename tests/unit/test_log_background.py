@@ -10,7 +10,7 @@ import torch
 
 from comparison import int64, snapshot
 from log_tables import new_table, rebuilt, train
-from monolith import EmbeddingTable
+from monolith import EmbeddingTable, StorageError
 from monolith.log import ChangeLog, LogReader, replay
 from monolith.log import change_log as module
 
@@ -74,6 +74,23 @@ def test_close_waits_for_the_commit_under_way(tmp_path: Path, monkeypatch: pytes
     gate.opened.set()
     closing.join()
     assert future.done()
+    assert LogReader(tmp_path).sequences() == [1]
+
+
+def test_close_waits_for_a_commit_on_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    log = ChangeLog(tmp_path, [new_table()])
+    committing, closing = threading.Thread(target=log.commit, kwargs={"step": 1}), threading.Thread(target=log.close)
+    committing.start()
+    assert gate.reached.wait(60)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    with pytest.raises(StorageError, match="another writer"):
+        ChangeLog(tmp_path, [])
+    gate.opened.set()
+    committing.join()
+    closing.join()
     assert LogReader(tmp_path).sequences() == [1]
 
 
