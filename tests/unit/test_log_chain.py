@@ -84,6 +84,8 @@ def test_a_missing_segment_is_a_gap(tmp_path: Path) -> None:
         chain(tmp_path, 6)
     assert [info.sequence for info in LogReader(tmp_path).line()] == [4, 5]
     assert [info.sequence for info in LogReader(tmp_path).line(2)] == [1, 2]
+    with pytest.raises(LogGapError):
+        LogReader(tmp_path).line(3)
 
 
 def test_a_number_is_not_used_again_after_the_newest_was_abandoned(tmp_path: Path) -> None:
