@@ -38,6 +38,8 @@ INDEX = "checkpoint"
 MONOLITH_INDEX = "monolith_checkpoint"
 """File that says which of them must stay."""
 
+_ADVICE = "put it back as it was; without this file a run starts from the newest checkpoint that is complete"
+
 TableType = Literal["UNKNOWN", "CUCKOO_HASH_MAP", "MULTI_CUCKOO_HASH_MAP"]
 
 _log = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ def read_checkpoint_state(folder: StrPath, filename: str = INDEX) -> CheckpointS
     if text is None:
         return None
     if not text.model_checkpoint_path:
-        raise CorruptFileError(f"{folder}/{filename}: names no model_checkpoint_path")
+        raise CorruptFileError(f"{folder}/{filename}: names no model_checkpoint_path; {_ADVICE}")
     try:
         return CheckpointState(
             model_checkpoint_path=absolute_path(text.model_checkpoint_path, folder),
@@ -229,7 +231,7 @@ def _read(folder: StrPath, name: str, message: TextMessage) -> TextMessage | Non
     try:
         return text_format.Parse(place.read(name).decode(), message, allow_unknown_field=True)
     except (text_format.ParseError, UnicodeDecodeError) as error:
-        raise CorruptFileError(f"{folder}/{name}: is not a list of checkpoints: {error}") from None
+        raise CorruptFileError(f"{folder}/{name}: cannot be understood: {error}; {_ADVICE}") from None
 
 
 def _write(folder: StrPath, name: str, message: Message) -> None:

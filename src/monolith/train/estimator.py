@@ -95,7 +95,7 @@ class Estimator:
     ) -> int:
         """Train for `steps` more steps, or until the global step is `max_steps`, or the data ends; returns the global step.
 
-        With a model_dir, the run continues from what is saved there and is saved when it ends.
+        With a model_dir, the run continues from what is saved there and is saved now and then and when it ends.
         """
         self.trainer.hooks = (*self._own_hooks(), *hooks)
         if source is None:
