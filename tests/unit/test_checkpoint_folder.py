@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from checkpoint_tables import files_below
+from checkpoint_tables import files_below, new_table, train
 from monolith import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.checkpoint import (
     begin_checkpoint,
@@ -18,9 +19,11 @@ from monolith.checkpoint import (
     read_state,
     remove_checkpoint,
     remove_unfinished,
+    restore_tables,
     write_checkpoint,
 )
 from monolith.checkpoint.storage import LocalFolder, RemoteFolder
+from monolith.log import ChangeLog
 from monolith.testing import bit_flips, truncations
 
 STATE = {
@@ -111,13 +114,45 @@ def test_an_unfinished_one_is_not_loaded_and_the_next_save_cleans_it_up(
 
 
 def test_one_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
-    pending = begin_checkpoint(tmp_path / "model.ckpt-5", state={"n": 1}, step=5)
+    table = new_table()
+    train(table, range(5))
+    # Without a log the rows are written at the beginning.
+    pending = begin_checkpoint(tmp_path / "model.ckpt-5", state={"n": 1}, step=5, tables=[table])
     write_checkpoint(tmp_path / "model.ckpt-6", state={}, step=6)
     assert remove_unfinished(tmp_path) == []
     with pytest.raises(StorageError, match="somebody else is writing it"):
-        begin_checkpoint(tmp_path / "model.ckpt-5", state={}, step=5)
+        write_checkpoint(tmp_path / "model.ckpt-5", state={}, step=5)
     pending.finish()
     assert read_state(tmp_path / "model.ckpt-5") == {"n": 1}
+    restore_tables(tmp_path / "model.ckpt-5", [new_table()])
+
+
+def test_of_two_under_one_name_the_one_that_finished_last_stays(tmp_path: Path) -> None:
+    path = tmp_path / "model.ckpt-5"
+    first, second = (begin_checkpoint(path, state={"n": number}, step=5) for number in (1, 2))
+    second.finish()
+    first.finish()
+    assert read_state(path) == {"n": 1}
+    assert len(files_below(path)) == 3
+
+
+def test_beginning_touches_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It happens between two steps of training, and a sync may take as long as many steps."""
+    table = new_table()
+    with ChangeLog(tmp_path / "log", [table]) as log:
+        train(table, range(5))
+        thread, synced = threading.get_ident(), []
+        real = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            synced.append(threading.get_ident())
+            real(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        pending = begin_checkpoint(tmp_path / "model.ckpt-5", state={}, step=5, tables=[table], log=log)
+        assert thread not in synced
+        pending.finish()
+        assert thread in synced
 
 
 def test_folders_of_other_people_are_left_alone(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time as clock
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,7 +21,6 @@ from monolith.checkpoint.paths import base_name, parent_folder
 from monolith.checkpoint.pending import PendingCheckpoint
 from monolith.checkpoint.snapshot import OpenSnapshot, SnapshotManifest, group_tables, write_snapshot
 from monolith.checkpoint.storage import Folder, StrPath, is_remote, open_folder, safe_name
-from monolith.checkpoint.writing import MARK, Writing
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.log import ChangeLog
 from monolith.log.named_tables import Tables
@@ -73,14 +71,12 @@ def begin_checkpoint(
     states = {"state": state, **(parts or {})}
     _require_names(states)
     _require_beside(path, log)
-    groups, folder = group_tables(tables), open_folder(path)
+    groups = group_tables(tables)
     now = clock.time() if time is None else time
     pending = PendingCheckpoint(
         path=str(path),
         manifest=Manifest(step=step, time=now, event_time=event_time, config=dict(config or {}), files=()),
         states={name: pack_state(value, name) for name, value in states.items()},
-        writing=Writing(folder),
-        generation=_generation(folder),
         snapshot=snapshot,
     )
     try:
@@ -190,11 +186,6 @@ def remove_checkpoint(path: StrPath) -> None:
     """Remove a checkpoint: its manifest first, so that a half-removed one is never taken for a whole one."""
     open_folder(path).remove(MANIFEST)
     open_folder(parent_folder(path)).remove(base_name(path))
-
-
-def _generation(folder: Folder) -> str:
-    """Nothing in a new folder; otherwise something new."""
-    return f".{secrets.token_hex(4)}" if set(folder.names()) - {MARK} else ""
 
 
 def _require_names(states: Iterable[str]) -> None:

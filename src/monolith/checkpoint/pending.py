@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -36,16 +37,17 @@ class PendingCheckpoint:
 
     path: str
     manifest: Manifest
-    """What is known of it so far."""
+    """What is known of it so far; names of files are those in a new folder."""
     states: Mapping[str, PackedState]
-    generation: str
-    """Ends the names of its files, none of which is one of a checkpoint that is there already."""
-    writing: Writing
     snapshot: OpenSnapshot | None
-    filters: dict[AdmissionFilter, tuple[str, bytes]] = field(default_factory=dict)
-    """The file of each admission filter, and what goes into it; tables may share one."""
+    filters: dict[AdmissionFilter, bytes] = field(default_factory=dict)
+    """What goes into the file of each admission filter, which tables may share."""
     commit: Future[int] | None = None
     """Of the segment that it ends with."""
+    writing: Writing | None = None
+    """Held while there is something in the folder."""
+    generation: str = ""
+    """Ends the names of its files, none of which is one of a checkpoint that is there already."""
 
     def take_tables(self, tables: dict[str, list[EmbeddingTable]], log: ChangeLog | None) -> None:
         """Take what the tables are at this moment."""
@@ -54,10 +56,11 @@ class PendingCheckpoint:
             entries = {name: table_entry(shards) for name, shards in tables.items()}
             if self.snapshot is None and not log.complete:
                 self.snapshot = self._missing_snapshot(tables, log)
-        else:
-            files, entries = write_tables(open_folder(self.path), f"tables{self.generation}", tables)
+        elif tables:
+            folder = self._open()
+            files, entries = write_tables(folder, f"tables{self.generation}", tables)
         described = {
-            name: entries[name].model_copy(update={"shards": self._take_states(shards)})
+            name: entries[name].model_copy(update={"shards": tuple(map(self._take_state, shards))})
             for name, shards in tables.items()
         }
         newest = max((shard.max_event_time for entry in described.values() for shard in entry.shards), default=0)
@@ -74,14 +77,14 @@ class PendingCheckpoint:
     def finish(self) -> Manifest:
         """Write everything; when this returns the checkpoint is complete and survives a power cut."""
         try:
-            manifest = self._with_lineage(self._with_files(self.manifest))
-            folder = open_folder(self.path)
+            folder = self._open()
+            manifest = self._with_lineage(self._with_files(folder))
             write_sealed(folder, manifest)
         except BaseException:
             self.abandon()
             raise
         _remove_unlisted(folder, manifest)
-        self.writing.end()
+        self._close()
         with contextlib.suppress(StorageError):
             remove_unfinished(parent_folder(self.path))
         return manifest
@@ -93,46 +96,68 @@ class PendingCheckpoint:
         with contextlib.suppress(CorruptFileError, StorageError):
             if self.snapshot is not None:
                 self.snapshot.abandon()
-            folder = open_folder(self.path)
-            if folder.size(MANIFEST) is None:
-                open_folder(parent_folder(self.path)).remove(base_name(self.path))
-            else:
-                _remove_unlisted(folder, read_manifest(self.path))
-        self.writing.end()
+            if self.writing is not None:
+                self._clear()
+        self._close()
+
+    def _open(self) -> Folder:
+        """Begin to write; not before it must be: making a folder durable takes longer than a step may."""
+        folder = open_folder(self.path)
+        if self.writing is None:
+            self.writing = Writing(folder)
+            self.generation = f".{secrets.token_hex(4)}" if set(folder.names()) - {MARK} else ""
+        return folder
+
+    def _close(self) -> None:
+        if self.writing is not None:
+            self.writing.end()
+
+    def _clear(self) -> None:
+        folder = open_folder(self.path)
+        if folder.size(MANIFEST) is None:
+            open_folder(parent_folder(self.path)).remove(base_name(self.path))
+        else:
+            _remove_unlisted(folder, read_manifest(self.path))
 
     def _missing_snapshot(self, tables: dict[str, list[EmbeddingTable]], log: ChangeLog) -> OpenSnapshot | None:
         model_dir = parent_folder(self.path)
         lineage = find_lineage(model_dir, log.sequence) if log.sequence else None
         return write_snapshot(model_dir, tables, log, time=self.manifest.time) if lineage is None else None
 
-    def _take_states(self, shards: Sequence[EmbeddingTable]) -> tuple[ShardEntry, ...]:
-        return tuple(self._take_state(shard) for shard in shards)
-
     def _take_state(self, table: EmbeddingTable) -> ShardEntry:
         state, admission = table.state(), table.admission
         if admission is not None and admission not in self.filters:
-            name = f"admission-{len(self.filters):03d}{self.generation}.bin"
-            self.filters[admission] = name, admission.core.serialize()
+            self.filters[admission] = admission.core.serialize()
         return ShardEntry(
             max_event_time=state.max_event_time,
             updates=state.updates,
             hashnet_scales=tuple(state.hashnet_scales),
-            admission=None if admission is None else self.filters[admission][0],
+            admission=None if admission is None else f"admission-{list(self.filters).index(admission):03d}",
         )
 
-    def _with_files(self, manifest: Manifest) -> Manifest:
-        folder = open_folder(self.path)
+    def _with_files(self, folder: Folder) -> Manifest:
         stems = {name: f"{name}{self.generation}" for name in self.states}
-        contents = dict(self.filters.values())
+        filters = {f"admission-{place:03d}": data for place, data in enumerate(self.filters.values())}
+        contents = {f"{name}{self.generation}.bin": data for name, data in filters.items()}
         for name, packed in self.states.items():
-            contents |= {
-                f"{stems[name]}.json": packed.structure,
-                f"{stems[name]}.safetensors": packed.tensor_bytes(),
-            }
+            contents[f"{stems[name]}.json"] = packed.structure
+            contents[f"{stems[name]}.safetensors"] = packed.tensor_bytes()
         for name, data in contents.items():
             folder.write(name, data)
         files = [FileEntry.of(name, data) for name, data in contents.items()]
-        return manifest.model_copy(update={"states": stems, "files": (*manifest.files, *files)})
+        tables = {name: self._with_filters(entry) for name, entry in self.manifest.tables.items()}
+        return self.manifest.model_copy(
+            update={"states": stems, "tables": tables, "files": (*self.manifest.files, *files)}
+        )
+
+    def _with_filters(self, entry: TableEntry) -> TableEntry:
+        shards = tuple(
+            shard.model_copy(update={"admission": f"{shard.admission}{self.generation}.bin"})
+            if shard.admission is not None
+            else shard
+            for shard in entry.shards
+        )
+        return entry.model_copy(update={"shards": shards})
 
     def _with_lineage(self, manifest: Manifest) -> Manifest:
         if self.commit is None:
