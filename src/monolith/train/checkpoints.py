@@ -99,6 +99,7 @@ class RunCheckpoints:
         self._flusher: Flusher | None = None
         self._flushes = False
         self._flushing: Future[int] | None = None
+        self._snapshot_due = False
         self._scan: Future[OpenSnapshot] | None = None
         self._threads: ThreadPoolExecutor | None = None
 
@@ -129,6 +130,7 @@ class RunCheckpoints:
         self._history.recover_from_index(self.folder)
         if self.keeps_log:
             self._log = ChangeLog(Path(self.folder) / LOG, tables, parent=parent, clock=self._clock)
+            self._snapshot_due = needs_snapshot(self.folder, self._log)
             # Rows that came from elsewhere are in no snapshot yet: before the first checkpoint no log leads to them.
             self._flushes = self._config.log_flush_secs is not None and (parent > 0 or self._log.complete)
             self._flusher = Flusher(self._log, every_secs=self._config.log_flush_secs)
@@ -152,7 +154,7 @@ class RunCheckpoints:
         """What must end before the state is taken: an entry of the log, or a snapshot of all rows, begun here if it is due."""
         if self._flushing is not None and not self._flushing.done():
             return self._flushing
-        if self._scan is None and self._log is not None and needs_snapshot(self.folder, self._log):
+        if self._scan is None and self._log is not None and self._snapshot_due:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(1, thread_name_prefix="monolith-snapshot")
             self._scan = self._threads.submit(write_snapshot, self.folder, self._tables, self._log)
@@ -185,6 +187,8 @@ class RunCheckpoints:
             remove_checkpoint_info(self.folder, SaveHelper.get_global_step_value(path))
         if self._log is not None:
             remove_unreachable(self.folder)
+            # Found out here, beside training: it takes reading many files.
+            self._snapshot_due = needs_snapshot(self.folder, self._log)
         self._flushes = self._config.log_flush_secs is not None
         self.saved_version = save.version
 
