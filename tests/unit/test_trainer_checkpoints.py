@@ -15,9 +15,11 @@ from monolith.checkpoint.checkpoint_state import get_monolith_checkpoint_state, 
 from monolith.checkpoint.in_use import in_use
 from monolith.checkpoint.save_names import SaveHelper
 from monolith.checkpoint.snapshot import write_snapshot
-from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
+from monolith.errors import CheckpointMismatchError, ConfigError, CorruptFileError, InvalidArgumentError
+from monolith.features import Feature
 from monolith.features.batch import Batch
-from monolith.train import Estimator, RunConfig, StepResult, Trainer
+from monolith.nn import EmbeddingCollection
+from monolith.train import Estimator, Head, RunConfig, StepResult, Trainer
 from monolith.train.checkpoints import RunCheckpoints
 from monolith.train.hooks import CheckpointSaverListener, Hook
 from training import ClickModel, Stream, assert_same
@@ -282,6 +284,44 @@ def test_renamed_parameters_and_tables(tmp_path: Path) -> None:
     trainer = Trainer(model, torch.optim.Adam(model.tower.parameters(), lr=0.01), config=config)
     assert trainer.fit(Stream(), steps=1) == 4
     assert torch.equal(model.tower[0].weight, straight(4).mlp[0].weight)
+
+
+class Popularity(torch.nn.Module):
+    """A model of tables alone: the sum of one number per feature."""
+
+    def __init__(self, *features: Feature) -> None:
+        super().__init__()
+        self.embeddings = EmbeddingCollection(features)
+
+    def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
+        rows: torch.Tensor = sum(self.embeddings(batch).values())  # type: ignore[assignment]
+        return rows.sum(1)
+
+
+def popularity(model_dir: Path, *features: Feature, **config: Any) -> Trainer:  # noqa: ANN401
+    run = RunConfig(model_dir=str(model_dir), **config)
+    return Trainer(Popularity(*features), heads=[Head(label="clicked")], config=run)
+
+
+def test_new_tables_and_new_segments_only_when_allowed(tmp_path: Path) -> None:
+    user, item = Feature(name="user", dim=1), Feature(name="item", dim=1)
+    first = popularity(tmp_path, user)
+    first.fit(Stream(), steps=3)
+    rows = first.table_stats()["user"].rows
+    with pytest.raises(CheckpointMismatchError, match="'item'"):
+        popularity(tmp_path, user, item).restore()
+    more = popularity(tmp_path, user, item, allow_new_tables=True)
+    assert more.fit(Stream(), steps=1) == 4
+    assert more.table_stats()["item"].rows > 0
+    assert more.table_stats()["user"].rows >= rows
+    biased = Feature(name="user", dim=1, bias=True)
+    with pytest.raises(CheckpointMismatchError, match="segments"):
+        popularity(tmp_path, biased, item).restore()
+    wider = popularity(tmp_path, biased, item, allow_new_segments=True)
+    assert wider.fit(Stream(), steps=1) == 5
+    again = popularity(tmp_path, biased, item)
+    assert again.restore()
+    assert_same(again.model, wider.model)
 
 
 def test_dense_only_checkpoints_beside_full_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,11 @@ class RunConfig(Config):
     """Names of tables that have changed: new name to the name in the checkpoint."""
     enable_alias_map_auto_gen: bool = True
     """Without `reload_alias_map`, look for the old names of parameters by rules."""
+    allow_new_tables: bool = False
+    """Let a table that the checkpoint does not have start empty, instead of refusing the checkpoint."""
+    allow_new_segments: bool = False
+    """Let tables to which segments were added, or from which some were removed, take over what is left of their rows; what is
+    new in a row is initialised."""
     resume_data: bool = True
     """Continue in the data where the saved run stopped; False when the next run is given other data."""
     clip_norm: Positive | None = 1000.0

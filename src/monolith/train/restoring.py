@@ -90,5 +90,11 @@ def _read(
             continue_training=config.continue_training,
         )
         dense.require(point.checkpoint or point.model_dir)
-        tables, put_in_place = prepare_tables(point, trainer.tables(), aliases=config.table_alias_map)
+        tables, put_in_place = prepare_tables(
+            point,
+            trainer.tables(),
+            aliases=config.table_alias_map,
+            allow_new_tables=config.allow_new_tables,
+            allow_new_segments=config.allow_new_segments,
+        )
     return state, dense, tables, put_in_place
