@@ -22,6 +22,7 @@ from monolith.checkpoint import (
     restore_tables,
     write_checkpoint,
 )
+from monolith.checkpoint.in_use import in_use
 from monolith.checkpoint.storage import LocalFolder, RemoteFolder
 from monolith.log import ChangeLog
 from monolith.testing import bit_flips, truncations
@@ -75,6 +76,18 @@ def test_saving_again_replaces_it_and_leaves_nothing_behind(path: str, tmp_path:
         assert read_state(path) == {"n": number}
     folder = LocalFolder(path) if path.startswith("/") else RemoteFolder(path)
     assert len(folder.names()) == 3
+
+
+def test_files_that_somebody_reads_stay_until_the_next_save(tmp_path: Path) -> None:
+    path = tmp_path / "model.ckpt-5"
+    write_checkpoint(path, state={"n": 1}, step=5)
+    with in_use(path):
+        write_checkpoint(path, state={"n": 2}, step=5)
+        assert (path / "state.json").is_file()
+        assert len(files_below(path)) == 5
+    assert read_state(path) == {"n": 2}
+    write_checkpoint(path, state={"n": 3}, step=5)
+    assert len(files_below(path)) == 3
 
 
 def test_a_failed_replacement_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from monolith.checkpoint.fit import TableFit, filters_fit
 from monolith.checkpoint.manifest import ShardEntry, TableEntry
 from monolith.checkpoint.sharding import saved_shard, shard_buckets
 from monolith.checkpoint.table_source import TableSource
-from monolith.table import AdmissionFilter, EmbeddingTable, TableState
+from monolith.table import AdmissionFilter, EmbeddingTable, TableConfig, TableState
 
 __all__ = ["build_tables"]
 
@@ -50,10 +50,19 @@ def build_tables(
 
 
 def _part(table: EmbeddingTable, fit: TableFit, buckets: range, saved: TableSource, filters: _Filters) -> _Part:
-    entry = None if fit.saved_as is None else saved.tables[fit.saved_as]
-    fresh = EmbeddingTable(table.config, admission=filters.restored(table.admission, entry, buckets))
-    filled = EmbeddingTable(entry.config) if fit.fate == "converted" and entry is not None else fresh
+    if fit.saved_as is None:
+        fresh = EmbeddingTable(table.config, admission=filters.restored(table.admission, None, buckets))
+        return _Part(table=table, fresh=fresh, filled=fresh, fit=fit, buckets=buckets)
+    entry, rows = saved.tables[fit.saved_as], saved.rows_in(fit.saved_as, buckets)
+    admission = filters.restored(table.admission, entry, buckets)
+    fresh = EmbeddingTable(_with_room(table.config, rows), admission=admission)
+    filled = EmbeddingTable(_with_room(entry.config, rows)) if fit.fate == "converted" else fresh
     return _Part(table=table, fresh=fresh, filled=filled, fit=fit, buckets=buckets)
+
+
+def _with_room(config: TableConfig, rows: int) -> TableConfig:
+    """So that it need not grow while it is filled."""
+    return config.model_copy(update={"initial_capacity": max(config.initial_capacity, rows)})
 
 
 def _rounds(parts: Sequence[_Part]) -> list[list[_Part]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from monolith.checkpoint.in_use import claimed
 from monolith.checkpoint.lineage import LOG, find_lineage
 from monolith.checkpoint.manifest import (
     MANIFEST,
@@ -83,7 +84,9 @@ class PendingCheckpoint:
         except BaseException:
             self.abandon()
             raise
-        _remove_unlisted(folder, manifest)
+        with claimed(self.path) as nobody_reads:
+            if nobody_reads:  # otherwise the files of the checkpoint before go with the next save
+                _remove_unlisted(folder, manifest)
         self._close()
         with contextlib.suppress(StorageError):
             remove_unfinished(parent_folder(self.path))

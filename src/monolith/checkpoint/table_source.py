@@ -17,7 +17,7 @@ from monolith.checkpoint.storage import Folder, StrPath, open_folder
 from monolith.checkpoint.table_files import buckets_of, in_parallel, read_table_file
 from monolith.errors import CorruptFileError, LogGapError
 from monolith.log import Segment, SegmentInfo, replay
-from monolith.table import EmbeddingTable
+from monolith.table import NUM_BUCKETS, EmbeddingTable
 
 __all__ = ["TableSource", "open_source", "reading"]
 
@@ -44,6 +44,12 @@ class TableSource:
     def read(self, name: str) -> bytes:
         """A file of the checkpoint itself."""
         return read_listed(self.checkpoint, self.checkpoint_files, name)
+
+    def rows_in(self, name: str, buckets: range) -> int:
+        """About how many rows a table has in `buckets`; no more than its files could hold, whatever they say."""
+        entry = self.tables[name]
+        size = sum(file.size for file in (*self.row_files.get(name, ()), *self.segments))
+        return min(entry.rows, size // 12) * len(buckets) // NUM_BUCKETS
 
     def fill(self, tables: Mapping[str, EmbeddingTable], buckets: range) -> None:
         """Give empty `tables`, by their names in the source, the rows they had there in `buckets`."""
