@@ -28,12 +28,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsulServer]:
 
 
 @pytest.fixture
-def job(request: pytest.FixtureRequest) -> str:
-    """A service of the test's own."""
-    return f"job.{abs(hash(request.node.name))}"
-
-
-@pytest.fixture
 def connect(server: ConsulServer, job: str) -> Iterator[Open]:
     """Opens discoveries of the test's job and closes them at the end."""
     with ExitStack() as stack:

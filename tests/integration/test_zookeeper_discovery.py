@@ -5,67 +5,32 @@ Against a real server, which is stopped, restarted and emptied while they run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 from monolith import ConfigError, InvalidArgumentError
-from monolith.cluster import ZKServiceDiscovery, clear_zk_path
+from monolith.cluster import ZKServiceDiscovery
 from monolith.errors import DiscoveryError
 from monolith.testing.servers import ZooKeeperServer, free_ports
-from real_servers import until, zookeeper_server
+from real_servers import until
 
 DAY = 86_400
 Open = Callable[..., ZKServiceDiscovery]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    with zookeeper_server(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server
-
-
-@pytest.fixture
-def job(request: pytest.FixtureRequest) -> str:
-    """A job name of the test's own."""
-    return str(abs(hash(request.node.name)))
-
-
-@pytest.fixture
-def connect(server: ZooKeeperServer, job: str) -> Iterator[Open]:
-    """Opens discoveries of the test's job, each a process of its own to ZooKeeper, and closes them at the end."""
-    with ExitStack() as stack:
-
-        def connect(**options: float) -> ZKServiceDiscovery:
-            options = {"session_secs": 2.0, "delay": 0.1, **options}
-            return stack.enter_context(ZKServiceDiscovery(job, server.address, **options))  # type: ignore[arg-type]
-
-        yield connect
-
-
-@pytest.fixture
-def client(server: ZooKeeperServer) -> Iterator[KazooClient]:
-    """An ordinary client, to look at and damage the nodes."""
-    client = KazooClient(server.address)
-    client.start()
-    yield client
-    client.stop()
-    client.close()
-
-
-def expire_session(discovery: ZKServiceDiscovery, server: ZooKeeperServer) -> None:
+def expire_session(discovery: ZKServiceDiscovery, zookeeper: ZooKeeperServer) -> None:
     """End the session of a discovery from outside, as the server does when a process was silent for too long."""
-    thief = KazooClient(server.address, client_id=discovery._client.client_id)
+    thief = KazooClient(zookeeper.address, client_id=discovery._client.client_id)
     thief.start()
     thief.stop()
     thief.close()
 
 
-def test_who_registers_is_seen_by_all_until_it_leaves(connect: Open) -> None:
-    here, there = connect(), connect()
+def test_who_registers_is_seen_by_all_until_it_leaves(zk_connect: Open) -> None:
+    here, there = zk_connect(), zk_connect()
     here.register("ps", 0, "h0:1")
     here.register("ps", 1, "[::1]:2")
     here.register("worker", 0, "h2:1")
@@ -77,46 +42,46 @@ def test_who_registers_is_seen_by_all_until_it_leaves(connect: Open) -> None:
     assert there.query("chief") == {}
 
 
-def test_a_discovery_that_comes_later_sees_who_is_there(connect: Open) -> None:
-    connect().register("ps", 3, "h3:1")
-    assert connect().query("ps") == {3: "h3:1"}
+def test_a_discovery_that_comes_later_sees_who_is_there(zk_connect: Open) -> None:
+    zk_connect().register("ps", 3, "h3:1")
+    assert zk_connect().query("ps") == {3: "h3:1"}
 
 
-def test_registering_again_replaces(connect: Open) -> None:
-    here = connect()
+def test_registering_again_replaces(zk_connect: Open) -> None:
+    here = zk_connect()
     here.register("ps", 0, "old:1")
     here.register("ps", 0, "new:1")
     assert here.query("ps") == {0: "new:1"}
 
 
-def test_nodes_are_those_of_the_original(connect: Open, client: KazooClient, job: str) -> None:
-    connect().register("worker", 12, "h0:1")
-    data, stat = client.get(f"/monolith/{job}/worker.12")
+def test_nodes_are_those_of_the_original(zk_connect: Open, zk_client: KazooClient, job: str) -> None:
+    zk_connect().register("worker", 12, "h0:1")
+    data, stat = zk_client.get(f"/monolith/{job}/worker.12")
     assert data == b"h0:1"
     assert stat.ephemeralOwner != 0
 
 
-def test_a_successor_keeps_its_place_when_the_predecessor_goes(connect: Open) -> None:
-    old, new = connect(), connect()
+def test_a_successor_keeps_its_place_when_the_predecessor_goes(zk_connect: Open) -> None:
+    old, new = zk_connect(), zk_connect()
     old.register("ps", 0, "old:1")
     new.register("ps", 0, "new:1")
     assert new.query("ps") == {0: "new:1"}
     old.deregister("ps", 0, "old:1")  # a late farewell
     old.close()  # the node would vanish here if only its data had been replaced
-    third = connect()
+    third = zk_connect()
     assert third.query("ps") == {0: "new:1"}
 
 
-def test_the_dead_vanish(connect: Open, server: ZooKeeperServer) -> None:
-    watching, dying = connect(), connect()
+def test_the_dead_vanish(zk_connect: Open, zookeeper: ZooKeeperServer) -> None:
+    watching, dying = zk_connect(), zk_connect()
     dying.register("ps", 0, "h0:1")
     until(lambda: watching.query("ps") == {0: "h0:1"})
     dying.close()
     until(lambda: watching.query("ps") == {})
 
 
-def test_all_can_be_taken_back_at_once(connect: Open) -> None:
-    here, there = connect(), connect()
+def test_all_can_be_taken_back_at_once(zk_connect: Open) -> None:
+    here, there = zk_connect(), zk_connect()
     here.deregister_all()
     here.register("ps", 0, "h0:1")
     there.register("worker", 0, "h1:1")
@@ -126,113 +91,117 @@ def test_all_can_be_taken_back_at_once(connect: Open) -> None:
 
 
 @pytest.mark.parametrize("damage", ["wrong", "", "deleted", "made by hand"])
-def test_periodic_registration_repairs(connect: Open, client: KazooClient, job: str, damage: str) -> None:
+def test_periodic_registration_repairs(zk_connect: Open, zk_client: KazooClient, job: str, damage: str) -> None:
     path = f"/monolith/{job}/ps.0"
-    here = connect(registration_period_secs=0.3)
+    here = zk_connect(registration_period_secs=0.3)
     here.register("ps", 0, "h0:1")
     if damage in ("deleted", "made by hand"):
-        client.delete(path)
+        zk_client.delete(path)
     if damage == "made by hand":
-        client.create(path, b"elsewhere:1")
+        zk_client.create(path, b"elsewhere:1")
     if damage in ("wrong", ""):
-        client.set(path, damage.encode())
-    until(lambda: client.exists(path) and client.get(path)[0] == b"h0:1" and client.get(path)[1].ephemeralOwner)
+        zk_client.set(path, damage.encode())
+    until(
+        lambda: zk_client.exists(path) and zk_client.get(path)[0] == b"h0:1" and zk_client.get(path)[1].ephemeralOwner
+    )
     until(lambda: here.query("ps") == {0: "h0:1"})
 
 
-def test_nodes_that_are_no_entries_are_nobody(connect: Open, client: KazooClient, job: str) -> None:
-    here = connect()
+def test_nodes_that_are_no_entries_are_nobody(zk_connect: Open, zk_client: KazooClient, job: str) -> None:
+    here = zk_connect()
     here.register("ps", 0, "h0:1")
     for name in ("ps", "ps.x", "1", ".1", "ps.-1"):
-        client.create(f"/monolith/{job}/{name}", b"h9:1")
+        zk_client.create(f"/monolith/{job}/{name}", b"h9:1")
     for number, data in enumerate([b"", b"h9", b"\xff"]):
-        client.create(f"/monolith/{job}/ps.{number + 5}", data)
-    client.create(f"/monolith/{job}/ps.9", b"h9:1")
+        zk_client.create(f"/monolith/{job}/ps.{number + 5}", data)
+    zk_client.create(f"/monolith/{job}/ps.9", b"h9:1")
     until(lambda: 9 in here.query("ps"))
     assert here.query("ps") == {0: "h0:1", 9: "h9:1"}
 
 
-def test_a_lost_session_registers_again(connect: Open, server: ZooKeeperServer, client: KazooClient, job: str) -> None:
+def test_a_lost_session_registers_again(
+    zk_connect: Open, zookeeper: ZooKeeperServer, zk_client: KazooClient, job: str
+) -> None:
     path = f"/monolith/{job}/ps.0"
-    here = connect()
+    here = zk_connect()
     here.register("ps", 0, "h0:1")
-    first = client.get(path)[1].ephemeralOwner
-    expire_session(here, server)
-    until(lambda: client.exists(path) and client.get(path)[1].ephemeralOwner != first)
-    assert client.get(path)[0] == b"h0:1"
+    first = zk_client.get(path)[1].ephemeralOwner
+    expire_session(here, zookeeper)
+    until(lambda: zk_client.exists(path) and zk_client.get(path)[1].ephemeralOwner != first)
+    assert zk_client.get(path)[0] == b"h0:1"
     until(lambda: here.query("ps") == {0: "h0:1"})
     here.deregister("ps", 0, "h0:1")
-    assert client.exists(path) is None
+    assert zk_client.exists(path) is None
 
 
 def test_one_that_was_replaced_meanwhile_gives_up_its_place(
-    connect: Open, server: ZooKeeperServer, client: KazooClient, job: str
+    zk_connect: Open, zookeeper: ZooKeeperServer, zk_client: KazooClient, job: str
 ) -> None:
-    old, new = connect(), connect()
+    old, new = zk_connect(), zk_connect()
     old.register("ps", 0, "old:1")
     old.register("ps", 1, "old:2")
     new.register("ps", 0, "new:1")
     path = f"/monolith/{job}/ps.1"
-    first = client.get(path)[1].ephemeralOwner
-    expire_session(old, server)
+    first = zk_client.get(path)[1].ephemeralOwner
+    expire_session(old, zookeeper)
     # The other entry comes back: the keeper has been through its list.
-    until(lambda: client.exists(path) and client.get(path)[1].ephemeralOwner != first)
+    until(lambda: zk_client.exists(path) and zk_client.get(path)[1].ephemeralOwner != first)
     until(lambda: ("ps", 0) not in old._own)
     until(lambda: new.query("ps") == {0: "new:1", 1: "old:2"})
-    assert client.get(f"/monolith/{job}/ps.0")[0] == b"new:1"
+    assert zk_client.get(f"/monolith/{job}/ps.0")[0] == b"new:1"
 
 
-def test_a_successor_is_not_fought_every_period(connect: Open, client: KazooClient, job: str) -> None:
-    old, new = connect(registration_period_secs=0.1), connect()
+def test_a_successor_is_not_fought_every_period(zk_connect: Open, zk_client: KazooClient, job: str) -> None:
+    old, new = zk_connect(registration_period_secs=0.1), zk_connect()
     old.register("ps", 0, "old:1")
     new.register("ps", 0, "new:1")
     until(lambda: old._own == {})
-    assert client.get(f"/monolith/{job}/ps.0")[0] == b"new:1"
+    assert zk_client.get(f"/monolith/{job}/ps.0")[0] == b"new:1"
 
 
-def test_a_server_that_restarts_is_no_event(connect: Open, server: ZooKeeperServer) -> None:
-    here, there = connect(session_secs=20.0), connect(session_secs=20.0)
+def test_a_server_that_restarts_is_no_event(zk_connect: Open, zookeeper: ZooKeeperServer) -> None:
+    here, there = zk_connect(session_secs=20.0), zk_connect(session_secs=20.0)
     here.register("ps", 0, "h0:1")
     until(lambda: there.query("ps") == {0: "h0:1"})
-    server.stop(kill=True)
+    zookeeper.stop(kill=True)
     assert there.query("ps") == {0: "h0:1"}  # the last that was known
-    server.start()
+    zookeeper.start()
     here.register("ps", 1, "h1:1")
     until(lambda: there.query("ps") == {0: "h0:1", 1: "h1:1"})
 
 
-def test_a_server_that_comes_back_empty_is_told_everything_again(connect: Open, server: ZooKeeperServer) -> None:
-    here, there = connect(start_secs=2.0), connect(start_secs=2.0)
+def test_a_server_that_comes_back_empty_is_told_everything_again(zk_connect: Open, zookeeper: ZooKeeperServer) -> None:
+    here, there = zk_connect(start_secs=2.0), zk_connect(start_secs=2.0)
     here.register("ps", 0, "h0:1")
     there.register("worker", 0, "h1:1")
     for _ in range(20):  # the more it has done, the longer it would turn away those who have seen it
         here.register("ps", 1, "h2:1")
         here.deregister("ps", 1, "h2:1")
-    server.stop(kill=True)
-    server.forget()
-    server.start()
-    fresh = connect()  # the others answer from what they knew before
+    zookeeper.stop(kill=True)
+    zookeeper.forget()
+    zookeeper.start()
+    fresh = zk_connect()  # the others answer from what they knew before
     assert fresh.query("ps") == {}
     until(lambda: fresh.query("ps") == {0: "h0:1"} and fresh.query("worker") == {0: "h1:1"})
     fresh.register("worker", 1, "h3:1")
     until(lambda: here.query("worker") == {0: "h1:1", 1: "h3:1"})
 
 
-def test_a_call_while_the_server_is_away_ends_with_an_error(connect: Open, server: ZooKeeperServer) -> None:
-    here = connect(start_secs=1.0, max_tries=1)
-    server.stop(kill=True)
+def test_a_call_while_the_server_is_away_ends_with_an_error(zk_connect: Open, zookeeper: ZooKeeperServer) -> None:
+    here = zk_connect(start_secs=1.0, max_tries=1)
+    zookeeper.stop(kill=True)
     try:
         with pytest.raises(DiscoveryError, match="/monolith/"):
             here.register("ps", 0, "h0:1")
     finally:
-        server.start()
+        zookeeper.start()
     until(lambda: here._client.connected)
     here.register("ps", 0, "h1:1")
     assert here.query("ps") == {0: "h1:1"}
 
 
-def test_a_closed_discovery_says_so(connect: Open) -> None:
-    here = connect()
+def test_a_closed_discovery_says_so(zk_connect: Open) -> None:
+    here = zk_connect()
     here.close()
     here.close()
     with pytest.raises(DiscoveryError, match="closed"):
@@ -259,62 +228,14 @@ def test_a_job_name_that_would_be_another_path_is_refused(name: str) -> None:
 
 
 def test_credentials_come_from_the_environment(
-    server: ZooKeeperServer, client: KazooClient, monkeypatch: pytest.MonkeyPatch, job: str
+    zookeeper: ZooKeeperServer, zk_client: KazooClient, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
-    client.ensure_path("/monolith")
-    client.create(f"/monolith/{job}", acl=[make_digest_acl("me", "secret", all=True)])
+    zk_client.ensure_path("/monolith")
+    zk_client.create(f"/monolith/{job}", acl=[make_digest_acl("me", "secret", all=True)])
     monkeypatch.setenv("ZK_AUTH", "me:wrong")
     with pytest.raises(DiscoveryError, match="NoAuth"):
-        ZKServiceDiscovery(job, server.address)
+        ZKServiceDiscovery(job, zookeeper.address)
     monkeypatch.setenv("ZK_AUTH", "me:secret")
-    with ZKServiceDiscovery(job, server.address) as here:
+    with ZKServiceDiscovery(job, zookeeper.address) as here:
         here.register("ps", 0, "h0:1")
         assert here.query("ps") == {0: "h0:1"}
-
-
-class TestClearing:
-    """Danger: a job starts among the remains of another one, or the remains of a running job are cleared."""
-
-    def test_nothing_to_clear(self, server: ZooKeeperServer, job: str) -> None:
-        clear_zk_path(server.address, job, False)
-
-    def test_a_path_that_is_there_is_an_error_that_says_what_is_in_it(
-        self, server: ZooKeeperServer, connect: Open, client: KazooClient, job: str
-    ) -> None:
-        connect().register("ps", 0, "h0:1")
-        with pytest.raises(ValueError, match=r"there are \[ps.0\] in monolith zk path"):
-            clear_zk_path(server.address, job, False)
-        assert client.exists(f"/monolith/{job}/ps.0")
-
-    def test_force_removes_it_with_all_that_is_in_it(
-        self, server: ZooKeeperServer, client: KazooClient, job: str
-    ) -> None:
-        client.create(f"/monolith/{job}/deep/deeper", makepath=True)
-        clear_zk_path(server.address, job, True)
-        assert client.exists(f"/monolith/{job}") is None
-
-    def test_only_what_is_old_and_without_life_is_removed(
-        self, server: ZooKeeperServer, connect: Open, client: KazooClient, job: str
-    ) -> None:
-        connect().register("ps", 0, "h0:1")  # a job that has been running all the time
-        client.create("/monolith/remains/ps.0", b"h1:1", makepath=True)
-        now = client.exists("/monolith/remains").mtime / 1000
-        clear_zk_path(server.address, "another", False, clock=lambda: now + 63 * DAY - 60)
-        assert client.exists("/monolith/remains")
-        clear_zk_path(server.address, "another", False, clock=lambda: now + 63 * DAY + 60)
-        assert client.exists("/monolith/remains") is None
-        assert client.exists(f"/monolith/{job}/ps.0")
-
-    def test_old_remains_of_the_job_itself_are_no_error(
-        self, server: ZooKeeperServer, client: KazooClient, job: str
-    ) -> None:
-        client.create(f"/monolith/{job}/ps.0", makepath=True)
-        now = client.exists(f"/monolith/{job}").mtime / 1000
-        clear_zk_path(server.address, job, False, clock=lambda: now + 64 * DAY)
-        assert client.exists(f"/monolith/{job}") is None
-
-    def test_what_cannot_be_removed_is_left(self, server: ZooKeeperServer, client: KazooClient, job: str) -> None:
-        client.ensure_path("/monolith")
-        client.create(f"/monolith/{job}", acl=[make_digest_acl("me", "secret", all=True)])
-        clear_zk_path(server.address, "another", False, clock=lambda: 4e9)
-        assert client.exists(f"/monolith/{job}")

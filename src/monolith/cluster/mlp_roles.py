@@ -71,21 +71,21 @@ def mlp_pass(
         return HandOver(role="")
     dispatcher_role, dsworker_role, worker_role = dispatcher_role.upper(), dsworker_role.upper(), worker_role.upper()
     _logger.info("this process is %s %d of %s", env.role, env.index, env.all_roles)
-    serves = env.role in (dispatcher_role, dsworker_role)
-    reads = env.role == worker_role and use_dataservice
-    if not serves and not reads:
-        return HandOver(role=env.role, index=env.index)
-    if data_servers is None and (serves or num_extra_dsworkers):
-        raise InvalidArgumentError(f"data_servers: expected what starts them, role {env.role} needs it; got None")
-    if not serves:
+    if env.role in (dispatcher_role, dsworker_role):
+        return _serve(env, data_servers, dispatcher_role, worker_role)
+    if env.role == worker_role and use_dataservice:
         return _prepare_worker(env, data_servers, dispatcher_role, dsworker_role, num_extra_dsworkers)
-    assert data_servers is not None
+    return HandOver(role=env.role, index=env.index)
+
+
+def _serve(env: MLPEnv, data_servers: DataServers | None, dispatcher_role: str, worker_role: str) -> HandOver:
+    starter = _needed(data_servers, env)
     if env.role == dispatcher_role:
-        server = data_servers.start_dispatcher(env.port)
+        server = starter.start_dispatcher(env.port)
     else:
         env.wait(dispatcher_role, use_ssh=False)
         address = env.get_addr() or concat_ip_and_port(env.host, env.port)
-        server = data_servers.start_worker(address, env.dispatcher_target(dispatcher_role))
+        server = starter.start_worker(address, env.dispatcher_target(dispatcher_role))
     try:
         env.join(worker_role)
     finally:
@@ -96,6 +96,8 @@ def mlp_pass(
 def _prepare_worker(
     env: MLPEnv, data_servers: DataServers | None, dispatcher_role: str, dsworker_role: str, extra: int
 ) -> HandOver:
+    if extra:
+        _needed(data_servers, env)  # said before the waiting, not after it
     # The SSH port answers as soon as a machine is up, which is too early: the servers themselves must answer.
     env.wait(dispatcher_role, use_ssh=False)
     for index in range(env.num_replicas(dsworker_role)):
@@ -104,8 +106,14 @@ def _prepare_worker(
     # Behind the ports of all processes that `mpirun` started here, each worker's own after those of the worker before it.
     processes = env.num_replicas() if env.enable_mpi else 1
     first = env.port - env.index + processes + env.index * extra
-    servers = []
-    for port in range(first, first + extra):
-        assert data_servers is not None
-        servers.append(data_servers.start_worker(concat_ip_and_port(env.host, port), target))
-    return HandOver(role=env.role, index=env.index, dispatcher=target, servers=tuple(servers))
+    servers = tuple(
+        _needed(data_servers, env).start_worker(concat_ip_and_port(env.host, port), target)
+        for port in range(first, first + extra)
+    )
+    return HandOver(role=env.role, index=env.index, dispatcher=target, servers=servers)
+
+
+def _needed(data_servers: DataServers | None, env: MLPEnv) -> DataServers:
+    if data_servers is None:
+        raise InvalidArgumentError(f"data_servers: expected what starts them, role {env.role} needs it; got None")
+    return data_servers

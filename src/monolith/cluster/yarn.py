@@ -6,10 +6,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.wrappers_pb2 import Int64Value
 
 from monolith.cluster.net import concat_ip_and_port, get_local_ip
@@ -22,10 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["create_primus_save_point", "get_local_host", "maybe_finish_application", "maybe_kill_application"]
 
 _logger = logging.getLogger(__name__)
-_SERVICE = primus.DESCRIPTOR.services_by_name["AppMasterService"]
+_SERVICE = primus.DESCRIPTOR.services_by_name["AppMasterService"].full_name
 _CALL_SECS = 10.0
 _GRACE_MS = 20_000
 _POLL_SECS = 5.0
+
+Response = TypeVar("Response", bound=Message)
 
 
 def get_local_host(environ: Mapping[str, str] | None = None) -> str:
@@ -53,13 +54,13 @@ def maybe_kill_application(reason: str, *, environ: Mapping[str, str] | None = N
     False, and a line in the log, without a master (PRIMUS_AM_RPC_HOST and PRIMUS_AM_RPC_PORT) or when it does not answer.
     """
     request = primus.KillRequest(exit_code=1, diagnose=reason, graceful_shutdown_timeout_ms=Int64Value(value=_GRACE_MS))
-    return _tell("kill", request, environ)
+    return _tell("kill", request, primus.KillResponse, environ)
 
 
 def maybe_finish_application(*, environ: Mapping[str, str] | None = None) -> bool:
     """Tell the application master that the job has succeeded; whether it took the message, as for `maybe_kill_application`."""
     request = primus.SucceedRequest(graceful_shutdown_timeout_ms=Int64Value(value=_GRACE_MS))
-    return _tell("succeed", request, environ)
+    return _tell("succeed", request, primus.SucceedResponse, environ)
 
 
 def create_primus_save_point(
@@ -90,18 +91,17 @@ def _primus_am_address(environ: Mapping[str, str] | None) -> str:
     return concat_ip_and_port(host, port) if host and port else ""
 
 
-def _call(channel: grpc.Channel, method: str, request: Message) -> Message:
-    types = _SERVICE.methods_by_name[method]
+def _call(channel: grpc.Channel, method: str, request: Message, response: type[Response]) -> Response:
     call = channel.unary_unary(
-        f"/{_SERVICE.full_name}/{method}",
+        f"/{_SERVICE}/{method}",
         request_serializer=type(request).SerializeToString,
-        response_deserializer=GetMessageClass(types.output_type).FromString,
+        response_deserializer=response.FromString,
     )
-    response: Message = call(request, timeout=_CALL_SECS)
-    return response
+    answer: Response = call(request, timeout=_CALL_SECS)
+    return answer
 
 
-def _tell(method: str, request: Message, environ: Mapping[str, str] | None) -> bool:
+def _tell(method: str, request: Message, response: type[Message], environ: Mapping[str, str] | None) -> bool:
     address = _primus_am_address(environ)
     if not address:
         _logger.info("no Primus application master, nobody to ask for %r", method)
@@ -110,7 +110,7 @@ def _tell(method: str, request: Message, environ: Mapping[str, str] | None) -> b
 
     try:
         with grpc.insecure_channel(address) as channel:
-            _call(channel, method, request)
+            _call(channel, method, request, response)
     except grpc.RpcError as error:
         _logger.error("the Primus application master at %s did not %s: %s", address, method, _reason(error))
         return False
@@ -118,15 +118,14 @@ def _tell(method: str, request: Message, environ: Mapping[str, str] | None) -> b
 
 
 def _create_save_point(channel: grpc.Channel, dst: str, sleep: Callable[[float], None]) -> bool:
-    begun = _call(channel, "createSavepoint", primus.CreateSavepointRequest(savepoint_dir=dst))
-    assert isinstance(begun, primus.CreateSavepointResponse)
+    request = primus.CreateSavepointRequest(savepoint_dir=dst)
+    begun = _call(channel, "createSavepoint", request, primus.CreateSavepointResponse)
     if begun.code != 0:
         _logger.error("Primus refused a savepoint in %s: code %d, %s", dst, begun.code, begun.message)
         return False
     question = primus.CreateSavepointStatusRequest(savepoint_restore_id=begun.savepoint_id)
     while True:
-        status = _call(channel, "createSavepointStatus", question)
-        assert isinstance(status, primus.CreateSavepointStatusResponse)
+        status = _call(channel, "createSavepointStatus", question, primus.CreateSavepointStatusResponse)
         state = status.create_savepoint_state
         if state not in (status.PENDING, status.RUNNING):
             break
