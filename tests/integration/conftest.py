@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import pytest
 
 from monolith.cluster import ZKServiceDiscovery
 from monolith.testing.servers import ZooKeeperServer
 from real_servers import zookeeper_server
+
+if TYPE_CHECKING:
+    from kazoo.client import KazooClient
 
 Connect = Callable[..., ZKServiceDiscovery]
 
@@ -41,9 +45,9 @@ def zk_connect(zookeeper: ZooKeeperServer, job: str) -> Iterator[Connect]:
 @pytest.fixture
 def zk_client(zookeeper: ZooKeeperServer) -> Iterator[KazooClient]:
     """An ordinary client, to look at and damage the nodes."""
-    from kazoo.client import KazooClient  # not for every test of this folder
+    import kazoo.client  # not for every test of this folder
 
-    client = KazooClient(zookeeper.address)
+    client = kazoo.client.KazooClient(zookeeper.address)
     client.start()
     yield client
     client.stop()
