@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from monolith.errors import InvalidArgumentError
+from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.nn import clip_grad_norm_
 from monolith.train import RunConfig, Trainer
 from training import ClickModel, Stream, assert_same, batch_of
@@ -70,6 +70,18 @@ def test_clipping_equals_a_plain_loop(clip_norm: float | None) -> None:
 def test_other_ways_to_clip_equal_a_plain_loop() -> None:
     by_value = trained(clip_norm=0.05, clip_type="value", sparse_clip_norm=0.02)
     assert_same(by_value, plain_loop(clip=lambda model: clip_values(model, 0.05, 0.02)))
+
+
+def test_the_sparse_limit_rises_over_the_steps_of_its_warm_up() -> None:
+    limits = iter([0.4 * min(1.0, step / 8) for step in range(1, STEPS + 1)])
+    by_hand = plain_loop(clip=lambda model: clip_grad_norm_(model, 0.5, sparse_max_norm=next(limits)))
+    assert_same(trained(clip_norm=0.5, sparse_clip_norm=0.4, sparse_norm_warmup_steps=8), by_hand)
+
+
+@pytest.mark.parametrize("config", [{"clip_norm": None}, {"clip_type": "value"}])
+def test_a_warm_up_without_a_limit_to_raise_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="sparse_norm_warmup_steps: needs a clip_norm"):
+        RunConfig(sparse_norm_warmup_steps=8, **config)
 
 
 def test_clipping_matters_here() -> None:

@@ -96,6 +96,8 @@ class RunConfig(Config):
     """What `clip_norm` limits, see `monolith.nn.clip_grads_`."""
     sparse_clip_norm: Positive | None = None
     """A limit of the sparse gradients' own."""
+    sparse_norm_warmup_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps over which the limit of the sparse gradients rises to what it is, in equal parts; for `clip_type` global_norm."""
     dense_weight_decay: NonNegative = 0.0
     """Added to the gradient of each dense parameter after clipping, times the parameter."""
     embedding_prefetch_capacity: _Count = 0
@@ -123,6 +125,10 @@ class RunConfig(Config):
                 raise ValueError(f"give {steps} or {secs}, not both")
         if self.clear_nn and self.reload_alias_map:
             raise ValueError("clear_nn restores no dense parameter: reload_alias_map has nothing to rename")
+        if self.sparse_norm_warmup_steps is not None and (self.clip_norm is None or self.clip_type != "global_norm"):
+            raise ValueError(
+                "sparse_norm_warmup_steps: needs a clip_norm and clip_type global_norm, whose limit it raises"
+            )
         if self.restore_to is not None and self.restore_ckpt is not None:
             raise ValueError("give restore_to or restore_ckpt, not both")
         return self

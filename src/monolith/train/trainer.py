@@ -304,7 +304,12 @@ class Trainer:
         config = self.config
         if config.clip_norm is None:
             return None
-        return clip_grads_(self.model, config.clip_norm, by=config.clip_type, sparse_limit=config.sparse_clip_norm)
+        sparse_limit = config.sparse_clip_norm
+        if config.sparse_norm_warmup_steps is not None:
+            sparse_limit = (sparse_limit or config.clip_norm) * min(
+                1.0, (self.step + 1) / config.sparse_norm_warmup_steps
+            )
+        return clip_grads_(self.model, config.clip_norm, by=config.clip_type, sparse_limit=sparse_limit)
 
     def _update(self, batch: Batch) -> None:
         if self.config.dense_weight_decay:
