@@ -22,7 +22,7 @@ from monolith.ps.frames import Frame, allocate, decode, encode, request_of
 from monolith.ps.messages import Call
 from monolith.ps.pushes import PushLedger
 from monolith.ps.remote_errors import described
-from monolith.ps.served_tables import ServedTables, _require_count
+from monolith.ps.served_tables import ServedTables, require_count
 
 __all__ = ["Dispatcher"]
 
@@ -197,7 +197,7 @@ class Dispatcher:
         write = _text(messages.TableWrite, frame)
 
         def action() -> Answer:
-            _require_count(frame.arrays, 2)
+            require_count(frame.arrays, 2)
             ids, values = frame.arrays
             table = self._tables.writable(write.table, ids)
             (table.assign_add if add else table.assign)(ids, values, event_time=write.event_time)
@@ -209,7 +209,7 @@ class Dispatcher:
         write = _text(messages.TableWrite, frame)
 
         def action() -> Answer:
-            _require_count(frame.arrays, 1)
+            require_count(frame.arrays, 1)
             (ids,) = frame.arrays
             existed = self._tables.writable(write.table, ids).reinitialize(ids, event_time=write.event_time)
             return Answer(arrays=(existed.numpy(),))

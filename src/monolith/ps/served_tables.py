@@ -8,15 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from monolith import _core
 from monolith.errors import ConfigError, InvalidArgumentError, MemoryLimitError
 from monolith.ps.frames import Shape
 from monolith.ps.messages import Apply, DeclaredTable, Lookup, TableGradient, TableRead
 from monolith.ps.precision import WIRE_DTYPES, narrow, widen
 from monolith.table.admission import AdmissionFilter
-from monolith.table.embedding_table import _POOLING as POOLING
 from monolith.table.embedding_table import EmbeddingTable, TableStats
 
-__all__ = ["ServedTables"]
+__all__ = ["ServedTables", "require_count"]
+
+_POOLINGS = {"sum": _core.Pooling.SUM, "mean": _core.Pooling.MEAN, "sqrtn": _core.Pooling.SQRTN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ class ServedTables:
             if splits is None:
                 core.lookup(ids, rows)
             else:
-                core.lookup_pooled(ids, splits, POOLING[read.pooling], rows)
+                core.lookup_pooled(ids, splits, _POOLINGS[read.pooling], rows)
             if rows is not view:
                 narrow(rows, view)
 
@@ -145,7 +147,7 @@ class ServedTables:
 
     def _checked(self, apply: Apply, arrays: Sequence[np.ndarray]) -> list[_Update]:
         each = [2 if gradient.pooling == "none" else 3 for gradient in apply.tables]
-        _require_count(arrays, sum(each))
+        require_count(arrays, sum(each))
         names = [gradient.table for gradient in apply.tables]
         if len(set(names)) != len(names):
             raise InvalidArgumentError(f"tables: expected each table once, got {', '.join(names)}")
@@ -184,7 +186,7 @@ def _bags(
     reads: Sequence[TableRead | TableGradient], arrays: Sequence[np.ndarray]
 ) -> list[tuple[np.ndarray, np.ndarray | None]]:
     each = [1 if read.pooling == "none" else 2 for read in reads]
-    _require_count(arrays, sum(each))
+    require_count(arrays, sum(each))
     left = iter(arrays)
     return [_bag(read, [next(left) for _ in range(count)]) for read, count in zip(reads, each, strict=True)]
 
@@ -215,7 +217,8 @@ def _require_trainable(table: EmbeddingTable, gradient: TableGradient) -> None:
         )
 
 
-def _require_count(arrays: Sequence[np.ndarray], expected: int) -> None:
+def require_count(arrays: Sequence[np.ndarray], expected: int) -> None:
+    """Raise unless a frame came with `expected` arrays."""
     if len(arrays) != expected:
         raise InvalidArgumentError(f"arrays: expected {expected} for these tables, got {len(arrays)}")
 

@@ -38,7 +38,8 @@ class ServerConfig(Config):
     memory_limit: Annotated[int | None, Field(gt=0)] = None
     """Bytes that tables and dense parameters may take; a push beyond is refused. None: no limit."""
     max_message_bytes: Annotated[int, Field(ge=4096, lt=2**31)] = 2**28
-    """Larger requests are refused, and those whose answer would be larger."""
+    """Larger requests are refused, and those whose answer would be larger. Flight has read a request when it is refused, so a
+    client can make the server take as much memory as it sends, and no more."""
     max_streams: Annotated[int, Field(gt=0)] = 256
     """Streams open at the same time; a worker has one for each of its threads that call. Further ones are turned away."""
 

@@ -32,6 +32,11 @@ class ServerProcess:
         """The process id."""
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def pause(self) -> None:
         """Stop it where it is; returns when it stands still."""
         self._process.send_signal(signal.SIGSTOP)
@@ -53,7 +58,7 @@ class ServerProcess:
 
     def close(self) -> None:
         """End it if it still runs, and let go of its output."""
-        if self._process.poll() is None:
+        if self.is_running:
             # A paused process takes no other signal.
             self.kill()
         if self._process.stdout is not None:
