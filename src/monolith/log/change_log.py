@@ -163,10 +163,12 @@ class ChangeLog:
 
     def _open_folder(self) -> WriterLock:
         try:
-            new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for path in new:
-                sync_folder(path.parent)
+            folder = self.folder.absolute()
+            new = [path for path in (folder, *folder.parents) if not path.exists()]
+            folder.mkdir(parents=True, exist_ok=True)
+            # The log and the folder it is in even if they were there: who made them may have died before syncing their names.
+            for above in dict.fromkeys([folder.parent, folder.parent.parent, *(path.parent for path in new)]):
+                sync_folder(above)
             lock = WriterLock(self.folder)
             remove_unfinished(self.folder)
         except OSError as error:
