@@ -106,7 +106,7 @@ def test_a_segment_is_durable_before_it_appears_and_its_name_before_it_is_said(
     log.close()
 
 
-def test_a_new_folder_is_durable_with_all_that_lead_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_durable_with_all_that_lead_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     fsync = os.fsync
 
@@ -115,7 +115,15 @@ def test_a_new_folder_is_durable_with_all_that_lead_to_it(tmp_path: Path, monkey
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", recorded)
-    ChangeLog(tmp_path / "a" / "b", []).close()
+    ChangeLog(tmp_path / "a" / "b" / "log", []).close()
+    assert set(synced) == {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")}
+    # Whoever made the folder may have been killed before it was durable.
+    synced.clear()
+    ChangeLog(tmp_path / "a" / "b" / "log", []).close()
+    assert set(synced) == {str(tmp_path / "a"), str(tmp_path / "a" / "b")}
+    monkeypatch.chdir(tmp_path / "a")
+    synced.clear()
+    ChangeLog("log", []).close()
     assert set(synced) == {str(tmp_path), str(tmp_path / "a")}
 
 

@@ -17,7 +17,7 @@ from log_tables import new_table, rebuilt, train
 from monolith import CorruptFileError, EmbeddingTable
 from monolith.log import ChangeLog, LogReader, replay
 from monolith.log.segment_format import footer_size
-from monolith.table import NUM_BUCKETS
+from monolith.table import NUM_BUCKETS, bucket_of
 from monolith.testing import sgd_table_config
 
 IDS = st.lists(st.integers(-5, 12), max_size=8)
@@ -132,6 +132,17 @@ def test_shards_of_a_table_come_together_and_apart_again(tmp_path: Path) -> None
         replay(segment, {"user": quarter}, buckets=range(n * size, (n + 1) * size))
     assert sorted(i for quarter in quarters for i in quarter) == sorted(whole)
     assert max(map(len, quarters)) < 100
+
+
+def test_a_range_of_buckets_has_its_first_and_not_its_last(tmp_path: Path) -> None:
+    table, bucket = new_table(), int(bucket_of([7])[0])
+    with ChangeLog(tmp_path, [table]) as log:
+        train(table, [7])
+        segment = LogReader(tmp_path).read(log.commit(step=1))
+    for buckets, rows in ((range(bucket, bucket + 1), 1), (range(bucket), 0), (range(bucket + 1, NUM_BUCKETS), 0)):
+        copy = new_table()
+        replay(segment, {"user": copy}, buckets=buckets)
+        assert len(copy) == rows
 
 
 def test_erased_ids_of_other_buckets_are_left_alone(tmp_path: Path) -> None:
