@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "check.h"
+#include "monolith/buckets.h"
 #include "monolith/hash.h"
 
 TEST("hash values are pinned") {
@@ -17,4 +18,16 @@ TEST("fast_range maps the whole hash range onto [0, n) in order") {
   CHECK_EQ(monolith::fast_range(0, 11), 0u);
   CHECK_EQ(monolith::fast_range(UINT64_MAX, 11), 10u);
   CHECK_EQ(monolith::fast_range(UINT64_MAX / 2, 10), 4u);
+}
+
+TEST("buckets are pinned, and are ranges of hashes") {
+  CHECK_EQ(monolith::bucket_of(0), 3618u);
+  CHECK_EQ(monolith::bucket_of(-1), 3661u);
+  CHECK_EQ(monolith::bucket_of(INT64_MIN), 1153u);
+  CHECK_EQ(monolith::bucket_of(42, 3), 2u);
+  const monolith::BucketRange range{.first = 3618, .last = 3661};
+  CHECK(range.contains(0));
+  CHECK(!range.contains(-1));
+  CHECK(monolith::BucketRange::first_hash(3618) <= monolith::hash_id(0));
+  CHECK(monolith::hash_id(0) < monolith::BucketRange::first_hash(3619));
 }

@@ -92,12 +92,12 @@ TEST("a cut has what changed since the last one and nothing else") {
   t.assign(range(0, 1000), 1);
   t.cut();
   t.check_replica();
-  t.train(range(990, 20));
-  t.erase({5});
-  CHECK_EQ(t.table.changed(), 21u);
+  t.train(range(990, 21));
+  t.erase({5, 1010});
+  CHECK_EQ(t.table.changed(), 22u);
   const Changes changes = change_oracle::cut_and_commit(t.table);
   CHECK(keys(changes.rows) == range(990, 20));
-  CHECK(changes.erased == std::set<std::int64_t>{5});
+  CHECK(changes.erased == (std::set<std::int64_t>{5, 1010}));
   CHECK_EQ(t.table.changed(), 0u);
   CHECK(change_oracle::cut_and_commit(t.table).rows.empty());
 }
@@ -197,6 +197,17 @@ TEST("a row number that goes to another id of the shard takes no mark with it") 
   t.table.commit_changes(cut);
   CHECK(keys(changes.rows) == Ids{c});
   CHECK(keys(change_oracle::cut_and_commit(t.table).rows) == Ids{a});
+}
+
+TEST("rows written again after clear are noticed, though they have the numbers of rows that were") {
+  Tracked t;
+  t.assign(range(0, 500), 1);
+  t.cut();
+  t.train(range(0, 500));
+  t.table.clear();
+  t.assign(range(100, 300), 2);
+  t.cut();
+  t.check_replica();
 }
 
 TEST("ids refused by the admission filter or skipped as zeros are no changes") {
