@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from monolith.ps import ClientConfig, ServerStore
 from monolith.table import Adagrad, Bags, Gradient, LocalStore, Zeros
 from monolith.table.store import Store
 from monolith.testing.parameter_servers import ServerProcess, server_process
-from peers.ps_exchange import PEERS, Exchange, Unavailable
+from peers.ps_exchange import PEERS, Exchange
 
 DIM = 16
 TABLE = TableConfig(name="t", segments=(Segment(dim=DIM, initializer=Zeros(), optimizer=Adagrad(learning_rate=0.1)),))
@@ -149,37 +150,38 @@ class Ours:
 
 def exchange(options: argparse.Namespace) -> dict[str, float | str]:
     result: dict[str, float | str] = {}
-    sides: dict[str, Exchange] = {"ours": Ours(TABLE)}
-    for name in options.peers:
-        try:
-            sides[name] = PEERS[name](TABLE)
-        except Unavailable as missing:
-            result[name] = f"skipped: {missing}"
     rng = np.random.default_rng(3)
     turns = [_spread(rng.permutation(options.rows)[:DISTINCT].astype(np.int64)) for _ in range(options.exchanges)]
     gradients = rng.standard_normal((DISTINCT, DIM), dtype=np.float32)
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    try:
-        expected: np.ndarray | None = None
-        for side in sides.values():
-            for _ in range(2):
-                side.push(turns[0], gradients)
-            rows = side.lookup(turns[0])
-            # Measured are only those that compute the same.
-            assert expected is None or np.allclose(rows, expected, rtol=1e-4)
-            expected = rows
+    with ExitStack() as stack:
+        sides: dict[str, Exchange] = {}
+        for name, start in {"ours": Ours, **{peer: PEERS[peer] for peer in options.peers}}.items():
+            try:
+                sides[name] = start(TABLE)
+                stack.callback(sides[name].close)
+            except Exception as problem:  # a peer's trouble must not cost the other numbers
+                result[name] = f"skipped: {problem}"
+        _require_equal(sides, turns[0], gradients)
+        times: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(options.rounds):
             for name, side in sides.items():
                 times[name].append(seconds(lambda side=side: _exchanges(side, turns, gradients)))  # type: ignore[misc]
-    finally:
-        for side in sides.values():
-            side.close()
     result["ours_per_second"] = options.exchanges / statistics.median(times["ours"])
     for name in sides:
         if name != "ours":
             ratios = [theirs / mine for theirs, mine in zip(times[name], times["ours"], strict=True)]
             result[f"times_{name}"] = statistics.median(ratios)
     return result
+
+
+def _require_equal(sides: dict[str, Exchange], ids: np.ndarray, gradients: np.ndarray) -> None:
+    """Measured are only those that compute the same."""
+    answers = []
+    for side in sides.values():
+        for _ in range(2):
+            side.push(ids, gradients)
+        answers.append(side.lookup(ids))
+    assert all(np.allclose(answer, answers[0], rtol=1e-4) for answer in answers)
 
 
 def _exchanges(side: Exchange, turns: list[np.ndarray], gradients: np.ndarray) -> None:
