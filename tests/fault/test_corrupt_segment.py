@@ -19,7 +19,7 @@ import torch
 from comparison import int64, snapshot
 from log_tables import new_table, rebuilt, train
 from monolith.errors import CorruptFileError, StorageError
-from monolith.log import ChangeLog, LogReader, Segment, history
+from monolith.log import ChangeLog, LogReader, LogSegment, history
 from monolith.log.segment_info import segment_name
 from monolith.testing import bit_flips, scrambles, truncations
 
@@ -58,7 +58,7 @@ def assert_all_refused(damaged: Iterable[tuple[str, bytes]], path: Path) -> int:
         path.write_bytes(data)
         message = ""
         try:
-            Segment(path).check()
+            LogSegment(path).check()
         except CorruptFileError as error:
             message = str(error)
         assert message, f"{what}: read"
@@ -395,12 +395,12 @@ def test_parts_of_two_segments_do_not_make_one(pristine: bytes, scratch: Path, t
 READ_WITH_LITTLE_MEMORY = """
 import resource, sys
 from monolith.errors import CorruptFileError
-from monolith.log import Segment
+from monolith.log import LogSegment
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
 for path in sys.argv[1:]:
     try:
-        Segment(path).check()
+        LogSegment(path).check()
     except CorruptFileError:
         continue
     sys.exit(f"{path}: read")
@@ -426,7 +426,7 @@ def test_a_newer_version_says_to_upgrade(pristine: bytes, scratch: Path) -> None
     hostile.version = 2
     scratch.write_bytes(hostile.build())
     with pytest.raises(CorruptFileError, match=r"version 2.*upgrade"):
-        Segment(scratch)
+        LogSegment(scratch)
 
 
 def test_a_configuration_that_does_not_fit_its_rows_decodes_nothing(pristine: bytes, scratch: Path) -> None:
@@ -464,7 +464,7 @@ def test_what_is_not_a_file_is_a_storage_error(tmp_path: Path) -> None:
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(pristine: bytes, scratch: Path) -> None:
     scratch.write_bytes(pristine)
-    segment = Segment(scratch)
+    segment = LogSegment(scratch)
     pieces = iter(segment)
     next(pieces)
     os.truncate(scratch, len(pristine) // 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from monolith.log import Segment
+from monolith.log import LogSegment
 from monolith.log.segment_format import SegmentMeta, TableMeta, TableStateMeta
 from monolith.log.segment_info import segment_name
 from monolith.log.segment_writer import Changes, write_segment
@@ -52,7 +52,7 @@ def test_the_bytes_of_version_1(tmp_path: Path) -> None:
 
 
 def test_version_1_is_read() -> None:
-    segment = Segment(VERSION_1)
+    segment = LogSegment(VERSION_1)
     info = segment.info
     assert (info.sequence, info.parent, info.parent_checksum, info.step) == (7, 5, 123456789, 40)
     assert (info.time, info.event_time, info.kind) == (1700000000.25, 99, "rows")

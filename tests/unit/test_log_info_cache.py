@@ -11,7 +11,7 @@ import pytest
 
 from log_tables import new_table, train
 from monolith import CorruptFileError, LogGapError
-from monolith.log import ChangeLog, LogReader, Segment
+from monolith.log import ChangeLog, LogReader, LogSegment
 from monolith.log import info_cache as module
 from monolith.log.segment_info import segment_name
 
@@ -32,11 +32,11 @@ def old(tmp_path: Path) -> Path:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
-    def counting(path: Path) -> Segment:
+    def counting(path: Path) -> LogSegment:
         names.append(path.name)
-        return Segment(path)
+        return LogSegment(path)
 
-    monkeypatch.setattr(module, "Segment", counting)
+    monkeypatch.setattr(module, "LogSegment", counting)
     return names
 
 
@@ -44,7 +44,7 @@ def test_a_settled_segment_is_read_once(old: Path, opened: list[str]) -> None:
     first = LogReader(old).chain(2)
     assert LogReader(old).chain(2) == first
     assert sorted(opened) == [segment_name(1), segment_name(2)]
-    assert first == [Segment(info.path).info for info in first]
+    assert first == [LogSegment(info.path).info for info in first]
     assert first[0].tables[0].meta.config is first[1].tables[0].meta.config
 
 

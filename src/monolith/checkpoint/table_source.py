@@ -16,7 +16,7 @@ from monolith.checkpoint.snapshot import SNAPSHOTS, SnapshotManifest
 from monolith.checkpoint.storage import Folder, StrPath, open_folder
 from monolith.checkpoint.table_files import buckets_of, in_parallel, read_table_file
 from monolith.errors import CorruptFileError, LogGapError
-from monolith.log import Segment, SegmentInfo, replay
+from monolith.log import LogSegment, SegmentInfo, replay
 from monolith.table import NUM_BUCKETS, EmbeddingTable
 
 __all__ = ["TableSource", "open_source", "reading"]
@@ -65,7 +65,7 @@ class TableSource:
 
     def _replay(self, entry: FileEntry, tables: Mapping[str, EmbeddingTable], buckets: range) -> None:
         with self.model_dir.local(entry.name) as path:
-            segment = Segment(path)
+            segment = LogSegment(path)
             if (segment.info.size, f"crc32c:{segment.info.checksum:08x}") != (entry.size, entry.checksum):
                 raise CorruptFileError(f"{path}: is not the segment that {self.where} was written with")
             replay(segment, tables, buckets=buckets)

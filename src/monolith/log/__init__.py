@@ -6,15 +6,15 @@ from monolith.log.history import RowChange, history
 from monolith.log.log_reader import LogReader, Verdict
 from monolith.log.replay import replay
 from monolith.log.retention import prune
-from monolith.log.segment import Segment
+from monolith.log.segment import LogSegment
 from monolith.log.segment_info import SegmentInfo, SegmentTable, TableChanges
 
 __all__ = [
     "ChangeLog",
     "Flusher",
     "LogReader",
+    "LogSegment",
     "RowChange",
-    "Segment",
     "SegmentInfo",
     "SegmentTable",
     "TableChanges",

@@ -9,7 +9,7 @@ import numpy as np
 
 from monolith.errors import CorruptFileError
 from monolith.log.log_reader import LogReader
-from monolith.log.segment import Segment
+from monolith.log.segment import LogSegment
 from monolith.log.segment_info import SegmentInfo, TableChanges
 from monolith.table import EmbeddingTable
 
@@ -66,7 +66,7 @@ def history(reader: LogReader, id_: int, *, table: str | None = None, to: int | 
     decoders: dict[str, EmbeddingTable] = {}
     wanted = np.array([id_], dtype=np.int64)
     for info in reader.line(to):
-        for piece in Segment(info.path).select(wanted):
+        for piece in LogSegment(info.path).select(wanted):
             if table in (None, piece.table.name):
                 yield _change(info, piece, decoders)
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from monolith.log.segment import Segment
+from monolith.log.segment import LogSegment
 from monolith.log.segment_info import SegmentInfo, SegmentTable
 
 __all__ = ["segment_info"]
@@ -19,19 +19,19 @@ _SETTLED_SECONDS = 2.0
 
 
 def segment_info(path: Path) -> SegmentInfo:
-    """`Segment(path).info`. A file that is still the same one is not read again; a young one always is."""
+    """`LogSegment(path).info`. A file that is still the same one is not read again; a young one always is."""
     try:
         found = path.stat()
     except OSError:
-        return Segment(path).info  # which says what is wrong
+        return LogSegment(path).info  # which says what is wrong
     if time.time() - found.st_mtime < _SETTLED_SECONDS:
-        return Segment(path).info
+        return LogSegment(path).info
     return _settled_info(path, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=8192)
 def _settled_info(path: Path, inode: int, size: int, modified: int) -> SegmentInfo:
-    info = Segment(path).info
+    info = LogSegment(path).info
     return dataclasses.replace(info, tables=tuple(map(_with_shared_config, info.tables)))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError, StorageError
 from monolith.log.info_cache import segment_info
-from monolith.log.segment import Segment
+from monolith.log.segment import LogSegment
 from monolith.log.segment_info import SegmentInfo, segment_name, sequence_of
 
 __all__ = ["LogReader", "Verdict"]
@@ -67,9 +67,9 @@ class LogReader:
         """What segment `sequence` says of itself; `LogGapError` if it is not there."""
         return segment_info(self.folder / segment_name(sequence))
 
-    def read(self, sequence: int) -> Segment:
+    def read(self, sequence: int) -> LogSegment:
         """Segment `sequence`; `LogGapError` if it is not there."""
-        return Segment(self.folder / segment_name(sequence))
+        return LogSegment(self.folder / segment_name(sequence))
 
     def segments(self) -> list[SegmentInfo]:
         """All segments, those of abandoned lines too, in order of their numbers."""
@@ -128,7 +128,7 @@ class LogReader:
 
     def follow(
         self, since: int = 0, *, poll: float = 0.5, wait: Callable[[float], object] = time.sleep
-    ) -> Iterator[Segment]:
+    ) -> Iterator[LogSegment]:
         """Every segment after `since` on the newest line, waiting for more without end.
 
         Args:
@@ -147,7 +147,7 @@ class LogReader:
                     raise LogGapError(
                         f"{info.path}: continues another segment {since} than the one followed; start from a snapshot"
                     )
-                yield Segment(info.path)
+                yield LogSegment(info.path)
                 since, checksum = info.sequence, info.checksum
             if wait(poll):
                 return

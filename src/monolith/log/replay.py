@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from monolith.errors import CorruptFileError
-from monolith.log.segment import Segment
+from monolith.log.segment import LogSegment
 from monolith.log.segment_info import SegmentTable, TableChanges
 from monolith.table import EmbeddingTable, TableState, bucket_of
 
 __all__ = ["replay", "table_state"]
 
 
-def replay(segment: Segment, tables: Mapping[str, EmbeddingTable], *, buckets: range | None = None) -> None:
+def replay(segment: LogSegment, tables: Mapping[str, EmbeddingTable], *, buckets: range | None = None) -> None:
     """Upsert and erase in `tables` what changed in `segment`, and give them the state they had.
 
     Everything is checked before the first row is changed. Replaying a segment twice is the same as once.
@@ -49,7 +49,7 @@ def replay(segment: Segment, tables: Mapping[str, EmbeddingTable], *, buckets: r
             table.set_state(state)
 
 
-def table_state(segment: Segment, name: str) -> TableState | None:
+def table_state(segment: LogSegment, name: str) -> TableState | None:
     """What table `name` knew beside its rows; of several shards, the newest of each."""
     states = [part.meta.state for part in segment.info.tables if part.name == name]
     if not states:
@@ -62,7 +62,7 @@ def table_state(segment: Segment, name: str) -> TableState | None:
     )
 
 
-def _check_fits(segment: Segment, part: SegmentTable, table: EmbeddingTable) -> None:
+def _check_fits(segment: LogSegment, part: SegmentTable, table: EmbeddingTable) -> None:
     if segment.info.kind == "values":
         fits, has, expected = part.row_bytes == 4 * table.dim, f"{part.row_bytes // 4} values", f"{table.dim} values"
     else:

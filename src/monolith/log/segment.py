@@ -1,4 +1,4 @@
-"""`Segment`: the changes of one commit, read from their file in pieces."""
+"""`LogSegment`: the changes of one commit, read from their file in pieces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from monolith.log.segment_format import (
 from monolith.log.segment_info import SegmentInfo, SegmentTable, TableChanges, segment_name
 from monolith.state_bytes import State, unpack_state
 
-__all__ = ["Segment"]
+__all__ = ["LogSegment"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class _Index:
     state_offset: int
 
 
-class Segment:
+class LogSegment:
     """One commit of the change log. Iterating reads it piece by piece; nothing of a damaged piece is handed out.
 
     Example:
@@ -110,7 +110,9 @@ class Segment:
         self._state("dense")
 
     def __repr__(self) -> str:
-        return f"Segment({self.info.sequence}, parent={self.info.parent}, step={self.info.step}, rows={self.info.rows})"
+        return (
+            f"LogSegment({self.info.sequence}, parent={self.info.parent}, step={self.info.step}, rows={self.info.rows})"
+        )
 
     def _state(self, part: str) -> State | None:
         with BoundedFile(self.path) as file:

@@ -13,7 +13,7 @@ import numpy as np
 
 from monolith import _core
 from monolith.errors import InvalidArgumentError
-from monolith.log.segment import Segment
+from monolith.log.segment import LogSegment
 from monolith.log.segment_format import (
     CRC_SIZE,
     MAX_PIECE,
@@ -63,7 +63,7 @@ def write_segment(
     # Nobody was told of it yet, and its rows will come again under another number.
     with _removed_on_failure(target):
         sync_folder(folder)
-        return Segment(target).info
+        return LogSegment(target).info
 
 
 @contextmanager
