@@ -35,6 +35,7 @@ from growth import warm_memory
 from monolith import EmbeddingTable
 from monolith.checkpoint import restore_tables, write_checkpoint
 from monolith.log import ChangeLog
+from monolith.train import RunConfig
 from peers.monolith_table import empty_table, filled_table, use_threads
 from workload import BATCH, IdArray, pooled_gradient, row_splits
 
@@ -102,7 +103,7 @@ class Training:
 
 
 def incremental(
-    plain: Training, tracked: Training, log: ChangeLog, changed: int, rounds: int
+    plain: Training, tracked: Training, log: ChangeLog, changed: int, rounds: int, share: float
 ) -> tuple[dict[str, list[Turn]], list[int]]:
     """Turns of every kind, and the bytes of each segment."""
     turns: dict[str, list[Turn]] = {"nothing": [], "tracking": [], "saving": []}
@@ -110,7 +111,7 @@ def incremental(
     for number in range(rounds + 1):
         tracked.change(changed)
         saving = Turn()
-        future = tracked.step(saving, lambda number=number: log.commit_in_background(step=number))
+        future = tracked.step(saving, lambda number=number: log.commit_in_background(step=number, share=share))
         assert isinstance(future, Future)
         while not future.done():
             tracked.step(saving)
@@ -222,6 +223,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=1, help="of the training calls; the save has a thread of its own"
     )
+    parser.add_argument(
+        "--share", type=float, default=RunConfig().save_share, help="of a processor, for the thread that saves"
+    )
     parser.add_argument("--rounds", type=int, default=15, help="saves; at least 7 for a claim")
     parser.add_argument("--full-rounds", type=int, default=3)
     parser.add_argument("--disk", type=Path, default=RESULTS / "disk", help="folder on the disk to measure")
@@ -240,7 +244,9 @@ def main() -> None:
         ids = workload.random_ids(options.rows)
         plain, tracked = Training(ids, options.dim), Training(ids, options.dim)
         with ChangeLog(folder / "log", [tracked.table]) as log:
-            turns, sizes = incremental(plain, tracked, log, int(options.changed * options.rows), options.rounds)
+            turns, sizes = incremental(
+                plain, tracked, log, int(options.changed * options.rows), options.rounds, options.share
+            )
             del plain
             progress("full saves and restores")
             whole = full(tracked.table, log, folder, options.full_rounds)

@@ -37,6 +37,7 @@ class Saver:
     ) -> None:
         self.ledger, self.mode, self.write = ledger, mode, write
         self.begun: list[int] = []
+        self.hurried: list[int] = []
         self.preparation: Future[None] | None = None
 
     def is_saved(self, trainer: Trainer) -> bool:
@@ -58,6 +59,9 @@ class Saver:
                 self.write(step)
                 (self.ledger.full if self.mode == "full" else self.ledger.dense).append(step)
                 return f"model.ckpt-{step}"
+
+            def hurry(pending) -> None:  # noqa: N805
+                self.hurried.append(step)
 
         return Pending()
 
@@ -248,6 +252,21 @@ def test_training_goes_on_while_a_save_is_written() -> None:
     # Never two at a time: what was due meanwhile waited.
     saves = [line for line in lines if "before_save" in line or "after_save" in line]
     assert [line.split(".")[1].split()[0] for line in saves] == ["before_save", "after_save"] * (len(saves) // 2)
+
+
+def test_a_save_is_hurried_by_those_who_wait_for_it() -> None:
+    class Watch(Hook):
+        def __init__(self, saver: Saver) -> None:
+            self.saver, self.seen = saver, []
+
+        def after_step(self, trainer: Trainer, result: StepResult) -> None:
+            self.seen.append(list(self.saver.hurried))
+
+    saver = Saver(Ledger())
+    watch = Watch(saver)
+    run(3, watch, NoFirstSaveCheckpointSaverHook(saver, save_steps=1))
+    assert watch.seen == [[], [], []], "training does not wait"
+    assert saver.hurried == [3]
 
 
 def test_a_save_waits_for_its_preparation_and_training_does_not() -> None:

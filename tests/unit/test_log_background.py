@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,10 @@ import torch
 
 from comparison import int64, snapshot
 from log_tables import new_table, rebuilt, train
-from monolith import EmbeddingTable, StorageError
+from monolith import EmbeddingTable, InvalidArgumentError, StorageError
 from monolith.log import ChangeLog, LogReader, replay
 from monolith.log import change_log as module
+from monolith.log.pace import Pace, Piece
 
 
 class Gate:
@@ -125,3 +128,52 @@ def test_a_commit_without_tables_is_a_place_in_the_data_alone(tmp_path: Path) ->
     with ChangeLog(tmp_path, none) as log:
         sequence = log.commit_in_background(step=1, source={"offset": 7}).result()
     assert LogReader(tmp_path).read(sequence).source() == {"offset": 7}
+
+
+class Resting:
+    """Stands for the clock of a writer that has worked for a second with every piece, and says when it rests."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
+        clock = itertools.count().__next__
+
+        class Watched(Pace):
+            def __init__(pace, share: float) -> None:  # noqa: N805
+                super().__init__(share, worked=clock)
+
+            def spread(pace, pieces: Iterable[Piece]) -> Iterator[Piece]:  # noqa: N805
+                for piece in super().spread(pieces):
+                    self.begun.set()
+                    yield piece
+
+        monkeypatch.setattr(module, "Pace", Watched)
+
+
+@pytest.mark.parametrize("waiter", ["hurry", "commit", "commit_in_background", "close"])
+def test_a_slow_commit_ends_its_rests_when_somebody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiter: str
+) -> None:
+    resting, table = Resting(monkeypatch), new_table()
+    with ChangeLog(tmp_path, [table]) as log:
+        train(table, range(100))
+        expected = snapshot(table)
+        slow = log.commit_in_background(step=1, share=1e-9)  # would rest for thirty years
+        assert resting.begun.wait(60)
+        assert not slow.done()
+        if waiter.startswith("commit"):
+            getattr(log, waiter)(step=2)
+        else:
+            getattr(log, waiter)()
+        assert slow.result(timeout=60) == 1
+    assert snapshot(rebuilt(tmp_path, 1)) == expected
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5, float("nan")])
+def test_a_share_that_is_none_is_refused_before_anything_is_cut(tmp_path: Path, share: float) -> None:
+    table = new_table()
+    with ChangeLog(tmp_path, [table]) as log:
+        train(table, range(3))
+        with pytest.raises(InvalidArgumentError, match=r"share: expected a number in \(0, 1\]"):
+            log.commit_in_background(step=1, share=share)
+        assert log.changed == 3
+        assert log.commit(step=1) == 1

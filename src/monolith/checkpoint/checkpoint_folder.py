@@ -50,6 +50,7 @@ def begin_checkpoint(
     config: Mapping[str, JsonValue] | None = None,
     parts: Mapping[str, State] | None = None,
     time: float | None = None,
+    share: float = 1.0,
 ) -> PendingCheckpoint:
     """Decide what is to be saved, quickly and between two steps; `finish()` of the answer writes it, on any thread.
 
@@ -67,6 +68,7 @@ def begin_checkpoint(
         config: the resolved configuration of the run, for people and for `inspect`.
         parts: further states by name, read again by `read_state(path, name)`.
         time: now, seconds since 1970; None asks the clock.
+        share: of a processor's time, for the thread that writes the changed rows; `hurry()` of the answer ends its rests.
     """
     states = {"state": state, **(parts or {})}
     _require_names(states)
@@ -80,7 +82,7 @@ def begin_checkpoint(
         snapshot=snapshot,
     )
     try:
-        pending.take_tables(groups, log)
+        pending.take_tables(groups, log, share)
     except BaseException:
         pending.abandon()
         raise

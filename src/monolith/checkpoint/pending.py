@@ -43,6 +43,8 @@ class PendingCheckpoint:
     snapshot: OpenSnapshot | None
     filters: dict[AdmissionFilter, bytes] = field(default_factory=dict)
     """What goes into the file of each admission filter, which tables may share."""
+    log: ChangeLog | None = None
+    """Has the rows."""
     commit: Future[int] | None = None
     """Of the segment that it ends with."""
     writing: Writing | None = None
@@ -50,7 +52,7 @@ class PendingCheckpoint:
     generation: str = ""
     """Ends the names of its files, none of which is one of a checkpoint that is there already."""
 
-    def take_tables(self, tables: dict[str, list[EmbeddingTable]], log: ChangeLog | None) -> None:
+    def take_tables(self, tables: dict[str, list[EmbeddingTable]], log: ChangeLog | None, share: float) -> None:
         """Take what the tables are at this moment."""
         files: list[FileEntry] = []
         if log is not None:
@@ -73,7 +75,10 @@ class PendingCheckpoint:
             }
         )
         if log is not None:
-            self.commit = log.commit_in_background(step=self.manifest.step, event_time=self.manifest.event_time)
+            self.log = log
+            self.commit = log.commit_in_background(
+                step=self.manifest.step, event_time=self.manifest.event_time, share=share
+            )
 
     def finish(self) -> Manifest:
         """Write everything; when this returns the checkpoint is complete and survives a power cut."""
@@ -92,9 +97,15 @@ class PendingCheckpoint:
             remove_unfinished(parent_folder(self.path))
         return manifest
 
+    def hurry(self) -> None:
+        """Write at full speed from now on: somebody waits."""
+        if self.log is not None:
+            self.log.hurry()
+
     def abandon(self) -> None:
         """Give it up and remove what was written for it. What was cut is in the log, or waits for the next cut."""
         if self.commit is not None:
+            self.hurry()
             self.commit.exception()
         with contextlib.suppress(CorruptFileError, StorageError):
             if self.snapshot is not None:

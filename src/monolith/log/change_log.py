@@ -16,6 +16,7 @@ from monolith.errors import InvalidArgumentError, MonolithError, StorageError
 from monolith.log.log_reader import LogReader
 from monolith.log.logged_tables import LoggedTables, TablesCut
 from monolith.log.named_tables import Tables
+from monolith.log.pace import Pace
 from monolith.log.segment_format import SegmentMeta
 from monolith.log.segment_writer import remove_unfinished, sync_folder, write_segment
 from monolith.log.writer_lock import WriterLock
@@ -31,6 +32,7 @@ class _Commit:
     meta: SegmentMeta
     tables: TablesCut
     state: PackedState | None
+    pace: Pace
 
 
 class ChangeLog:
@@ -78,6 +80,7 @@ class ChangeLog:
         self._tables = LoggedTables(tables, "rows" if optimizer_state else "values")
         self._clock = clock
         self._one_commit = threading.Lock()
+        self._pace = Pace(1.0)
         self._thread: ThreadPoolExecutor | None = None
         self._lock = self._open_folder()
         try:
@@ -121,19 +124,29 @@ class ChangeLog:
             event_time: newest event time trained, seconds since 1970; 0 takes the tables' own.
             dense: nested state of everything else; with it a run can be restored to this moment.
         """
+        self.hurry()
         with self._one_commit:
-            return self._write(self._cut(step, source, event_time, dense))
+            return self._write(self._cut(step, source, event_time, dense, Pace(1.0)))
 
     def commit_in_background(
-        self, *, step: int, source: State = None, event_time: int = 0, dense: Mapping[str, State] | None = None
+        self,
+        *,
+        step: int,
+        source: State = None,
+        event_time: int = 0,
+        dense: Mapping[str, State] | None = None,
+        share: float = 1.0,
     ) -> Future[int]:
         """Like `commit`, but only the cut is made now; the rows are read and written on a thread while training goes on.
 
         One at a time: a second call waits for the first to be written. The result has the sequence number or the error.
+        `share` is the part of a processor's time that the thread takes: less slows training less, and takes longer.
         """
+        pace = Pace(share)
+        self.hurry()
         self._one_commit.acquire()
         try:
-            cut = self._cut(step, source, event_time, dense)
+            cut = self._cut(step, source, event_time, dense, pace)
             try:
                 return self._threads().submit(self._write_and_release, cut)
             except BaseException:
@@ -143,8 +156,13 @@ class ChangeLog:
             self._one_commit.release()
             raise
 
+    def hurry(self) -> None:
+        """Let the commit under way, if there is one, take all of a processor: somebody waits for it."""
+        self._pace.hurry()
+
     def close(self) -> None:
         """Wait for a commit under way and let another writer in. What changed since stays uncommitted."""
+        self.hurry()
         if self._thread is not None:
             self._thread.shutdown()
         with self._one_commit:
@@ -187,7 +205,7 @@ class ChangeLog:
         self._next = max(newest, self._parent) + 1
         self._complete = self._tables.empty if self._parent == 0 else continued is None or continued.complete
 
-    def _cut(self, step: int, source: State, event_time: int, dense: Mapping[str, State] | None) -> _Commit:
+    def _cut(self, step: int, source: State, event_time: int, dense: Mapping[str, State] | None, pace: Pace) -> _Commit:
         if not self._lock.held:
             raise InvalidArgumentError(f"{self.folder}: this log is closed; open it again to commit")
         step, event_time = _whole("step", step, 2**63), _whole("event_time", event_time, 2**32)
@@ -197,7 +215,8 @@ class ChangeLog:
         packed = pack_state(state, "commit") if state else None
         tables = self._tables.cut()
         try:
-            return _Commit(meta=self._meta(step, event_time, state, tables), tables=tables, state=packed)
+            self._pace = pace
+            return _Commit(meta=self._meta(step, event_time, state, tables), tables=tables, state=packed, pace=pace)
         except BaseException:
             tables.rollback()
             raise
@@ -222,7 +241,7 @@ class ChangeLog:
         # Used up even if writing fails: a reader may have seen the file before it was removed.
         self._next = sequence + 1
         try:
-            info = write_segment(self.folder, commit.meta, commit.tables.changes(), commit.state)
+            info = write_segment(self.folder, commit.meta, commit.pace.spread(commit.tables.changes()), commit.state)
         except BaseException as error:
             commit.tables.rollback()
             if isinstance(error, MonolithError) or not isinstance(error, Exception):

@@ -174,6 +174,7 @@ class RunCheckpoints:
             event_time=trainer.event_time,
             config=self._resolved,
             time=self._clock(),
+            share=self._config.save_share,
         )
         rows = {name: sum(map(len, shards)) for name, shards in self._tables.items()}
         return PendingRunSave(checkpoints=self, pending=pending, step=trainer.step, version=trainer.version, rows=rows)
@@ -218,6 +219,10 @@ class PendingRunSave:
     step: int
     version: object
     rows: Mapping[str, int]
+
+    def hurry(self) -> None:
+        """Write at full speed from now on: somebody waits."""
+        self.pending.hurry()
 
     def finish(self) -> str:
         """Write the checkpoint and name it in the index; its path."""

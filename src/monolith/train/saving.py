@@ -76,7 +76,7 @@ class TrainerSaving:
         if self._dense is not None:
             self._dense.open({}, parent=0)
         if restored is not None and (restored.went_back or restored.markers):
-            self._full.begin(self._trainer).finish()
+            self._save_now()
             leave_markers(self._full.folder, restored)
 
     def close(self) -> None:
@@ -91,6 +91,11 @@ class TrainerSaving:
         self.create()
         self._full.open(self._trainer.tables(), parent=self._parent)
         try:
-            return self._full.begin(self._trainer).finish()
+            return self._save_now()
         finally:
             self.close()
+
+    def _save_now(self) -> str:
+        pending = self._full.begin(self._trainer)
+        pending.hurry()
+        return pending.finish()

@@ -35,6 +35,9 @@ class PendingSave(Protocol):
     def finish(self) -> str:
         """Write it, on any thread; its path once it is durable. An `OSError` means that it may be tried again."""
 
+    def hurry(self) -> None:
+        """Write at full speed from now on: somebody waits."""
+
 
 class TrainerSaver(Protocol):
     """What a hook saves with."""
@@ -68,6 +71,7 @@ class _Attempt:
     number: int
     started: float
     written: Future[str]
+    hurry: Callable[[], None]
 
 
 class NoFirstSaveCheckpointSaverHook(Hook):
@@ -235,21 +239,23 @@ class NoFirstSaveCheckpointSaverHook(Hook):
             pending = self._saver.begin(trainer)
             for listener in self._listeners:
                 listener.after_cut(trainer, step)
-            written = self._pool().submit(pending.finish)
+            written, hurry = self._pool().submit(pending.finish), pending.hurry
         except OSError as error:
-            written = Future()
+            written, hurry = Future(), _do_nothing
             written.set_exception(error)
         except BaseException:
             self._release_guards(trainer, step)
             raise
         for guard in reversed(self._guards):
             _call_guard(guard.after_cut, trainer, step)
-        self._running = _Attempt(step=step, number=number, started=started, written=written)
+        self._running = _Attempt(step=step, number=number, started=started, written=written, hurry=hurry)
 
     def _advance(self, trainer: Trainer, *, wait: bool = False) -> None:
         """Take the result of the save that is being written, if it is there; try again if it failed."""
         while self._running is not None and (wait or self._running.written.done()):
             done, self._running = self._running, None
+            if wait:
+                done.hurry()
             try:
                 path = done.written.result()
                 for listener in self._listeners:
@@ -282,6 +288,7 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         done, self._running = self._running, None
         if done is None:
             return
+        done.hurry()
         failure = done.written.exception()
         if failure is not None:
             _log.error("saving step %d failed as well: %s", done.step, failure)
@@ -295,6 +302,10 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="monolith-save")
         return self._threads
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _call_guard(moment: Callable[[Trainer, int], None], trainer: Trainer, step: int) -> None:
