@@ -63,7 +63,10 @@ class ChangeSet {
     mark(id, row);
   }
   // For a before_change() to come.
-  void prefetch(std::uint32_t row) const noexcept { __builtin_prefetch(&waiting_bits_[row / 64], 1); }
+  void prefetch(std::uint32_t row) const noexcept {
+    __builtin_prefetch(&waiting_bits_[row / 64], 1);
+    if (unread_) __builtin_prefetch(&flight_bits_[row / 64], 1);
+  }
   // The id is about to get this row; inserted() then cannot fail.
   void before_insert(std::uint32_t row);
   void inserted(std::int64_t id, std::uint32_t row) noexcept { mark(id, row); }
