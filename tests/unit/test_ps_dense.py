@@ -86,7 +86,7 @@ def test_the_hook_lets_a_step_read_what_was_there_before_the_step_before(store: 
         def extra_loss(self, batch: dict[str, torch.Tensor], logits: dict[str, torch.Tensor]) -> torch.Tensor:
             return self.inner.var - (logits["output"] * 0).sum()
 
-    hook = FetchCachedVariablesHook(cached)  # type: ignore[arg-type]
+    hook = FetchCachedVariablesHook(cached)
     zero = {"x": torch.zeros(1), "label": torch.zeros(1)}
     trainer = Trainer(Net(), ServerOptimizer(cached), hooks=[hook], config=RunConfig(clip_norm=None))
     trainer.fit([zero] * 4)

@@ -19,7 +19,7 @@ class Pace:
 
     Example:
         >>> rests = []
-        >>> pace = Pace(0.25, worked=iter([0.0, 2.0, 2.0, 3.0]).__next__, rest=rests.append)
+        >>> pace = Pace(0.25, worked=iter([0.0, 2.0, 2.0, 3.0, 3.0]).__next__, rest=rests.append)
         >>> list(pace.spread("ab")), rests
         (['a', 'b'], [6.0, 3.0])
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,17 @@ from monolith.train.hooks.hook import Hook
 if TYPE_CHECKING:
     from monolith.train.trainer import StepResult, Trainer
 
-__all__ = ["CachedVariables", "FetchCachedVariablesHook"]
+__all__ = ["Cached", "CachedVariables", "FetchCachedVariablesHook"]
+
+
+class Cached(Protocol):
+    """Values read from a copy; `monolith.ps` has one whose origin is on servers."""
+
+    def fetch(self) -> None:
+        """Begin to take the values of the origin."""
+
+    def assign(self) -> None:
+        """Read what was fetched last from now on."""
 
 
 class CachedVariables(nn.Module):
@@ -60,7 +70,7 @@ class FetchCachedVariablesHook(Hook):
         >>> hook = FetchCachedVariablesHook(CachedVariables(nn.Linear(1, 1)))
     """
 
-    def __init__(self, cached: CachedVariables) -> None:
+    def __init__(self, cached: Cached) -> None:
         self._cached = cached
 
     def after_start(self, trainer: Trainer) -> None:
