@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from comparison import int64, snapshot
+from damage import assert_all_refused
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, StorageError
 from monolith.table import Adagrad, Adam, OneBit, Sgd
@@ -51,37 +52,22 @@ def scratch() -> Iterator[Path]:
         yield Path(folder) / "t"
 
 
-def assert_all_refused(damaged: Iterable[tuple[str, bytes]], path: Path) -> int:
-    tried = 0
-    for what, data in damaged:
-        path.write_bytes(data)
-        message = ""
-        try:
-            EmbeddingTable.load(path)
-        except CorruptFileError as error:
-            message = str(error)
-        assert message, f"{what}: loaded"
-        assert str(path) in message, f"{what}: the message does not name the file: {message}"
-        tried += 1
-    return tried
-
-
 def test_every_truncation_is_refused(pristine: bytes, scratch: Path) -> None:
-    assert assert_all_refused(truncations(pristine), scratch) == len(pristine)
+    assert assert_all_refused(truncations(pristine), scratch, EmbeddingTable.load) == len(pristine)
 
 
 def test_every_flipped_bit_is_refused(pristine: bytes, scratch: Path) -> None:
-    assert assert_all_refused(bit_flips(pristine), scratch) == 8 * len(pristine)
+    assert assert_all_refused(bit_flips(pristine), scratch, EmbeddingTable.load) == 8 * len(pristine)
 
 
 def test_larger_accidents_are_refused(pristine: bytes, scratch: Path) -> None:
-    assert assert_all_refused(scrambles(pristine, count=5_000, seed=2), scratch) == 5_000
+    assert assert_all_refused(scrambles(pristine, count=5_000, seed=2), scratch, EmbeddingTable.load) == 5_000
 
 
 @pytest.mark.slow
 def test_larger_accidents_are_refused_for_long(pristine: bytes, scratch: Path) -> None:
     for seed in range(100):
-        assert_all_refused(scrambles(pristine, count=5_000, seed=seed), scratch)
+        assert_all_refused(scrambles(pristine, count=5_000, seed=seed), scratch, EmbeddingTable.load)
 
 
 def blocks_of(first_id: int, scratch: Path) -> bytes:
@@ -96,8 +82,8 @@ def blocks_of(first_id: int, scratch: Path) -> bytes:
 def test_damage_beyond_the_first_block_is_refused(scratch: Path) -> None:
     data = blocks_of(0, scratch)
     assert data.count(b"BLCK") > 1
-    assert_all_refused(bit_flips(data, count=40, seed=4), scratch)
-    assert_all_refused(truncations(data, count=20, seed=5), scratch)
+    assert_all_refused(bit_flips(data, count=40, seed=4), scratch, EmbeddingTable.load)
+    assert_all_refused(truncations(data, count=20, seed=5), scratch, EmbeddingTable.load)
 
 
 def test_blocks_missing_repeated_or_of_another_file_are_refused(scratch: Path) -> None:
@@ -121,7 +107,7 @@ def test_blocks_missing_repeated_or_of_another_file_are_refused(scratch: Path) -
         "no footer": head + b"".join(blocks),
         "two footers": data + foot,
     }
-    assert_all_refused(cases.items(), scratch)
+    assert_all_refused(cases.items(), scratch, EmbeddingTable.load)
 
 
 def crc32c(data: bytes) -> int:
@@ -325,7 +311,7 @@ def test_right_checksums_do_not_make_it_right(
     change(hostile)
     data = hostile.build()
     assert data != pristine
-    assert_all_refused([(change.__name__, data)], scratch)
+    assert_all_refused([(change.__name__, data)], scratch, EmbeddingTable.load)
 
 
 LOAD_WITH_LITTLE_MEMORY = """
@@ -429,10 +415,10 @@ def test_refused_files_leave_no_memory_and_no_descriptor_behind(pristine: bytes,
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     flips = list(bit_flips(pristine, count=400, seed=6))
-    assert_all_refused(flips, scratch)
+    assert_all_refused(flips, scratch, EmbeddingTable.load)
     memory, descriptors = resident(), len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
-        assert_all_refused(flips, scratch)
+        assert_all_refused(flips, scratch, EmbeddingTable.load)
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     assert resident() - memory < 32 << 20
 

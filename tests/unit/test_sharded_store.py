@@ -209,11 +209,11 @@ def test_when_one_shard_cannot_be_restored_none_is(tmp_path: Path) -> None:
 
 
 def test_what_a_sharded_store_refuses() -> None:
-    with pytest.raises(ConfigError, match=r"ranges\[1\]: some of range\(10, 4096\) belong to an earlier shard"):
+    with pytest.raises(ConfigError, match=r"ranges\[1\]: some of range\(10, 4096\) belong to an earlier owner"):
         ShardedStore([local(), local()], ranges=[range(11), range(10, 4096)])
     with pytest.raises(ConfigError, match="nobody owns bucket 7"):
         ShardedStore([local(), local()], ranges=[range(7), range(8, 4096)])
-    with pytest.raises(ConfigError, match="expected one for each of 2 shards, got 1"):
+    with pytest.raises(ConfigError, match="expected one for each of 2 owners, got 1"):
         ShardedStore([local(), local()], ranges=[range(4096)])
     with pytest.raises(ConfigError, match=r"shards\[1\]: expected the tables of the first shard"):
         ShardedStore([local(), LocalStore([])])
@@ -221,5 +221,5 @@ def test_what_a_sharded_store_refuses() -> None:
         sharded(2).lookup([Bags(table="item", ids=np.array([1]), row_splits=np.array([0, 1]))])
     with pytest.raises(InvalidArgumentError, match=r"values: expected \[2, 5\], one row per id, got \[1, 5\]"):
         sharded(2).assign("user", [1, 2], torch.ones(1, 5))
-    with pytest.raises(InvalidArgumentError, match=r"expected 1\.\.4096 shards, got 0"):
+    with pytest.raises(InvalidArgumentError, match=r"expected 1\.\.4096 owners, got 0"):
         bucket_ranges(0)

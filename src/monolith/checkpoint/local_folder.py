@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from monolith.checkpoint.file_names import StrPath, safe_name
+from monolith.durable_file import sync_to_disk, write_durably
 from monolith.errors import StorageError
-from monolith.table.store_folder import sync_to_disk
 
 __all__ = ["LocalFolder"]
 
@@ -36,17 +34,7 @@ class LocalFolder:
         with self._refusals("write", name):
             target = self._path(name)
             _make_folders(target.parent)
-            temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-            try:
-                with temporary.open("xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(target)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-            sync_to_disk(target.parent)
+            write_durably(target, data)
 
     def put(self, name: str, source: Path) -> None:
         """Rename `source`, whose bytes are durable already, and sync the folder."""

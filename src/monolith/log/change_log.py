@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from monolith.durable_file import sync_to_disk
 from monolith.errors import InvalidArgumentError, MonolithError, StorageError
 from monolith.log.log_reader import LogReader
 from monolith.log.logged_tables import LoggedTables, TablesCut
 from monolith.log.named_tables import Tables
 from monolith.log.pace import Pace
 from monolith.log.segment_format import SegmentMeta
-from monolith.log.segment_writer import remove_unfinished, sync_folder, write_segment
+from monolith.log.segment_writer import remove_unfinished, write_segment
 from monolith.log.writer_lock import WriterLock
 from monolith.state_bytes import PackedState, State, pack_state
 
@@ -186,7 +187,7 @@ class ChangeLog:
             folder.mkdir(parents=True, exist_ok=True)
             # The log and the folder it is in even if they were there: who made them may have died before syncing their names.
             for above in dict.fromkeys([folder.parent, folder.parent.parent, *(path.parent for path in new)]):
-                sync_folder(above)
+                sync_to_disk(above)
             lock = WriterLock(self.folder)
             remove_unfinished(self.folder)
         except OSError as error:

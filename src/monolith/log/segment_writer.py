@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from monolith import _core
+from monolith.durable_file import sync_to_disk
 from monolith.errors import InvalidArgumentError
 from monolith.log.segment import LogSegment
 from monolith.log.segment_format import (
@@ -30,7 +31,7 @@ from monolith.log.segment_format import (
 from monolith.log.segment_info import SegmentInfo, segment_name
 from monolith.state_bytes import PackedState
 
-__all__ = ["Changes", "remove_unfinished", "sync_folder", "write_segment"]
+__all__ = ["Changes", "remove_unfinished", "write_segment"]
 
 _UNFINISHED = ".unfinished"
 
@@ -62,7 +63,7 @@ def write_segment(
         temporary.rename(target)
     # Nobody was told of it yet, and its rows will come again under another number.
     with _removed_on_failure(target):
-        sync_folder(folder)
+        sync_to_disk(folder)
         return LogSegment(target).info
 
 
@@ -163,12 +164,3 @@ def _write(descriptor: int, *parts: bytes | np.ndarray) -> None:
             written -= len(waiting.pop(0))
         if written:
             waiting[0] = waiting[0][written:]
-
-
-def sync_folder(folder: Path) -> None:
-    """Return when the names in `folder` would survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

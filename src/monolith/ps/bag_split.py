@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from monolith import _core
+from monolith.table.bag_parts import pool, pooling_factors
 from monolith.table.buckets import bucket_of
 from monolith.table.store import Bags
 
@@ -67,10 +68,7 @@ def pooled_rows(rows: np.ndarray, split: IdSplit, bags: Bags) -> np.ndarray:
     spread = np.take(rows, split.places, axis=0)
     if _is_single(bags):
         return spread
-    sums = _core.pool(_core.Reduction.SUM, spread, np.ascontiguousarray(bags.row_splits))
-    if bags.pooling != "sum":
-        sums *= _factors(bags)
-    return sums
+    return pool(spread, bags).numpy()
 
 
 def summed_gradients(values: np.ndarray, split: IdSplit, bags: Bags) -> np.ndarray:
@@ -100,16 +98,10 @@ def _by_bag(values: np.ndarray, bags: Bags) -> tuple[np.ndarray, np.ndarray | No
     if _is_single(bags):
         return values, None
     if bags.pooling != "sum":
-        values = values * _factors(bags)
+        values = values * pooling_factors(bags)
     return values, np.repeat(np.arange(len(values)), np.diff(bags.row_splits))
 
 
 def _is_single(bags: Bags) -> bool:
     """Whether every bag is one id, as in a sequence or a plain column: nothing to pool."""
     return len(bags.row_splits) == len(bags.ids) + 1 and bool((np.diff(bags.row_splits) == 1).all())
-
-
-def _factors(bags: Bags) -> np.ndarray:
-    """float32 [bags, 1]: what the sum of each bag is multiplied by."""
-    sizes = np.maximum(np.diff(bags.row_splits), 1).astype(np.float32)
-    return (np.float32(1) / (sizes if bags.pooling == "mean" else np.sqrt(sizes)))[:, np.newaxis]

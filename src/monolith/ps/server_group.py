@@ -114,7 +114,7 @@ class ServerGroup:
     def stats(self) -> dict[str, TableStats]:
         """The size of every table, all servers together."""
         answers = [json.loads(frame.text)["tables"] for frame in self._ask_all(Call.STATS)]
-        return {name: _total([answer[name] for answer in answers]) for name in answers[0]}
+        return {name: TableStats.total([TableStats(**answer[name]) for answer in answers]) for name in answers[0]}
 
     def evict(self, *, now: int | Mapping[str, int] | None = None) -> dict[str, int]:
         """Remove expired rows of all tables at `now`, by default the newest event time of each; how many, by table."""
@@ -213,12 +213,6 @@ def _certificates(path: Path | None) -> bytes | None:
         return path.read_bytes()
     except OSError as error:
         raise StorageError(f"ClientConfig.tls_root_certs: cannot read {path}: {error.strerror}") from error
-
-
-def _total(parts: Sequence[Mapping[str, int]]) -> TableStats:
-    sums = {name: sum(part[name] for part in parts) for name in ("rows", "bytes", "index_slots", "growths")}
-    newest = max(part["max_event_time"] for part in parts)
-    return TableStats(**sums, row_bytes=parts[0]["row_bytes"], max_event_time=newest)
 
 
 def require_known(names: Iterable[str], declared: Mapping[str, DeclaredTable]) -> None:

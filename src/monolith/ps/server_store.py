@@ -25,13 +25,12 @@ from monolith.ps.bag_split import (
 from monolith.ps.frames import Frame
 from monolith.ps.link import finish_all
 from monolith.ps.messages import Call, DeclaredTable
-from monolith.ps.ownership import bucket_owners
 from monolith.ps.precision import WIRE_DTYPES, narrow, widen
 from monolith.ps.remote_store import float_rows, row_matrix
 from monolith.ps.server_group import ClientConfig, ServerGroup, require_known
 from monolith.table.arrays import Ids, Values, id_array
+from monolith.table.buckets import bucket_owners, bucket_ranges
 from monolith.table.config import TableConfig
-from monolith.table.sharded_store import bucket_ranges
 from monolith.table.store import Bags, Gradient, join_gradients
 
 __all__ = ["ServerStore", "tables_of"]

@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 
 from monolith.config import Config
+from monolith.durable_file import sync_to_disk
 from monolith.errors import ConfigError, CorruptFileError, StorageError
-from monolith.table.store_folder import sync_to_disk
 
 __all__ = ["FORMAT_VERSION", "Manifest", "read_manifest", "write_manifest"]
 

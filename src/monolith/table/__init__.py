@@ -1,7 +1,7 @@
 """The collisionless embedding table: the Python face of the core."""
 
 from monolith.table.admission import AdmissionFilter, ProbabilisticAdmission, SlidingAdmission
-from monolith.table.buckets import NUM_BUCKETS, bucket_of
+from monolith.table.buckets import NUM_BUCKETS, bucket_of, bucket_ranges
 from monolith.table.changes import CutPiece, TableCut
 from monolith.table.config import Bf16, Expiry, FixedR8, Fp16, Fp32, OneBit, Segment, TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats, num_threads, set_num_threads
@@ -38,7 +38,7 @@ from monolith.table.optimizers import (
     RowwiseAdagrad,
     Sgd,
 )
-from monolith.table.sharded_store import ShardedStore, bucket_ranges
+from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Bags, Gradient, LocalStore, Store
 from monolith.table.table_file import read_rows_into
 from monolith.table.table_state import TableState

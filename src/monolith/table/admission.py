@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -14,6 +13,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from monolith import _core
 from monolith.config import Config
+from monolith.durable_file import write_durably
 from monolith.errors import InvalidArgumentError, StorageError
 from monolith.table.arrays import Ids, id_array
 
@@ -124,7 +124,10 @@ class AdmissionFilter:
             >>> restored.admit([7]).tolist()
             [True]
         """
-        _write_durably(Path(path), self.core.serialize())
+        try:
+            write_durably(Path(path), self.core.serialize())
+        except OSError as error:
+            raise StorageError(f"{path}: cannot write the admission filter: {error.strerror}") from error
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replace the state by what `save` wrote; thresholds may differ, the rest of the configuration may not.
@@ -196,25 +199,3 @@ def _occurrences(counts: Ids) -> np.ndarray:
         wrong = int(np.flatnonzero((array < 1) | (array >= 2**32))[0])
         raise InvalidArgumentError(f"counts[{wrong}]: expected 1..{2**32 - 1} occurrences, got {array[wrong]}")
     return array.astype(np.uint32)
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        # The rename itself is durable only once the folder is.
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot write the admission filter: {error.strerror}") from error

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from monolith import _core
-from monolith.table.embedding_table import PoolingMode
 from monolith.table.store import Bags, Gradient
 
-__all__ = ["as_sum", "gather", "pool", "restrict", "single_ids", "unique_ids"]
+__all__ = ["as_sum", "gather", "pool", "pooling_factors", "restrict", "single_ids", "unique_ids"]
 
 
 def unique_ids(bags: Bags) -> tuple[np.ndarray, np.ndarray]:
@@ -43,7 +42,7 @@ def pool(rows: np.ndarray, bags: Bags) -> torch.Tensor:
     """What a lookup of `bags` returns, given the vector of each of its ids."""
     sums = _core.pool(_core.Reduction.SUM, np.ascontiguousarray(rows), np.ascontiguousarray(bags.row_splits))
     if bags.pooling != "sum":
-        sums *= _factors(bags.pooling, bags.row_splits)
+        sums *= pooling_factors(bags)
     return torch.from_numpy(sums)
 
 
@@ -52,7 +51,7 @@ def as_sum(gradient: Gradient) -> Gradient:
     bags = gradient.bags
     if bags.pooling == "sum":
         return gradient
-    values = gradient.values * torch.from_numpy(_factors(bags.pooling, bags.row_splits))
+    values = gradient.values * torch.from_numpy(pooling_factors(bags))
     return replace(gradient, bags=replace(bags, pooling="sum"), values=values)
 
 
@@ -66,7 +65,12 @@ def restrict(gradient: Gradient, mine: np.ndarray) -> Gradient:
     return replace(gradient, bags=part, values=gradient.values[torch.from_numpy(kept)])
 
 
-def _factors(pooling: PoolingMode, row_splits: np.ndarray) -> np.ndarray:
-    """float32 [bags, 1]: what the sum of each bag is multiplied by."""
-    sizes = np.maximum(np.diff(row_splits), 1).astype(np.float32)
-    return (np.float32(1) / (sizes if pooling == "mean" else np.sqrt(sizes)))[:, np.newaxis]
+def pooling_factors(bags: Bags) -> np.ndarray:
+    """float32 [bags, 1]: what the sum of each bag is multiplied by, unless "sum" is asked for.
+
+    Example:
+        >>> pooling_factors(Bags(table="t", ids=np.arange(4), row_splits=np.array([0, 4]), pooling="mean")).tolist()
+        [[0.25]]
+    """
+    sizes = np.maximum(np.diff(bags.row_splits), 1).astype(np.float32)
+    return (np.float32(1) / (sizes if bags.pooling == "mean" else np.sqrt(sizes)))[:, np.newaxis]

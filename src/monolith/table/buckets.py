@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 
 from monolith import _core
-from monolith.errors import InvalidArgumentError
+from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.table.arrays import Ids, id_array
 
-__all__ = ["NUM_BUCKETS", "bucket_bounds", "bucket_of"]
+__all__ = ["NUM_BUCKETS", "bucket_bounds", "bucket_of", "bucket_owners", "bucket_ranges"]
 
 NUM_BUCKETS: int = _core.NUM_BUCKETS
 """Buckets of every model, for ever."""
@@ -43,3 +46,37 @@ def bucket_bounds(buckets: range | None) -> tuple[int, int]:
     if not isinstance(buckets, range) or buckets.step != 1 or not 0 <= buckets.start <= buckets.stop <= NUM_BUCKETS:
         raise InvalidArgumentError(f"buckets: expected range(first, last) within range({NUM_BUCKETS}), got {buckets!r}")
     return buckets.start, buckets.stop
+
+
+def bucket_ranges(count: int) -> list[range]:
+    """The buckets of each of `count` owners: contiguous, as equal as possible, together all of them.
+
+    Example:
+        >>> bucket_ranges(3)
+        [range(0, 1365), range(1365, 2730), range(2730, 4096)]
+    """
+    if not 1 <= count <= NUM_BUCKETS:
+        raise InvalidArgumentError(f"count: expected 1..{NUM_BUCKETS} owners, got {count}")
+    bounds = [number * NUM_BUCKETS // count for number in range(count + 1)]
+    return [range(first, end) for first, end in itertools.pairwise(bounds)]
+
+
+def bucket_owners(ranges: Sequence[range], count: int) -> np.ndarray:
+    """The number of the owner of every bucket, int64 [NUM_BUCKETS]; `ranges` says who of `count` owns which.
+
+    Example:
+        >>> bucket_owners([range(0, 1000), range(1000, 4096)], 2)[[0, 999, 1000, 4095]].tolist()
+        [0, 0, 1, 1]
+    """
+    if len(ranges) != count:
+        raise ConfigError(f"ranges: expected one for each of {count} owners, got {len(ranges)}")
+    owners = np.full(NUM_BUCKETS, -1, dtype=np.int64)
+    for number, buckets in enumerate(ranges):
+        if buckets.step != 1 or not 0 <= buckets.start <= buckets.stop <= NUM_BUCKETS:
+            raise ConfigError(f"ranges[{number}]: expected consecutive buckets of 0..{NUM_BUCKETS - 1}, got {buckets}")
+        if (owners[buckets.start : buckets.stop] >= 0).any():
+            raise ConfigError(f"ranges[{number}]: some of {buckets} belong to an earlier owner already")
+        owners[buckets.start : buckets.stop] = number
+    if (owners < 0).any():
+        raise ConfigError(f"ranges: nobody owns bucket {int(np.argmin(owners))}; every bucket needs an owner")
+    return owners

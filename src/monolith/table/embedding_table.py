@@ -75,6 +75,18 @@ class TableStats:
         """Occupied share of the index."""
         return self.rows / self.index_slots
 
+    @classmethod
+    def total(cls, parts: Sequence[TableStats]) -> TableStats:
+        """The size of one table whose rows are spread over several."""
+        return cls(
+            rows=sum(part.rows for part in parts),
+            bytes=sum(part.bytes for part in parts),
+            row_bytes=parts[0].row_bytes,
+            index_slots=sum(part.index_slots for part in parts),
+            growths=sum(part.growths for part in parts),
+            max_event_time=max(part.max_event_time for part in parts),
+        )
+
 
 class EmbeddingTable:
     """A table of embeddings for any int64 ids: unbounded, collisionless, trained in place by its own optimizer.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,27 +12,14 @@ import torch
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.table.arrays import Ids, Values, id_array
 from monolith.table.bag_parts import as_sum, gather, pool, restrict, single_ids, unique_ids
-from monolith.table.buckets import NUM_BUCKETS, bucket_of
+from monolith.table.buckets import NUM_BUCKETS, bucket_of, bucket_owners, bucket_ranges
 from monolith.table.call_threads import CallThreads
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import TableStats
 from monolith.table.store import Bags, Gradient, Store, join_gradients
 from monolith.table.store_folder import write_shards
 
-__all__ = ["ShardedStore", "bucket_ranges"]
-
-
-def bucket_ranges(count: int) -> list[range]:
-    """The buckets of each of `count` shards: contiguous, as equal as possible, together all of them.
-
-    Example:
-        >>> bucket_ranges(3)
-        [range(0, 1365), range(1365, 2730), range(2730, 4096)]
-    """
-    if not 1 <= count <= NUM_BUCKETS:
-        raise InvalidArgumentError(f"count: expected 1..{NUM_BUCKETS} shards, got {count}")
-    bounds = [number * NUM_BUCKETS // count for number in range(count + 1)]
-    return [range(first, end) for first, end in itertools.pairwise(bounds)]
+__all__ = ["ShardedStore"]
 
 
 class ShardedStore:
@@ -56,7 +42,7 @@ class ShardedStore:
     def __init__(self, shards: Sequence[Store], *, ranges: Sequence[range] | None = None) -> None:
         self.shards = tuple(shards)
         self.ranges = tuple(bucket_ranges(len(shards)) if ranges is None else ranges)
-        self._owners = _owners(self.ranges, len(self.shards))
+        self._owners = bucket_owners(self.ranges, len(self.shards))
         self._configs = _common_configs(self.shards)
         self._threads = CallThreads()
 
@@ -150,7 +136,7 @@ class ShardedStore:
     def stats(self) -> dict[str, TableStats]:
         """The size of every table, all shards together."""
         parts = self._threads.run([shard.stats for shard in self.shards])
-        return {name: _total([part[name] for part in parts]) for name in self._configs}
+        return {name: TableStats.total([part[name] for part in parts]) for name in self._configs}
 
     def __repr__(self) -> str:
         return f"ShardedStore({', '.join(map(repr, self.shards))})"
@@ -199,22 +185,6 @@ class ShardedStore:
                 call(shard, wanted[places], places)
 
 
-def _owners(ranges: Sequence[range], shards: int) -> np.ndarray:
-    """The shard of every bucket."""
-    owners = np.full(NUM_BUCKETS, -1, dtype=np.int64)
-    for number, buckets in enumerate(ranges):
-        if not 0 <= buckets.start <= buckets.stop <= NUM_BUCKETS or buckets.step != 1:
-            raise ConfigError(f"ranges[{number}]: expected consecutive buckets of 0..{NUM_BUCKETS - 1}, got {buckets}")
-        if (owners[buckets.start : buckets.stop] >= 0).any():
-            raise ConfigError(f"ranges[{number}]: some of {buckets} belong to an earlier shard already")
-        owners[buckets.start : buckets.stop] = number
-    if len(ranges) != shards:
-        raise ConfigError(f"ranges: expected one for each of {shards} shards, got {len(ranges)}")
-    if (owners < 0).any():
-        raise ConfigError(f"ranges: nobody owns bucket {int(np.argmin(owners))}; every bucket needs an owner")
-    return owners
-
-
 def _common_configs(shards: Sequence[Store]) -> dict[str, TableConfig]:
     configs, *others = [shard.configs() for shard in shards]
     for number, other in enumerate(others, start=1):
@@ -225,14 +195,3 @@ def _common_configs(shards: Sequence[Store]) -> dict[str, TableConfig]:
 
 def _comparable(configs: Mapping[str, TableConfig]) -> dict[str, TableConfig]:
     return {name: config.model_copy(update={"initial_capacity": 0}) for name, config in configs.items()}
-
-
-def _total(parts: Sequence[TableStats]) -> TableStats:
-    return TableStats(
-        rows=sum(part.rows for part in parts),
-        bytes=sum(part.bytes for part in parts),
-        row_bytes=parts[0].row_bytes,
-        index_slots=sum(part.index_slots for part in parts),
-        growths=sum(part.growths for part in parts),
-        max_event_time=max(part.max_event_time for part in parts),
-    )

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from monolith import _core
 from monolith.config import Config
+from monolith.durable_file import sync_to_disk, write_durably
 from monolith.errors import ConfigError, CorruptFileError, StorageError
 from monolith.table.admission import AdmissionFilter
 from monolith.table.buckets import NUM_BUCKETS
@@ -22,7 +23,7 @@ from monolith.table.embedding_table import EmbeddingTable
 from monolith.table.table_file import read_rows_into
 from monolith.table.table_state import TableState
 
-__all__ = ["ShardIndex", "StoreIndex", "read_store", "sync_to_disk", "write_shards", "write_store"]
+__all__ = ["ShardIndex", "StoreIndex", "read_store", "write_shards", "write_store"]
 
 INDEX = "store.json"
 SHARDS = "shards.json"
@@ -139,11 +140,7 @@ def _write_files(tables: Mapping[str, EmbeddingTable], folder: Path) -> None:
 
 
 def _write_index(folder: Path, name: str, index: Config) -> None:
-    with (folder / name).open("w") as file:
-        file.write(index.model_dump_json())
-        file.flush()
-        os.fsync(file.fileno())
-    sync_to_disk(folder)
+    write_durably(folder / name, index.model_dump_json().encode())
 
 
 def _read_index(folder: Path, name: str, kind: type[Index]) -> Index:
@@ -213,18 +210,3 @@ def _check_seed(config: TableConfig, file: _core.TableFile, path: Path) -> None:
 
 def _file(table: str, ending: str) -> str:
     return f"{quote(table, safe=' ')}.{ending}"
-
-
-def sync_to_disk(path: Path) -> None:
-    """Return when what was written to a file, or the names in a folder, would survive a power cut.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     sync_to_disk(Path(folder))
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

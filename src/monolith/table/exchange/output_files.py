@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from monolith.durable_file import sync_to_disk
 from monolith.errors import StorageError
 
 __all__ = ["replacing_files"]
@@ -41,7 +42,7 @@ def replacing_files(paths: Sequence[Path]) -> Iterator[list[IO[bytes]]]:
         for source, target in zip(temporary, paths, strict=True):
             source.replace(target)
         for folder in {path.parent for path in paths}:
-            _sync_folder(folder)
+            sync_to_disk(folder)
     except OSError as error:
         if isinstance(error, StorageError):
             raise
@@ -50,12 +51,3 @@ def replacing_files(paths: Sequence[Path]) -> Iterator[list[IO[bytes]]]:
         for path in temporary:
             with contextlib.suppress(OSError):  # most often it has its name by now
                 path.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """A rename is durable only once its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,48 @@
+"""Files that survive a power cut once the call returns: below everything that keeps something."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+__all__ = ["sync_to_disk", "write_durably"]
+
+
+def sync_to_disk(path: Path) -> None:
+    """Return when what was written to a file, or the names in a folder, would survive a power cut.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sync_to_disk(Path(folder))
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, data: bytes | memoryview) -> None:
+    """Write a file that appears under its name whole and durable, or not at all; raises `OSError`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_durably(Path(folder, "a.bin"), b"abc")
+        ...     Path(folder, "a.bin").read_bytes()
+        b'abc'
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    # The rename itself is durable only once the folder is.
+    sync_to_disk(path.parent)
