@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import TypeVar
 
 import numpy as np
 
-from monolith.config import Config
 from monolith.errors import MonolithError, ProtocolError, ServerRestartedError, UnavailableError
 from monolith.ps import messages
+from monolith.ps.answers import Answer, Calls, json_answer, message_of
+from monolith.ps.dense_calls import DenseCalls
 from monolith.ps.dense_parameters import DenseParameters
 from monolith.ps.frames import Frame, allocate, decode, encode, request_of
 from monolith.ps.messages import Call
 from monolith.ps.pushes import PushLedger
 from monolith.ps.remote_errors import described
-from monolith.ps.served_tables import ServedTables, require_count
+from monolith.ps.served_tables import ServedTables
+from monolith.ps.table_calls import TableCalls
 
 __all__ = ["Dispatcher"]
 
 _logger = logging.getLogger(__name__)
-
-Message = TypeVar("Message", bound=Config)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a call returns, before it has the number of the request."""
-
-    text: str = "{}"
-    arrays: tuple[np.ndarray, ...] = ()
 
 
 class Dispatcher:
     """Answers frames. `answer` may run in many threads, and never raises: what is wrong comes back as an error frame.
 
     Example:
+        >>> import json
         >>> dispatcher = Dispatcher()
         >>> answer = decode(dispatcher.answer(encode(call=Call.HEALTH, request=1, text="{}")))
         >>> json.loads(answer.text)["tables"]
@@ -70,25 +60,15 @@ class Dispatcher:
         self._stopping = False
         self._under_way = 0
         self._idle = threading.Condition()
-        self._calls: dict[int, Callable[[Frame], Answer]] = {
+        self._calls: Calls = {
             Call.HEALTH: self._health,
             Call.JOIN: self._join,
-            Call.DECLARE_TABLES: self._declare_tables,
-            Call.CONFIGS: self._configs,
-            Call.APPLY_GRADIENTS: self._apply_gradients,
-            Call.ASSIGN: self._assign,
-            Call.ASSIGN_ADD: self._assign_add,
-            Call.REINITIALIZE: self._reinitialize,
-            Call.EVICT: self._evict,
-            Call.STATS: self._stats,
-            Call.DECLARE_DENSE: self._declare_dense,
-            Call.READ_DENSE: self._read_dense,
-            Call.APPLY_DENSE: self._apply_dense,
-            Call.ASSIGN_DENSE: self._assign_dense,
             Call.IS_INITIALISED: self._is_initialised,
             Call.MARK_INITIALISED: self._mark_initialised,
             Call.MEASURE: self._measure,
             Call.SHUTDOWN: self._shutdown,
+            **TableCalls(self._tables, self._pushes).calls(),
+            **DenseCalls(self._dense, self._pushes).calls(),
         }
 
     def answer(self, data: bytes | memoryview | np.ndarray) -> np.ndarray:
@@ -145,7 +125,7 @@ class Dispatcher:
         return encode(call=Call.ERROR, request=request, instance=self.instance, text=text)
 
     def _health(self, frame: Frame) -> Answer:
-        return _json(
+        return json_answer(
             tables=len(self._tables.declared()),
             dense=len(self._dense),
             bytes=self._tables.nbytes + self._dense.nbytes,
@@ -154,18 +134,11 @@ class Dispatcher:
         )
 
     def _join(self, frame: Frame) -> Answer:
-        self._pushes.join(_text(messages.Join, frame))
+        self._pushes.join(message_of(messages.Join, frame))
         return Answer()
-
-    def _declare_tables(self, frame: Frame) -> Answer:
-        self._tables.declare(_text(messages.DeclareTables, frame).tables)
-        return Answer()
-
-    def _configs(self, frame: Frame) -> Answer:
-        return Answer(text=messages.DeclareTables(tables=tuple(self._tables.declared())).model_dump_json())
 
     def _lookup(self, frame: Frame) -> np.ndarray:
-        lookup = _text(messages.Lookup, frame)
+        lookup = message_of(messages.Lookup, frame)
         shapes = self._tables.lookup_shapes(lookup, frame.arrays)
         size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in shapes)
         if size > self._max_frame_bytes:
@@ -178,78 +151,8 @@ class Dispatcher:
         self._tables.lookup(lookup, frame.arrays, views)
         return buffer
 
-    def _apply_gradients(self, frame: Frame) -> Answer:
-        apply = _text(messages.Apply, frame)
-
-        def action() -> Answer:
-            self._tables.apply(apply, frame.arrays)
-            return Answer()
-
-        return self._pushes.once(apply.push, action)
-
-    def _assign(self, frame: Frame) -> Answer:
-        return self._write(frame, add=False)
-
-    def _assign_add(self, frame: Frame) -> Answer:
-        return self._write(frame, add=True)
-
-    def _write(self, frame: Frame, *, add: bool) -> Answer:
-        write = _text(messages.TableWrite, frame)
-
-        def action() -> Answer:
-            require_count(frame.arrays, 2)
-            ids, values = frame.arrays
-            table = self._tables.writable(write.table, ids)
-            (table.assign_add if add else table.assign)(ids, values, event_time=write.event_time)
-            return Answer()
-
-        return self._pushes.once(write.push, action)
-
-    def _reinitialize(self, frame: Frame) -> Answer:
-        write = _text(messages.TableWrite, frame)
-
-        def action() -> Answer:
-            require_count(frame.arrays, 1)
-            (ids,) = frame.arrays
-            existed = self._tables.writable(write.table, ids).reinitialize(ids, event_time=write.event_time)
-            return Answer(arrays=(existed.numpy(),))
-
-        return self._pushes.once(write.push, action)
-
-    def _evict(self, frame: Frame) -> Answer:
-        evict = _text(messages.Evict, frame)
-        return self._pushes.once(evict.push, lambda: _json(evicted=self._tables.evict(evict.now)))
-
-    def _stats(self, frame: Frame) -> Answer:
-        return _json(tables={name: asdict(stats) for name, stats in self._tables.stats().items()})
-
-    def _declare_dense(self, frame: Frame) -> Answer:
-        declare = _text(messages.DeclareDense, frame)
-        return _json(created=self._dense.declare(declare.names, frame.arrays, declare.optimizer))
-
-    def _read_dense(self, frame: Frame) -> Answer:
-        return Answer(arrays=tuple(self._dense.read(_text(messages.ReadDense, frame).names)))
-
-    def _apply_dense(self, frame: Frame) -> Answer:
-        apply = _text(messages.ApplyDense, frame)
-
-        def action() -> Answer:
-            self._dense.apply(apply.names, frame.arrays, apply.learning_rate)
-            return Answer()
-
-        return self._pushes.once(apply.push, action)
-
-    def _assign_dense(self, frame: Frame) -> Answer:
-        assign = _text(messages.AssignDense, frame)
-
-        def action() -> Answer:
-            self._dense.assign(assign.names, frame.arrays, add=assign.add)
-            return Answer()
-
-        return self._pushes.once(assign.push, action)
-
     def _is_initialised(self, frame: Frame) -> Answer:
-        return _json(initialised=self._initialised)
+        return json_answer(initialised=self._initialised)
 
     def _mark_initialised(self, frame: Frame) -> Answer:
         self._initialised = True
@@ -258,16 +161,8 @@ class Dispatcher:
     def _measure(self, frame: Frame) -> Answer:
         from monolith.ps.benchmark import spin
 
-        return _json(throughput=spin(_text(messages.Measure, frame).seconds, clock=self._clock))
+        return json_answer(throughput=spin(message_of(messages.Measure, frame).seconds, clock=self._clock))
 
     def _shutdown(self, frame: Frame) -> Answer:
         self.stop_asked.set()
         return Answer()
-
-
-def _json(**fields: object) -> Answer:
-    return Answer(text=json.dumps(fields))
-
-
-def _text(kind: type[Message], frame: Frame) -> Message:
-    return kind.from_json(frame.text)

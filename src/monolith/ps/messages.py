@@ -35,7 +35,8 @@ __all__ = [
 
 
 class Call(IntEnum):
-    """The calls. A number keeps its meaning for ever; 64..79 are kept for the log, 80..95 for saving and moving buckets."""
+    """The calls. A number keeps its meaning for ever; 64..79 are kept for the log, 80..95 for saving and
+    moving buckets, 96..111 for coordination."""
 
     ERROR = 0
     """Only in answers: `{"error": class, "message": text}`."""
