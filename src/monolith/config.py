@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import struct
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -56,6 +57,14 @@ class Config(BaseModel):
         """Build from what `model_dump_json` wrote; wrong input raises `ConfigError`."""
         try:
             return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise ConfigError(_explain(cls, error)) from None
+
+    @classmethod
+    def from_texts(cls, texts: Mapping[str, object]) -> Self:
+        """Build from fields as texts, as an environment has them; wrong input raises `ConfigError`."""
+        try:
+            return cls.model_validate_strings(texts, strict=False)
         except ValidationError as error:
             raise ConfigError(_explain(cls, error)) from None
 

@@ -8,6 +8,7 @@ A YAML file has the fields of `JobConfig`:
     input_args: {folder: data/}
     max_steps: 10000
     run: {model_dir: runs/clicks}           # the fields of RunConfig
+    runner: {num_ps: 2, num_workers: 3}     # the fields of RunnerConfig, where the environment says nothing
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import nn
 from monolith.config import Config
 from monolith.errors import ConfigError, StorageError
 from monolith.features.batch import Batch
-from monolith.train import Estimator, RunConfig
+from monolith.train import Estimator, RunConfig, RunnerConfig
 from monolith.train.estimator import Mode
 
 __all__ = ["Job", "JobConfig", "load_job", "read_yaml"]
@@ -52,6 +53,8 @@ class JobConfig(Config):
     """Global step to stop at."""
     run: RunConfig = RunConfig()
     """Everything else about the run."""
+    runner: RunnerConfig | None = None
+    """How the run is spread over processes, where their environment says nothing else."""
 
 
 class Job:
@@ -62,7 +65,7 @@ class Job:
         model = _named(config.model)(**config.model_args)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"JobConfig.model: {config.model!r} made a {type(model).__name__}, expected an nn.Module")
-        self.estimator = Estimator(model, config.run)
+        self.estimator = Estimator(model, config.run, runner=RunnerConfig.from_env(defaults=config.runner))
 
     def source(self, mode: Mode) -> Iterable[Batch] | None:
         """The batches of `input`; None leaves it to the model."""
@@ -94,6 +97,8 @@ def load_job(target: str, sets: Sequence[str] = (), flags: Mapping[str, object] 
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     # On its own first, so that an unknown key is compared with the keys of its own level.
     settings = RunConfig.from_json(json.dumps({**run, **given}))
+    if (runner := tree.get("runner")) is not None:
+        RunnerConfig.from_json(json.dumps(runner))
     return JobConfig.from_json(json.dumps({**tree, "run": settings.model_dump(mode="json")}))
 
 

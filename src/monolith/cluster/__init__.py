@@ -29,6 +29,7 @@ from monolith.cluster.net import (
     is_ipv6_address,
     split_address,
 )
+from monolith.cluster.role import Role, role_from_environment
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.yarn import (
     create_primus_save_point,
@@ -50,6 +51,7 @@ __all__ = [
     "MLPEnv",
     "MLPServiceDiscovery",
     "NodeAliveChecker",
+    "Role",
     "ServiceDiscovery",
     "ServiceDiscoveryType",
     "Task",
@@ -80,5 +82,6 @@ __all__ = [
     "monolith_discovery",
     "parse_tf_config",
     "retry_with_socket_error",
+    "role_from_environment",
     "split_address",
 ]

@@ -14,7 +14,9 @@ from monolith.cluster.consul_discovery import ConsulServiceDiscovery
 from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType
 from monolith.cluster.file_discovery import HostServiceDiscovery
 from monolith.cluster.mlp_discovery import MLPServiceDiscovery
+from monolith.cluster.net import AddressFamily
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
+from monolith.cluster.zookeeper import default_zk_servers
 from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 from monolith.config import Config
 from monolith.errors import ConfigError
@@ -42,6 +44,8 @@ class DiscoveryConfig(Config):
     """What ZooKeeper knows the job by."""
     zk_server: str | None = None
     """ZooKeeper's servers, `host:port[,host:port...]`; by default those of the environment."""
+    zk_watch_address_family: Annotated[AddressFamily, Field(strict=False)] = AddressFamily.IPV4
+    """Kind of addresses, ipv4 or ipv6, of the ZooKeeper servers taken from the environment; machines without IPv4 take ipv6."""
     tf_config: str | None = None
     """The text that describes the cluster for `primus`; by default the variable TF_CONFIG."""
     discovery_folder: str | None = None
@@ -65,7 +69,9 @@ def get_discovery(config: DiscoveryConfig, psm: str | None = None) -> ServiceDis
         case ServiceDiscoveryType.CONSUL:
             return ConsulServiceDiscovery(_needed("uuid", psm or config.uuid))
         case ServiceDiscoveryType.ZK:
-            return ZKServiceDiscovery(_needed("deep_insight_name", config.deep_insight_name), config.zk_server)
+            use_ipv6 = config.zk_watch_address_family is AddressFamily.IPV6
+            servers = config.zk_server or (default_zk_servers(use_ipv6=True) if use_ipv6 else None)
+            return ZKServiceDiscovery(_needed("deep_insight_name", config.deep_insight_name), servers)
         case ServiceDiscoveryType.MLP:
             return MLPServiceDiscovery()
         case ServiceDiscoveryType.FILE:

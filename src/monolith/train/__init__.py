@@ -4,6 +4,7 @@ from monolith.train.config import RunConfig
 from monolith.train.estimator import Estimator
 from monolith.train.heads import Head
 from monolith.train.model_checkpoints import ModelCheckpoints
+from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import StepResult, Trainer
 
-__all__ = ["Estimator", "Head", "ModelCheckpoints", "RunConfig", "StepResult", "Trainer"]
+__all__ = ["Estimator", "Head", "ModelCheckpoints", "RunConfig", "RunnerConfig", "StepResult", "Trainer"]

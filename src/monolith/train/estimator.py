@@ -17,6 +17,7 @@ from monolith.train.evaluation import HeadMetrics
 from monolith.train.forward import forward_passes
 from monolith.train.heads import Head, column
 from monolith.train.hooks import Hook, TensorBoardHook
+from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import DATA_ENDED, Trainer
 
 __all__ = ["Estimator", "Mode"]
@@ -65,11 +66,14 @@ class Estimator:
         *,
         heads: Sequence[Head] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        runner: RunnerConfig | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidArgumentError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         self.model = model
         self.config = config or RunConfig()
+        self.runner = RunnerConfig.from_env() if runner is None else runner
+        """How the run is spread over processes; by default what the environment says."""
         self.trainer = Trainer(model, optimizer or _optimizer(model), heads=heads, config=self.config)
         self._example: Batch | None = None
         self._train_source: Iterable[Batch] | None = None

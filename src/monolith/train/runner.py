@@ -1,0 +1,216 @@
+"""`RunnerConfig`: how a run is spread over processes, and which of them this one is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import Field
+
+from monolith.cluster.discovery import ServiceDiscoveryType
+from monolith.cluster.discovery_config import DiscoveryConfig
+from monolith.cluster.role import ServerType, role_from_environment
+from monolith.config import NonNegative, Positive
+from monolith.errors import ConfigError
+from monolith.ps.server import ServerConfig
+from monolith.ps.server_group import ClientConfig
+
+__all__ = ["PREFIX", "RunnerConfig"]
+
+PREFIX = "MONOLITH_"
+"""What the variable of a field is called before the field's name in capitals."""
+TOKEN_VARIABLE = "MONOLITH_PS_TOKEN"
+"""The variable with the token that servers ask for and workers send."""
+SECOND_CHANCES = 6
+"""Times that a run which recovers servers goes on with a changed cluster, unless the configuration says how often."""
+
+_Count = Annotated[int, Field(ge=0)]
+# With one of these said, a run is not of this process alone.
+_SPREADS = ("server_type", "num_ps", "discovery_type", "discovery_folder")
+_NESTED = ("client", "server")
+
+
+class RunnerConfig(DiscoveryConfig):
+    """How the processes of a run are cut out, find each other and deal with failures; `RunConfig` is what they do.
+
+    Every field is a key of `runner:` in a configuration file, of `--set runner.<field>`, and the environment variable
+    MONOLITH_<FIELD>. See `from_env`.
+
+    Example:
+        >>> runner = RunnerConfig(discovery_folder="/mnt/job", discovery_type="file", num_ps=2, num_workers=3, index=1)
+        >>> runner.is_chief, runner.num_required_ps, runner.max_retries
+        (False, 2, 0)
+        >>> RunnerConfig(num_pss=2)
+        Traceback (most recent call last):
+        monolith.errors.ConfigError: RunnerConfig.num_pss: unknown field; did you mean 'num_ps'?
+    """
+
+    server_type: ServerType = "worker"
+    """What this process is: "ps" holds tables, "worker" trains."""
+    index: _Count = 0
+    """Its number among those of its kind. Worker 0 is the chief: it restores, saves, and ends the servers."""
+    num_ps: _Count = 0
+    """Parameter servers that hold the tables. A local run with some has them in its own process."""
+    num_workers: Annotated[int, Field(ge=1)] = 1
+    """Workers, the chief included. With several, dense parameters are on the servers too."""
+    num_extra_ps: _Count = 0
+    """Servers beyond `num_ps` that are started so that the fastest can be chosen by measuring all."""
+    num_redundant_ps: _Count = 0
+    """Servers that are started in case others do not come: those that are there first are taken, the list is kept in
+    `<model_dir>/ps_cluster_dir`."""
+    model_dir: str = ""
+    """Where the run is kept, a path that all processes see; needed unless the run is local. The same as `RunConfig.model_dir`,
+    or one of the two."""
+    chief_timeout_secs: NonNegative = 1800.0
+    """Seconds that the chief waits at the end for workers that still train."""
+    session_creation_timeout_secs: Positive = 7200.0
+    """Seconds that a worker waits at the start for the chief to restore."""
+    start_timeout_secs: NonNegative = 60.0
+    """Seconds that the chief waits at the start for workers that have not come yet; they may still come later."""
+    worker_lease_secs: Annotated[Positive, Field(ge=1.0)] = 30.0
+    """Seconds after which nobody waits any more for a worker that has not been heard of."""
+    operation_timeout_in_ms: Annotated[int, Field(ge=-1)] = -1
+    """Milliseconds that a call to a server may take; -1 leaves it to `client.timeout`."""
+    partial_recovery: bool | None = None
+    """Go on when a server was replaced, restoring only what it has lost. None: if `enable_realtime_training`."""
+    max_retry_times: _Count = 0
+    """Times a run goes on although its servers have changed; 0: 6 times with `partial_recovery`, otherwise never."""
+    retry_wait_in_secs: NonNegative = 30.0
+    """Seconds before each attempt after a server did not answer."""
+    enable_realtime_training: bool = False
+    """The run feeds a service without an end: servers stay when the chief ends, unless `force_shutdown_ps`."""
+    force_shutdown_ps: bool = False
+    """End the servers with the run in any case."""
+    slow_start_steps: _Count = 0
+    """Worker i begins when the global step is this times ln(1 + i): later ones join when the model has taken shape."""
+    max_slow_start_wait_minute: NonNegative = 10.0
+    """Minutes that it waits for that at most, and up to ten more at random."""
+    max_pending_seconds_for_barrier: NonNegative = 30.0
+    """Seconds that a checkpoint waits for all workers to stand between two steps; then it is taken without the others."""
+    benchmark_secs: Positive = 120.0
+    """Seconds for which servers are measured when there are extra ones."""
+    ps_str_overridden: str = ""
+    """Addresses with commas to take instead of measuring."""
+    use_dataservice: bool = False
+    """Read batches from the data service of the job."""
+    num_extra_dsworker_on_gpu_worker: _Count = 0
+    """Data workers that each worker starts beside itself, under the MLP scheduler."""
+    client: ClientConfig = ClientConfig()
+    """How workers talk to servers; `worker` and `epoch` are given by the run."""
+    server: ServerConfig = ServerConfig()
+    """How a server of this run listens; port and folder are given by the run, and the host by schedulers that know it."""
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process restores, saves, and ends the servers."""
+        return self.server_type == "worker" and self.index == 0
+
+    @property
+    def num_required_ps(self) -> int:
+        """Servers that must be there before anything starts."""
+        return self.num_ps + self.num_extra_ps
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the run goes on when a server was replaced."""
+        return self.enable_realtime_training if self.partial_recovery is None else self.partial_recovery
+
+    @property
+    def max_retries(self) -> int:
+        """Times the run goes on with changed servers.
+
+        Example:
+            >>> RunnerConfig(partial_recovery=True).max_retries, RunnerConfig(max_retry_times=2).max_retries
+            (6, 2)
+        """
+        return self.max_retry_times or (SECOND_CHANCES if self.recovers else 0)
+
+    def require_spread(self) -> None:
+        """`ConfigError` unless this describes one process of a run over several."""
+        if not self.num_ps:
+            raise ConfigError(
+                "RunnerConfig.num_ps: expected at least one server; or is_local for a run in this process"
+            )
+        if not self.model_dir:
+            raise ConfigError("RunnerConfig.model_dir: expected a folder that all processes of the run see, got ''")
+        there = self.num_workers if self.server_type == "worker" else self.num_required_ps + self.num_redundant_ps
+        if self.index >= there:
+            raise ConfigError(
+                f"RunnerConfig.index: expected less than {there}, the number of processes that are {self.server_type!r}, "
+                f"got {self.index}"
+            )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, *, defaults: RunnerConfig | None = None) -> Self:
+        """What the environment says, and `defaults` where it says nothing.
+
+        A field is MONOLITH_<FIELD>, `client` and `server` as JSON; MONOLITH_PS_TOKEN is the token of both. Which process this
+        is may also come from TF_CONFIG, the MLP scheduler or `mpirun`. When nothing says that there are servers, the run is
+        local.
+
+        Example:
+            >>> RunnerConfig.from_env({}).is_local
+            True
+            >>> runner = RunnerConfig.from_env({
+            ...     "MONOLITH_SERVER_TYPE": "ps", "MONOLITH_INDEX": "1", "MONOLITH_NUM_PS": "2",
+            ...     "MONOLITH_DISCOVERY_FOLDER": "job",
+            ... })
+            >>> runner.is_local, runner.server_type, runner.index, runner.discovery_type.value
+            (False, 'ps', 1, 'file')
+        """
+        environ = os.environ if environ is None else environ
+        said = _set_fields(cls.from_texts(_texts(cls, environ)))
+        known = _set_fields(defaults)
+        fields = {**known, **_role_fields(environ, {**known, **said}), **said}
+        if not any(name in fields for name in _SPREADS):
+            fields.setdefault("is_local", True)
+        if "discovery_type" not in fields and fields.get("discovery_folder"):
+            fields["discovery_type"] = ServiceDiscoveryType.FILE
+        return cls(**_with_token(fields, environ.get(TOKEN_VARIABLE)))
+
+
+def _texts(config: type[RunnerConfig], environ: Mapping[str, str]) -> dict[str, object]:
+    texts: dict[str, object] = {}
+    for name in config.model_fields:
+        if (text := environ.get(PREFIX + name.upper())) is not None:
+            texts[name] = _nested_texts(name, text) if name in _NESTED else text
+    return texts
+
+
+def _nested_texts(name: str, text: str) -> dict[str, str]:
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise ConfigError(f'{PREFIX}{name.upper()}: expected JSON as {{"max_streams": 8}}, got {text!r}')
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+
+
+def _set_fields(config: RunnerConfig | None) -> dict[str, Any]:
+    return {} if config is None else {name: getattr(config, name) for name in config.model_fields_set}
+
+
+def _role_fields(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+    servers = sum(int(given.get(name, 0)) for name in ("num_ps", "num_extra_ps", "num_redundant_ps"))
+    role = role_from_environment(environ, num_servers=servers, server_type=given.get("server_type"))
+    if role is None:
+        return {}
+    fields = {name: value for name, value in role if value is not None}
+    if role.discovery_type is None:
+        # The processes that `mpirun` calls servers include those in reserve.
+        del fields["num_ps"]
+    return fields
+
+
+def _with_token(fields: dict[str, Any], token: str | None) -> dict[str, Any]:
+    if token is None:
+        return fields
+    client, server = fields.get("client", ClientConfig()), fields.get("server", ServerConfig())
+    return {
+        **fields,
+        "client": client if client.token else client.model_copy(update={"token": token}),
+        "server": server if server.token else server.model_copy(update={"token": token}),
+    }
