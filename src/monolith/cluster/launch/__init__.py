@@ -1,0 +1,27 @@
+"""Starting the processes of a job, looking after them, and ending them: on this machine, or as actors of a Ray cluster."""
+
+from monolith.cluster.launch.roles import JobRoles, Role, RoleKind
+from monolith.cluster.launch.supervisor import (
+    Event,
+    EventKind,
+    Outcome,
+    RoleProcess,
+    RoleState,
+    RoleStatus,
+    Supervision,
+    Supervisor,
+)
+
+__all__ = [
+    "Event",
+    "EventKind",
+    "JobRoles",
+    "Outcome",
+    "Role",
+    "RoleKind",
+    "RoleProcess",
+    "RoleState",
+    "RoleStatus",
+    "Supervision",
+    "Supervisor",
+]

@@ -1,0 +1,151 @@
+"""`ChildProcess`: a role as a process of this machine that never outlives the one that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from monolith.cluster.launch import tie
+from monolith.cluster.launch.output import LineCutter
+
+__all__ = ["ChildProcess"]
+
+_LAST_LINES = 20
+_PIECE_BYTES = 1 << 16
+# For the kernel to end a process that was killed, and for what it wrote to be read.
+_KILL_SECS = 10.0
+
+
+class ChildProcess:
+    """A command in a session of its own: an interrupt at the terminal reaches only who started it, which ends it in order.
+
+    If that process dies, however it does, the kernel ends this one. Everything it writes goes to `log` as it is, and line by line
+    to `on_line`, which a thread calls. The processes it has started in its session end with it.
+
+    Example:
+        >>> import sys, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     child = ChildProcess([sys.executable, "-c", "print('hello')"], log=Path(folder, "log"))
+        ...     child.wait(60), child.last_lines
+        (0, ['hello'])
+    """
+
+    restarted = 0
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        on_line: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Start it; `environment` is added to this process's own."""
+        self._command = [sys.executable, "-IS", tie.__file__, str(os.getpid()), *command]
+        self._environment = {"PYTHONUNBUFFERED": "1", **os.environ, **(environment or {})}
+        self._log, self._on_line = log, on_line
+        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._code: int | None = None
+        self._reaping = threading.Lock()
+        self._started = threading.Event()
+        self._failure: OSError | None = None
+        self._popen: subprocess.Popen[bytes]
+        # The kernel ties the process to the thread that starts it: to one that lives exactly as long.
+        self._thread = threading.Thread(target=self._run, name=f"output of {log.stem}", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            raise self._failure
+        self.pid: int | None = self._popen.pid
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of what it has written."""
+        return list(self._lines)
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal, when it has ended and all it wrote has been read; None while it runs."""
+        with self._reaping:
+            if self._code is None and _has_ended(self._popen.pid, block=False):
+                self._reap()
+        return self._code
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait until it has ended, `timeout` seconds at most; its exit code, None if it runs on."""
+        self._thread.join(timeout)
+        return self.poll()
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL to its session, and wait until it is gone."""
+        self._signal(signal.SIGKILL, group=True)
+        self._thread.join(_KILL_SECS)
+        self.poll()
+
+    def _signal(self, number: signal.Signals, *, group: bool = False) -> None:
+        with self._reaping, suppress(ProcessLookupError):
+            # Once it is reaped, its number may be someone else's.
+            if self._code is None:
+                (os.killpg if group else os.kill)(self._popen.pid, number)
+
+    def _reap(self) -> None:
+        # While it is not reaped its group keeps its number. What is left of the group would hold the pipe open.
+        with suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._thread.join(_KILL_SECS)
+        self._code = self._popen.wait()
+
+    def _run(self) -> None:
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("ab", buffering=0) as log:
+                self._popen = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+                self._started.set()
+                self._copy(log)
+        except OSError as error:
+            self._failure = error
+            self._started.set()
+            return
+        _has_ended(self._popen.pid, block=True)
+
+    def _copy(self, log: BinaryIO) -> None:
+        assert self._popen.stdout is not None
+        cutter = LineCutter()
+        with self._popen.stdout as output:
+            while piece := os.read(output.fileno(), _PIECE_BYTES):
+                # A full disk must not stop the role: what it writes is still shown.
+                with suppress(OSError):
+                    log.write(piece)
+                self._show(cutter.feed(piece))
+        self._show(cutter.rest())
+
+    def _show(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._lines.append(line)
+            self._on_line(line)
+
+
+def _has_ended(pid: int, *, block: bool) -> bool:
+    """Whether a child has ended; it stays to be reaped."""
+    flags = os.WEXITED | os.WNOWAIT | (0 if block else os.WNOHANG)
+    with suppress(ChildProcessError):  # reaped already
+        return os.waitid(os.P_PID, pid, flags) is not None
+    return True

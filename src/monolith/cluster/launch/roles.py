@@ -1,0 +1,90 @@
+"""Who is in a job: its roles, and what each is told in its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from monolith.config import Config
+
+__all__ = ["JobRoles", "Role", "RoleKind"]
+
+
+class RoleKind(StrEnum):
+    """The two kinds of processes of a job, as the environment names them."""
+
+    PS = "ps"
+    """Holds tables and dense parameters."""
+    WORKER = "worker"
+    """Runs the script."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """One process of a job.
+
+    Example:
+        >>> print(Role(RoleKind.PS, 1))
+        ps 1
+    """
+
+    kind: RoleKind
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.index}"
+
+    @property
+    def file_name(self) -> str:
+        """The role as part of a file's name."""
+        return f"{self.kind}-{self.index}"
+
+
+class JobRoles(Config):
+    """How many processes a job has, and what they share.
+
+    Example:
+        >>> job = JobRoles(num_ps=1, num_workers=2, uuid="clicks-7")
+        >>> [str(role) for role in job.roles]
+        ['ps 0', 'worker 0', 'worker 1']
+        >>> job.environment(job.roles[0])["MONOLITH_SERVER_TYPE"]
+        'ps'
+    """
+
+    num_ps: Annotated[int, Field(ge=0)] = 1
+    """Parameter servers."""
+    num_workers: Annotated[int, Field(ge=1)] = 1
+    """Workers; worker 0 is the chief."""
+    uuid: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+    """What this run of the job is known by; another for every launch."""
+    model_dir: str | None = None
+    """Where the model is saved, and what servers hold: a folder that all processes see. None: servers keep all in memory."""
+
+    restarts: Annotated[int, Field(ge=0)] = 0
+    """How often each role is started again after it failed."""
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """All of them, servers first."""
+        servers = tuple(Role(RoleKind.PS, index) for index in range(self.num_ps))
+        return servers + tuple(Role(RoleKind.WORKER, index) for index in range(self.num_workers))
+
+    def environment(self, role: Role, discovery: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The variables that make a process `role`; `discovery` has those that say how the others are found."""
+        shared = {} if self.model_dir is None else {"MONOLITH_MODEL_DIR": self.model_dir}
+        # Workers wait for a server that comes back, and restore that one alone.
+        recovery = {"MONOLITH_PARTIAL_RECOVERY": "true"} if self.restarts else {}
+        return {
+            "MONOLITH_SERVER_TYPE": role.kind.value,
+            "MONOLITH_INDEX": str(role.index),
+            "MONOLITH_NUM_PS": str(self.num_ps),
+            "MONOLITH_NUM_WORKERS": str(self.num_workers),
+            "MONOLITH_UUID": self.uuid,
+            **shared,
+            **recovery,
+            **(discovery or {}),
+        }

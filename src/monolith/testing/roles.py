@@ -1,0 +1,34 @@
+"""Roles of a job without processes, for tests of what supervises them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ScriptedProcess"]
+
+
+@dataclass
+class ScriptedProcess:
+    """A process that ends when the test says so, and remembers what it was asked."""
+
+    pid: int | None = 1
+    restarted: int = 0
+    code: int | None = None
+    asked: bool = False
+    killed: bool = False
+
+    def exit(self, code: int) -> None:
+        """End with `code`."""
+        self.code = code
+
+    def poll(self) -> int | None:
+        """What `exit` was called with."""
+        return self.code
+
+    def ask_to_end(self) -> None:
+        """Note it."""
+        self.asked = True
+
+    def kill(self) -> None:
+        """Note it, and end."""
+        self.killed, self.code = True, -9

@@ -1,0 +1,154 @@
+"""Danger: a role that outlives its launcher, whose output is lost, or that cannot be ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monolith.cluster.launch.child_process import ChildProcess
+from real_servers import until
+
+WAIT = 60.0
+
+
+class Started:
+    """Starts Python code as children of the test and ends what is left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "logs" / "worker-0.log"
+        self.lines: list[str] = []
+        self.children: list[ChildProcess] = []
+
+    def __call__(self, code: str, **environment: str) -> ChildProcess:
+        child = ChildProcess(
+            [sys.executable, "-S", "-c", code], log=self.log, environment=environment, on_line=self.lines.append
+        )
+        self.children.append(child)
+        return child
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Started]:
+    started = Started(tmp_path)
+    yield started
+    for child in started.children:
+        child.kill()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        # A process that nobody has reaped is dead all the same.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_output_goes_to_the_log_as_it_is_and_on_line_by_line(start: Started) -> None:
+    child = start("import sys; print('one'); print('two', file=sys.stderr); sys.stdout.write('half')")
+    assert child.wait(WAIT) == 0
+    assert start.lines == ["one", "two", "half"]
+    assert start.log.read_bytes() == b"one\ntwo\nhalf"
+    assert start("print('again')").wait(WAIT) == 0
+    assert start.log.read_bytes() == b"one\ntwo\nhalfagain\n"
+
+
+def test_lines_come_while_it_runs_without_the_script_flushing(start: Started) -> None:
+    child = start("import time; print('here'); time.sleep(600)")
+    until(lambda: start.lines == ["here"])
+    assert child.poll() is None
+
+
+def test_the_last_lines_are_all_there_when_the_exit_code_is(start: Started) -> None:
+    child = start("for i in range(5000): print(i)\nraise SystemExit(3)")
+    until(lambda: child.poll() is not None)
+    assert child.poll() == 3
+    assert child.last_lines == [str(i) for i in range(4980, 5000)]
+
+
+def test_a_role_that_closes_its_output_lives_on(start: Started) -> None:
+    child = start("import os, time; print('closing'); os.close(1); os.close(2); time.sleep(1); os._exit(7)")
+    until(lambda: child.poll() is not None)
+    assert child.poll() == 7
+
+
+def test_the_environment_is_added_to_ours(start: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOLITH_INDEX", "9")
+    monkeypatch.setenv("KEPT", "yes")
+    start("import os; print(os.environ['MONOLITH_INDEX'], os.environ['KEPT'])", MONOLITH_INDEX="1").wait(WAIT)
+    assert start.lines == ["1 yes"]
+
+
+def test_asked_to_end_it_may_take_its_time_and_choose_its_code(start: Started) -> None:
+    child = start(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saving'), sys.exit(5)))\n"
+        "print('ready'); time.sleep(600)"
+    )
+    until(lambda: start.lines == ["ready"])
+    child.ask_to_end()
+    assert child.wait(WAIT) == 5
+    assert start.lines == ["ready", "saving"]
+
+
+def test_an_interrupt_at_the_terminal_does_not_reach_it(start: Started) -> None:
+    child = start("print('ready'); import time; time.sleep(600)")
+    until(lambda: start.lines == ["ready"])
+    assert child.pid is not None
+    assert os.getpgid(child.pid) != os.getpgid(0)
+
+
+@pytest.mark.parametrize("how", ["killed", "ended"])
+def test_what_it_started_ends_with_it(start: Started, how: str) -> None:
+    child = start(
+        "import subprocess, sys, time\n"
+        "inner = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])\n"
+        f"print(inner.pid); time.sleep({600 if how == 'killed' else 0})"
+    )
+    until(lambda: start.lines)
+    if how == "killed":
+        child.kill()
+    until(lambda: child.poll() is not None)
+    until(lambda: not is_alive(int(start.lines[0])))
+
+
+def test_a_command_that_does_not_exist_says_so_and_fails(start: Started, tmp_path: Path) -> None:
+    child = ChildProcess(["/no/such/program"], log=tmp_path / "log")
+    assert child.wait(WAIT) == 127
+    assert child.last_lines == ["cannot run /no/such/program: No such file or directory"]
+
+
+def test_a_log_that_cannot_be_written_is_an_error_of_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        ChildProcess(["true"], log=tmp_path / "file" / "log")
+
+
+def test_signals_after_the_end_reach_nobody(start: Started) -> None:
+    child = start("")
+    assert child.wait(WAIT) == 0
+    child.ask_to_end()
+    child.kill()
+    assert child.poll() == 0
+
+
+def test_a_launcher_that_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:
+    launcher = (
+        "import sys, time; from pathlib import Path\n"
+        "from monolith.cluster.launch.child_process import ChildProcess\n"
+        "child = ChildProcess([sys.executable, '-S', '-c', 'import time; time.sleep(600)'], log=Path('log'))\n"
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", launcher], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        pid = int(process.stdout.readline())
+    assert is_alive(pid)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    until(lambda: not is_alive(pid))
