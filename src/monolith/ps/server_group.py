@@ -55,6 +55,17 @@ class ClientConfig(Config):
     """Streams to each server: threads of this process that can be under way at once."""
 
 
+def link_to(address: str, config: ClientConfig) -> Link:
+    """The way to one server, as `config` says."""
+    return Link(
+        address,
+        timeout=config.timeout,
+        token=config.token,
+        tls_root_certs=_certificates(config.tls_root_certs),
+        max_streams=config.max_streams,
+    )
+
+
 class ServerGroup:
     """Links to servers, joined as one worker. Base of `RemoteStore` and `ServerStore`."""
 
@@ -72,17 +83,7 @@ class ServerGroup:
         self._nonce = secrets.randbits(63)
         self._sequences = itertools.count(1)
         self._declared: dict[str, DeclaredTable] = {}
-        certificates = _certificates(self.config.tls_root_certs)
-        self.links = [
-            Link(
-                address,
-                timeout=self.config.timeout,
-                token=self.config.token,
-                tls_root_certs=certificates,
-                max_streams=self.config.max_streams,
-            )
-            for address in self.addresses
-        ]
+        self.links = [link_to(address, self.config) for address in self.addresses]
         try:
             self._join()
             self.declare(tables)
