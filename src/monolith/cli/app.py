@@ -14,6 +14,7 @@ from monolith.cli.export import export
 from monolith.cli.export_table import export_table
 from monolith.cli.import_table import import_table
 from monolith.cli.inspect import inspect
+from monolith.cli.launch import launch
 from monolith.cli.log import log
 from monolith.cli.predict import predict
 from monolith.cli.ps import ps
@@ -58,6 +59,8 @@ def run(arguments: Sequence[str]) -> int:
     )
     for verb in (train, evaluate, predict, export, inspect, import_table, export_table, ps, env):
         app.command()(verb)
+    # What follows the script belongs to the script.
+    app.command(context_settings={"allow_interspersed_args": False})(launch)
     app.add_typer(checkpoint)
     app.add_typer(log)
     add_siguser1_handler()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["ScriptedProcess"]
 
@@ -16,6 +16,7 @@ class ScriptedProcess:
     code: int | None = None
     asked: bool = False
     killed: bool = False
+    last_lines: list[str] = field(default_factory=list)
 
     def exit(self, code: int) -> None:
         """End with `code`."""

@@ -32,6 +32,10 @@ class RoleProcess(Protocol):
     restarted: int
     """How often whoever runs it has started it again by itself."""
 
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of what it has written."""
+
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
 

@@ -1,0 +1,163 @@
+"""`monolith launch`: all processes of a job, from the first to the last."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from monolith.cli.launch_view import JsonView, LaunchView, LinesView, TableView, event_text
+from monolith.cli.options import Json
+from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, Supervision, Supervisor
+from monolith.cluster.launch.local import LocalRoles
+from monolith.errors import ConfigError
+
+__all__ = ["launch"]
+
+_INTERRUPTED = 130
+_PAUSE_SECS = 0.1
+
+
+def launch(
+    target: Annotated[
+        str, typer.Argument(help="What each worker runs: a script, a YAML file of `monolith train`, or a module.")
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    ps: Annotated[int, typer.Option("--ps", help="Parameter servers.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="Workers; worker 0 is the chief.", min=1)] = 1,
+    module: Annotated[bool, typer.Option("--module", "-m", help="TARGET is a module, as with python -m.")] = False,
+    on: Annotated[str, typer.Option(help="local, ray (started here), or ray=ADDRESS of a cluster.")] = "local",
+    model_dir: Annotated[
+        str | None, typer.Option(help="Where the model is saved and servers keep what they hold; all processes see it.")
+    ] = None,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="A log for each role goes here; by default MODEL_DIR/logs, or a new folder.")
+    ] = None,
+    restarts: Annotated[int, typer.Option(help="Times each role is started again after it failed.", min=0)] = 0,
+    grace: Annotated[
+        float, typer.Option(help="Seconds a role has to end when asked to; then it is killed.", min=0)
+    ] = 30,
+    ps_args: Annotated[str, typer.Option(help="Further options of `monolith ps`, in one text.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Start parameter servers and workers, look after them, and end them all.
+
+    Servers end when all workers have ended well. When a role fails for good, or on SIGINT and SIGTERM, workers end and
+    then servers; a second signal ends them at once. The exit code is 0 if every worker ended well, 1 if a role failed,
+    130 if the job was interrupted.
+    """
+    job = JobRoles(
+        num_ps=ps,
+        num_workers=workers,
+        uuid=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+        model_dir=None if model_dir is None else str(Path(model_dir).resolve()),
+        restarts=restarts,
+    )
+    command = _worker_command(target, arguments or [], module=module)
+    logs = _log_dir(log_dir, job.model_dir)
+    if on != "local":
+        raise ConfigError(f"--on: expected local, got {on!r}")
+    lines: queue.SimpleQueue[tuple[Role, str]] = queue.SimpleQueue()
+
+    def on_line(role: Role, line: str) -> None:
+        lines.put((role, line))
+
+    with LocalRoles(job, command, logs, ps_args=shlex.split(ps_args), on_line=on_line) as roles:
+        supervision = Supervision(restarts=restarts, grace_secs=float(grace))
+        events: list[Event] = []
+        supervisor = Supervisor(job.roles, roles.start, supervision, clock=time.monotonic, report=events.append)
+        view, shown = _view(supervisor, as_json=as_json)
+        with shown, _stopping_on_signals(supervisor.request_stop):
+            view.begin(job, logs)
+            outcome = _run(supervisor, view, events, lines)
+    _say_how_it_ended(outcome, supervisor, logs)
+
+
+def _run(
+    supervisor: Supervisor,
+    view: LaunchView,
+    events: list[Event],
+    lines: queue.SimpleQueue[tuple[Role, str]],
+) -> Outcome:
+    """Step until all is over; whatever happens here, no role stays behind."""
+    try:
+        over = False
+        while not over:
+            over = supervisor.step()
+            # Lines first: what a role wrote comes before the news that it has ended.
+            while not lines.empty():
+                view.line(*lines.get())
+            for event in events:
+                view.event(event)
+            events.clear()
+            view.refresh()
+            if not over:
+                time.sleep(_PAUSE_SECS)
+    finally:
+        supervisor.kill_all()
+    view.over(supervisor.outcome)
+    return supervisor.outcome
+
+
+def _view(supervisor: Supervisor, *, as_json: bool) -> tuple[LaunchView, AbstractContextManager[object]]:
+    console = Console(highlight=False)
+    if as_json:
+        return JsonView(sys.stdout), nullcontext()
+    if console.is_terminal:
+        table = TableView(console, supervisor.statuses, time.monotonic)
+        return table, table
+    return LinesView(console), nullcontext()
+
+
+def _say_how_it_ended(outcome: Outcome, supervisor: Supervisor, logs: Path) -> None:
+    if outcome.failed is not None:
+        status = next(status for status in supervisor.statuses if status.role == outcome.failed)
+        how = event_text(Event(kind=EventKind.FAILED, role=outcome.failed, code=outcome.code))
+        lines = [] if status.process is None else status.process.last_lines
+        end = "".join(f"    {line}\n" for line in lines)
+        sys.stderr.write(f"error: {outcome.failed} {how}; the end of {logs / outcome.failed.file_name}.log:\n{end}")
+        raise typer.Exit(1)
+    if outcome.stopped is not None:
+        raise typer.Exit(_INTERRUPTED)
+
+
+@contextmanager
+def _stopping_on_signals(request_stop: Callable[[str], None]) -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        request_stop(f"received {signal.Signals(number).name}")
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _worker_command(target: str, arguments: Sequence[str], *, module: bool) -> list[str]:
+    if module:
+        return [sys.executable, "-m", target, *arguments]
+    if not Path(target).is_file():
+        raise ConfigError(f"TARGET: there is no file {target!r}; for a module give --module")
+    if target.endswith((".yaml", ".yml")):
+        return [sys.executable, "-m", "monolith.cli", "train", target, *arguments]
+    return [sys.executable, target, *arguments]
+
+
+def _log_dir(given: Path | None, model_dir: str | None) -> Path:
+    if given is not None:
+        return given
+    return Path(tempfile.mkdtemp(prefix="monolith-launch-")) if model_dir is None else Path(model_dir) / "logs"
