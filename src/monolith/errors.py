@@ -13,9 +13,12 @@ MonolithError
 ├── ServerError                          a parameter server could not do what it was asked
 │   ├── AuthenticationError (PermissionError)  the token is missing or wrong
 │   ├── DeadlineExceededError (TimeoutError)   no answer came in time
+│   ├── FencedError                            another process has taken its folder
 │   ├── MemoryLimitError (MemoryError)         more rows than the memory limit has room for
+│   ├── OwnershipChangedError                  it does not own these ids any more: ask again who does
 │   ├── ProtocolError (ValueError)             a message is malformed, too large, or of another version
 │   ├── ServerRestartedError                   it was started again and has lost what it held
+│   │   └── ServerRestoredError                it has restored itself: join again and go on
 │   ├── StalePushError                         a newer process has taken the sender's place
 │   └── UnavailableError (ConnectionError)     it cannot be reached, or is stopping
 └── StorageError (OSError)               the operating system refused an open, read, write, fsync or rename
@@ -31,15 +34,18 @@ __all__ = [
     "DeadlineExceededError",
     "DiscoveryError",
     "DivergedError",
+    "FencedError",
     "InvalidArgumentError",
     "LogGapError",
     "MemoryLimitError",
     "MissingPackageError",
     "MonolithError",
+    "OwnershipChangedError",
     "ProtocolError",
     "SchemaError",
     "ServerError",
     "ServerRestartedError",
+    "ServerRestoredError",
     "StalePushError",
     "StorageError",
     "UnavailableError",
@@ -98,8 +104,16 @@ class DeadlineExceededError(ServerError, TimeoutError):
     """No answer came in time. A push may have been applied or not; sent again with its number it counts once."""
 
 
+class FencedError(ServerError):
+    """Another process has taken the folder of this one; what was sent is not acknowledged, and this process should end."""
+
+
 class MemoryLimitError(ServerError, MemoryError):
     """The server's memory limit leaves no room for what was sent; nothing was changed, and reading goes on."""
+
+
+class OwnershipChangedError(ServerError):
+    """The server has given buckets away since the sender asked who owns them, or is moving some; nothing was changed."""
 
 
 class ProtocolError(ServerError, ValueError):
@@ -108,6 +122,10 @@ class ProtocolError(ServerError, ValueError):
 
 class ServerRestartedError(ServerError):
     """The server was started again since it was first asked, and has lost what it held; nothing was changed."""
+
+
+class ServerRestoredError(ServerRestartedError):
+    """The server was started again and has restored itself from its folder: join it again and go on; nothing was changed."""
 
 
 class StalePushError(ServerError):

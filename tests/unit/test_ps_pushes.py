@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from typing import Literal
 
 import pytest
 
 from monolith.errors import ConfigError, InvalidArgumentError, ProtocolError, StalePushError
-from monolith.ps.messages import Join, Push
+from monolith.ps.gate import ChangeGate
+from monolith.ps.messages import Join, Position, Push
 from monolith.ps.pushes import WINDOW, PushLedger
 
 
 def ledger(epoch: int = 1) -> PushLedger[int]:
-    made: PushLedger[int] = PushLedger()
+    made: PushLedger[int] = PushLedger(skipped=-1)
     made.join(Join(worker="w", epoch=epoch, nonce=1))
     return made
 
@@ -94,7 +96,7 @@ def test_a_push_before_joining_is_refused(worker: str, epoch: int) -> None:
 
 
 def test_names_cannot_fill_the_memory() -> None:
-    pushes: PushLedger[int] = PushLedger(max_workers=2)
+    pushes: PushLedger[int] = PushLedger(skipped=-1, max_workers=2)
     for name in ("a", "b", "a"):
         pushes.join(Join(worker=name, epoch=1, nonce=1))
     with pytest.raises(ConfigError, match="knows 2 workers already"):
@@ -123,3 +125,65 @@ def test_a_duplicate_and_a_successor_wait_for_the_push_that_is_under_way() -> No
     first.join()
     second.join()
     assert events == ["applied", "joined"]
+
+
+def at(batches: int, sequence: int, epoch: int = 1, channel: Literal["tables", "dense"] = "tables") -> Push:
+    position = Position(batches=batches, channel=channel)
+    return Push(worker="w", epoch=epoch, sequence=sequence, position=position)
+
+
+def test_a_successor_repeats_batches_and_only_those_that_are_missing_count() -> None:
+    done, pushes = [], ledger()
+    for batch in (1, 2, 3):
+        pushes.once(at(batch, batch), lambda b=batch: done.append(b) or 0)  # type: ignore[misc]
+    pushes.join(Join(worker="w", epoch=2, nonce=2))
+    answers = [pushes.once(at(b, b, epoch=2), lambda b=b: done.append(b) or 0) for b in (2, 3, 4)]  # type: ignore[misc]
+    assert (done, answers) == ([1, 2, 3, 4], [-1, -1, 0])
+    assert pushes.positions("w")["tables"].batches == 4
+
+
+def test_rows_and_dense_parameters_of_a_batch_are_told_apart_and_a_refused_one_may_come_again() -> None:
+    def refuse() -> int:
+        raise InvalidArgumentError("ids: wrong")
+
+    pushes = ledger()
+    pushes.once(at(1, 1, channel="dense"), lambda: 0)
+    with pytest.raises(InvalidArgumentError):
+        pushes.once(at(1, 2), refuse)
+    assert set(pushes.positions("w")) == {"dense"}
+    assert pushes.once(at(1, 3), lambda: 5) == 5
+
+
+def test_a_closed_gate_waits_for_pushes_and_lets_none_begin() -> None:
+    gate = ChangeGate()
+    pushes: PushLedger[int] = PushLedger(skipped=-1, gate=gate)
+    pushes.join(Join(worker="w", epoch=1, nonce=1))
+    inside, go_on, events = threading.Event(), threading.Event(), []
+
+    def slow() -> int:
+        inside.set()
+        assert go_on.wait(10)
+        events.append("first")
+        return 0
+
+    def cut() -> None:
+        with gate.closed():
+            events.append("cut")
+            second.start()
+            # A second push, from another thread, cannot have ended while this block runs.
+            assert not done.wait(0.05)
+
+    def late() -> None:
+        pushes.once(push(2), lambda: events.append("second") or 0)  # type: ignore[func-returns-value]
+        done.set()
+
+    done = threading.Event()
+    first, closer, second = (threading.Thread(target=run) for run in (lambda: pushes.once(push(1), slow), cut, late))
+    first.start()
+    assert inside.wait(10)
+    closer.start()
+    go_on.set()
+    for thread in (first, closer):
+        thread.join(10)
+    assert done.wait(10)
+    assert events == ["first", "cut", "second"]

@@ -51,6 +51,7 @@ def begin_checkpoint(
     parts: Mapping[str, State] | None = None,
     time: float | None = None,
     share: float = 1.0,
+    state_in_log: bool = False,
 ) -> PendingCheckpoint:
     """Decide what is to be saved, quickly and between two steps; `finish()` of the answer writes it, on any thread.
 
@@ -69,6 +70,8 @@ def begin_checkpoint(
         parts: further states by name, read again by `read_state(path, name)`.
         time: now, seconds since 1970; None asks the clock.
         share: of a processor's time, for the thread that writes the changed rows; `hurry()` of the answer ends its rests.
+        state_in_log: put `state` into the log as well, its `source` as the place in the data: what was committed is then a
+            restore point even if the checkpoint is never completed.
     """
     states = {"state": state, **(parts or {})}
     _require_names(states)
@@ -82,7 +85,7 @@ def begin_checkpoint(
         snapshot=snapshot,
     )
     try:
-        pending.take_tables(groups, log, share)
+        pending.take_tables(groups, log, share, dict(state) if state_in_log else None)
     except BaseException:
         pending.abandon()
         raise

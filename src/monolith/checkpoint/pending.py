@@ -26,7 +26,7 @@ from monolith.checkpoint.table_files import table_entry, write_tables
 from monolith.checkpoint.writing import MARK, Writing, remove_unfinished
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.log import ChangeLog, SegmentInfo
-from monolith.state_bytes import PackedState
+from monolith.state_bytes import PackedState, State
 from monolith.table import AdmissionFilter, EmbeddingTable
 
 __all__ = ["PendingCheckpoint"]
@@ -52,8 +52,14 @@ class PendingCheckpoint:
     generation: str = ""
     """Ends the names of its files, none of which is one of a checkpoint that is there already."""
 
-    def take_tables(self, tables: dict[str, list[EmbeddingTable]], log: ChangeLog | None, share: float) -> None:
-        """Take what the tables are at this moment."""
+    def take_tables(
+        self,
+        tables: dict[str, list[EmbeddingTable]],
+        log: ChangeLog | None,
+        share: float,
+        logged: dict[str, State] | None = None,
+    ) -> None:
+        """Take what the tables are at this moment; `logged` is the state for the log, if it is to have one."""
         files: list[FileEntry] = []
         if log is not None:
             entries = {name: table_entry(shards) for name, shards in tables.items()}
@@ -76,8 +82,13 @@ class PendingCheckpoint:
         )
         if log is not None:
             self.log = log
+            source = None if logged is None else logged.pop("source", None)
             self.commit = log.commit_in_background(
-                step=self.manifest.step, event_time=self.manifest.event_time, share=share
+                step=self.manifest.step,
+                event_time=self.manifest.event_time,
+                share=share,
+                dense=logged,
+                source=source,
             )
 
     def finish(self) -> Manifest:

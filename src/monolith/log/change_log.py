@@ -25,6 +25,9 @@ from monolith.state_bytes import PackedState, State, pack_state
 
 __all__ = ["ChangeLog"]
 
+TAKEN_OVER = 2**16
+"""Numbers left out when a log is taken from a writer that may be alive: what that one is writing has a number among them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Commit:
@@ -66,6 +69,7 @@ class ChangeLog:
         *,
         parent: int | None = None,
         optimizer_state: bool = True,
+        take_over: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Open the log in `folder`, which is created if need be.
@@ -75,6 +79,8 @@ class ChangeLog:
             tables: in this process. Equal names are shards of one table; a mapping gives names that differ from the tables' own.
             parent: the sequence number the state of `tables` comes from; None: the newest in `folder`; 0: from nothing.
             optimizer_state: False writes float32 values only, enough for serving and not for going on with training.
+            take_over: take the log from a writer that still has it open, such as a process that hangs: its next commit raises
+                `FencedError`.
             clock: seconds since 1970.
         """
         self.folder = Path(folder)
@@ -83,9 +89,11 @@ class ChangeLog:
         self._one_commit = threading.Lock()
         self._pace = Pace(1.0)
         self._thread: ThreadPoolExecutor | None = None
-        self._lock = self._open_folder()
+        self._next = 0
+        self._lock = self._open_folder(take_over)
         try:
             self._continue_from(parent)
+            self._next += TAKEN_OVER * take_over
         except BaseException:
             self._lock.release()
             raise
@@ -110,6 +118,22 @@ class ChangeLog:
     def changed(self) -> int:
         """Ids waiting for the next commit."""
         return self._tables.changed
+
+    def add_tables(self, tables: Tables) -> None:
+        """Let further tables, which must be empty, belong to the log from the next commit on; waits for one under way."""
+        with self._one_commit:
+            self._tables.add(tables)
+
+    def reopen(self, tables: Tables, *, parent: int | None = None) -> None:
+        """Like closing the log and opening it with other tables or parent, but no other writer can come between."""
+        with self._one_commit:
+            self._tables = LoggedTables(tables, self._tables.kind)
+            self._continue_from(parent)
+            self._tables.track_changes()
+
+    def require_own(self) -> None:
+        """Raise `FencedError` if another process has taken the log over."""
+        self._lock.require_own()
 
     def commit(
         self, *, step: int, source: State = None, event_time: int = 0, dense: Mapping[str, State] | None = None
@@ -180,7 +204,7 @@ class ChangeLog:
     def __repr__(self) -> str:
         return f"ChangeLog({str(self.folder)!r}, sequence={self.sequence}, changed={self.changed})"
 
-    def _open_folder(self) -> WriterLock:
+    def _open_folder(self, take_over: bool) -> WriterLock:
         try:
             folder = self.folder.absolute()
             new = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -188,7 +212,7 @@ class ChangeLog:
             # The log and the folder it is in even if they were there: who made them may have died before syncing their names.
             for above in dict.fromkeys([folder.parent, folder.parent.parent, *(path.parent for path in new)]):
                 sync_to_disk(above)
-            lock = WriterLock(self.folder)
+            lock = WriterLock(self.folder, take_over=take_over)
             remove_unfinished(self.folder)
         except OSError as error:
             if isinstance(error, StorageError):
@@ -203,12 +227,13 @@ class ChangeLog:
         self._parent = newest if parent is None else _whole("parent", parent, 2**63)
         continued = reader.info(self._parent) if self._parent in there else None
         self._parent_checksum = None if continued is None else continued.checksum
-        self._next = max(newest, self._parent) + 1
+        self._next = max(self._next, newest + 1, self._parent + 1)
         self._complete = self._tables.empty if self._parent == 0 else continued is None or continued.complete
 
     def _cut(self, step: int, source: State, event_time: int, dense: Mapping[str, State] | None, pace: Pace) -> _Commit:
         if not self._lock.held:
             raise InvalidArgumentError(f"{self.folder}: this log is closed; open it again to commit")
+        self.require_own()
         step, event_time = _whole("step", step, 2**63), _whole("event_time", event_time, 2**32)
         state: dict[str, State] = {} if dense is None else {"dense": dict(dense)}
         if source is not None:
@@ -243,6 +268,8 @@ class ChangeLog:
         self._next = sequence + 1
         try:
             info = write_segment(self.folder, commit.meta, commit.pace.spread(commit.tables.changes()), commit.state)
+            # Only now: a successor that comes later reads this segment, one that came before may not have.
+            self.require_own()
         except BaseException as error:
             commit.tables.rollback()
             if isinstance(error, MonolithError) or not isinstance(error, Exception):

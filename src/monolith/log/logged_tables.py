@@ -26,6 +26,15 @@ class LoggedTables:
         self._replacements = [table.replacements for table in self._tables]
         self.kind = kind
 
+    def add(self, tables: Tables) -> None:
+        """Have further tables, which are empty, and remember what changes in them."""
+        other = LoggedTables(tables, self.kind)
+        if not other.empty:
+            raise InvalidArgumentError("tables: expected empty ones; rows from before are in no commit of this log")
+        other.track_changes()
+        self._names, self._tables = self._names + other._names, self._tables + other._tables
+        self._configs, self._replacements = self._configs + other._configs, self._replacements + other._replacements
+
     @property
     def empty(self) -> bool:
         """Whether no table has a row."""

@@ -1,13 +1,20 @@
-"""`WriterLock`: one writer per log, also across processes; a killed one leaves nothing that must be cleaned up."""
+"""`WriterLock`: one writer per log, also across processes; a killed one leaves nothing that must be cleaned up.
+
+A writer that is paused, or on a machine that cannot be reached, still holds the lock. Its successor may take it: it puts a
+file of its own in the place of the locked one. Who finds that the file has another inode than the one it locked has been
+replaced, and must not write any more.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import weakref
 from pathlib import Path
 
-from monolith.errors import StorageError
+from monolith.durable_file import sync_to_disk
+from monolith.errors import FencedError, StorageError
 
 __all__ = ["WriterLock"]
 
@@ -31,21 +38,28 @@ class WriterLock:
 
     _descriptor = -1
 
-    def __init__(self, folder: Path) -> None:
-        self._descriptor = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+    def __init__(self, folder: Path, *, take_over: bool = False) -> None:
+        """Lock the log in `folder`; `take_over` takes it from a writer that holds it, who then counts as replaced."""
+        self._path = folder / _NAME
+        while not self._locks_the_file_there():
             self.release()
+        if self._descriptor < 0 and take_over:
+            self._replace_the_file()
+        if self._descriptor < 0:
             raise StorageError(
                 f"{folder}: another writer has this log open; close it, or wait until its process has ended"
-            ) from error
+            )
         _let_go_in_children(self)
 
     @property
     def held(self) -> bool:
         """Whether it was not released yet."""
         return self._descriptor >= 0
+
+    def require_own(self) -> None:
+        """Raise `FencedError` if a successor has taken the log."""
+        if self.held and not self._is_there():
+            raise FencedError(f"{self._path.parent}: another process has taken this log over; this one should end")
 
     def release(self) -> None:
         """Let another writer in; harmless when called twice."""
@@ -55,6 +69,31 @@ class WriterLock:
 
     def __del__(self) -> None:
         self.release()
+
+    def _locks_the_file_there(self) -> bool:
+        """Lock the file if nobody has; False if it was replaced meanwhile, and another one is to be locked."""
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            return True
+        return self._is_there()
+
+    def _replace_the_file(self) -> None:
+        own = self._path.with_name(f"{_NAME}.{secrets.token_hex(8)}")
+        self._descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        own.rename(self._path)
+        sync_to_disk(self._path.parent)
+
+    def _is_there(self) -> bool:
+        mine = os.fstat(self._descriptor)
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            return False
+        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 
 
 _locks: weakref.WeakSet[WriterLock] = weakref.WeakSet()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from monolith.ps import messages
 from monolith.ps.answers import Answer, Calls, json_answer, message_of
-from monolith.ps.dense_parameters import DenseParameters
 from monolith.ps.frames import Frame
 from monolith.ps.messages import Call
-from monolith.ps.pushes import PushLedger
+from monolith.ps.server_state import ServerState
 
 __all__ = ["DenseCalls"]
 
@@ -15,8 +14,8 @@ __all__ = ["DenseCalls"]
 class DenseCalls:
     """Declare, read, apply, assign."""
 
-    def __init__(self, dense: DenseParameters, pushes: PushLedger[Answer]) -> None:
-        self._dense, self._pushes = dense, pushes
+    def __init__(self, state: ServerState) -> None:
+        self._gate, self._dense, self._pushes = state.gate, state.dense, state.pushes
 
     def calls(self) -> Calls:
         """What is called for which number."""
@@ -29,7 +28,8 @@ class DenseCalls:
 
     def _declare_dense(self, frame: Frame) -> Answer:
         declare = message_of(messages.DeclareDense, frame)
-        return json_answer(created=self._dense.declare(declare.names, frame.arrays, declare.optimizer))
+        with self._gate.changing():
+            return json_answer(created=self._dense.declare(declare.names, frame.arrays, declare.optimizer))
 
     def _read_dense(self, frame: Frame) -> Answer:
         return Answer(arrays=tuple(self._dense.read(message_of(messages.ReadDense, frame).names)))

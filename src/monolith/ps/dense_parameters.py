@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 
-from monolith.errors import ConfigError, InvalidArgumentError
-from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd, make_optimizer
+from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
+from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, make_optimizer
+from monolith.state_bytes import State
 
 __all__ = ["DenseParameters"]
 
+_OPTIMIZERS: TypeAdapter[DenseSgd | DenseAdagrad | DenseAdam] = TypeAdapter(DenseOptimizer)
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(kw_only=True)
 class _Parameter:
     values: torch.Tensor
     config: DenseSgd | DenseAdagrad | DenseAdam
     optimizer: torch.optim.Optimizer
+    declared: bool = True
+    """Whether a worker trains it here. After a restore onto other servers each has all of them, and is then asked for some."""
 
     def step(self, gradient: torch.Tensor, learning_rate: float | None) -> None:
         (group,) = self.optimizer.param_groups
@@ -64,6 +70,8 @@ class DenseParameters:
                 # Values and, at most, two numbers of optimizer state for each.
                 self._require_room(3 * sum(array.nbytes for array in values))
                 self._parameters |= {n: _parameter(v, optimizer) for n, v in zip(names, values, strict=True)}
+            for name in there:
+                self._parameters[name].declared = True
             return not there
 
     def read(self, names: Sequence[str]) -> list[np.ndarray]:
@@ -84,6 +92,35 @@ class DenseParameters:
             pairs = self._matched(names, values)
             for parameter, value in pairs:
                 parameter.values.copy_(parameter.values + value if add else value)
+
+    def state(self) -> dict[str, State]:
+        """Values, optimizers and their state by name; whoever packs it copies the tensors."""
+        with self._lock:
+            return {
+                name: {
+                    "values": parameter.values.detach(),
+                    "config": parameter.config.model_dump_json(),
+                    "optimizer": parameter.optimizer.state_dict()["state"],
+                    "declared": parameter.declared,
+                }
+                for name, parameter in self._parameters.items()
+            }
+
+    def load_state(self, *states: Mapping[str, State], declared: bool | None = None) -> None:
+        """Hold what `state` of one or several servers returned, and nothing else; on an error nothing has changed.
+
+        Of a parameter that several have, the one counts that was trained. `declared` takes the place of what was saved.
+        """
+        loaded: dict[str, _Parameter] = {}
+        for state in states:
+            for name, saved in state.items():
+                parameter = _loaded(name, saved)
+                if name not in loaded or not loaded[name].declared:
+                    loaded[name] = parameter
+        for parameter in loaded.values():
+            parameter.declared = parameter.declared if declared is None else declared
+        with self._lock:
+            self._parameters = loaded
 
     @property
     def nbytes(self) -> int:
@@ -116,6 +153,19 @@ class DenseParameters:
 def _parameter(values: np.ndarray, config: DenseSgd | DenseAdagrad | DenseAdam) -> _Parameter:
     tensor = torch.from_numpy(values.copy()).requires_grad_()
     return _Parameter(values=tensor, config=config, optimizer=make_optimizer(config, [tensor]))
+
+
+def _loaded(name: str, saved: State) -> _Parameter:
+    try:
+        assert isinstance(saved, dict)
+        config = _OPTIMIZERS.validate_json(saved["config"])
+        parameter = _parameter(saved["values"].numpy(), config)
+        groups = parameter.optimizer.state_dict()["param_groups"]
+        parameter.optimizer.load_state_dict({"state": saved["optimizer"], "param_groups": groups})
+        parameter.declared = bool(saved["declared"])
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CorruptFileError(f"dense parameter {name!r}: its saved state cannot be read: {error!r}") from None
+    return parameter
 
 
 def _require_values(names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:

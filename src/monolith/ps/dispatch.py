@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
-from monolith.errors import ProtocolError
+from monolith.errors import FencedError, ProtocolError, ServerRestoredError
 from monolith.ps import messages
 from monolith.ps.answers import Answer, json_answer, message_of
+from monolith.ps.coordination import Coordination
+from monolith.ps.coordination_calls import CoordinationCalls
 from monolith.ps.dense_calls import DenseCalls
-from monolith.ps.dense_parameters import DenseParameters
 from monolith.ps.frame_calls import FrameCalls
 from monolith.ps.frames import Frame, allocate
 from monolith.ps.messages import Call
-from monolith.ps.pushes import PushLedger
-from monolith.ps.served_tables import ServedTables
+from monolith.ps.server_folder import ServerFolder
+from monolith.ps.server_state import ServerState
 from monolith.ps.table_calls import TableCalls
 
 __all__ = ["Dispatcher"]
@@ -40,15 +42,16 @@ class Dispatcher(FrameCalls):
         *,
         memory_limit: int | None = None,
         max_frame_bytes: int = 2**28,
+        folder: Path | None = None,
+        log_flush_secs: float | None = None,
+        take_over: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(max_frame_bytes=max_frame_bytes)
         self._clock = clock
         self._started = clock()
-        self._tables = ServedTables(memory_limit=memory_limit)
-        self._dense = DenseParameters(require_room=self._tables.require_room)
-        self._pushes: PushLedger[Answer] = PushLedger()
-        self._initialised = False
+        self._state = state = ServerState(memory_limit=memory_limit)
+        self._folder: ServerFolder | None = None
         self._calls = {
             Call.HEALTH: self._health,
             Call.JOIN: self._join,
@@ -56,9 +59,45 @@ class Dispatcher(FrameCalls):
             Call.MARK_INITIALISED: self._mark_initialised,
             Call.MEASURE: self._measure,
             Call.SHUTDOWN: self._shutdown,
-            **TableCalls(self._tables, self._pushes).calls(),
-            **DenseCalls(self._dense, self._pushes).calls(),
+            **TableCalls(state).calls(),
+            **DenseCalls(state).calls(),
+            **CoordinationCalls(Coordination(clock=clock)).calls(),
         }
+        # Last: what the calls above keep is restored with the rest.
+        if folder is not None:
+            self._folder = ServerFolder(folder, state, flush_secs=log_flush_secs, take_over=take_over)
+
+    def commit(self) -> None:
+        """Return when everything so far is durable; without a folder there is nothing to wait for."""
+        if self._folder is not None:
+            self._folder.commit()
+
+    def close(self) -> None:
+        """Let go of the folder; after `stop`."""
+        if self._folder is not None:
+            self._folder.close()
+
+    def _called(self, frame: Frame) -> Answer:
+        answer = super()._called(frame)
+        if self._folder is not None and frame.call in messages.CHANGES:
+            try:
+                self._folder.acknowledge()
+            except FencedError:
+                # Another process does the work: this one is in the way.
+                self.stop_asked.set()
+                raise
+        return answer
+
+    def _require_mine(self, frame: Frame) -> None:
+        if self._restored and frame.instance not in (0, self.instance):
+            raise ServerRestoredError(
+                f"the server was started again and has restored itself to number {self._restored} of its log; rejoin() and go on"
+            )
+        super()._require_mine(frame)
+
+    @property
+    def _restored(self) -> int:
+        return 0 if self._folder is None else self._folder.restored
 
     def _answered(self, frame: Frame) -> np.ndarray:
         # Rows are written into the answer itself.
@@ -69,20 +108,29 @@ class Dispatcher(FrameCalls):
 
     def _health(self, frame: Frame) -> Answer:
         return json_answer(
-            tables=len(self._tables.declared()),
-            dense=len(self._dense),
-            bytes=self._tables.nbytes + self._dense.nbytes,
-            initialised=self._initialised,
+            tables=len(self._state.tables.declared()),
+            dense=len(self._state.dense),
+            bytes=self._state.tables.nbytes + self._state.dense.nbytes,
+            initialised=self._state.initialised,
             seconds=self._clock() - self._started,
+            folder=self._folder is not None,
+            restored=self._restored,
+            sequence=0 if self._folder is None else self._folder.sequence,
         )
 
     def _join(self, frame: Frame) -> Answer:
-        self._pushes.join(message_of(messages.Join, frame))
-        return Answer()
+        join = message_of(messages.Join, frame)
+        known = self._state.pushes.join(join)
+        positions = self._state.pushes.positions(join.worker)
+        return json_answer(
+            restored=self._restored,
+            known=known,
+            positions={channel: position.model_dump() for channel, position in positions.items()},
+        )
 
     def _lookup(self, frame: Frame) -> np.ndarray:
         lookup = message_of(messages.Lookup, frame)
-        shapes = self._tables.lookup_shapes(lookup, frame.arrays)
+        shapes = self._state.tables.lookup_shapes(lookup, frame.arrays)
         size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in shapes)
         if size > self._max_frame_bytes:
             raise ProtocolError(
@@ -91,14 +139,15 @@ class Dispatcher(FrameCalls):
         buffer, views = allocate(
             call=Call.LOOKUP, request=frame.request, instance=self.instance, text="{}", shapes=shapes
         )
-        self._tables.lookup(lookup, frame.arrays, views)
+        self._state.tables.lookup(lookup, frame.arrays, views)
         return buffer
 
     def _is_initialised(self, frame: Frame) -> Answer:
-        return json_answer(initialised=self._initialised)
+        return json_answer(initialised=self._state.initialised)
 
     def _mark_initialised(self, frame: Frame) -> Answer:
-        self._initialised = True
+        with self._state.gate.changing():
+            self._state.initialised = True
         return Answer()
 
     def _measure(self, frame: Frame) -> Answer:

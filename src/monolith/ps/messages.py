@@ -16,6 +16,7 @@ __all__ = [
     "Apply",
     "ApplyDense",
     "AssignDense",
+    "CHANGES",
     "Call",
     "DeclareDense",
     "DeclareTables",
@@ -24,6 +25,7 @@ __all__ = [
     "Join",
     "Lookup",
     "Measure",
+    "Position",
     "Push",
     "Read",
     "ReadDense",
@@ -36,7 +38,7 @@ __all__ = [
 
 class Call(IntEnum):
     """The calls. A number keeps its meaning for ever; 64..79 are kept for the log, 80..95 for saving and
-    moving buckets, 96..111 for coordination."""
+    moving buckets, 96..111 for coordination, 112..127 for the data service."""
 
     ERROR = 0
     """Only in answers: `{"error": class, "message": text}`."""
@@ -59,6 +61,53 @@ class Call(IntEnum):
     MARK_INITIALISED = 49
     MEASURE = 50
     SHUTDOWN = 51
+    LOG_STATE = 64
+    FLUSH = 65
+    READ_LOG = 66
+    SAVE = 80
+    SAVED = 81
+    RESTORE = 82
+    COMMIT_RESTORE = 83
+    OWN_BUCKETS = 84
+    BUCKETS = 85
+    MOVE_BUCKETS = 86
+    INSTALL_BUCKETS = 87
+    GREET = 96
+    MEMBERS = 97
+    REPORT = 98
+    PLACE_BARRIER = 99
+    REMOVE_BARRIER = 100
+    HOLD = 101
+    READ_KEYS = 102
+    SET_KEY = 103
+    REGISTER_DATASET = 112
+    JOIN_JOB = 113
+    NEXT_SPLIT = 114
+    DESCRIBE_SPLIT = 115
+    FIND_WORKER = 116
+    DATA_HEARTBEAT = 117
+    READ_BATCH = 120
+
+
+CHANGES: frozenset[int] = frozenset(
+    {
+        Call.JOIN,
+        Call.DECLARE_TABLES,
+        Call.APPLY_GRADIENTS,
+        Call.ASSIGN,
+        Call.ASSIGN_ADD,
+        Call.REINITIALIZE,
+        Call.EVICT,
+        Call.DECLARE_DENSE,
+        Call.APPLY_DENSE,
+        Call.ASSIGN_DENSE,
+        Call.MARK_INITIALISED,
+        Call.OWN_BUCKETS,
+        Call.MOVE_BUCKETS,
+        Call.INSTALL_BUCKETS,
+    }
+)
+"""Calls that change what a server holds: acknowledged by its owner only, and in a durable commit if it loses nothing."""
 
 
 def _no_path(name: str) -> str:
@@ -88,6 +137,22 @@ class Read(Config):
     """A call without arguments."""
 
 
+class Position(Config):
+    """How far a worker is in its data when a batch is pushed; a successor goes on from there.
+
+    Example:
+        >>> Position(batches=7, state='{"file": 2}').channel
+        'tables'
+    """
+
+    batches: Whole
+    """Batches trained, this one included, in all lives of the worker."""
+    state: str | None = None
+    """The state of its source after this batch, JSON; None if it cannot tell."""
+    channel: Literal["tables", "dense"] = "tables"
+    """What of the batch is pushed. Each part has a position of its own: a worker may die between the two."""
+
+
 class Push(Config):
     """Who changes something, and which of its changes this is: applied at most once."""
 
@@ -96,6 +161,8 @@ class Push(Config):
     """Of the worker's life; a successor has a larger one."""
     sequence: Whole
     """Counts the changes of this life; gaps are allowed."""
+    position: Position | None = None
+    """The batch it belongs to; one that the server has had from an earlier life of the worker is not applied again."""
 
 
 class Join(Config):
@@ -132,6 +199,8 @@ class Lookup(Config):
 
     tables: tuple[TableRead, ...]
     wire: Wire = "float32"
+    map: Whole = 0
+    """The version of the server's buckets that the sender knows; 0: it asks no matter who owns what."""
 
 
 class TableGradient(Config):
@@ -149,6 +218,8 @@ class Apply(Config):
     tables: tuple[TableGradient, ...]
     step: Whole = 0
     event_time: Time = 0
+    map: Whole = 0
+    """The version of the server's buckets that the sender knows; 0: it asks no matter who owns what."""
 
 
 class TableWrite(Config):
@@ -157,6 +228,8 @@ class TableWrite(Config):
     push: Push
     table: Name
     event_time: Time = 0
+    map: Whole = 0
+    """The version of the server's buckets that the sender knows; 0: it asks no matter who owns what."""
 
 
 class Evict(Config):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,8 @@ class ServedTables:
         self._tables: dict[str, EmbeddingTable] = {}
         self._declared: dict[str, DeclaredTable] = {}
         self._lock = threading.Lock()
+        self.on_new: Callable[[list[EmbeddingTable]], None] = lambda made: None
+        """Called with tables that are made, before anybody can write to them."""
 
     def declare(self, tables: Iterable[DeclaredTable]) -> None:
         """Make the tables that are not there; all of them or, on an error, none."""
@@ -65,12 +67,18 @@ class ServedTables:
                 raise ConfigError(f"tables: expected each table once, got {', '.join(names)}")
             self.require_room(sum(table.config.initial_capacity * 4 * table.config.dim for table in new))
             made = {table.config.name: _make(table) for table in new}
+            if made:
+                self.on_new(list(made.values()))
             self._declared |= {table.config.name: table for table in new}
             self._tables |= made
 
     def declared(self) -> list[DeclaredTable]:
         """What was declared, in order."""
         return list(self._declared.values())
+
+    def all(self) -> list[EmbeddingTable]:
+        """The tables, in the order they were declared."""
+        return list(self._tables.values())
 
     def lookup_shapes(self, lookup: Lookup, arrays: Sequence[np.ndarray]) -> list[Shape]:
         """The arrays that `lookup` will fill, after checking those that came."""

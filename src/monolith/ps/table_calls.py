@@ -8,8 +8,8 @@ from monolith.ps import messages
 from monolith.ps.answers import Answer, Calls, json_answer, message_of
 from monolith.ps.frames import Frame
 from monolith.ps.messages import Call
-from monolith.ps.pushes import PushLedger
-from monolith.ps.served_tables import ServedTables, require_count
+from monolith.ps.served_tables import require_count
+from monolith.ps.server_state import ServerState
 
 __all__ = ["TableCalls"]
 
@@ -17,8 +17,8 @@ __all__ = ["TableCalls"]
 class TableCalls:
     """All but the lookup, whose answer the dispatcher lets the tables write in place."""
 
-    def __init__(self, tables: ServedTables, pushes: PushLedger[Answer]) -> None:
-        self._tables, self._pushes = tables, pushes
+    def __init__(self, state: ServerState) -> None:
+        self._state, self._tables, self._pushes = state, state.tables, state.pushes
 
     def calls(self) -> Calls:
         """What is called for which number."""
@@ -34,7 +34,9 @@ class TableCalls:
         }
 
     def _declare_tables(self, frame: Frame) -> Answer:
-        self._tables.declare(message_of(messages.DeclareTables, frame).tables)
+        declare = message_of(messages.DeclareTables, frame)
+        with self._state.gate.changing():
+            self._tables.declare(declare.tables)
         return Answer()
 
     def _configs(self, frame: Frame) -> Answer:
@@ -45,6 +47,7 @@ class TableCalls:
 
         def action() -> Answer:
             self._tables.apply(apply, frame.arrays)
+            self._state.step = max(self._state.step, apply.step)
             return Answer()
 
         return self._pushes.once(apply.push, action)
