@@ -3,6 +3,7 @@
 from monolith.train.hooks.barrier import BarrierHook, BarrierSaverListener
 from monolith.train.hooks.checkpoint import NoFirstSaveCheckpointSaverHook
 from monolith.train.hooks.feature_statistics import ColumnStatistics, FeatureStatisticsHook, column_statistics
+from monolith.train.hooks.global_step import GlobalStepHook
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.log import LoggingHook
 from monolith.train.hooks.nan_guard import NanGuardHook
@@ -11,6 +12,7 @@ from monolith.train.hooks.progress import ProgressHook, ProgressReport, json_lin
 from monolith.train.hooks.save_listener import CheckpointSaverListener
 from monolith.train.hooks.save_timer import SecondOrStepTimerWithTideSetting
 from monolith.train.hooks.stop import StopAtStepHook
+from monolith.train.hooks.sync import ChiefSyncHook, SyncHelper, TrainingHooksHelper, WorkerSyncHook
 from monolith.train.hooks.tensorboard import TensorBoardHook
 from monolith.train.hooks.tide import (
     CustomGlobalStepWaiterHook,
@@ -24,9 +26,11 @@ __all__ = [
     "BarrierHook",
     "BarrierSaverListener",
     "CheckpointSaverListener",
+    "ChiefSyncHook",
     "ColumnStatistics",
     "CustomGlobalStepWaiterHook",
     "FeatureStatisticsHook",
+    "GlobalStepHook",
     "Hook",
     "LoggingHook",
     "NanGuardHook",
@@ -36,9 +40,12 @@ __all__ = [
     "ProgressReport",
     "SecondOrStepTimerWithTideSetting",
     "StopAtStepHook",
+    "SyncHelper",
     "TensorBoardHook",
     "TideStoppingHook",
     "TideWindow",
+    "TrainingHooksHelper",
+    "WorkerSyncHook",
     "before",
     "column_statistics",
     "json_lines",

@@ -1,0 +1,195 @@
+"""Workers begin when the chief has restored, and the chief ends when they have ended."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from monolith.errors import DeadlineExceededError, InvalidArgumentError
+from monolith.train.hooks.hook import Hook
+
+if TYPE_CHECKING:
+    from monolith.train.trainer import Trainer
+
+__all__ = ["ChiefSyncHook", "SyncHelper", "TrainingHooksHelper", "WorkerStates", "WorkerSyncHook"]
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerStates(Protocol):
+    """Whether the chief has restored, and which workers are at work."""
+
+    def mark_restore_done(self) -> None:
+        """The chief: workers may begin."""
+
+    def is_restore_done(self) -> bool:
+        """Whether workers may begin."""
+
+    def start_worker(self, index: int) -> None:
+        """Worker `index`: wait for me at the end."""
+
+    def finish_worker(self, index: int) -> None:
+        """Worker `index`: do not wait for me any more."""
+
+    def get_alive_workers(self) -> list[int]:
+        """The workers that have started and not finished, in order; the chief is none of them."""
+
+
+class SyncHelper:
+    """The `WorkerStates` of threads of one process.
+
+    Example:
+        >>> states = SyncHelper(3)
+        >>> states.start_worker(2)
+        >>> states.get_alive_workers(), states.is_restore_done()
+        ([2], False)
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._states = [False] * num_workers
+        self._lock = threading.Lock()
+
+    def mark_restore_done(self) -> None:
+        """Let workers begin."""
+        self._states[0] = True
+
+    def is_restore_done(self) -> bool:
+        """Whether workers may begin."""
+        return self._states[0]
+
+    def start_worker(self, index: int) -> None:
+        """Wait for `index` at the end."""
+        self._set(index, True)
+
+    def finish_worker(self, index: int) -> None:
+        """Wait for `index` no more."""
+        self._set(index, False)
+
+    def get_alive_workers(self) -> list[int]:
+        """Those that are waited for."""
+        with self._lock:
+            return [index for index, alive in enumerate(self._states) if alive and index]
+
+    def _set(self, index: int, alive: bool) -> None:
+        require_worker(index, len(self._states))
+        with self._lock:
+            self._states[index] = alive
+
+
+class ChiefSyncHook(Hook):
+    """In the chief: let workers begin once the state is restored; at the end wait for them, `timeout_seconds` at most.
+
+    After an error nobody is waited for.
+
+    Example:
+        >>> hook = ChiefSyncHook(SyncHelper(2), timeout_seconds=60)
+    """
+
+    poll_seconds = 1.0
+
+    def __init__(
+        self,
+        states: WorkerStates,
+        *,
+        timeout_seconds: float = 1800,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.timeout_seconds = timeout_seconds
+        self._states, self._monotonic, self._sleep = states, monotonic, sleep
+
+    def after_start(self, trainer: Trainer) -> None:
+        """Let workers begin."""
+        self._states.mark_restore_done()
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Wait for workers."""
+        if error is not None:
+            return
+        deadline = self._monotonic() + self.timeout_seconds
+        while (alive := self._states.get_alive_workers()) and self._monotonic() < deadline:
+            _log.info("waiting for workers %s to end", alive)
+            self._sleep(self.poll_seconds)
+        if alive:
+            _log.warning("ending although workers %s have not, after %g s", alive, self.timeout_seconds)
+
+
+class WorkerSyncHook(Hook):
+    """In worker `index`: begin when the chief has restored, and tell it at the end, however that comes.
+
+    `DeadlineExceededError` if the chief has not restored within `timeout_seconds`.
+
+    Example:
+        >>> hook = WorkerSyncHook(SyncHelper(2), index=1)
+    """
+
+    poll_seconds = 1.0
+
+    def __init__(
+        self,
+        states: WorkerStates,
+        *,
+        index: int,
+        timeout_seconds: float = 7200,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.index, self.timeout_seconds = index, timeout_seconds
+        self._states, self._monotonic, self._sleep = states, monotonic, sleep
+
+    def after_start(self, trainer: Trainer) -> None:
+        """Wait for the chief."""
+        self._states.start_worker(self.index)
+        deadline = self._monotonic() + self.timeout_seconds
+        while not self._states.is_restore_done():
+            if self._monotonic() >= deadline:
+                raise DeadlineExceededError(
+                    f"the chief has not restored within {self.timeout_seconds:g} s; is it running?"
+                )
+            _log.info("worker %d waits for the chief to restore", self.index)
+            self._sleep(self.poll_seconds)
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Tell the chief."""
+        self._states.finish_worker(self.index)
+
+
+class TrainingHooksHelper:
+    """The hooks of one worker: none where there is nobody to wait for.
+
+    Example:
+        >>> helper = TrainingHooksHelper(SyncHelper(3), num_workers=3, index=0)
+        >>> len(helper.training_hooks), len(helper.training_chief_hooks)
+        (0, 1)
+    """
+
+    def __init__(
+        self,
+        states: WorkerStates,
+        *,
+        num_workers: int,
+        index: int,
+        chief_timeout_seconds: float = 1800,
+        worker_timeout_seconds: float = 7200,
+        enable_sync: bool = True,
+    ) -> None:
+        self.training_hooks: tuple[Hook, ...] = ()
+        """For workers other than the chief."""
+        self.training_chief_hooks: tuple[Hook, ...] = ()
+        """For the chief."""
+        if not enable_sync or num_workers == 1:
+            return
+        if index == 0:
+            self.training_chief_hooks = (ChiefSyncHook(states, timeout_seconds=chief_timeout_seconds),)
+        else:
+            require_worker(index, num_workers)
+            self.training_hooks = (WorkerSyncHook(states, index=index, timeout_seconds=worker_timeout_seconds),)
+
+
+def require_worker(index: int, num_workers: int) -> None:
+    """`InvalidArgumentError` unless `index` is a worker that is not the chief."""
+    if not 0 < index < num_workers:
+        raise InvalidArgumentError(f"index: expected a worker from 1 to {num_workers - 1}, got {index}")
