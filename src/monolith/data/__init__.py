@@ -1,5 +1,7 @@
 """Data on its way to the model: sources of batches, transforms, synthetic data, prefetching."""
 
+from monolith.data.file_queue import FileQueue
+from monolith.data.flows import CacheOneDataset, merge_flow, split_flow
 from monolith.data.nested import NestedTensors
 from monolith.data.prefetch import Prefetch, PrefetchQueue
 from monolith.data.shuffle import Shuffle
@@ -22,8 +24,10 @@ from monolith.data.sources import (
 )
 
 __all__ = [
+    "CacheOneDataset",
     "Column",
     "CsvSource",
+    "FileQueue",
     "INVALID_LABEL",
     "IteratorSource",
     "NestedTensors",
@@ -40,5 +44,7 @@ __all__ = [
     "data_source_key",
     "expand_pattern",
     "gen_patterns",
+    "merge_flow",
     "parse_records",
+    "split_flow",
 ]

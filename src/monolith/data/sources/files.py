@@ -11,7 +11,7 @@ import fsspec
 
 from monolith.errors import InvalidArgumentError, StorageError
 
-__all__ = ["STDIN", "expand_paths", "expand_pattern", "gen_patterns"]
+__all__ = ["STDIN", "expand_paths", "expand_pattern", "files_of", "gen_patterns"]
 
 STDIN = "-"
 """The path that means standard input."""
@@ -97,19 +97,25 @@ def expand_paths(paths: str | Sequence[str]) -> list[str]:
         raise InvalidArgumentError(f"paths: expected texts, got {given!r}; wrap a Path in str()")
     if STDIN in given and len(given) > 1:
         raise InvalidArgumentError(f"paths: {STDIN!r} (standard input) cannot be combined with other paths")
-    files = [file for path in given for file in _files(path)]
+    files = [file for path in given for file in files_of(path)]
     if not files:
         raise InvalidArgumentError(f"paths: no file matches {', '.join(map(repr, given)) or 'an empty list'}")
     return files
 
 
-def _files(path: str) -> list[str]:
+def files_of(path: str, *, must_exist: bool = False) -> list[str]:
+    """The files that one path means; none if it is a glob that nothing matches. `must_exist`: a plain path is looked up too.
+
+    Example:
+        >>> files_of("day.csv"), files_of("day.csv", must_exist=True)
+        (['day.csv'], [])
+    """
     if path == STDIN:
         return [path]
     if _RANGE.search(path):
         # Of a range only the paths that exist count: not every day has data.
         return [file for part in expand_pattern(path) for file in _existing(part)]
-    return _existing(path) if re.search(r"[*?\[]", path) or _is_folder(path) else [path]
+    return _existing(path) if must_exist or re.search(r"[*?\[]", path) or _is_folder(path) else [path]
 
 
 def _is_folder(path: str) -> bool:
