@@ -87,5 +87,5 @@ def test_what_a_back_end_needs_is_asked_for_by_name(kind: str, field: str, monke
 
 
 def test_a_back_end_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'primus', 'consul', 'zk', 'mlp' or 'file'"):
+    with pytest.raises(ConfigError, match="'primus', 'consul', 'zk', 'mlp', 'file' or 'ray'"):
         DiscoveryConfig(discovery_type="etcd")

@@ -24,7 +24,7 @@ class Job:
     running: dict[Role, ScriptedProcess] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        roles = JobRoles(num_ps=2, num_workers=2, uuid="job").roles
+        roles = JobRoles(num_ps=2, num_workers=2, uuid="job", worker_args=("train.py",)).roles
         self.supervisor = Supervisor(
             roles, self.start, self.supervision, clock=lambda: self.now, report=self.events.append
         )

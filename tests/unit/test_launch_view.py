@@ -19,7 +19,7 @@ PS0, WORKER1 = Role(RoleKind.PS, 0), Role(RoleKind.WORKER, 1)
 def test_programs_get_one_object_a_line() -> None:
     stream = io.StringIO()
     view = JsonView(stream)
-    view.begin(JobRoles(num_ps=2, num_workers=3, uuid="job-1"), Path("logs"))
+    view.begin(JobRoles(num_ps=2, num_workers=3, uuid="job-1", worker_args=("train.py",)), Path("logs"))
     view.event(Event(kind=EventKind.STARTED, role=PS0, pid=7))
     view.line(WORKER1, 'he said "x"')
     view.event(Event(kind=EventKind.STOPPING, reason="worker 1 failed"))

@@ -20,11 +20,15 @@ from rich.console import Console
 
 from monolith.cli.launch_view import JsonView, LaunchView, LinesView, TableView, event_text
 from monolith.cli.options import Json
+from monolith.cli.sizes import size_in_bytes
 from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, Supervision, Supervisor
-from monolith.cluster.launch.local import LocalRoles
+from monolith.cluster.launch.local import LocalRoles, OnLine
+from monolith.cluster.launch.on_ray import RayPlacement, RayRoles
 from monolith.errors import ConfigError
 
 __all__ = ["launch"]
+
+Lines = queue.SimpleQueue[tuple[Role, str]]
 
 _INTERRUPTED = 130
 _PAUSE_SECS = 0.1
@@ -50,6 +54,10 @@ def launch(
         float, typer.Option(help="Seconds a role has to end when asked to; then it is killed.", min=0)
     ] = 30,
     ps_args: Annotated[str, typer.Option(help="Further options of `monolith ps`, in one text.")] = "",
+    ps_cpus: Annotated[float, typer.Option(help="Processors of a server.", min=0, rich_help_panel="Ray")] = 1,
+    ps_memory: Annotated[str | None, typer.Option(help="Memory of a server, as 8GiB.", rich_help_panel="Ray")] = None,
+    worker_cpus: Annotated[float, typer.Option(help="Processors of a worker.", min=0, rich_help_panel="Ray")] = 1,
+    worker_gpus: Annotated[float, typer.Option(help="GPUs of a worker.", min=0, rich_help_panel="Ray")] = 0,
     as_json: Json = False,
 ) -> None:
     """Start parameter servers and workers, look after them, and end them all.
@@ -62,21 +70,22 @@ def launch(
         num_ps=ps,
         num_workers=workers,
         uuid=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+        worker_args=tuple(_worker_args(target, arguments or [], module=module)),
+        ps_args=tuple(shlex.split(ps_args)),
         model_dir=None if model_dir is None else str(Path(model_dir).resolve()),
         restarts=restarts,
     )
-    command = _worker_command(target, arguments or [], module=module)
     logs = _log_dir(log_dir, job.model_dir)
-    if on != "local":
-        raise ConfigError(f"--on: expected local, got {on!r}")
-    lines: queue.SimpleQueue[tuple[Role, str]] = queue.SimpleQueue()
-
-    def on_line(role: Role, line: str) -> None:
-        lines.put((role, line))
-
-    with LocalRoles(job, command, logs, ps_args=shlex.split(ps_args), on_line=on_line) as roles:
-        supervision = Supervision(restarts=restarts, grace_secs=float(grace))
+    placement = RayPlacement(
+        ps_cpus=float(ps_cpus),
+        ps_memory=None if ps_memory is None else size_in_bytes(ps_memory, "--ps-memory"),
+        worker_cpus=float(worker_cpus),
+        worker_gpus=float(worker_gpus),
+    )
+    lines: Lines = queue.SimpleQueue()
+    with _roles(on, job, logs, placement, lambda role, line: lines.put((role, line))) as roles:
         events: list[Event] = []
+        supervision = Supervision(restarts=restarts, grace_secs=float(grace))
         supervisor = Supervisor(job.roles, roles.start, supervision, clock=time.monotonic, report=events.append)
         view, shown = _view(supervisor, as_json=as_json)
         with shown, _stopping_on_signals(supervisor.request_stop):
@@ -85,12 +94,18 @@ def launch(
     _say_how_it_ended(outcome, supervisor, logs)
 
 
-def _run(
-    supervisor: Supervisor,
-    view: LaunchView,
-    events: list[Event],
-    lines: queue.SimpleQueue[tuple[Role, str]],
-) -> Outcome:
+def _roles(
+    on: str, job: JobRoles, logs: Path, placement: RayPlacement, on_line: OnLine
+) -> AbstractContextManager[LocalRoles | RayRoles]:
+    where, _, address = on.partition("=")
+    if where == "ray":
+        return RayRoles(job, logs, address=address or None, placement=placement, on_line=on_line)
+    if on != "local":
+        raise ConfigError(f"--on: expected local, ray or ray=ADDRESS, got {on!r}")
+    return LocalRoles(job, logs, on_line=on_line)
+
+
+def _run(supervisor: Supervisor, view: LaunchView, events: list[Event], lines: Lines) -> Outcome:
     """Step until all is over; whatever happens here, no role stays behind."""
     try:
         over = False
@@ -147,14 +162,14 @@ def _stopping_on_signals(request_stop: Callable[[str], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _worker_command(target: str, arguments: Sequence[str], *, module: bool) -> list[str]:
+def _worker_args(target: str, arguments: Sequence[str], *, module: bool) -> list[str]:
     if module:
-        return [sys.executable, "-m", target, *arguments]
+        return ["-m", target, *arguments]
     if not Path(target).is_file():
         raise ConfigError(f"TARGET: there is no file {target!r}; for a module give --module")
     if target.endswith((".yaml", ".yml")):
-        return [sys.executable, "-m", "monolith.cli", "train", target, *arguments]
-    return [sys.executable, target, *arguments]
+        return ["-m", "monolith.cli", "train", target, *arguments]
+    return [target, *arguments]
 
 
 def _log_dir(given: Path | None, model_dir: str | None) -> Path:

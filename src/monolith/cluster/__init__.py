@@ -1,6 +1,6 @@
 """The processes of a job: who is in it, where they are, and what the scheduler that started them says and wants to hear.
 
-Clients of ZooKeeper, Consul and Primus are imported when they are used, not before.
+Clients of ZooKeeper, Consul, Ray and Primus are imported when they are used, not before.
 """
 
 from monolith.cluster.cluster_spec import ClusterSpec, Task, parse_tf_config
@@ -29,6 +29,7 @@ from monolith.cluster.net import (
     is_ipv6_address,
     split_address,
 )
+from monolith.cluster.ray_discovery import RayServiceDiscovery
 from monolith.cluster.role import Role, role_from_environment
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.yarn import (
@@ -51,6 +52,7 @@ __all__ = [
     "MLPEnv",
     "MLPServiceDiscovery",
     "NodeAliveChecker",
+    "RayServiceDiscovery",
     "Role",
     "ServiceDiscovery",
     "ServiceDiscoveryType",

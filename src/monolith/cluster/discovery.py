@@ -39,6 +39,8 @@ class ServiceDiscoveryType(StrEnum):
     """The environment of the MLP scheduler."""
     FILE = "file"
     """Files in a folder that all processes see."""
+    RAY = "ray"
+    """An actor of a Ray cluster."""
 
 
 class ServiceDiscovery(ABC):

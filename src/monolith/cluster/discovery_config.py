@@ -15,6 +15,7 @@ from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType
 from monolith.cluster.file_discovery import HostServiceDiscovery
 from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.net import AddressFamily
+from monolith.cluster.ray_discovery import RayServiceDiscovery
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.zookeeper import default_zk_servers
 from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
@@ -39,7 +40,7 @@ class DiscoveryConfig(Config):
     discovery_type: Annotated[ServiceDiscoveryType, Field(strict=False)] = ServiceDiscoveryType.CONSUL
     """The back end."""
     uuid: str = ""
-    """What Consul knows the job by."""
+    """What Consul and Ray know the job by."""
     deep_insight_name: str | None = None
     """What ZooKeeper knows the job by."""
     zk_server: str | None = None
@@ -50,6 +51,8 @@ class DiscoveryConfig(Config):
     """The text that describes the cluster for `primus`; by default the variable TF_CONFIG."""
     discovery_folder: str | None = None
     """The folder for `file`."""
+    ray_address: str | None = None
+    """The Ray cluster for `ray`, `host:port`; by default the one this process belongs to, or that of RAY_ADDRESS."""
 
 
 def get_discovery(config: DiscoveryConfig, psm: str | None = None) -> ServiceDiscovery | None:
@@ -76,6 +79,8 @@ def get_discovery(config: DiscoveryConfig, psm: str | None = None) -> ServiceDis
             return MLPServiceDiscovery()
         case ServiceDiscoveryType.FILE:
             return HostServiceDiscovery(_needed("discovery_folder", config.discovery_folder))
+        case ServiceDiscoveryType.RAY:
+            return RayServiceDiscovery(_needed("uuid", config.uuid), config.ray_address)
 
 
 @contextmanager

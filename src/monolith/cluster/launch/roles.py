@@ -45,12 +45,14 @@ class Role:
 
 
 class JobRoles(Config):
-    """How many processes a job has, and what they share.
+    """How many processes a job has, what each runs, and what they share.
 
     Example:
-        >>> job = JobRoles(num_ps=1, num_workers=2, uuid="clicks-7")
+        >>> job = JobRoles(num_ps=1, num_workers=2, uuid="clicks-7", worker_args=("train.py", "--rate", "0.1"))
         >>> [str(role) for role in job.roles]
         ['ps 0', 'worker 0', 'worker 1']
+        >>> job.python_args(job.roles[0])
+        ['-m', 'monolith.cli', 'ps']
         >>> job.environment(job.roles[0])["MONOLITH_SERVER_TYPE"]
         'ps'
     """
@@ -61,6 +63,10 @@ class JobRoles(Config):
     """Workers; worker 0 is the chief."""
     uuid: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
     """What this run of the job is known by; another for every launch."""
+    worker_args: tuple[str, ...]
+    """What Python gets to run a worker: a script or `-m` and a module, and its arguments."""
+    ps_args: tuple[str, ...] = ()
+    """Further options of `monolith ps`."""
     model_dir: str | None = None
     """Where the model is saved, and what servers hold: a folder that all processes see. None: servers keep all in memory."""
 
@@ -72,6 +78,12 @@ class JobRoles(Config):
         """All of them, servers first."""
         servers = tuple(Role(RoleKind.PS, index) for index in range(self.num_ps))
         return servers + tuple(Role(RoleKind.WORKER, index) for index in range(self.num_workers))
+
+    def python_args(self, role: Role) -> list[str]:
+        """What Python gets to run `role`."""
+        if role.kind is RoleKind.WORKER:
+            return list(self.worker_args)
+        return ["-m", "monolith.cli", RoleKind.PS.value, *self.ps_args]
 
     def environment(self, role: Role, discovery: Mapping[str, str] | None = None) -> dict[str, str]:
         """The variables that make a process `role`; `discovery` has those that say how the others are found."""

@@ -1,0 +1,175 @@
+"""`RayServiceDiscovery`: processes find each other through an actor of a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from monolith.cluster.discovery import ServiceDiscovery, check_entry, check_name
+from monolith.cluster.ray_session import NAMESPACE, RaySession, import_ray
+from monolith.errors import DiscoveryError, InvalidArgumentError
+
+__all__ = ["RayServiceDiscovery", "Registry"]
+
+_logger = logging.getLogger(__name__)
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+Entries = dict[tuple[str, int], str]
+
+
+class Registry:
+    """The addresses of a job, as the actor holds them; plain, so that its rules are tried without Ray.
+
+    Example:
+        >>> registry = Registry()
+        >>> registry.register("ps", 0, "10.0.0.7:2222")
+        >>> registry.query("ps")
+        {0: '10.0.0.7:2222'}
+    """
+
+    def __init__(self) -> None:
+        self._entries: Entries = {}
+
+    def register(self, name: str, index: int, addr: str) -> None:
+        """Put an entry, instead of the one that was there."""
+        self._entries[name, index] = addr
+
+    def renew(self, own: Mapping[tuple[str, int], str]) -> Entries:
+        """Put those of `own` whose place is free; the entries that have taken the place of others are the answer."""
+        taken: Entries = {}
+        for place, addr in own.items():
+            if self._entries.setdefault(place, addr) != addr:
+                taken[place] = self._entries[place]
+        return taken
+
+    def deregister(self, name: str, index: int, addr: str) -> None:
+        """Remove an entry if it is still of `addr`."""
+        if self._entries.get((name, index)) == addr:
+            del self._entries[name, index]
+
+    def deregister_all(self) -> None:
+        """Remove all."""
+        self._entries.clear()
+
+    def query(self, name: str) -> dict[int, str]:
+        """Addresses of a service by index, in order."""
+        return {index: addr for (service, index), addr in sorted(self._entries.items()) if service == name}
+
+
+class RayServiceDiscovery(ServiceDiscovery):
+    """One actor per job, `discovery-<job>`, made by whoever comes first. Ray starts it again if its machine is lost.
+
+    What it knew is lost then; a thread of each process that announced itself does so again every `renew_secs`, unless a
+    successor has the place. A process that dies stays listed until its successor comes.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        address: str | None = None,
+        *,
+        is_owner: bool = False,
+        renew_secs: float = 5.0,
+        answer_secs: float = 60.0,
+    ) -> None:
+        """Join the Ray cluster at `address`, by default the one this process belongs to.
+
+        The actor outlives the processes of the job, and ends with the one that `is_owner`, if there is one.
+        """
+        if not _JOB.fullmatch(job):
+            raise InvalidArgumentError(f"job: expected letters, digits and _ . -, got {job!r}")
+        self._ray = import_ray()
+        self._session = RaySession(address or "auto")
+        self._renew_secs, self._answer_secs = renew_secs, answer_secs
+        self._is_owner = is_owner
+        self._own: Entries = {}
+        # Held while entries are made and removed: a late renewal must not undo a withdrawal.
+        self._lock = threading.Lock()
+        self._keeper: threading.Thread | None = None
+        self._closed = threading.Event()
+        try:
+            self._registry = self._ray.remote(Registry).options(**self._options(f"discovery-{job}")).remote()
+        except Exception:
+            self._session.close()
+            raise
+
+    def register(self, name: str, index: int, addr: str) -> None:
+        """Tell the actor, and begin to tell it again."""
+        check_entry(name, index, addr)
+        with self._lock:
+            self._ask("register", name, index, addr)
+            self._own[name, index] = addr
+            if self._keeper is None:
+                self._keeper = threading.Thread(target=self._keep, name="ray discovery", daemon=True)
+                self._keeper.start()
+
+    def deregister(self, name: str, index: int, addr: str) -> None:
+        """Take it back."""
+        check_entry(name, index, addr)
+        with self._lock:
+            if self._own.get((name, index)) == addr:
+                del self._own[name, index]
+            self._ask("deregister", name, index, addr)
+
+    def query(self, name: str) -> dict[int, str]:
+        """Ask the actor."""
+        check_name(name)
+        found: dict[int, str] = self._ask("query", name)
+        return found
+
+    def deregister_all(self) -> None:
+        """Let the actor forget all of the job."""
+        with self._lock:
+            self._own.clear()
+            self._ask("deregister_all")
+
+    def close(self) -> None:
+        """Take back what this process announced, and leave the cluster if it was joined for this."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._keeper is not None:
+            self._keeper.join()
+        for (name, index), addr in list(self._own.items()):
+            try:
+                self.deregister(name, index, addr)
+            except DiscoveryError as error:
+                _logger.warning("%s %d at %s stays listed in Ray: %s", name, index, addr, error)
+        if self._is_owner:
+            self._ray.kill(self._registry)
+        self._session.close()
+
+    def _options(self, name: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "namespace": NAMESPACE,
+            "get_if_exists": True,
+            "lifetime": None if self._is_owner else "detached",
+            "num_cpus": 0,
+            "max_restarts": -1,
+            "max_task_retries": -1,
+        }
+
+    def _ask(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - what the method returns
+        if not self._ray.is_initialized():
+            raise DiscoveryError("this discovery is closed")
+        try:
+            call = getattr(self._registry, method).remote(*arguments)
+            return self._ray.get(call, timeout=self._answer_secs)
+        except (self._ray.exceptions.RayError, ConnectionError) as error:
+            raise DiscoveryError(f"the actor of the discovery did not answer: {error}") from error
+
+    def _keep(self) -> None:
+        while not self._closed.wait(self._renew_secs):
+            with self._lock:
+                try:
+                    taken = self._ask("renew", self._own) if self._own else {}
+                except DiscoveryError as error:
+                    _logger.warning("could not announce this process again: %s", error)
+                    continue
+                for name, index in taken:
+                    _logger.warning("%s %d gives up its place: a successor has taken it", name, index)
+                    del self._own[name, index]
