@@ -1,0 +1,132 @@
+"""Forming a cluster: who waits for whom, and which servers a run takes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from monolith.cluster.discovery import ServiceDiscovery
+from monolith.cluster.net import NodeAliveChecker
+from monolith.errors import DeadlineExceededError
+
+__all__ = ["AddressList", "Formation", "wait_for_servers"]
+
+QUERY_SECS = 5.0
+"""Seconds between two questions to the discovery, and between two looks at the list of servers."""
+LIST_SECS = 1800.0
+"""Seconds that a worker waits for the chief to write the list of servers."""
+
+_logger = logging.getLogger(__name__)
+
+Alive = Callable[[Sequence[str]], list[str]]
+"""Which of these addresses answer."""
+
+
+def _that_answer(addresses: Sequence[str]) -> list[str]:
+    return NodeAliveChecker(addresses, timeout=5.0).get_alive_nodes() if addresses else []
+
+
+class AddressList(Protocol):
+    """A list of addresses that the processes of a run share."""
+
+    def read(self) -> tuple[str, ...]:
+        """What is in it; nothing if nobody has written it."""
+
+    def write(self, addresses: Sequence[str]) -> None:
+        """Put `addresses` in its place, all at once."""
+
+
+def wait_for_servers(
+    discovery: ServiceDiscovery,
+    count: int,
+    *,
+    alive: Alive = _that_answer,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[str, ...]:
+    """The addresses of `count` parameter servers in the order of their indexes, waited for as long as it takes.
+
+    A server counts when it is announced and answers: what announcements were left by processes that died does not matter. Of
+    more than `count`, those with the lowest indexes are taken.
+
+    Example:
+        >>> import tempfile
+        >>> from monolith.cluster import HostServiceDiscovery
+        >>> with tempfile.TemporaryDirectory() as folder, HostServiceDiscovery(folder) as discovery:
+        ...     for index in range(3):
+        ...         discovery.register("ps", index, f"10.0.0.{index}:2222")
+        ...     wait_for_servers(discovery, 2, alive=list)
+        ('10.0.0.0:2222', '10.0.0.1:2222')
+    """
+    while True:
+        announced = discovery.query("ps")
+        answering = set(alive(list(announced.values())))
+        found = [address for _, address in sorted(announced.items()) if address in answering]
+        if len(found) >= count:
+            return tuple(found[:count])
+        _logger.info("waiting for %d of %d parameter servers", count - len(found), count)
+        sleep(QUERY_SECS)
+
+
+class Formation:
+    """Which servers a run takes, the same for all of its workers.
+
+    Without `shared`, every worker takes the `count` with the lowest indexes: all that there are. Where more are started than
+    needed, the chief takes those that are there first and writes them into `shared`; the other workers take what it has written.
+    A chief that was started again keeps the list as long as all in it are announced.
+
+    Example:
+        >>> import tempfile
+        >>> from monolith.cluster import HostServiceDiscovery
+        >>> with tempfile.TemporaryDirectory() as folder, HostServiceDiscovery(folder) as discovery:
+        ...     discovery.register("ps", 0, "10.0.0.7:2222")
+        ...     Formation(discovery, 1, is_chief=True, alive=list).servers()
+        ('10.0.0.7:2222',)
+    """
+
+    def __init__(
+        self,
+        discovery: ServiceDiscovery,
+        count: int,
+        *,
+        is_chief: bool,
+        shared: AddressList | None = None,
+        alive: Alive = _that_answer,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._discovery, self._count, self._is_chief = discovery, count, is_chief
+        self._shared, self._alive, self._clock, self._sleep = shared, alive, clock, sleep
+
+    def servers(self) -> tuple[str, ...]:
+        """The addresses to use now; asked again after a failure, others may be there."""
+        if self._shared is None:
+            return self._wait()
+        return self._written(self._shared) if self._is_chief else self._read(self._shared)
+
+    def announced(self) -> tuple[str, ...]:
+        """All servers there are, those in reserve too, without waiting for any."""
+        return tuple(address for _, address in sorted(self._discovery.query("ps").items()))
+
+    def _wait(self) -> tuple[str, ...]:
+        return wait_for_servers(self._discovery, self._count, alive=self._alive, sleep=self._sleep)
+
+    def _written(self, shared: AddressList) -> tuple[str, ...]:
+        known = shared.read()
+        if len(known) == self._count and set(known) <= set(self._alive(self.announced())):
+            _logger.info("taking the servers of the run before: %s", ", ".join(known))
+            return known
+        found = self._wait()
+        shared.write(found)
+        return found
+
+    def _read(self, shared: AddressList) -> tuple[str, ...]:
+        deadline = self._clock() + LIST_SECS
+        while len(known := shared.read()) != self._count:
+            if self._clock() >= deadline:
+                raise DeadlineExceededError(
+                    f"the chief has not written a list of {self._count} servers within {LIST_SECS:g} s; is it running?"
+                )
+            self._sleep(QUERY_SECS)
+        return known
