@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time as clock
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -17,7 +17,7 @@ from monolith.checkpoint.manifest import (
     read_manifest,
     read_sealed,
 )
-from monolith.checkpoint.paths import base_name, parent_folder
+from monolith.checkpoint.paths import absolute_path, base_name, parent_folder
 from monolith.checkpoint.pending import PendingCheckpoint
 from monolith.checkpoint.snapshot import OpenSnapshot, SnapshotManifest, group_tables, write_snapshot
 from monolith.checkpoint.storage import Folder, StrPath, is_remote, open_folder, safe_name
@@ -30,6 +30,7 @@ __all__ = [
     "begin_checkpoint",
     "check_complete",
     "is_complete",
+    "part_paths",
     "read_listed",
     "read_state",
     "remove_checkpoint",
@@ -52,6 +53,8 @@ def begin_checkpoint(
     time: float | None = None,
     share: float = 1.0,
     state_in_log: bool = False,
+    servers: Callable[[], tuple[FileEntry, ...]] | None = None,
+    buckets: Iterable[tuple[int, int]] | None = None,
 ) -> PendingCheckpoint:
     """Decide what is to be saved, quickly and between two steps; `finish()` of the answer writes it, on any thread.
 
@@ -72,6 +75,8 @@ def begin_checkpoint(
         share: of a processor's time, for the thread that writes the changed rows; `hurry()` of the answer ends its rests.
         state_in_log: put `state` into the log as well, its `source` as the place in the data: what was committed is then a
             restore point even if the checkpoint is never completed.
+        servers: waits for the checkpoints that parameter servers are writing, and answers their manifests.
+        buckets: what the tables own, if they are a part of a larger whole.
     """
     states = {"state": state, **(parts or {})}
     _require_names(states)
@@ -80,9 +85,17 @@ def begin_checkpoint(
     now = clock.time() if time is None else time
     pending = PendingCheckpoint(
         path=str(path),
-        manifest=Manifest(step=step, time=now, event_time=event_time, config=dict(config or {}), files=()),
+        manifest=Manifest(
+            step=step,
+            time=now,
+            event_time=event_time,
+            config=dict(config or {}),
+            files=(),
+            buckets=None if buckets is None else tuple(buckets),
+        ),
         states={name: pack_state(value, name) for name, value in states.items()},
         snapshot=snapshot,
+        servers=servers,
     )
     try:
         pending.take_tables(groups, log, share, dict(state) if state_in_log else None)
@@ -142,6 +155,8 @@ def check_complete(path: StrPath) -> Manifest:
     if manifest.snapshot is not None:
         folder, snapshot = snapshot_of(manifest.snapshot, model_dir)
         check_sizes(folder, snapshot.files)
+    for part in part_paths(manifest, path):
+        check_complete(part)
     return manifest
 
 
@@ -187,9 +202,31 @@ def read_listed(folder: Folder, files: Iterable[FileEntry], name: str) -> bytes:
     return data
 
 
+def part_paths(manifest: Manifest, path: StrPath) -> list[str]:
+    """Where the checkpoints are that servers have written for the one at `path`; each must be that one and no other."""
+    paths = []
+    for entry in manifest.parts:
+        part = parent_folder(absolute_path(entry.name, parent_folder(path)))
+        read_listed(open_folder(part), (entry.model_copy(update={"name": MANIFEST}),), MANIFEST)
+        if read_manifest(part).parts:
+            raise CorruptFileError(f"{part}: is a part of {path} and has parts itself")
+        paths.append(part)
+    return paths
+
+
 def remove_checkpoint(path: StrPath) -> None:
-    """Remove a checkpoint: its manifest first, so that a half-removed one is never taken for a whole one."""
+    """Remove a checkpoint: its manifest first, so that a half-removed one is never taken for a whole one.
+
+    What servers have written for it goes too.
+    """
+    try:
+        parts = [absolute_path(entry.name, parent_folder(path)) for entry in read_manifest(path).parts]
+    except CorruptFileError:
+        parts = []
     open_folder(path).remove(MANIFEST)
+    for part in map(parent_folder, parts):
+        open_folder(part).remove(MANIFEST)
+        open_folder(parent_folder(part)).remove(base_name(part))
     open_folder(parent_folder(path)).remove(base_name(path))
 
 

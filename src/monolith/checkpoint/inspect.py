@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
-from monolith.checkpoint.checkpoint_folder import check_complete, snapshot_of
+from monolith.checkpoint.checkpoint_folder import check_complete, part_paths, snapshot_of
 from monolith.checkpoint.manifest import FileEntry, TableEntry, read_manifest
 from monolith.checkpoint.paths import parent_folder
 from monolith.checkpoint.restore_points import RestorePoint
@@ -57,6 +58,8 @@ class CheckpointInspection:
     tables: dict[str, TableInspection]
     config: dict[str, JsonValue]
     """The configuration of the run."""
+    parts: tuple[CheckpointInspection, ...] = ()
+    """What parameter servers have written for it; their tables are counted in `tables`."""
 
 
 def inspect_checkpoint(path: StrPath) -> CheckpointInspection:
@@ -82,6 +85,10 @@ def inspect_checkpoint(path: StrPath) -> CheckpointInspection:
     except (CorruptFileError, StorageError) as error:
         problem, saved = str(error), {}
     sizes = {entry.name: entry.size for entry in files}
+    parts = () if problem else tuple(map(inspect_checkpoint, part_paths(manifest, path)))
+    tables = {
+        name: _table(entry, sum(sizes[file] for file in saved.get(name, ()))) for name, entry in manifest.tables.items()
+    }
     return CheckpointInspection(
         path=str(path),
         step=manifest.step,
@@ -94,11 +101,9 @@ def inspect_checkpoint(path: StrPath) -> CheckpointInspection:
         snapshot=None if manifest.snapshot is None else manifest.snapshot.name.split("/")[1],
         segments=len(manifest.segments),
         segment_bytes=_total(manifest.segments),
-        tables={
-            name: _table(entry, sum(sizes[file] for file in saved.get(name, ())))
-            for name, entry in manifest.tables.items()
-        },
+        tables=tables | _joined(parts),
         config=dict(manifest.config),
+        parts=parts,
     )
 
 
@@ -122,6 +127,26 @@ def _table(entry: TableEntry, size: int) -> TableInspection:
         layout=entry.layout,
         newest_event_time=max((shard.max_event_time for shard in entry.shards), default=0),
         config=entry.config,
+    )
+
+
+def _joined(parts: Iterable[CheckpointInspection]) -> dict[str, TableInspection]:
+    """The tables of all parts, each with the sizes of all its parts."""
+    tables: dict[str, TableInspection] = {}
+    for part in parts:
+        for name, table in part.tables.items():
+            known = tables.get(name)
+            tables[name] = table if known is None else _sum(known, table)
+    return tables
+
+
+def _sum(one: TableInspection, other: TableInspection) -> TableInspection:
+    return replace(
+        one,
+        rows=one.rows + other.rows,
+        shards=one.shards + other.shards,
+        bytes=one.bytes + other.bytes,
+        newest_event_time=max(one.newest_event_time, other.newest_event_time),
     )
 
 

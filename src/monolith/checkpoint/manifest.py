@@ -13,7 +13,7 @@ from monolith import _core
 from monolith.checkpoint.storage import Folder, StrPath, open_folder, safe_name
 from monolith.config import Config
 from monolith.errors import ConfigError, CorruptFileError
-from monolith.table import ProbabilisticAdmission, SlidingAdmission, TableConfig
+from monolith.table import NUM_BUCKETS, ProbabilisticAdmission, SlidingAdmission, TableConfig
 
 __all__ = ["FileEntry", "MANIFEST", "Manifest", "Sealed", "check_sizes", "read_manifest", "read_sealed", "write_sealed"]
 
@@ -23,6 +23,7 @@ VERSION = 1
 _SEAL = b',"checksum":'
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
+Bucket = Annotated[int, Field(ge=0, le=NUM_BUCKETS)]
 
 
 class FileEntry(Config):
@@ -110,6 +111,11 @@ class Manifest(Sealed):
     """The segments of the log that lead from the snapshot to `sequence`, in order."""
     config: dict[str, JsonValue] = {}
     """The resolved configuration of the run, as given."""
+    parts: tuple[FileEntry, ...] = ()
+    """Of a run over parameter servers, the manifests of their own checkpoints, which have the rows of all other tables; named
+    relative to the model_dir, or absolute if they lie elsewhere."""
+    buckets: tuple[tuple[Bucket, Bucket], ...] | None = None
+    """Of a part, the buckets that its server owned: first, and the one behind the last. None: all."""
 
 
 AnyManifest = TypeVar("AnyManifest", bound=Sealed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -47,6 +47,8 @@ class PendingCheckpoint:
     """Has the rows."""
     commit: Future[int] | None = None
     """Of the segment that it ends with."""
+    servers: Callable[[], tuple[FileEntry, ...]] | None = None
+    """Waits for what parameter servers write; their manifests."""
     writing: Writing | None = None
     """Held while there is something in the folder."""
     generation: str = ""
@@ -96,6 +98,8 @@ class PendingCheckpoint:
         try:
             folder = self._open()
             manifest = self._with_lineage(self._with_files(folder))
+            if self.servers is not None:
+                manifest = manifest.model_copy(update={"parts": self.servers()})
             write_sealed(folder, manifest)
         except BaseException:
             self.abandon()

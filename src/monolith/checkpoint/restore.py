@@ -67,11 +67,20 @@ def restore_tables(
 
 
 def prepare_tables(
-    source: StrPath | RestorePoint, tables: Tables, *, buckets: range | None = None, **choices: Unpack[RestoreChoices]
+    source: StrPath | RestorePoint,
+    tables: Tables,
+    *,
+    buckets: range | None = None,
+    ranges: Sequence[range] | None = None,
+    **choices: Unpack[RestoreChoices],
 ) -> tuple[RestoreReport, Callable[[], None]]:
-    """Like `restore_tables`, but only calling the second answer changes the tables: for those who restore more than tables."""
+    """Like `restore_tables`, but only calling the second answer changes the tables: for those who restore more than tables.
+
+    `ranges`, of buckets, limits the rows as `buckets` does, for a caller who owns several ranges.
+    """
     groups = group_tables(tables)
-    with reading(source) as saved:
+    with reading(source) as whole:
+        saved = whole if ranges is None else whole.within(ranges)
         report = _plan(saved, groups, choices, buckets)
         report.require()
         built = build_tables(saved, groups, report.tables, buckets)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 from urllib.parse import quote
 
+from monolith.checkpoint.checkpoint_folder import remove_checkpoint
+from monolith.checkpoint.manifest import MANIFEST
 from monolith.checkpoint.paths import base_name, parent_folder
-from monolith.checkpoint.storage import StrPath, is_remote, open_folder, safe_name
+from monolith.checkpoint.storage import Folder, StrPath, is_remote, open_folder, safe_name
 from monolith.errors import CheckpointMismatchError, CorruptFileError, InvalidArgumentError
-from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Store
 
 __all__ = ["prepare_stores", "remove_assets", "save_stores"]
+
+
+@runtime_checkable
+class _Recoverable(Protocol):
+    """A store of several shards or servers."""
+
+    def prepare_fresh(self, folder: str | os.PathLike[str]) -> Callable[[], None]: ...
 
 
 def save_stores(path: StrPath, stores: Mapping[str, Store]) -> dict[str, str]:
@@ -35,7 +45,7 @@ def prepare_stores(
 ) -> list[Callable[[], None]]:
     """Read and check what `stores` get; calling the answers puts it in place.
 
-    With `only_fresh`, the shards of a sharded store that have their state keep it.
+    With `only_fresh`, the shards or servers of a store that have their state keep it.
     """
     prepared: list[Callable[[], None]] = []
     for name, store in stores.items():
@@ -45,7 +55,7 @@ def prepare_stores(
         folder = _folder(path, str(saved[name]))
         if not folder.is_dir():
             raise CorruptFileError(f"{folder}: is missing, but belongs to the checkpoint {str(path)!r}")
-        if isinstance(store, ShardedStore) and only_fresh:
+        if isinstance(store, _Recoverable) and only_fresh:
             prepared.append(store.prepare_fresh(folder))
         else:
             prepared.append(store.prepare_restore(folder))
@@ -56,14 +66,21 @@ def remove_assets(path: StrPath, *, but: Mapping[str, str] | None = None) -> Non
     """Remove what lies beside the checkpoint `path`, except what `save_stores` named last."""
     folder = open_folder(parent_folder(path))
     assets = f"{base_name(path)}.assets"
-    if not but:
-        folder.remove(assets)
-        return
-    keep = {name.split("/")[0] for name in but.values()}
+    keep = {name.split("/")[0] for name in (but or {}).values()}
     inside = folder.inside(assets)
     for generation in inside.names():
         if generation not in keep:
+            _remove_checkpoints(inside.inside(generation))
             inside.remove(generation)
+    if not but:
+        folder.remove(assets)
+
+
+def _remove_checkpoints(generation: Folder) -> None:
+    """Stores on servers are checkpoints, which have parts elsewhere."""
+    for name in generation.names():
+        if generation.inside(name).size(MANIFEST) is not None:
+            remove_checkpoint(f"{generation}/{name}")
 
 
 def _folder(path: StrPath, name: str) -> Path:

@@ -4,71 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
-from monolith.checkpoint.checkpoint_folder import check_complete, read_listed, snapshot_of
+from monolith.checkpoint.checkpoint_folder import check_complete, part_paths, snapshot_of
 from monolith.checkpoint.in_use import in_use
 from monolith.checkpoint.lineage import LOG, find_lineage
 from monolith.checkpoint.manifest import FileEntry, Manifest, ShardEntry, TableEntry
 from monolith.checkpoint.paths import parent_folder
 from monolith.checkpoint.restore_points import RestorePoint
+from monolith.checkpoint.saved_tables import ALL, TableSource, joined_source
 from monolith.checkpoint.snapshot import SNAPSHOTS, SnapshotManifest
 from monolith.checkpoint.storage import Folder, StrPath, open_folder
-from monolith.checkpoint.table_files import buckets_of, in_parallel, read_table_file
 from monolith.errors import CorruptFileError, LogGapError
-from monolith.log import LogSegment, SegmentInfo, replay
-from monolith.table import NUM_BUCKETS, EmbeddingTable
+from monolith.log import SegmentInfo
 
 __all__ = ["TableSource", "open_source", "reading"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableSource:
-    """The tables of a saved state: their rows are in files, and then changed by segments of the log, in order."""
-
-    where: str
-    step: int
-    time: float
-    sequence: int
-    tables: Mapping[str, TableEntry]
-    checkpoint: Folder
-    """Has the admission filters."""
-    checkpoint_files: tuple[FileEntry, ...]
-    rows: Folder
-    """Has the files with rows."""
-    row_files: Mapping[str, tuple[FileEntry, ...]]
-    """By table."""
-    model_dir: Folder
-    segments: tuple[FileEntry, ...]
-
-    def read(self, name: str) -> bytes:
-        """A file of the checkpoint itself."""
-        return read_listed(self.checkpoint, self.checkpoint_files, name)
-
-    def rows_in(self, name: str, buckets: range) -> int:
-        """About how many rows a table has in `buckets`; no more than its files could hold, whatever they say."""
-        entry = self.tables[name]
-        size = sum(file.size for file in (*self.row_files.get(name, ()), *self.segments))
-        return min(entry.rows, size // 12) * len(buckets) // NUM_BUCKETS
-
-    def fill(self, tables: Mapping[str, EmbeddingTable], buckets: range) -> None:
-        """Give empty `tables`, by their names in the source, the rows they had there in `buckets`."""
-        jobs = [
-            (entry, table)
-            for name, table in tables.items()
-            for entry in self.row_files.get(name, ())
-            if _overlap(buckets_of(entry.name), buckets)
-        ]
-        in_parallel(lambda job: read_table_file(self.rows, job[0], job[1], buckets), jobs)
-        for entry in self.segments:
-            self._replay(entry, tables, buckets)
-
-    def _replay(self, entry: FileEntry, tables: Mapping[str, EmbeddingTable], buckets: range) -> None:
-        with self.model_dir.local(entry.name) as path:
-            segment = LogSegment(path)
-            if (segment.info.size, f"crc32c:{segment.info.checksum:08x}") != (entry.size, entry.checksum):
-                raise CorruptFileError(f"{path}: is not the segment that {self.where} was written with")
-            replay(segment, tables, buckets=buckets)
 
 
 @contextlib.contextmanager
@@ -89,7 +38,8 @@ def open_source(source: StrPath | RestorePoint) -> TableSource:
 def _of_checkpoint(path: str) -> TableSource:
     manifest, folder, model_dir = check_complete(path), open_folder(path), open_folder(parent_folder(path))
     rows, files = _rows_of(manifest, folder, model_dir)
-    return TableSource(
+    ranges = ALL if manifest.buckets is None else tuple(range(*pair) for pair in manifest.buckets)
+    own = TableSource(
         where=path,
         step=manifest.step,
         time=manifest.time,
@@ -101,7 +51,11 @@ def _of_checkpoint(path: str) -> TableSource:
         row_files=files,
         model_dir=model_dir,
         segments=manifest.segments,
+        ranges=ranges,
+        owned=sum(map(len, ranges)),
     )
+    parts = part_paths(manifest, path)
+    return joined_source(own, [_of_checkpoint(part) for part in parts]) if parts else own
 
 
 def _rows_of(
@@ -159,7 +113,3 @@ def _tables_of(info: SegmentInfo) -> dict[str, TableEntry]:
         earlier = tables[part.name].shards if part.name in tables else ()
         tables[part.name] = TableEntry(config=part.config(), layout=part.layout, rows=0, shards=(*earlier, shard))
     return tables
-
-
-def _overlap(left: range, right: range) -> bool:
-    return max(left.start, right.start) < min(left.stop, right.stop)

@@ -64,15 +64,21 @@ def load_ledger(ledger: PushLedger[Answer], text: str, where: str = "ledger") ->
     ledger.replace({name: _record(worker) for name, worker in _read(text, where).items()})
 
 
-def restore_positions(ledger: PushLedger[Answer], texts: Iterable[str], where: str = "ledger") -> None:
+def restore_positions(
+    ledger: PushLedger[Answer], texts: Iterable[str], others: Iterable[str] = (), where: str = "ledger"
+) -> None:
     """Give the workers the positions of a checkpoint, of several servers those furthest behind; while the gate is closed.
 
-    Epochs and numbers stay: workers that have joined go on pushing, and those that were replaced stay out.
+    Epochs and numbers stay: workers that have joined go on pushing, and those that were replaced stay out. `others` are ledgers
+    of servers that only dense parameters came from.
     """
     found: dict[str, _Worker] = {}
     for text in texts:
         for name, worker in _read(text, where).items():
             found[name] = _behind(found[name], worker) if name in found else worker
+    for text in others:
+        for name, worker in _read(text, where).items():
+            found[name] = _with_dense(found.get(name, _without_positions(worker)), worker)
     records = dict(ledger.records())
     for name, worker in found.items():
         known = records.setdefault(name, WorkerRecord(epoch=worker.epoch, nonce=worker.nonce))
@@ -82,18 +88,27 @@ def restore_positions(ledger: PushLedger[Answer], texts: Iterable[str], where: s
     ledger.replace(records)
 
 
+def _without_positions(worker: _Worker) -> _Worker:
+    return worker.model_copy(update={"positions": {}})
+
+
+def _with_dense(one: _Worker, other: _Worker) -> _Worker:
+    both = [worker.positions["dense"] for worker in (one, other) if "dense" in worker.positions]
+    behind = {"dense": min(both, key=lambda position: position.batches)} if both else {}
+    return one.model_copy(update={"positions": one.positions | behind})
+
+
 def _behind(one: _Worker, other: _Worker) -> _Worker:
-    newest = max(one, other, key=lambda worker: worker.epoch)
-    positions = {
-        channel: min(
-            (worker.positions[channel] for worker in (one, other) if channel in worker.positions),
-            key=lambda position: position.batches,
-        )
-        for channel in {*one.positions, *other.positions}
-        # Tables are on every server: one that has no position has had no batch. Dense parameters are on some.
-        if channel == "dense" or (channel in one.positions and channel in other.positions)
-    }
-    return newest.model_copy(update={"positions": positions})
+    newest, positions = max(one, other, key=lambda worker: worker.epoch), {}
+    # Tables are on every server: one that has no position has had no batch. Dense parameters are on some.
+    if "tables" in one.positions and "tables" in other.positions:
+        both = (one.positions["tables"], other.positions["tables"])
+        positions["tables"] = min(both, key=lambda position: position.batches)
+    return _with_dense(newest.model_copy(update={"positions": positions | _dense(one)}), other)
+
+
+def _dense(worker: _Worker) -> dict[str, Position]:
+    return {channel: position for channel, position in worker.positions.items() if channel == "dense"}
 
 
 def _described(record: WorkerRecord[Answer]) -> dict[str, object]:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from monolith import errors
 from monolith.config import Config
-from monolith.errors import ConfigError, InvalidArgumentError, MonolithError, ProtocolError, ServerError
+from monolith.errors import (
+    CheckpointMismatchError,
+    ConfigError,
+    InvalidArgumentError,
+    LogGapError,
+    MonolithError,
+    ProtocolError,
+    ServerError,
+)
 
 __all__ = ["RemoteError", "described", "raised"]
 
@@ -41,5 +49,6 @@ def raised(text: str, address: str) -> MonolithError:
         return ProtocolError(f"the server at {address} sent an error that cannot be read: {error}")
     known = _CLASSES.get(answer.error, ServerError)
     # Read-only texts of ours that belong to no call, such as the base of all errors, say nothing about whose fault it is.
-    kind = known if issubclass(known, ServerError | InvalidArgumentError | ConfigError) else ServerError
+    told = ServerError | InvalidArgumentError | ConfigError | CheckpointMismatchError | LogGapError
+    kind = known if issubclass(known, told) else ServerError
     return kind(f"{answer.message} (the server at {address})")

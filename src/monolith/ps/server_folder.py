@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +21,6 @@ from monolith.durable_file import write_durably
 from monolith.errors import InvalidArgumentError, MonolithError
 from monolith.log import ChangeLog
 from monolith.ps.server_state import ServerState
-from monolith.state_bytes import State
 
 __all__ = ["ServerFolder"]
 
@@ -95,6 +94,11 @@ class ServerFolder:
         return self._log.sequence
 
     @property
+    def log_folder(self) -> Path:
+        """Where the segments are."""
+        return self._log.folder
+
+    @property
     def changed(self) -> int:
         """Ids whose rows are not committed."""
         return self._log.changed
@@ -127,31 +131,29 @@ class ServerFolder:
         with self._writing:
             return self._commit()
 
-    def begin_save(self, name: str, *, step: int, state: dict[str, State]) -> Future[FileEntry]:
-        """Take a checkpoint: it is decided when this returns. The result has its manifest, complete and durable.
-
-        `state` is added to what is saved.
-        """
+    def begin_save(self, name: str, *, step: int) -> tuple[Sequence[range] | None, Future[FileEntry]]:
+        """Take a checkpoint, decided when this returns: the buckets owned then, and, once it is durable, its manifest."""
         self._writing.acquire()
         try:
             snapshot = self._ended_scan()
             with self._state.gate.closed():
-                version = self._state.gate.changes
+                version, ranges = self._state.gate.changes, self._state.ranges()
                 pending = begin_checkpoint(
                     self.folder / name,
-                    state=self._state.state() | state,
+                    state=self._state.state(),
                     step=step,
                     tables=self._state.tables.all(),
                     log=self._log,
                     snapshot=snapshot,
                     state_in_log=True,
+                    buckets=None if ranges is None else [(one.start, one.stop) for one in ranges],
                 )
         except BaseException:
             self._writing.release()
             raise
         assert pending.commit is not None  # there is a log
         pending.commit.add_done_callback(lambda written: self._rows_written(written, version))
-        return self._threads.submit(self._finish, pending)
+        return ranges, self._threads.submit(self._finish, pending)
 
     @contextmanager
     def replacing(self) -> Iterator[None]:

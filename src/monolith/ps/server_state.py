@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from monolith.errors import ConfigError, CorruptFileError
@@ -52,6 +52,8 @@ class ServerState:
         """The newest global step that a worker has pushed."""
         self.parts: dict[str, StatePart] = {}
         """What else must survive, by name."""
+        self.ranges: Callable[[], Sequence[range] | None] = lambda: None
+        """The buckets it owns now; None: it was never told."""
 
     def state(self) -> dict[str, State]:
         """All but the rows; while the gate is closed."""
