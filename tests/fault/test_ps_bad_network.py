@@ -15,7 +15,17 @@ import pyarrow.flight as flight
 import pytest
 import torch
 
-from monolith.ps import ClientConfig, DenseSgd, ParameterServer, RemoteStore, ServerParameters, ServerStore
+from monolith.ps import (
+    ClientConfig,
+    DenseSgd,
+    ParameterServer,
+    RemoteStore,
+    ServerConfig,
+    ServerParameters,
+    ServerStore,
+)
+from monolith.ps.framed_socket import HELLO, FramedSocket
+from monolith.ps.stream_pool import Transport
 from monolith.table import Bags, Zeros
 from monolith.table.config import Segment, TableConfig
 
@@ -23,32 +33,21 @@ TABLE = TableConfig(name="counts", segments=(Segment(dim=1, initializer=Zeros())
 FATES = ("pass", "twice", "again later", "cut before", "cut after", "both answers")
 
 
-class FrameProxy(flight.FlightServerBase):
-    """Forwards frames to `upstream`, and lets one of the fates happen to each."""
+class Cut(Exception):  # noqa: N818 - what the network does
+    """The connection ends here."""
 
-    def __init__(self, upstream: str, seed: int) -> None:
-        super().__init__("grpc://127.0.0.1:0")
-        self.address = f"127.0.0.1:{self.port}"
+
+class Fates:
+    """Lets one of the fates happen to each frame."""
+
+    def __init__(self, seed: int) -> None:
         self.happened: set[str] = set()
-        self._upstream = upstream
         self._random = random.Random(seed)
         self._kept: list[bytes] = []
         self._lock = threading.Lock()
 
-    def do_exchange(self, context: object, descriptor: object, reader: object, writer: object) -> None:
-        with flight.connect(f"grpc://{self._upstream}") as client:
-            forward, back = client.do_exchange(flight.FlightDescriptor.for_command(b""))
-
-            def ask(data: bytes) -> pa.Buffer:
-                forward.write_metadata(pa.py_buffer(data))
-                return back.read_chunk().app_metadata
-
-            with suppress(StopIteration):
-                while True:
-                    self._forward(reader.read_chunk().app_metadata.to_pybytes(), ask, writer)  # type: ignore[attr-defined]
-            forward.close()
-
-    def _forward(self, data: bytes, ask: Callable[[bytes], pa.Buffer], writer: object) -> None:
+    def answers(self, data: bytes, ask: Callable[[bytes], bytes]) -> list[bytes]:
+        """What the client gets to hear when it has sent `data`."""
         with self._lock:
             fate = self._random.choice(FATES)
             self.happened.add(fate)
@@ -56,16 +55,82 @@ class FrameProxy(flight.FlightServerBase):
             if len(self._kept) < 30 and fate == "again later":
                 self._kept.append(data)
         if fate == "cut before":
-            raise flight.FlightUnavailableError("cut")
+            raise Cut
         if fate == "again later" and late is not None:
             ask(late)  # a frame of long ago, whose answer nobody waits for
         answers = [ask(data)]
         if fate in ("twice", "both answers"):
             answers.append(ask(data))
         if fate == "cut after":
-            raise flight.FlightUnavailableError("cut")
-        for answer in answers if fate == "both answers" else answers[:1]:
-            writer.write_metadata(answer)  # type: ignore[attr-defined]
+            raise Cut
+        return answers if fate == "both answers" else answers[:1]
+
+
+class FlightProxy(flight.FlightServerBase):
+    """Forwards messages of Flight to `upstream`, as the fates allow."""
+
+    def __init__(self, upstream: str, fates: Fates) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self.address = f"127.0.0.1:{self.port}"
+        self._upstream = upstream
+        self._fates = fates
+
+    def do_exchange(self, context: object, descriptor: object, reader: object, writer: object) -> None:
+        with flight.connect(f"grpc://{self._upstream}") as client:
+            forward, back = client.do_exchange(flight.FlightDescriptor.for_command(b""))
+
+            def ask(data: bytes) -> bytes:
+                forward.write_metadata(pa.py_buffer(data))
+                answer: bytes = back.read_chunk().app_metadata.to_pybytes()
+                return answer
+
+            try:
+                while True:
+                    data = reader.read_chunk().app_metadata.to_pybytes()  # type: ignore[attr-defined]
+                    for answer in self._fates.answers(data, ask):
+                        writer.write_metadata(pa.py_buffer(answer))  # type: ignore[attr-defined]
+            except StopIteration:
+                forward.close()
+            except Cut:
+                raise flight.FlightUnavailableError("cut") from None
+
+
+class SocketProxy:
+    """Forwards messages over sockets to `upstream`, as the fates allow."""
+
+    def __init__(self, upstream: str, fates: Fates) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._upstream = upstream
+        self._fates = fates
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def shutdown(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                threading.Thread(target=self._exchange, args=(FramedSocket(near),), daemon=True).start()
+
+    def _exchange(self, near: FramedSocket) -> None:
+        host, _, port = self._upstream.rpartition(":")
+        far = FramedSocket(socket.create_connection((host, int(port))))
+
+        def ask(data: bytes) -> bytes:
+            far.send_frame(np.frombuffer(data, dtype=np.uint8))
+            return far.receive_frame().tobytes()
+
+        with suppress(OSError, Cut):
+            far.send(near.receive(HELLO.size).tobytes())
+            near.send(far.receive(HELLO.size).tobytes())
+            while True:
+                for answer in self._fates.answers(near.receive_frame().tobytes(), ask):
+                    near.send_frame(np.frombuffer(answer, dtype=np.uint8))
+        for end in (near, far):
+            end.close()
 
 
 @contextmanager
@@ -81,7 +146,9 @@ def cutting_relay(upstream: str, seed: int) -> Iterator[str]:
                 left -= len(data)
         for end in (source, sink):
             with suppress(OSError):
-                # Lingering for 0 seconds: the peer sees a reset, not an orderly end.
+                # A thread that still waits for bytes would keep the connection alive. Lingering for 0 seconds: the peer sees a
+                # reset, not an orderly end.
+                end.shutdown(socket.SHUT_RD)
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 end.close()
 
@@ -123,37 +190,39 @@ def add_from_threads(store: RemoteStore | ServerStore, times: int) -> None:
     assert failures == []
 
 
-def counts(address: str, ids: np.ndarray) -> list[float]:
-    with RemoteStore(address) as store:
+def counts(address: str, ids: np.ndarray, config: ClientConfig) -> list[float]:
+    with RemoteStore(address, config=config) as store:
         bags = Bags(table="counts", ids=ids, row_splits=np.arange(len(ids) + 1))
         values: list[float] = store.lookup([bags])[0].flatten().tolist()
         return values
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_repeated_delayed_and_lost_frames_leave_counts_exact(seed: int) -> None:
-    with ParameterServer() as server:
-        proxy = FrameProxy(server.address, seed)
-        with RemoteStore(proxy.address, [TABLE], config=ClientConfig(timeout=60)) as store:
+@pytest.mark.parametrize(("transport", "seed"), [("socket", 0), ("socket", 1), ("socket", 2), ("flight", 0)])
+def test_repeated_delayed_and_lost_frames_leave_counts_exact(transport: Transport, seed: int) -> None:
+    fates, client = Fates(seed), ClientConfig(timeout=60, transport=transport)
+    with ParameterServer(ServerConfig(transport=transport)) as server:
+        proxy = (SocketProxy if transport == "socket" else FlightProxy)(server.address, fates)
+        with RemoteStore(proxy.address, [TABLE], config=client) as store:
             add_from_threads(store, times=40)
             parameters = ServerParameters(store, {"w": torch.zeros(1)}, DenseSgd(learning_rate=1.0))
             for _ in range(20):
                 parameters.apply({"w": torch.ones(1)})
             assert parameters.read()["w"].item() == -20
         proxy.shutdown()
-        assert counts(server.address, np.array([1, 2])) == [40, 40]
-        assert counts(server.address, np.arange(100, 140)) == [2] * 40
-    assert proxy.happened == set(FATES)
+        assert counts(server.address, np.array([1, 2]), client) == [40, 40]
+        assert counts(server.address, np.arange(100, 140), client) == [2] * 40
+    assert fates.happened == set(FATES)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_connections_that_are_reset_leave_counts_exact(seed: int) -> None:
+@pytest.mark.parametrize(("transport", "seed"), [("socket", 0), ("socket", 1), ("socket", 2), ("flight", 0)])
+def test_connections_that_are_reset_leave_counts_exact(transport: Transport, seed: int) -> None:
+    config = ServerConfig(transport=transport)
     with (
-        ParameterServer() as one,
-        ParameterServer() as two,
+        ParameterServer(config) as one,
+        ParameterServer(config) as two,
         cutting_relay(one.address, seed) as first,
         cutting_relay(two.address, seed + 100) as second,
-        ServerStore([first, second], [TABLE], config=ClientConfig(timeout=60)) as store,
+        ServerStore([first, second], [TABLE], config=ClientConfig(timeout=60, transport=transport)) as store,
     ):
         add_from_threads(store, times=60)
         everything = np.array([1, 2, *range(100, 160)])

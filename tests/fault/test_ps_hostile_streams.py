@@ -1,14 +1,19 @@
-"""Danger: bytes that are not even Flight messages, or Flight messages nobody expects, that end the server."""
+"""Danger: bytes that are not even messages, or messages nobody expects, that end the server or hold what it has."""
 
 from __future__ import annotations
 
 import contextlib
 import random
+import resource
+import socket
+import struct
+from pathlib import Path
 
 import grpc
 import pyarrow as pa
 
-from monolith.ps import RemoteStore
+from monolith.ps import ClientConfig, RemoteStore
+from monolith.ps.framed_socket import HELLO, hello
 from monolith.ps.frames import decode, encode
 from monolith.ps.messages import Call
 from monolith.testing import sgd_table_config
@@ -63,8 +68,12 @@ def flipped(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def test_no_stream_of_noise_ends_the_server_or_troubles_another() -> None:
-    with server_process() as server, RemoteStore(server.address, [sgd_table_config(1, name="t")]) as store:
+def test_no_flight_of_noise_ends_the_server_or_troubles_another() -> None:
+    flight, table = ClientConfig(transport="flight"), sgd_table_config(1, name="t")
+    with (
+        server_process("--transport", "flight") as server,
+        RemoteStore(server.address, [table], config=flight) as store,
+    ):
         with grpc.insecure_channel(server.address) as channel:
             exchange = channel.stream_stream(METHOD)
             for seed in range(150):
@@ -80,3 +89,69 @@ def test_no_stream_of_noise_ends_the_server_or_troubles_another() -> None:
             assert decode(answer[answer.index(b"MOPS") :]).request == 5
         assert store.health()[0]["tables"] == 1
         assert server.is_running
+
+
+def connection_of_noise(rng: random.Random) -> bytes:
+    """What a connection begins with, from plain noise to nearly right, and always an end."""
+    health = encode(call=Call.HEALTH, request=1, text="{}").tobytes()
+    noise = rng.randbytes(rng.randrange(1, 200))
+    message = struct.pack("<Q", len(health)) + health
+    return [
+        noise,
+        flipped(hello(None), rng) + message,
+        hello("x" * rng.randrange(60_000)) + noise,
+        hello(None) + noise,
+        hello(None) + flipped(message, rng),
+        hello(None) + struct.pack("<Q", rng.choice([0, 1, 2**31, 2**31 + 1, 2**63, 2**64 - 1])) + health,
+        hello(None) + message[: rng.randrange(len(message))],
+    ][rng.randrange(7)]
+
+
+def test_no_connection_of_noise_ends_the_server_or_troubles_another() -> None:
+    with server_process("--max-streams", "4") as server:
+        host, _, port = server.address.rpartition(":")
+        with RemoteStore(server.address, [sgd_table_config(1, name="t")]) as store:
+            for seed in range(300):
+                with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=30) as noisy:
+                    noisy.sendall(connection_of_noise(random.Random(seed)))
+                    noisy.shutdown(socket.SHUT_WR)
+                    # Until the server has let go of it: none of them may keep a stream.
+                    while noisy.recv(4096):
+                        pass
+                if seed % 50 == 0:
+                    assert store.stats()["t"].rows == 0
+            # The same way in is open for what is right.
+            with socket.create_connection((host, int(port)), timeout=30) as polite:
+                polite.sendall(hello(None))
+                assert HELLO.unpack(polite.recv(HELLO.size, socket.MSG_WAITALL))[2] == 0
+            assert store.health()[0]["tables"] == 1
+        assert server.is_running
+
+
+def test_those_who_connect_and_say_nothing_do_not_keep_others_out() -> None:
+    with server_process("--max-streams", "2") as server:
+        host, _, port = server.address.rpartition(":")
+        with contextlib.ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(socket.create_connection((host, int(port))))
+            with RemoteStore(server.address) as store:
+                assert store.stats() == {}
+
+
+def test_a_message_that_is_announced_and_never_sent_takes_no_memory() -> None:
+    with server_process() as server:
+        host, _, port = server.address.rpartition(":")
+        with RemoteStore(server.address) as store, contextlib.ExitStack() as stack:
+            before = resident_bytes(server.pid)
+            for _ in range(8):
+                one = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+                one.sendall(hello(None))
+                assert HELLO.unpack(one.recv(HELLO.size, socket.MSG_WAITALL))[2] == 0
+                one.sendall(struct.pack("<Q", 2**28) + b"MOPS")
+            assert store.stats() == {}
+            assert resident_bytes(server.pid) - before < 2**26
+
+
+def resident_bytes(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * resource.getpagesize()

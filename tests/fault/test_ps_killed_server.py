@@ -11,11 +11,13 @@ import torch
 
 from monolith.errors import DeadlineExceededError, ServerError, UnavailableError
 from monolith.ps import ClientConfig, RemoteStore
+from monolith.ps.stream_pool import Transport
 from monolith.table import Bags, Zeros
 from monolith.table.config import Segment, TableConfig
 from monolith.testing.parameter_servers import server_process
 
 TABLE = TableConfig(name="counts", segments=(Segment(dim=1, initializer=Zeros()),))
+BOTH = pytest.mark.parametrize("transport", ["socket", "flight"])
 
 
 @dataclass
@@ -24,13 +26,14 @@ class Worker:
 
     address: str
     number: int
+    transport: Transport
     sent: int = 0
     acknowledged: int = 0
     error: ServerError | None = None
     started: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        with RemoteStore(self.address, [TABLE], config=ClientConfig(timeout=3.0)) as store:
+        with RemoteStore(self.address, [TABLE], config=ClientConfig(timeout=3.0, transport=self.transport)) as store:
             try:
                 while True:
                     self.sent += 1
@@ -42,14 +45,15 @@ class Worker:
                 self.error = error
 
 
-def test_what_was_acknowledged_is_read_exactly_once_until_the_kill_and_workers_are_told() -> None:
-    with server_process() as server:
-        workers = [Worker(server.address, number) for number in range(3)]
+@BOTH
+def test_what_was_acknowledged_is_read_exactly_once_until_the_kill_and_workers_are_told(transport: Transport) -> None:
+    with server_process("--transport", transport) as server:
+        workers = [Worker(server.address, number, transport) for number in range(3)]
         threads = [threading.Thread(target=worker.run) for worker in workers]
         for thread in threads:
             thread.start()
         bags = Bags(table="counts", ids=np.arange(3), row_splits=np.arange(4))
-        with RemoteStore(server.address, [TABLE]) as reader:
+        with RemoteStore(server.address, [TABLE], config=ClientConfig(transport=transport)) as reader:
             for worker in workers:
                 assert worker.started.wait(60)
             for _ in range(50):
@@ -66,14 +70,19 @@ def test_what_was_acknowledged_is_read_exactly_once_until_the_kill_and_workers_a
         assert worker.sent == worker.acknowledged + 1
 
 
-def test_a_paused_server_costs_its_deadline_counts_nothing_twice_and_ends_when_told_to() -> None:
-    with server_process() as server, RemoteStore(server.address, [TABLE], config=ClientConfig(timeout=1.0)) as store:
+@BOTH
+def test_a_paused_server_costs_its_deadline_counts_nothing_twice_and_ends_when_told_to(transport: Transport) -> None:
+    brief, patience = ClientConfig(timeout=1.0, transport=transport), ClientConfig(transport=transport)
+    with (
+        server_process("--transport", transport) as server,
+        RemoteStore(server.address, [TABLE], config=brief) as store,
+    ):
         store.assign_add("counts", [1], torch.ones(1, 1))
         server.pause()
         with pytest.raises((DeadlineExceededError, UnavailableError)):
             store.assign_add("counts", [1], torch.ones(1, 1))
         server.resume()
-        with RemoteStore(server.address, [TABLE]) as patient:
+        with RemoteStore(server.address, [TABLE], config=patience) as patient:
             patient.assign_add("counts", [1], torch.ones(1, 1))
             bags = Bags(table="counts", ids=np.array([1]), row_splits=np.array([0, 1]))
             # Whether the push that met the pause arrived is open; the two that were acknowledged are there, once.

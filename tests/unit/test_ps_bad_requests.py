@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
 
 from monolith.errors import ConfigError, InvalidArgumentError, MonolithError, ProtocolError, ServerError
-from monolith.ps import ParameterServer, RemoteStore, served_tables
+from monolith.ps import ParameterServer, RemoteStore, ServerConfig, served_tables
 from monolith.ps.dispatch import Dispatcher
 from monolith.ps.frames import Frame, decode, encode
 from monolith.ps.messages import Call, DeclaredTable, DeclareTables, Join
 from monolith.ps.remote_errors import raised
+from monolith.ps.stream_pool import Transport, connector_to
 from monolith.table import TableConfig
 from monolith.testing import sgd_table_config
 
@@ -173,21 +175,20 @@ def test_an_error_class_that_is_not_ours_is_never_made() -> None:
     assert isinstance(raised('{"error": "InvalidArgumentError", "message": "m"}', "x"), InvalidArgumentError)
 
 
-def test_over_the_network_the_stream_goes_on_after_each_error() -> None:
-    import pyarrow as pa
-    import pyarrow.flight as flight
-
-    with ParameterServer() as server:
-        client = flight.connect(f"grpc://{server.address}")
-        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b""))
+@pytest.mark.parametrize("transport", ["socket", "flight"])
+def test_over_the_network_the_stream_goes_on_after_each_error(transport: Transport) -> None:
+    with ParameterServer(ServerConfig(transport=transport)) as server:
+        connector = connector_to(server.address, transport=transport, timeout=30, token=None, tls_root_certs=None)
+        deadline = time.monotonic() + 30
+        stream = connector.open(deadline=deadline)
         for data in (b"x", b"rubbish", b"MOPS" + bytes(28), encode(call=999, request=4, text="{}").tobytes()):
-            writer.write_metadata(pa.py_buffer(data))
-            assert decode(reader.read_chunk().app_metadata).call == Call.ERROR
-        writer.write_metadata(pa.py_buffer(encode(call=Call.HEALTH, request=5, text="{}")))
-        answer = decode(reader.read_chunk().app_metadata)
+            stream.send(np.frombuffer(data, dtype=np.uint8), deadline=deadline)
+            assert stream.receive(4, deadline=deadline).call == Call.ERROR
+        stream.send(encode(call=Call.HEALTH, request=5, text="{}"), deadline=deadline)
+        answer = stream.receive(5, deadline=deadline)
         assert (answer.call, answer.request) == (Call.HEALTH, 5)
-        writer.close()
-        client.close()
+        stream.close()
+        connector.close()
 
 
 def test_errors_reach_the_worker_as_what_they_are_and_name_the_server() -> None:

@@ -23,9 +23,11 @@ from monolith.errors import (
 from monolith.ps import ClientConfig, DenseSgd, ParameterServer, RemoteStore, ServerConfig, ServerParameters
 from monolith.ps.deadlines import Deadlines
 from monolith.ps.dispatch import Dispatcher
+from monolith.ps.stream_pool import StreamPool, Transport, connector_to
 from monolith.table import Bags, Gradient
 from monolith.testing import sgd_table_config
 
+BOTH = pytest.mark.parametrize("transport", ["socket", "flight"])
 ONE = Bags(table="t", ids=np.array([1]), row_splits=np.array([0, 1]))
 
 
@@ -74,9 +76,11 @@ def test_a_table_with_room_for_more_than_the_limit_is_refused() -> None:
         assert store.configs() == {}
 
 
-def test_messages_above_the_limit_are_refused_both_ways() -> None:
-    config = ServerConfig(max_message_bytes=64 * 1024)
-    with ParameterServer(config) as server, RemoteStore(server.address, [sgd_table_config(16, name="t")]) as store:
+@BOTH
+def test_messages_above_the_limit_are_refused_both_ways(transport: Transport) -> None:
+    config, client = ServerConfig(max_message_bytes=64 * 1024, transport=transport), ClientConfig(transport=transport)
+    table = sgd_table_config(16, name="t")
+    with ParameterServer(config) as server, RemoteStore(server.address, [table], config=client) as store:
         many = Bags(table="t", ids=np.arange(10_000), row_splits=np.arange(10_001))
         with pytest.raises(ProtocolError, match=r"at most 65,536 bytes, got"):
             store.lookup([many])
@@ -86,21 +90,27 @@ def test_messages_above_the_limit_are_refused_both_ways() -> None:
         assert store.lookup([ONE])[0].shape == (1, 16)
 
 
-def test_more_streams_than_allowed_are_turned_away_until_one_is_free() -> None:
-    with ParameterServer(ServerConfig(max_streams=1)) as server:
-        with RemoteStore(server.address), pytest.raises(UnavailableError, match="1 streams are open"):
-            RemoteStore(server.address, config=ClientConfig(timeout=0.5))
-        with RemoteStore(server.address) as store:
+@BOTH
+def test_more_streams_than_allowed_are_turned_away_until_one_is_free(transport: Transport) -> None:
+    client = ClientConfig(transport=transport)
+    with ParameterServer(ServerConfig(max_streams=1, transport=transport)) as server:
+        with (
+            RemoteStore(server.address, config=client),
+            pytest.raises(UnavailableError, match="streams are open"),
+        ):
+            RemoteStore(server.address, config=ClientConfig(timeout=0.5, transport=transport))
+        with RemoteStore(server.address, config=client) as store:
             assert store.stats() == {}
 
 
-def test_a_server_that_never_answers_costs_the_timeout_and_no_more(silent: str) -> None:
+@BOTH
+def test_a_server_that_never_answers_costs_the_timeout_and_no_more(silent: str, transport: Transport) -> None:
     # Without a limit of our own, gRPC would wait 20 seconds for the other side to speak: more than this test may take.
     outcome: list[BaseException] = []
 
     def ask() -> None:
         with pytest.raises((DeadlineExceededError, UnavailableError)) as caught:
-            RemoteStore(silent, config=ClientConfig(timeout=0.5))
+            RemoteStore(silent, config=ClientConfig(timeout=0.5, transport=transport))
         outcome.append(caught.value)
 
     asking = threading.Thread(target=ask, daemon=True)
@@ -109,9 +119,10 @@ def test_a_server_that_never_answers_costs_the_timeout_and_no_more(silent: str) 
     assert len(outcome) == 1
 
 
-def test_no_server_at_all_is_unavailable() -> None:
+@BOTH
+def test_no_server_at_all_is_unavailable(transport: Transport) -> None:
     with pytest.raises(UnavailableError, match=r"tried for 0\.3 s"):
-        RemoteStore(unused_address(), config=ClientConfig(timeout=0.3))
+        RemoteStore(unused_address(), config=ClientConfig(timeout=0.3, transport=transport))
 
 
 def test_a_client_waits_for_a_server_that_starts_later() -> None:
@@ -124,15 +135,20 @@ def test_a_client_waits_for_a_server_that_starts_later() -> None:
     assert len(stores) == 1
 
 
-def test_a_server_that_was_started_again_is_not_taken_for_the_one_before() -> None:
-    server = ParameterServer()
-    store = RemoteStore(server.address, [sgd_table_config(1, name="t")])
+@BOTH
+def test_a_server_that_was_started_again_is_not_taken_for_the_one_before(transport: Transport) -> None:
+    server = ParameterServer(ServerConfig(transport=transport))
+    client = ClientConfig(transport=transport)
+    store = RemoteStore(server.address, [sgd_table_config(1, name="t")], config=client)
     store.assign("t", [1], torch.ones(1, 1))
-    again = ServerConfig(port=server.port)
-    store.links[0].pool.close()
+    again = ServerConfig(port=server.port, transport=transport)
+    link = store.links[0]
+    link.pool.close()
     server.close()
     with ParameterServer(again) as fresh:
-        store = _reconnected(store)
+        # The same client over a new connection.
+        connector = connector_to(link.address, transport=transport, timeout=5, token=None, tls_root_certs=None)
+        link.pool = StreamPool(link.address, connector)
         for call in (lambda: store.lookup([ONE]), lambda: store.assign("t", [1], torch.ones(1, 1))):
             with pytest.raises(ServerRestartedError, match="has lost what it held"):
                 call()
@@ -140,15 +156,6 @@ def test_a_server_that_was_started_again_is_not_taken_for_the_one_before() -> No
         store.rejoin()
         assert store.stats()["t"].rows == 0
         store.close()
-
-
-def _reconnected(store: RemoteStore) -> RemoteStore:
-    """The same client over a new connection."""
-    from monolith.ps.flight_stream import StreamPool
-
-    link = store.links[0]
-    link.pool = StreamPool(link.address, connect_timeout=5)
-    return store
 
 
 def test_a_stopping_server_finishes_what_is_under_way_and_refuses_the_rest() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from monolith.errors import AuthenticationError, ConfigError, StorageError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig
+from monolith.ps.stream_pool import Transport
 from monolith.testing import sgd_table_config
 
 TOKEN = "correct-horse-battery"
@@ -58,17 +59,32 @@ def test_a_public_address_with_both_locks_serves(certificate: tuple[Path, Path])
         assert store.health()[0]["tables"] == 0
 
 
+@pytest.mark.parametrize("transport", ["socket", "flight"])
 @pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x", TOKEN[:-1], TOKEN.upper()])
-def test_every_stream_without_the_token_is_turned_away(token: str | None) -> None:
-    with ParameterServer(ServerConfig(token=TOKEN)) as server:
+def test_every_stream_without_the_token_is_turned_away(token: str | None, transport: Transport) -> None:
+    with ParameterServer(ServerConfig(token=TOKEN, transport=transport)) as server:
         with pytest.raises(AuthenticationError, match="asks for a token"):
-            RemoteStore(server.address, [sgd_table_config(1, name="t")], config=ClientConfig(token=token))
-        with RemoteStore(server.address, config=ClientConfig(token=TOKEN)) as store:
+            RemoteStore(
+                server.address,
+                [sgd_table_config(1, name="t")],
+                config=ClientConfig(token=token, transport=transport),
+            )
+        with RemoteStore(server.address, config=ClientConfig(token=TOKEN, transport=transport)) as store:
             assert store.stats() == {}
 
 
+def test_sockets_and_certificates_are_refused_together_since_sockets_do_not_encrypt(
+    certificate: tuple[Path, Path],
+) -> None:
+    cert, key = certificate
+    with pytest.raises(ConfigError, match="cannot encrypt"):
+        ParameterServer(ServerConfig(tls_cert=cert, tls_key=key, transport="socket"))
+    with pytest.raises(ConfigError, match="cannot encrypt"):
+        RemoteStore("127.0.0.1:1", config=ClientConfig(tls_root_certs=cert, transport="socket"))
+
+
 def test_no_other_flight_call_is_open_either() -> None:
-    with ParameterServer(ServerConfig(token=TOKEN)) as server:
+    with ParameterServer(ServerConfig(token=TOKEN, transport="flight")) as server:
         client = flight.connect(f"grpc://{server.address}")
         for call in (lambda: list(client.list_flights()), lambda: list(client.list_actions())):
             with pytest.raises(flight.FlightUnauthenticatedError):

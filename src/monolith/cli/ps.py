@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -38,6 +38,10 @@ def ps(
     ] = None,
     max_message: Annotated[str, typer.Option(help="Refuse larger messages.")] = "256MiB",
     max_streams: Annotated[int, typer.Option(help="Streams open at the same time.", min=1)] = 256,
+    transport: Annotated[
+        Literal["socket", "flight"] | None,
+        typer.Option(help="How frames travel; by default over plain sockets, with a certificate over Flight."),
+    ] = None,
     grace: Annotated[float, typer.Option(help="Seconds for calls under way to finish at the end.", min=0)] = 5.0,
     as_json: Json = False,
 ) -> None:
@@ -57,6 +61,7 @@ def ps(
             memory_limit=None if memory_limit is None else _bytes(memory_limit, "--memory-limit"),
             max_message_bytes=_bytes(max_message, "--max-message"),
             max_streams=max_streams,
+            transport=transport,
         )
     )
     _end_on_signals(server)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from monolith.errors import UnavailableError
-from monolith.ps.dispatch import Dispatcher
+from monolith.ps.frame_calls import FrameCalls
 
 __all__ = ["FlightService"]
 
@@ -19,7 +19,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow is
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: FrameCalls,
         *,
         host: str,
         port: int,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,7 +13,7 @@ from monolith.errors import AuthenticationError, DeadlineExceededError, Protocol
 from monolith.ps.deadlines import Deadlines
 from monolith.ps.frames import Frame, decode
 
-__all__ = ["FlightStream", "StreamPool"]
+__all__ = ["FlightConnector", "FlightStream"]
 
 Result = TypeVar("Result")
 
@@ -69,20 +67,11 @@ class FlightStream:
                 raise UnavailableError(f"the server at {self._address}: {_first_line(error)}") from None
 
 
-class StreamPool:
-    """Streams to one server, opened as threads need them and kept for the next.
-
-    A thread that finds all of them taken waits for one.
-    """
+class FlightConnector:
+    """One connection, over which all streams go."""
 
     def __init__(
-        self,
-        address: str,
-        *,
-        connect_timeout: float,
-        token: str | None = None,
-        tls_root_certs: bytes | None = None,
-        max_streams: int = 4,
+        self, address: str, *, connect_timeout: float, token: str | None, tls_root_certs: bytes | None
     ) -> None:
         self._address = address
         scheme = "grpc" if tls_root_certs is None else "grpc+tls"
@@ -101,53 +90,17 @@ class StreamPool:
         )
         headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
         self._options = flight.FlightCallOptions(headers=headers)
-        self._idle: list[FlightStream] = []
-        self._open = 0
-        self._max_streams = max_streams
-        self._changed = threading.Condition()
 
-    def take(self, *, deadline: float) -> FlightStream:
-        """A stream for the caller alone, until `give_back` or `discard`."""
-        with self._changed:
-            free = self._changed.wait_for(
-                lambda: self._idle or self._open < self._max_streams, timeout=max(0.0, deadline - time.monotonic())
-            )
-            if not free:
-                raise DeadlineExceededError(
-                    f"the server at {self._address}: all {self._max_streams} streams were in use until the deadline"
-                )
-            if self._idle:
-                return self._idle.pop()
-            self._open += 1
+    def open(self, *, deadline: float) -> FlightStream:
+        """A new stream; whether there is a server at all is found out here, who may come in only by the first answer."""
         try:
             return FlightStream(self._client, self._address, self._options)
         except (pa.ArrowException, OSError) as error:
-            self._closed()
             raise UnavailableError(f"the server at {self._address}: {_first_line(error)}") from None
 
-    def give_back(self, stream: FlightStream) -> None:
-        """Keep a stream on which nothing is under way for the next caller."""
-        with self._changed:
-            self._idle.append(stream)
-            self._changed.notify()
-
-    def discard(self, stream: FlightStream) -> None:
-        """Close a stream that failed, or on which an answer may still come."""
-        stream.close()
-        self._closed()
-
     def close(self) -> None:
-        """Close the streams nobody uses, and the connection."""
-        with self._changed:
-            idle, self._idle = self._idle, []
-        for stream in idle:
-            self.discard(stream)
+        """Close the connection."""
         self._client.close()
-
-    def _closed(self) -> None:
-        with self._changed:
-            self._open -= 1
-            self._changed.notify()
 
 
 def _first_line(error: BaseException) -> str:

@@ -47,6 +47,10 @@ class FrameCalls:
                 self._under_way -= 1
                 self._idle.notify_all()
 
+    def refused(self, head: np.ndarray, error: MonolithError) -> np.ndarray:
+        """The answer to a request of which only the beginning is at hand: it was too long to be read."""
+        return self._error(request_of(head), error)
+
     def stop(self, *, grace: float) -> bool:
         """Refuse what comes from now on and wait, `grace` seconds at most, until nothing is under way; whether that is so."""
         with self._idle:

@@ -10,7 +10,6 @@ import itertools
 import random
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +17,7 @@ from monolith.errors import DeadlineExceededError, UnavailableError
 from monolith.ps.frames import Frame, Shape, allocate
 from monolith.ps.messages import Call
 from monolith.ps.remote_errors import raised
-
-if TYPE_CHECKING:
-    from monolith.ps.flight_stream import FlightStream
+from monolith.ps.stream_pool import Stream, StreamPool, Transport, connector_to
 
 __all__ = ["Exchange", "Link", "finish_all"]
 
@@ -39,16 +36,16 @@ class Link:
         token: str | None = None,
         tls_root_certs: bytes | None = None,
         max_streams: int = 4,
+        transport: Transport | None = None,
     ) -> None:
-        from monolith.ps.flight_stream import StreamPool
-
         self.address = address
         self.timeout = timeout
         self.instance = 0
         """The life of the server that is meant; 0 until it has answered."""
-        self.pool = StreamPool(
-            address, connect_timeout=timeout, token=token, tls_root_certs=tls_root_certs, max_streams=max_streams
+        connector = connector_to(
+            address, transport=transport, timeout=timeout, token=token, tls_root_certs=tls_root_certs
         )
+        self.pool = StreamPool(address, connector, max_streams=max_streams)
         self._requests = itertools.count(1)
 
     def begin(
@@ -82,7 +79,7 @@ class Exchange:
         self._request = request
         self._deadline = time.monotonic() + timeout
         self._timeout = timeout
-        self._stream: FlightStream | None = None
+        self._stream: Stream | None = None
 
     def send(self) -> None:
         """Send the request, once; a failure is dealt with by `finish`."""

@@ -13,6 +13,8 @@ from pydantic import Field
 from monolith.config import Config
 from monolith.errors import ConfigError, StorageError
 from monolith.ps.dispatch import Dispatcher
+from monolith.ps.services import start_service
+from monolith.ps.stream_pool import Transport
 
 __all__ = ["ParameterServer", "ServerConfig"]
 
@@ -40,6 +42,8 @@ class ServerConfig(Config):
     max_message_bytes: Annotated[int, Field(ge=4096, lt=2**31)] = 2**28
     """Larger requests are refused, and those whose answer would be larger. Flight has read a request when it is refused, so a
     client can make the server take as much memory as it sends, and no more."""
+    transport: Transport | None = None
+    """How frames travel: "socket", or "flight", which can encrypt; None: Flight with TLS, sockets without."""
     max_streams: Annotated[int, Field(gt=0)] = 256
     """Streams open at the same time; a worker has one for each of its threads that call. Further ones are turned away."""
 
@@ -59,20 +63,20 @@ class ParameterServer:
     """
 
     def __init__(self, config: ServerConfig | None = None) -> None:
-        from monolith.ps.flight_service import FlightService
-
         self.config = config or ServerConfig()
         _require_safe(self.config)
         self._dispatcher = Dispatcher(
             memory_limit=self.config.memory_limit, max_frame_bytes=self.config.max_message_bytes
         )
-        self._service = FlightService(
+        self._service = start_service(
             self._dispatcher,
+            transport=self.config.transport,
             host=self.config.host,
             port=self.config.port,
             certificate=self._certificate(),
             token=self.config.token,
             max_streams=self.config.max_streams,
+            max_message_bytes=self.config.max_message_bytes,
         )
 
     @property

@@ -21,6 +21,7 @@ from monolith.ps import messages
 from monolith.ps.frames import Frame
 from monolith.ps.link import Link, finish_all
 from monolith.ps.messages import Call, DeclaredTable, Push, Wire
+from monolith.ps.stream_pool import Transport
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import TableStats
@@ -48,6 +49,9 @@ class ClientConfig(Config):
     """What the servers ask for."""
     tls_root_certs: Path | None = None
     """PEM of whom the servers' certificates are signed by; None: no TLS."""
+    transport: Transport | None = None
+    """How frames travel: "socket", or "flight", which can encrypt; None: Flight with `tls_root_certs`, sockets without. The
+    servers must do the same."""
     ordered: bool = True
     """Whether a change waits for lookups begun before it, so that a run can be repeated bit by bit. False lets both go on at
     the same time: rows read ahead then have the update before them, or not yet."""
@@ -63,6 +67,7 @@ def link_to(address: str, config: ClientConfig) -> Link:
         token=config.token,
         tls_root_certs=_certificates(config.tls_root_certs),
         max_streams=config.max_streams,
+        transport=config.transport,
     )
 
 
