@@ -1,0 +1,28 @@
+{{/* The release's own name; 40 characters leave room for what is added behind it, within the 63 of a DNS label. */}}
+{{- define "monolith.fullname" -}}
+{{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
+{{- $name | trunc 40 | trimSuffix "-" -}}
+{{- end }}
+
+{{- define "monolith.ps" -}}{{ include "monolith.fullname" . }}-ps{{- end }}
+{{- define "monolith.worker" -}}{{ include "monolith.fullname" . }}-worker{{- end }}
+{{- define "monolith.tokenSecret" -}}{{ .Values.token.existingSecret | default (printf "%s-token" (include "monolith.fullname" .)) }}{{- end }}
+{{- define "monolith.tlsSecret" -}}{{ .Values.tls.existingSecret | default (printf "%s-tls" (include "monolith.fullname" .)) }}{{- end }}
+{{- define "monolith.modelClaim" -}}{{ .Values.modelDir.existingClaim | default (printf "%s-model" (include "monolith.fullname" .)) }}{{- end }}
+
+{{/* The part of a DNS name behind a pod's own; takes a dict of "root" and "service". */}}
+{{- define "monolith.domain" -}}
+{{ .service }}.{{ .root.Release.Namespace }}.svc.{{ .root.Values.clusterDomain }}
+{{- end }}
+
+{{- define "monolith.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "monolith.labels" -}}
+{{ include "monolith.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
