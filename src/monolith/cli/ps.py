@@ -42,6 +42,14 @@ def ps(
         Literal["socket", "flight"] | None,
         typer.Option(help="How frames travel; by default over plain sockets, with a certificate over Flight."),
     ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Keep what is held here, and restore it at start; without it, in memory only.")
+    ] = None,
+    log_flush_secs: Annotated[
+        float | None,
+        typer.Option(help="Seconds between commits to the log; 0 answers when it is durable.", min=0),
+    ] = None,
+    take_over: Annotated[bool, typer.Option(help="Take the folder from a process that hangs.")] = False,
     grace: Annotated[float, typer.Option(help="Seconds for calls under way to finish at the end.", min=0)] = 5.0,
     as_json: Json = False,
 ) -> None:
@@ -62,6 +70,9 @@ def ps(
             max_message_bytes=_bytes(max_message, "--max-message"),
             max_streams=max_streams,
             transport=transport,
+            folder=folder,
+            log_flush_secs=log_flush_secs,
+            take_over=take_over,
         )
     )
     _end_on_signals(server)

@@ -13,7 +13,7 @@ from monolith import errors
 from monolith.config import Config
 from monolith.errors import ConfigError, CorruptFileError
 from monolith.ps.answers import Answer
-from monolith.ps.messages import Position
+from monolith.ps.messages import HeldPosition
 from monolith.ps.pushes import PushLedger, WorkerRecord
 from monolith.ps.remote_errors import RemoteError, described
 
@@ -37,7 +37,7 @@ class _Worker(Config):
     highest: int
     numbers: tuple[int, ...]
     outcomes: dict[int, _Outcome] = Field(default_factory=dict)
-    positions: dict[str, Position] = Field(default_factory=dict)
+    positions: dict[str, HeldPosition] = Field(default_factory=dict)
 
 
 class _Ledger(Config):
@@ -107,7 +107,7 @@ def _behind(one: _Worker, other: _Worker) -> _Worker:
     return _with_dense(newest.model_copy(update={"positions": positions | _dense(one)}), other)
 
 
-def _dense(worker: _Worker) -> dict[str, Position]:
+def _dense(worker: _Worker) -> dict[str, HeldPosition]:
     return {channel: position for channel, position in worker.positions.items() if channel == "dense"}
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "DeclareTables",
     "DeclaredTable",
     "Evict",
+    "HeldPosition",
     "Join",
     "Lookup",
     "Measure",
@@ -151,6 +152,14 @@ class Position(Config):
     """The state of its source after this batch, JSON; None if it cannot tell."""
     channel: Literal["tables", "dense"] = "tables"
     """What of the batch is pushed. Each part has a position of its own: a worker may die between the two."""
+    ended: bool = False
+    """The data ended with this batch: a successor begins it anew."""
+
+
+class HeldPosition(Position):
+    """A position that a server has, and the life of the worker that it is from."""
+
+    epoch: Whole
 
 
 class Push(Config):

@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 
 from monolith.errors import ConfigError, ProtocolError, StalePushError
 from monolith.ps.gate import ChangeGate
-from monolith.ps.messages import Join, Position, Push
+from monolith.ps.messages import HeldPosition, Join, Push
 
 __all__ = ["PushLedger", "WINDOW", "WorkerRecord"]
 
@@ -39,7 +39,7 @@ class WorkerRecord(Generic[Answer]):
     nonce: int
     highest: int = -1
     outcomes: OrderedDict[int, Answer | Exception] = field(default_factory=OrderedDict)
-    positions: dict[str, Position] = field(default_factory=dict)
+    positions: dict[str, HeldPosition] = field(default_factory=dict)
     """The last batch applied, by channel; it outlives the epochs."""
     # Held while a push is applied: one that comes twice waits for the first, and a successor for its predecessor's last.
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -110,7 +110,7 @@ class PushLedger(Generic[Answer]):
             raise outcome
         return outcome
 
-    def positions(self, worker: str) -> dict[str, Position]:
+    def positions(self, worker: str) -> dict[str, HeldPosition]:
         """The last batch of `worker` that was applied, by channel."""
         found = self._workers.get(worker)
         return {} if found is None else dict(found.positions)
@@ -142,7 +142,13 @@ class PushLedger(Generic[Answer]):
     def _applied(self, worker: WorkerRecord[Answer], push: Push, action: Callable[[], Answer]) -> Answer | Exception:
         position = push.position
         before = None if position is None else worker.positions.get(position.channel)
-        if position is not None and before is not None and position.batches <= before.batches:
+        # Within one life the numbers are enough; only a successor, who cannot know where the last one stopped, repeats batches.
+        if (
+            position is not None
+            and before is not None
+            and before.epoch < push.epoch
+            and position.batches <= before.batches
+        ):
             return self._skipped
         try:
             outcome = action()
@@ -150,7 +156,8 @@ class PushLedger(Generic[Answer]):
             # A failure is an outcome too: the sender was told, or will be, that it did not happen.
             return error.with_traceback(None)
         if position is not None:
-            worker.positions[position.channel] = position
+            held = HeldPosition(**position.model_dump(), epoch=push.epoch)
+            worker.positions[position.channel] = held
         return outcome
 
     def _worker(self, join: Join) -> WorkerRecord[Answer]:

@@ -44,6 +44,14 @@ class ServerConfig(Config):
     client can make the server take as much memory as it sends, and no more."""
     transport: Transport | None = None
     """How frames travel: "socket", or "flight", which can encrypt; None: Flight with TLS, sockets without."""
+    folder: Path | None = None
+    """Where it keeps what it holds: a log of the changes, snapshots and checkpoints, on a disk that survives it. A server that is
+    started on a folder with a log restores itself from it. None: in memory only."""
+    log_flush_secs: Annotated[float | None, Field(ge=0)] = None
+    """Seconds between two commits to the log in `folder`, which is what a crash costs at most. 0: nothing that was acknowledged
+    is ever lost; a push is answered when it is durable. None: the log is written with checkpoints only."""
+    take_over: bool = False
+    """Take `folder` from a process that still holds it, such as one that hangs; that one is fenced and ends."""
     max_streams: Annotated[int, Field(gt=0)] = 256
     """Streams open at the same time; a worker has one for each of its threads that call. Further ones are turned away."""
 
@@ -66,18 +74,26 @@ class ParameterServer:
         self.config = config or ServerConfig()
         _require_safe(self.config)
         self._dispatcher = Dispatcher(
-            memory_limit=self.config.memory_limit, max_frame_bytes=self.config.max_message_bytes
+            memory_limit=self.config.memory_limit,
+            max_frame_bytes=self.config.max_message_bytes,
+            folder=self.config.folder,
+            log_flush_secs=self.config.log_flush_secs,
+            take_over=self.config.take_over,
         )
-        self._service = start_service(
-            self._dispatcher,
-            transport=self.config.transport,
-            host=self.config.host,
-            port=self.config.port,
-            certificate=self._certificate(),
-            token=self.config.token,
-            max_streams=self.config.max_streams,
-            max_message_bytes=self.config.max_message_bytes,
-        )
+        try:
+            self._service = start_service(
+                self._dispatcher,
+                transport=self.config.transport,
+                host=self.config.host,
+                port=self.config.port,
+                certificate=self._certificate(),
+                token=self.config.token,
+                max_streams=self.config.max_streams,
+                max_message_bytes=self.config.max_message_bytes,
+            )
+        except BaseException:
+            self._dispatcher.close()
+            raise
 
     @property
     def port(self) -> int:
@@ -112,6 +128,7 @@ class ParameterServer:
         ended = threading.Thread(target=self._service.shutdown, name="monolith-ps-shutdown", daemon=True)
         ended.start()
         ended.join(grace)
+        self._dispatcher.close()
         return idle and not ended.is_alive()
 
     def __enter__(self) -> Self:
