@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import typer
 
 from monolith.cli.checkpoint import checkpoint
+from monolith.cli.data_worker import data_worker
+from monolith.cli.dispatcher import dispatcher
 from monolith.cli.env import env
 from monolith.cli.evaluate import evaluate
 from monolith.cli.export import export
@@ -57,7 +59,19 @@ def run(arguments: Sequence[str]) -> int:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for verb in (train, evaluate, predict, export, inspect, import_table, export_table, ps, env):
+    for verb in (
+        train,
+        evaluate,
+        predict,
+        export,
+        inspect,
+        import_table,
+        export_table,
+        ps,
+        dispatcher,
+        data_worker,
+        env,
+    ):
         app.command()(verb)
     # What follows the script belongs to the script.
     app.command(context_settings={"allow_interspersed_args": False})(launch)

@@ -31,7 +31,7 @@ from monolith.features.batch import Batch
 from monolith.train import Estimator, RunConfig, RunnerConfig
 from monolith.train.estimator import Mode
 
-__all__ = ["Job", "JobConfig", "load_job", "read_yaml"]
+__all__ = ["Job", "JobConfig", "load_job", "named", "read_yaml"]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 
@@ -62,7 +62,7 @@ class Job:
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
-        model = _named(config.model)(**config.model_args)
+        model = named(config.model)(**config.model_args)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"JobConfig.model: {config.model!r} made a {type(model).__name__}, expected an nn.Module")
         self.estimator = Estimator(model, config.run, runner=RunnerConfig.from_env(defaults=config.runner))
@@ -71,7 +71,7 @@ class Job:
         """The batches of `input`; None leaves it to the model."""
         if self.config.input is None:
             return None
-        batches: Iterable[Batch] = _named(self.config.input)(mode, **self.config.input_args)
+        batches: Iterable[Batch] = named(self.config.input)(mode, **self.config.input_args)
         return batches
 
 
@@ -130,7 +130,13 @@ def _assign(tree: dict[str, Any], assignment: str) -> None:
         raise ConfigError(f"--set {assignment}: the value is not YAML: {error}") from None
 
 
-def _named(name: str) -> Any:  # noqa: ANN401 - whatever the user has under that name
+def named(name: str) -> Any:  # noqa: ANN401 - whatever the user has under that name
+    """What `module:name` means, also in a module of the folder one works in; `ConfigError` if there is no such thing.
+
+    Example:
+        >>> named("torch.nn:Identity").__name__
+        'Identity'
+    """
     module, _, attribute = name.partition(":")
     # As with `python -m`: the folder one works in is where one's own modules are.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:

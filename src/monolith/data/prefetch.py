@@ -60,10 +60,14 @@ class PrefetchQueue(Generic[T]):
             self._changed.notify_all()
             return True
 
-    def get(self) -> T:
-        """The oldest entry, waiting while there is none; StopIteration, or the error of `close`, after the last one."""
+    def get(self, timeout: float | None = None) -> T:
+        """The oldest entry, waiting while there is none; StopIteration, or the error of `close`, after the last one.
+
+        `TimeoutError` if there was none for `timeout` seconds.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._entries)
+            if not self._changed.wait_for(lambda: self._closed or self._entries, timeout):
+                raise TimeoutError
             if self._entries:
                 entry = self._entries.popleft()
                 self._changed.notify_all()

@@ -7,16 +7,31 @@ from monolith.config import Config
 from monolith.errors import (
     CheckpointMismatchError,
     ConfigError,
+    CorruptFileError,
     InvalidArgumentError,
     LogGapError,
     MonolithError,
     ProtocolError,
+    SchemaError,
     ServerError,
+    StorageError,
 )
 
 __all__ = ["RemoteError", "described", "raised"]
 
 _CLASSES: dict[str, type[MonolithError]] = {name: getattr(errors, name) for name in errors.__all__}
+
+_TOLD = (
+    ServerError,
+    InvalidArgumentError,
+    ConfigError,
+    CheckpointMismatchError,
+    LogGapError,
+    CorruptFileError,
+    SchemaError,
+    StorageError,
+)
+"""Errors that keep their class: those of servers, of what was asked for, and of the files that were read for it."""
 
 
 class RemoteError(Config):
@@ -49,6 +64,5 @@ def raised(text: str, address: str) -> MonolithError:
         return ProtocolError(f"the server at {address} sent an error that cannot be read: {error}")
     known = _CLASSES.get(answer.error, ServerError)
     # Read-only texts of ours that belong to no call, such as the base of all errors, say nothing about whose fault it is.
-    told = ServerError | InvalidArgumentError | ConfigError | CheckpointMismatchError | LogGapError
-    kind = known if issubclass(known, told) else ServerError
+    kind = known if issubclass(known, _TOLD) else ServerError
     return kind(f"{answer.message} (the server at {address})")

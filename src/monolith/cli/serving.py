@@ -1,0 +1,83 @@
+"""What verbs that serve until they are asked to end have in common: options, the first and the last line, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from monolith.errors import StorageError
+
+if TYPE_CHECKING:
+    from monolith.ps.frame_server import FrameServer
+
+__all__ = [
+    "Grace",
+    "Host",
+    "MaxMessage",
+    "MaxStreams",
+    "Port",
+    "TlsCert",
+    "TlsKey",
+    "TokenFile",
+    "read_token",
+    "serve_until_asked",
+]
+
+Host = Annotated[str, typer.Option(help="Listen here; other than loopback needs TLS and a token.")]
+Port = Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)]
+TlsCert = Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Private key, PEM.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="File with the token that clients must send; or $MONOLITH_PS_TOKEN.")
+]
+MaxMessage = Annotated[str, typer.Option(help="Refuse larger messages.")]
+MaxStreams = Annotated[int, typer.Option(help="Streams open at the same time.", min=1)]
+Grace = Annotated[float, typer.Option(help="Seconds for calls under way to finish at the end.", min=0)]
+
+TOKEN_VARIABLE = "MONOLITH_PS_TOKEN"
+
+
+def serve_until_asked(server: FrameServer, *, grace: float, as_json: bool) -> NoReturn:
+    """Tell the address, wait for SIGTERM, SIGINT or a client that asks for the end, and end the process."""
+    _end_on_signals(server)
+    _say(
+        {"event": "listening", "address": server.address, "port": server.port, "pid": os.getpid()},
+        f"listening on {server.address}",
+        as_json,
+    )
+    server.wait()
+    clean = server.close(grace=grace)
+    _say({"event": "stopped", "clean": clean}, "stopped" if clean else "stopped; streams were still open", as_json)
+    # Threads of streams whose clients went silent cannot be ended, and would hold the process: all that mattered is done.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def read_token(file: Path | None) -> str | None:
+    """The token in `file`, or in the environment."""
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE)
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"--token-file: cannot read {file}: {error}") from error
+
+
+def _end_on_signals(server: FrameServer) -> None:
+    def ask(number: int, frame: FrameType | None) -> None:
+        server.ask_to_stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ask)
+
+
+def _say(event: dict[str, object], text: str, as_json: bool) -> None:
+    sys.stdout.write((json.dumps(event) if as_json else text) + "\n")
+    sys.stdout.flush()

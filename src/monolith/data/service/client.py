@@ -1,0 +1,70 @@
+"""How trainers and data workers talk to the servers of a data service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import Field
+
+from monolith.config import Config, Positive
+from monolith.errors import ConfigError, ProtocolError
+from monolith.ps.frame_server import read_pem
+from monolith.ps.frames import Frame
+from monolith.ps.link import Link
+from monolith.ps.messages import Call
+from monolith.ps.stream_pool import Transport
+
+__all__ = ["DataClientConfig", "ask", "link_to", "told"]
+
+Told = TypeVar("Told", bound=Config)
+
+
+class DataClientConfig(Config):
+    """How to reach a data service.
+
+    Example:
+        >>> DataClientConfig(timeout=10).worker_timeout
+        5.0
+    """
+
+    timeout: Positive = 30.0
+    """Seconds a call to the dispatcher may take, retries included, and in which some data worker must be found."""
+    worker_timeout: Positive = 5.0
+    """Seconds without an answer after which another data worker is asked; they answer within one, ready or not."""
+    token: Annotated[str | None, Field(repr=False)] = None
+    """What the servers ask for."""
+    tls_root_certs: Path | None = None
+    """PEM of whom the servers' certificates are signed by; None: no TLS."""
+    transport: Transport | None = None
+    """How frames travel: "socket" or "flight"; None: Flight with TLS, sockets without."""
+
+
+def link_to(address: str, config: DataClientConfig, *, timeout: float, max_streams: int = 4) -> Link:
+    """The way to a server."""
+    certificates = None if config.tls_root_certs is None else read_pem(config.tls_root_certs, "tls_root_certs")
+    return Link(
+        address,
+        timeout=timeout,
+        token=config.token,
+        tls_root_certs=certificates,
+        max_streams=max_streams,
+        transport=config.transport,
+    )
+
+
+def ask(link: Link, call: Call, request: Config, answer: type[Told]) -> Told:
+    """What the server says to one request."""
+    return told(link.call(call, request.model_dump_json()), answer, link.address)
+
+
+def told(frame: Frame, answer: type[Told], address: str) -> Told:
+    """The text of an answer as what it must be."""
+    try:
+        return answer.from_json(frame.text)
+    except ConfigError as error:
+        raise ProtocolError(f"the server at {address} sent an answer that cannot be read: {error}") from None
+
+
+class Nothing(Config):
+    """An answer without content."""

@@ -1,0 +1,57 @@
+"""What happens to the jobs of a dispatcher, as its journal keeps it: a job is what its events made of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from monolith.config import Config
+from monolith.data.service.dataset import DatasetConfig, Split
+
+__all__ = ["EVENTS", "Event", "Registered", "SplitGranted", "SplitMade", "TrainerJoined"]
+
+
+class Registered(Config):
+    """A job was made."""
+
+    event: Literal["registered"] = "registered"
+    job: str
+    dataset: DatasetConfig
+
+
+class TrainerJoined(Config):
+    """A trainer began, and gave back what it was granted behind the first `granted` splits of `epoch`."""
+
+    event: Literal["joined"] = "joined"
+    job: str
+    trainer: int
+    trainers: int
+    session: int
+    epoch: int
+    granted: int
+
+
+class SplitMade(Config):
+    """The next split of an epoch was cut; the queue of files is at `files` then, None if there is none."""
+
+    event: Literal["made"] = "made"
+    job: str
+    epoch: int
+    split: Split
+    files: dict[str, int | str] | None = None
+
+
+class SplitGranted(Config):
+    """A trainer was given a split."""
+
+    event: Literal["granted"] = "granted"
+    job: str
+    epoch: int
+    trainer: int
+    split: int
+
+
+Event = Registered | TrainerJoined | SplitMade | SplitGranted
+EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+"""Reads an event back from its JSON."""
