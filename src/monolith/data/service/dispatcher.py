@@ -16,7 +16,7 @@ from monolith.data.service.journal import Journal
 from monolith.data.service.worker_pool import WorkerPool
 from monolith.ps.answers import Answer, json_answer, message_of
 from monolith.ps.frame_calls import FrameCalls
-from monolith.ps.frame_server import FrameServer, ListenConfig
+from monolith.ps.frame_server import FrameServer, ListenConfig, require_safe
 from monolith.ps.frames import Frame
 from monolith.ps.messages import Call, Read
 
@@ -126,6 +126,7 @@ class DataDispatcher(FrameServer):
 
     def __init__(self, config: DispatcherConfig | None = None) -> None:
         self.config = config or DispatcherConfig()
+        require_safe(self.config)  # before it touches the folder
         calls = DispatcherCalls(self.config)
         try:
             super().__init__(self.config, calls)
