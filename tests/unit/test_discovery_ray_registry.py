@@ -35,11 +35,25 @@ def test_registering_again_replaces_and_a_late_goodbye_does_not_remove_the_succe
     assert registry.query("ps") == {0: OLD}
 
 
-def test_renewing_fills_what_was_forgotten_and_names_what_is_taken(registry: Registry) -> None:
-    registry.deregister("ps", 0, OLD)
-    registry.register("ps", 1, NEW)
-    assert registry.renew({("ps", 0): OLD, ("ps", 1): OLD, ("worker", 0): OLD}) == {("ps", 1): NEW}
-    assert registry.query("ps") == {0: OLD, 1: NEW}
+def test_renewing_tells_an_actor_that_has_lost_its_memory_and_the_later_announcement_wins_in_any_order() -> None:
+    before = Registry(clock=lambda: 5)
+    old = {("ps", 0): (before.register("ps", 0, OLD), OLD)}
+    new = {("ps", 0): (before.register("ps", 0, NEW), NEW), ("ps", 1): (before.register("ps", 1, NEW), NEW)}
+    assert before.renew(old) == [("ps", 0)]
+    for order in ([old, new], [new, old]):
+        after = Registry()
+        taken = [after.renew(own) for own in order]
+        assert taken == ([[], []] if order[0] is old else [[], [("ps", 0)]])
+        assert after.query("ps") == {0: NEW, 1: NEW}
+    assert after.renew(old) == [("ps", 0)]
+
+
+def test_who_registers_with_an_actor_that_has_lost_its_memory_is_later_than_everyone_before() -> None:
+    before, after = Registry(clock=lambda: 5), Registry(clock=lambda: 6)
+    old = {("ps", 0): (before.register("ps", 0, OLD), OLD)}
+    after.register("ps", 0, NEW)
+    assert after.renew(old) == [("ps", 0)]
+    assert after.query("ps") == {0: NEW}
 
 
 def test_all_can_be_forgotten(registry: Registry) -> None:

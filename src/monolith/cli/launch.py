@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -88,7 +88,8 @@ def launch(
         supervision = Supervision(restarts=restarts, grace_secs=float(grace))
         supervisor = Supervisor(job.roles, roles.start, supervision, clock=time.monotonic, report=events.append)
         view, shown = _view(supervisor, as_json=as_json)
-        with shown, _stopping_on_signals(supervisor.request_stop):
+        # Ray prints what it thinks of lost actors; what is read by programs is ours alone.
+        with shown, redirect_stdout(sys.stderr), _stopping_on_signals(supervisor.request_stop):
             view.begin(job, logs)
             outcome = _run(supervisor, view, events, lines)
     _say_how_it_ended(outcome, supervisor, logs)
@@ -127,7 +128,7 @@ def _run(supervisor: Supervisor, view: LaunchView, events: list[Event], lines: L
 
 
 def _view(supervisor: Supervisor, *, as_json: bool) -> tuple[LaunchView, AbstractContextManager[object]]:
-    console = Console(highlight=False)
+    console = Console(file=sys.stdout, highlight=False)
     if as_json:
         return JsonView(sys.stdout), nullcontext()
     if console.is_terminal:

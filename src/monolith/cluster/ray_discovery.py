@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from monolith.cluster.discovery import ServiceDiscovery, check_entry, check_name
@@ -17,7 +18,10 @@ __all__ = ["RayServiceDiscovery", "Registry"]
 _logger = logging.getLogger(__name__)
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-Entries = dict[tuple[str, int], str]
+Place = tuple[str, int]
+"""Name of a service, and index."""
+Entry = tuple[int, str]
+"""Order of the announcement, and address."""
 
 
 class Registry:
@@ -25,29 +29,31 @@ class Registry:
 
     Example:
         >>> registry = Registry()
-        >>> registry.register("ps", 0, "10.0.0.7:2222")
+        >>> order = registry.register("ps", 0, "10.0.0.7:2222")
         >>> registry.query("ps")
         {0: '10.0.0.7:2222'}
     """
 
-    def __init__(self) -> None:
-        self._entries: Entries = {}
+    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
+        """`clock` puts announcements in order, also those made to an earlier life of this actor."""
+        self._clock = clock
+        self._entries: dict[Place, Entry] = {}
 
-    def register(self, name: str, index: int, addr: str) -> None:
-        """Put an entry, instead of the one that was there."""
-        self._entries[name, index] = addr
+    def register(self, name: str, index: int, addr: str) -> int:
+        """Put an entry, instead of the one that was there; its place in the order of announcements is the answer."""
+        order = max(self._clock(), self._entries.get((name, index), (0, ""))[0] + 1)
+        self._entries[name, index] = (order, addr)
+        return order
 
-    def renew(self, own: Mapping[tuple[str, int], str]) -> Entries:
-        """Put those of `own` whose place is free; the entries that have taken the place of others are the answer."""
-        taken: Entries = {}
-        for place, addr in own.items():
-            if self._entries.setdefault(place, addr) != addr:
-                taken[place] = self._entries[place]
-        return taken
+    def renew(self, own: Mapping[Place, Entry]) -> list[Place]:
+        """Put those of `own` that no later announcement has replaced; the places of the others are the answer."""
+        for place, entry in own.items():
+            self._entries[place] = max(self._entries.get(place, entry), entry)
+        return [place for place, entry in own.items() if self._entries[place] != entry]
 
     def deregister(self, name: str, index: int, addr: str) -> None:
         """Remove an entry if it is still of `addr`."""
-        if self._entries.get((name, index)) == addr:
+        if self._entries.get((name, index), (0, ""))[1] == addr:
             del self._entries[name, index]
 
     def deregister_all(self) -> None:
@@ -56,14 +62,14 @@ class Registry:
 
     def query(self, name: str) -> dict[int, str]:
         """Addresses of a service by index, in order."""
-        return {index: addr for (service, index), addr in sorted(self._entries.items()) if service == name}
+        return {index: addr for (service, index), (_, addr) in sorted(self._entries.items()) if service == name}
 
 
 class RayServiceDiscovery(ServiceDiscovery):
     """One actor per job, `discovery-<job>`, made by whoever comes first. Ray starts it again if its machine is lost.
 
-    What it knew is lost then; a thread of each process that announced itself does so again every `renew_secs`, unless a
-    successor has the place. A process that dies stays listed until its successor comes.
+    What it knew is lost then; a thread of each process that announced itself does so again every `renew_secs`, until a
+    successor has the place: of two announcements the later counts. A process that dies stays listed until its successor comes.
     """
 
     def __init__(
@@ -85,7 +91,7 @@ class RayServiceDiscovery(ServiceDiscovery):
         self._session = RaySession(address or "auto")
         self._renew_secs, self._answer_secs = renew_secs, answer_secs
         self._is_owner = is_owner
-        self._own: Entries = {}
+        self._own: dict[Place, Entry] = {}
         # Held while entries are made and removed: a late renewal must not undo a withdrawal.
         self._lock = threading.Lock()
         self._keeper: threading.Thread | None = None
@@ -100,8 +106,7 @@ class RayServiceDiscovery(ServiceDiscovery):
         """Tell the actor, and begin to tell it again."""
         check_entry(name, index, addr)
         with self._lock:
-            self._ask("register", name, index, addr)
-            self._own[name, index] = addr
+            self._own[name, index] = (self._ask("register", name, index, addr), addr)
             if self._keeper is None:
                 self._keeper = threading.Thread(target=self._keep, name="ray discovery", daemon=True)
                 self._keeper.start()
@@ -110,7 +115,7 @@ class RayServiceDiscovery(ServiceDiscovery):
         """Take it back."""
         check_entry(name, index, addr)
         with self._lock:
-            if self._own.get((name, index)) == addr:
+            if self._own.get((name, index), (0, ""))[1] == addr:
                 del self._own[name, index]
             self._ask("deregister", name, index, addr)
 
@@ -133,7 +138,7 @@ class RayServiceDiscovery(ServiceDiscovery):
         self._closed.set()
         if self._keeper is not None:
             self._keeper.join()
-        for (name, index), addr in list(self._own.items()):
+        for (name, index), (_, addr) in list(self._own.items()):
             try:
                 self.deregister(name, index, addr)
             except DiscoveryError as error:
@@ -166,7 +171,7 @@ class RayServiceDiscovery(ServiceDiscovery):
         while not self._closed.wait(self._renew_secs):
             with self._lock:
                 try:
-                    taken = self._ask("renew", self._own) if self._own else {}
+                    taken = self._ask("renew", self._own) if self._own else []
                 except DiscoveryError as error:
                     _logger.warning("could not announce this process again: %s", error)
                     continue

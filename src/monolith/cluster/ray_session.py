@@ -26,16 +26,16 @@ def import_ray() -> ModuleType:
 class RaySession:
     """This process as part of a Ray cluster, until `close`. If it was part of one already, it stays so.
 
-    Ray hands over actors and their arguments as pickles. Whoever can reach a Ray cluster can run code on it: we send it names,
-    addresses and lines of text, and trust it as far as that.
+    Ray hands over actors and their arguments as pickles: whoever is let into a Ray cluster can run code on it. It listens on the
+    machine's own address even when it is started here, and lets in who has its token (releases before 2.53: everyone).
     """
 
     def __init__(self, address: str | None, **options: Any) -> None:  # noqa: ANN401 - what ray.init takes
-        """Join the cluster at `address`; None starts one that only this machine can reach, of which `options` are part."""
+        """Join the cluster at `address`; None starts one of this machine, with `options`."""
         self._ray = import_ray()
         # A program says no more to the outside than it was asked to.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        where = {"address": address} if address else {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
+        where = {"address": address} if address else {"include_dashboard": False}
         with _lock:
             self._is_ours = not self._ray.is_initialized()
             if self._is_ours:

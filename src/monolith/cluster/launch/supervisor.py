@@ -222,8 +222,8 @@ class Supervisor:
 
     def _look_at(self, status: RoleStatus) -> None:
         if status.is_alive and status.process is not None:
-            self._hear_of_restarts(status, status.process)
             code = status.process.poll()
+            self._hear_of_restarts(status, status.process)
             if code is not None:
                 self._has_ended(status, code)
         elif status.state is RoleState.WAITING and self._clock() >= status.since:
