@@ -18,6 +18,8 @@ from monolith.checkpoint.checkpoint_state import (
     write_checkpoint_info,
 )
 from monolith.checkpoint.lineage import LOG, needs_snapshot
+from monolith.checkpoint.manifest import Manifest
+from monolith.checkpoint.parts import remove_orphans, rows_of_parts
 from monolith.checkpoint.pending import PendingCheckpoint
 from monolith.checkpoint.reachability import remove_unreachable
 from monolith.checkpoint.retention import CheckpointHistory
@@ -30,8 +32,10 @@ from monolith.table import EmbeddingTable, LocalStore
 from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Store
 from monolith.train.config import RunConfig
+from monolith.train.served_stores import begin_saves, served_stores
 
 if TYPE_CHECKING:
+    from monolith.ps.server_group import ServerGroup
     from monolith.train.trainer import Trainer
 
 __all__ = ["DENSE_ONLY", "DenseOnlyCheckpoints", "RunCheckpoints", "tables_of"]
@@ -164,8 +168,11 @@ class RunCheckpoints:
         """Take the state as it is now, between two steps."""
         trainer.settle()
         scan, self._scan = self._scan, None
+        path = self._names.get_ckpt_prefix(trainer.step)
+        # What the servers hold is decided first, and what this process holds while it does nothing else.
+        servers = begin_saves(self._served(trainer), path, step=trainer.step)
         pending = begin_checkpoint(
-            self._names.get_ckpt_prefix(trainer.step),
+            path,
             state=trainer.state_dict(),
             step=trainer.step,
             tables=self._tables,
@@ -175,17 +182,20 @@ class RunCheckpoints:
             config=self._resolved,
             time=self._clock(),
             share=self._config.save_share,
+            servers=servers,
         )
         rows = {name: sum(map(len, shards)) for name, shards in self._tables.items()}
         return PendingRunSave(checkpoints=self, pending=pending, step=trainer.step, version=trainer.version, rows=rows)
 
-    def publish(self, save: PendingRunSave) -> None:
+    def publish(self, save: PendingRunSave, manifest: Manifest) -> None:
         """Name a complete checkpoint in the index, and remove what has to go."""
-        if save.rows:
-            write_checkpoint_info(self.folder, save.step, feature_counts=save.rows)
+        rows = {**save.rows, **rows_of_parts(manifest, save.pending.path)}
+        if rows:
+            write_checkpoint_info(self.folder, save.step, feature_counts=rows)
         exempt = update_save_time(self.folder, int(self._clock())).exempt_model_checkpoint_paths
         for path in self._history.record(save.pending.path, self.folder, exempt=exempt):
             remove_checkpoint_info(self.folder, SaveHelper.get_global_step_value(path))
+        remove_orphans(manifest, save.pending.path)
         if self._log is not None:
             remove_unreachable(self.folder)
             # Found out here, beside training: it takes reading many files.
@@ -195,7 +205,8 @@ class RunCheckpoints:
 
     def flush(self, trainer: Trainer) -> None:
         """Commit what changed to the log, if it is time; called between two steps."""
-        if self._flusher is not None and self._flushes:
+        # An entry of this log has no rows of servers, which have logs of their own.
+        if self._flusher is not None and self._flushes and not served_stores(trainer.stores):
 
             def dense() -> Mapping[str, object]:
                 trainer.settle()
@@ -203,6 +214,9 @@ class RunCheckpoints:
 
             begun = self._flusher.poll(step=trainer.step, event_time=trainer.event_time, dense=dense)
             self._flushing = begun or self._flushing
+
+    def _served(self, trainer: Trainer) -> list[ServerGroup]:
+        return served_stores(trainer.stores)
 
     def _drop_scan(self) -> None:
         scan, self._scan = self._scan, None
@@ -226,8 +240,7 @@ class PendingRunSave:
 
     def finish(self) -> str:
         """Write the checkpoint and name it in the index; its path."""
-        self.pending.finish()
-        self.checkpoints.publish(self)
+        self.checkpoints.publish(self, self.pending.finish())
         return self.pending.path
 
 
@@ -252,6 +265,9 @@ class DenseOnlyCheckpoints(RunCheckpoints):
     def open(self, tables: Tables, *, parent: int) -> None:
         """Begin to write, without tables and so without a log."""
         self._history.recover_from_index(self.folder)
+
+    def _served(self, trainer: Trainer) -> list[ServerGroup]:
+        return []
 
     def is_saved(self, trainer: Trainer) -> bool:
         """Whether the state the trainer is in has been saved, here or in full."""

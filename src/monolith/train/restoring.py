@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monolith.checkpoint.dense import DenseReport, plan_dense
 from monolith.checkpoint.fit import RestoreReport
 from monolith.checkpoint.in_use import in_use
-from monolith.checkpoint.restore import prepare_tables
+from monolith.checkpoint.restore import RestoreChoices, prepare_tables
 from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_points
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, StorageError
 from monolith.nn import embedding_collections
 from monolith.train.restore_choice import RestoreChoice, choose_restore_point
+from monolith.train.served_stores import prepare_stores, served_stores
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
@@ -47,7 +48,7 @@ def warm_start(trainer: Trainer, model_dir: str) -> None:
         raise InvalidArgumentError(
             f"RunConfig.warm_start_from: expected the model_dir of a saved run, got {model_dir!r}"
         )
-    _, dense, _, put_in_place = _read(trainer, find_restore_point(model_dir))
+    _, dense, _, put_in_place = _read(trainer, find_restore_point(model_dir), only_fresh=True)
     put_in_place()
     trainer.model.load_state_dict(dict(dense.values))
     for collection in embedding_collections(trainer.model):
@@ -55,7 +56,9 @@ def warm_start(trainer: Trainer, model_dir: str) -> None:
 
 
 def _restore(trainer: Trainer, choice: RestoreChoice) -> int:
-    state, dense, tables, put_in_place = _read(trainer, choice.point, clear_nn=choice.clear_nn)
+    state, dense, tables, put_in_place = _read(
+        trainer, choice.point, clear_nn=choice.clear_nn, only_fresh=not choice.went_back
+    )
     for note in (*dense.notes, *tables.notes):
         _log.info("%s: %s", tables.source, note)
     put_in_place()
@@ -71,10 +74,13 @@ def _restore(trainer: Trainer, choice: RestoreChoice) -> int:
 
 
 def _read(
-    trainer: Trainer, point: RestorePoint, *, clear_nn: bool = False
+    trainer: Trainer, point: RestorePoint, *, clear_nn: bool = False, only_fresh: bool
 ) -> tuple[dict[str, Any], DenseReport, RestoreReport, Callable[[], None]]:
-    """Everything of `point`, checked against the model; the last answer puts its rows into the tables."""
-    config = trainer.config
+    """Everything of `point`, checked against the model; the last answer puts its rows into the tables.
+
+    With `only_fresh`, servers that hold a state worth keeping are left alone.
+    """
+    config, served = trainer.config, served_stores(trainer.stores)
     with in_use(point.checkpoint or point.model_dir):
         state = point.state()
         model, step = state.get("model"), state.get("step")
@@ -90,11 +96,25 @@ def _read(
             continue_training=config.continue_training,
         )
         dense.require(point.checkpoint or point.model_dir)
-        tables, put_in_place = prepare_tables(
-            point,
-            trainer.tables(),
-            aliases=config.table_alias_map,
-            allow_new_tables=config.allow_new_tables,
-            allow_new_segments=config.allow_new_segments,
-        )
-    return state, dense, tables, put_in_place
+        choices: RestoreChoices = {
+            "aliases": config.table_alias_map,
+            "allow_new_tables": config.allow_new_tables,
+            "allow_new_segments": config.allow_new_segments,
+        }
+        own = trainer.tables()
+        mine: RestoreChoices = {**choices, "only": [*own] if served else None}
+        local, put_local = prepare_tables(point, own, **mine)
+        put_served = prepare_stores(served, _checkpoint_of(point, served), only_fresh=only_fresh, **choices)
+
+    def put_in_place() -> None:
+        # The servers first: they may be gone, and then nothing here has changed.
+        put_served()
+        put_local()
+
+    return state, dense, local, put_in_place
+
+
+def _checkpoint_of(point: RestorePoint, served: Sequence[object]) -> str:
+    if point.checkpoint is None and served:
+        raise InvalidArgumentError(f"{point.model_dir}: an entry of its log does not have the rows of servers")
+    return str(point.checkpoint)

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from monolith.nn import embedding_collections
 from monolith.table.store import Gradient, Store
+from monolith.train.served_stores import served_stores
+
+if TYPE_CHECKING:
+    from monolith.ps.messages import Position
 
 __all__ = ["SparsePush"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Update:
+    """The gradients of one step for one store."""
+
+    store: Store
+    gradients: list[Gradient]
+    step: int
+    event_time: int
+    position: Position | None
 
 
 class SparsePush:
@@ -29,18 +46,36 @@ class SparsePush:
     def __init__(self, model: nn.Module, *, delayed: bool) -> None:
         self._collections = embedding_collections(model)
         self._delayed = delayed
-        self._kept: list[tuple[Store, list[Gradient], int, int]] = []
+        self._kept: list[_Update] = []
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
 
-    def push(self, step: int, event_time: int) -> None:
-        """Apply, or keep for later, what backward has collected."""
-        if not self._delayed:
-            for collection in self._collections:
-                collection.step(step, event_time=event_time)
-            return
+    def push(self, step: int, event_time: int, position: Position | None = None) -> None:
+        """Apply, or keep for later, what backward has collected; `position` says to servers which batch it is of."""
         # A schedule is asked for the step the gradient belongs to, not for the one in which it is applied.
-        self._kept = [(c.store, c.take_gradients(step), step, event_time) for c in self._collections]
+        taken = [
+            _Update(store=store, gradients=gradients, step=step, event_time=event_time, position=position)
+            for store, gradients in self._taken(step)
+        ]
+        if self._delayed:
+            self._kept = taken
+        else:
+            _apply(taken)
+
+    def _taken(self, step: int) -> list[tuple[Store, list[Gradient]]]:
+        """What each collection has; those of one store on servers together, since a batch is pushed there once."""
+        taken: list[tuple[Store, list[Gradient]]] = []
+        together: dict[int, list[Gradient]] = {}
+        served = {id(store) for store in served_stores(collection.store for collection in self._collections)}
+        for collection in self._collections:
+            key, gradients = id(collection.store), collection.take_gradients(step)
+            if key in together:
+                together[key].extend(gradients)
+                continue
+            taken.append((collection.store, gradients))
+            if key in served:
+                together[key] = gradients
+        return taken
 
     def start(self) -> None:
         """The forward pass is done: begin to apply what was kept."""
@@ -71,6 +106,7 @@ class SparsePush:
                 self._thread = None
 
 
-def _apply(kept: list[tuple[Store, list[Gradient], int, int]]) -> None:
-    for store, gradients, step, event_time in kept:
-        store.apply(gradients, step=step, event_time=event_time)
+def _apply(updates: list[_Update]) -> None:
+    for update in updates:
+        told = {} if update.position is None else {"position": update.position}
+        update.store.apply(update.gradients, step=update.step, event_time=update.event_time, **told)

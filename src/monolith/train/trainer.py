@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from monolith.data.prefetch import Prefetch
-from monolith.errors import InvalidArgumentError
+from monolith.errors import InvalidArgumentError, MemoryLimitError, MonolithError
 from monolith.features.batch import Batch, num_rows
 from monolith.nn import auxiliary_loss, clip_grads_, embedding_collections
 from monolith.nn.layers.auxiliary import HasAuxiliaryLoss
@@ -28,7 +29,14 @@ from monolith.train.preconditions import is_resumable, require_limits, require_o
 from monolith.train.restore_choice import RestoreChoice, has_wishes
 from monolith.train.restoring import restore_chosen, warm_start
 from monolith.train.saving import TrainerSaving
+from monolith.train.served_stores import mark_initialised, served_stores
 from monolith.train.sparse_push import SparsePush
+from monolith.train.worker_positions import WorkerPositions
+
+if TYPE_CHECKING:
+    from monolith.ps.messages import Position
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["DATA_ENDED", "StepResult", "Trainer"]
 
@@ -107,6 +115,8 @@ class Trainer:
         # Asked once: finding out costs as much as a small layer.
         self._layers_have_losses = any(isinstance(module, HasAuxiliaryLoss) for module in model.modules())
         self._push = SparsePush(model, delayed=self.config.enable_embedding_postpush)
+        self._positions = WorkerPositions(self.stores)
+        self._position: Position | None = None
         self.event_time = 0
         """The newest event time trained, if `config.event_time` names the column."""
         self.source_state: object = None
@@ -127,7 +137,8 @@ class Trainer:
 
     def tables(self) -> dict[str, list[EmbeddingTable]]:
         """The tables in this process by the name they have in checkpoints; several of one name are its shards."""
-        stores = [tables_of(store) for store in self.stores]
+        served = {id(store) for store in served_stores(self.stores)}
+        stores = [{} if id(store) in served else tables_of(store) for store in self.stores]
         if len(stores) == 1:
             return stores[0]
         return {f"{n}/{name}": tables for n, store in enumerate(stores) for name, tables in store.items()}
@@ -162,7 +173,7 @@ class Trainer:
             self._saving.create()
             hooks = (*hooks, *self._saving.hooks())
         try:
-            with hooks_running(hooks, self, start=self._start):
+            with hooks_running(hooks, self, start=lambda: self._start(source)):
                 self._loop(source, max_steps if steps is None else self.step + steps, hooks)
         finally:
             if self._saving is not None:
@@ -208,7 +219,9 @@ class Trainer:
 
     def state_dict(self) -> dict[str, object]:
         """Everything but the tables: the step, dense parameters, the optimizer, random numbers, the place in the data."""
+        told = {"batches": self._positions.batches} if self._positions.active else {}
         return {
+            **told,
             "step": self.step,
             "event_time": self.event_time,
             "model": dict(self.model.state_dict()),
@@ -226,6 +239,7 @@ class Trainer:
             torch.set_rng_state(generator)
         self.source_state = self._loaded_place = state["source"]
         self.event_time = int(state.get("event_time", 0))
+        self._positions.batches = int(state.get("batches", 0))
         self.step = int(state["step"])
 
     def save(self) -> str | None:
@@ -250,6 +264,8 @@ class Trainer:
             warm_start(self, self.config.warm_start_from)
         if self._saving is not None:
             self._saving.track(parent)
+            if training:
+                mark_initialised(served_stores(self.stores))
         # Only now: a run that could not be restored must not start from nothing when it is tried again.
         self._restored, self._restored_for = choice, "training" if training else "reading"
         return choice is not None
@@ -260,10 +276,19 @@ class Trainer:
         untrained = self._restored is not None and self.step == self._restored.point.step
         return training and self._restored_for == "reading" and untrained and has_wishes(self.config)
 
-    def _start(self) -> None:
+    def _start(self, source: Iterable[Batch]) -> None:
         restored = self.restore(training=True)
+        if is_resumable(source) and self.config.resume_data:
+            self._follow_predecessor()
         if self._saving is not None:
             self._saving.open(self._restored if restored else None)
+
+    def _follow_predecessor(self) -> None:
+        """Go on where an earlier life of this worker stopped, as far as the servers have heard of it."""
+        place = self._positions.begin()
+        if place is not None:
+            self.step += max(0, place.batches - self._positions.batches)
+            self._positions.batches, self._loaded_place = place.batches, place.state
 
     def _loop(self, source: Iterable[Batch], last: int | None, hooks: Sequence[Hook]) -> None:
         resumable = is_resumable(source)
@@ -283,14 +308,30 @@ class Trainer:
                         self._reading = None
                         self._rounds += 1
                         break
+                    if resumable and self._positions.active:
+                        self._position = self._positions.tell(ahead.state_dict())
                     result = self.train_step(batch)
                     for hook in hooks:
                         hook.after_step(self, result)
                 if self._reading is not None:
                     self.source_state = self._reading.state_dict()
+            except MemoryLimitError:
+                # Nothing more fits: what was learned so far is kept, and somebody must make room.
+                self._save_what_there_is()
+                raise
             finally:
-                self._reading = None
+                self._reading, self._position = None, None
                 self._push.drain()
+        if self.stop_reason == DATA_ENDED:
+            self._positions.tell_end()
+
+    def _save_what_there_is(self) -> None:
+        if self._saving is None:
+            return
+        try:
+            self._saving.save()
+        except MonolithError as error:
+            _log.error("the run ends without a checkpoint of its last state: %s", error)
 
     def _stops(self, last: int | None, hooks: Sequence[Hook]) -> bool:
         if last is not None and self.step >= last:
@@ -317,8 +358,11 @@ class Trainer:
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach(), alpha=self.config.dense_weight_decay)
         if self.optimizer is not None:
+            set_position = getattr(self.optimizer, "set_position", None)
+            if set_position is not None:
+                set_position(self._position)
             self.optimizer.step()
-        self._push.push(self.step, self._event_time(batch))
+        self._push.push(self.step, self._event_time(batch), self._position)
         self.step += 1
 
     def _event_time(self, batch: Batch) -> int:

@@ -1,0 +1,72 @@
+"""Stores whose rows are on parameter servers, as a training run sees them: saved, restored and resumed by the servers."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from monolith.checkpoint.manifest import FileEntry
+from monolith.checkpoint.restore import RestoreChoices
+from monolith.table.store import Store
+
+if TYPE_CHECKING:
+    from monolith.ps.server_group import ServerGroup
+
+__all__ = ["begin_saves", "mark_initialised", "prepare_stores", "served_stores"]
+
+_log = logging.getLogger(__name__)
+
+
+def served_stores(stores: Iterable[Store]) -> list[ServerGroup]:
+    """Those of `stores` that are on servers.
+
+    Example:
+        >>> from monolith.table import LocalStore
+        >>> served_stores([LocalStore([])])
+        []
+    """
+    # Whoever has such a store has loaded its module; others need not pay for it.
+    module = sys.modules.get("monolith.ps.server_group")
+    return [] if module is None else [store for store in stores if isinstance(store, module.ServerGroup)]
+
+
+def begin_saves(stores: Sequence[ServerGroup], path: str, *, step: int) -> Callable[[], tuple[FileEntry, ...]] | None:
+    """Let the servers decide what is in the checkpoint at `path`; calling the answer waits for what they write."""
+    if not stores:
+        return None
+    from monolith.ps.server_checkpoints import begin_server_saves
+
+    saves = [begin_server_saves(store.links, path, step=step) for store in stores]
+    return lambda: tuple(entry for save in saves for entry in save.finish())
+
+
+def prepare_stores(
+    stores: Sequence[ServerGroup], path: str, *, only_fresh: bool, **choices: Unpack[RestoreChoices]
+) -> Callable[[], None]:
+    """Let the servers read what they get of the checkpoint at `path`; calling the answer puts it in place.
+
+    With `only_fresh`, servers that hold a state worth keeping keep it, also if it is newer than the checkpoint's.
+    """
+    if not stores:
+        return lambda: None
+    from monolith.ps.server_checkpoints import prepare_servers
+
+    prepared = [prepare_servers(store.links, path, only_fresh=only_fresh, **choices) for store in stores]
+
+    def put_in_place() -> None:
+        for put in prepared:
+            put()
+
+    return put_in_place
+
+
+def mark_initialised(stores: Sequence[ServerGroup]) -> None:
+    """Say that what the servers hold from now on is worth keeping."""
+    for store in stores:
+        health = store.health()
+        fresh = [address for address, one in zip(store.addresses, health, strict=True) if not one["initialised"]]
+        if fresh and len(fresh) < len(health):
+            _log.warning("nothing was saved that servers %s could be restored from: they begin anew", ", ".join(fresh))
+        store.mark_initialised()

@@ -1,0 +1,116 @@
+"""Where a worker is in its data, told to the servers with every push: a successor goes on there and no batch counts twice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from safetensors.torch import save
+
+from monolith.errors import InvalidArgumentError
+from monolith.state_bytes import State, pack_state, unpack_state
+from monolith.table.store import Store
+from monolith.train.served_stores import served_stores
+
+if TYPE_CHECKING:
+    from monolith.ps.messages import HeldPosition, Position
+    from monolith.ps.server_group import ServerGroup
+
+__all__ = ["Place", "WorkerPositions"]
+
+_log = logging.getLogger(__name__)
+_NO_TENSORS = save({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a worker goes on."""
+
+    batches: int
+    """Batches trained before."""
+    state: State
+    """Of its source; None: at the beginning."""
+
+
+class WorkerPositions:
+    """Counts the batches of a worker and tells the servers; does nothing unless a store is on servers and names its worker.
+
+    A worker has died: some servers have had its last batches, others not yet. Its successor, of the same name, begins with the
+    batch after that of the server furthest behind. The servers leave out what they have had.
+
+    Example:
+        >>> positions = WorkerPositions([])
+        >>> positions.begin()
+        >>> positions.tell({"file": 2}) is None
+        True
+    """
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self.batches = 0
+        """Batches trained in all lives of the worker."""
+        self._stores = [store for store in served_stores(stores) if store.config.worker is not None]
+        self._current: Position | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether servers are told at all."""
+        return bool(self._stores)
+
+    def begin(self) -> Place | None:
+        """Where an earlier life of the worker stopped; None if there was none, or nothing to go on from."""
+        behind = [found for store in self._stores if (found := _furthest_behind(store)) is not None]
+        if not behind:
+            return None
+        last = min(behind, key=lambda position: position.batches)
+        if last.state is None and last.batches and not last.ended:
+            _log.warning(
+                "the source of worker %s could not tell its place; its data begins anew", self._stores[0].worker
+            )
+            return None
+        return Place(batches=last.batches, state=None if last.state is None else _decoded(last.state))
+
+    def tell(self, state: State) -> Position | None:
+        """The position of the batch that is trained now, `state` being that of its source behind it."""
+        self._current = None
+        if self.active:
+            from monolith.ps.messages import Position
+
+            self.batches += 1
+            self._current = Position(batches=self.batches, state=_encoded(state))
+        return self._current
+
+    def tell_end(self) -> None:
+        """The data has ended: whoever comes next begins it anew."""
+        if self.active and self._current is not None:
+            ended = self._current.model_copy(update={"ended": True, "state": None})
+            for store in self._stores:
+                store.apply([], position=ended)  # type: ignore[attr-defined]
+
+
+def _furthest_behind(store: ServerGroup) -> HeldPosition | Position | None:
+    """The position of the server that has had the fewest batches; None in a first life, and in one that has pushed already."""
+    from monolith.ps.messages import Position
+
+    met = [held for held in store.positions() if held is not None]
+    found = [position for held in met for position in held.values()]
+    if not found or any(position.epoch == store.epoch for position in found):
+        return None
+    # A server that has met the worker and had no batch of it is behind all others.
+    tables = [held["tables"] if "tables" in held else Position(batches=0) for held in met]
+    last = min(tables, key=lambda position: (position.batches, position.ended))
+    # Of a batch that all tables have had they know more: whether the data ended with it.
+    return min([last, *(held["dense"] for held in met if "dense" in held)], key=lambda position: position.batches)
+
+
+def _encoded(state: State) -> str | None:
+    try:
+        packed = pack_state(state)
+    except InvalidArgumentError:
+        return None
+    return None if packed.tensors else packed.structure.decode()
+
+
+def _decoded(text: str) -> State:
+    return unpack_state(text.encode(), _NO_TENSORS, "the position of a worker")

@@ -1,0 +1,238 @@
+"""Danger: a run over servers cannot be saved, restores rows of another step than its dense layers, or counts a batch twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from monolith import EmbeddingCollection, Feature, RunConfig, Trainer
+from monolith.checkpoint import is_complete, read_manifest
+from monolith.data.synthetic import ClickStream, ClickStreamConfig
+from monolith.errors import MemoryLimitError, ServerError
+from monolith.ps import (
+    CachedParameters,
+    ClientConfig,
+    DenseSgd,
+    ParameterServer,
+    ServerConfig,
+    ServerOptimizer,
+    ServerStore,
+    tables_of,
+)
+from monolith.ps.answers import Answer
+from monolith.ps.frames import Frame
+from monolith.ps.messages import Call
+from monolith.table import Adagrad, Bags, Sgd, Zeros
+from monolith.train.hooks import Hook
+
+FEATURES = [Feature(name=name, dim=4, optimizer=Adagrad(learning_rate=0.1)) for name in ("user_id", "item_id")]
+
+
+class Clicks(nn.Module):
+    def __init__(self, store: ServerStore | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embeddings = EmbeddingCollection(FEATURES, store)
+        self.top = nn.Linear(8, 1)
+
+    def forward(self, batch: dict) -> torch.Tensor:
+        return self.top(torch.cat([*self.embeddings(batch).values()], dim=1)).squeeze(1)
+
+
+@contextmanager
+def cluster(
+    model_dir: Path, count: int = 2, *, first: int = 0, flush: float | None = 0, limit: int | None = None
+) -> Iterator[list[ParameterServer]]:
+    with ExitStack() as stack:
+        numbers = range(first, first + count)
+        configs = [
+            ServerConfig(folder=model_dir / "ps" / str(n), log_flush_secs=flush, memory_limit=limit) for n in numbers
+        ]
+        yield [stack.enter_context(ParameterServer(config)) for config in configs]
+
+
+@contextmanager
+def worker(servers: list[ParameterServer], epoch: int, name: str = "w0") -> Iterator[ServerStore]:
+    config = ClientConfig(worker=name, epoch=epoch, timeout=60.0)
+    with ServerStore([server.address for server in servers], tables_of(FEATURES), config=config) as store:
+        yield store
+
+
+def trainer(store: ServerStore | None, model_dir: Path | None, *hooks: Hook, **options: object) -> Trainer:
+    model = Clicks(store)
+    config = RunConfig(model_dir=None if model_dir is None else str(model_dir), **options)  # type: ignore[arg-type]
+    return Trainer(model, torch.optim.Adam(model.top.parameters(), 0.01), config=config, hooks=hooks)
+
+
+def clicks(batches: int = 12) -> ClickStream:
+    return ClickStream(ClickStreamConfig(users=50, batches=batches, batch_size=32))
+
+
+def learned(run: Trainer) -> list[float]:
+    run.model.eval()
+    with torch.no_grad():
+        return [round(value, 6) for batch in clicks(2) for value in run.model(batch).tolist()]
+
+
+@pytest.mark.parametrize("postpush", [False, True])
+def test_a_run_over_servers_stops_and_goes_on_as_one_in_this_process(tmp_path: Path, postpush: bool) -> None:
+    whole = trainer(None, None, enable_embedding_postpush=postpush)
+    if postpush:  # where it stops, late updates are applied
+        whole.fit(clicks(), steps=5)
+    whole.fit(clicks() if not postpush else _from(5))
+    with cluster(tmp_path) as servers, worker(servers, 1) as store:
+        trainer(store, tmp_path, enable_embedding_postpush=postpush).fit(clicks(), steps=5)
+        assert is_complete(tmp_path / "model.ckpt-5")
+        assert len(read_manifest(tmp_path / "model.ckpt-5").parts) == 2
+    # All have ended; the servers restore themselves.
+    with cluster(tmp_path) as servers, worker(servers, 2) as store:
+        again = trainer(store, tmp_path, enable_embedding_postpush=postpush)
+        assert again.fit(clicks()) == 12
+        assert learned(again) == learned(whole)
+
+
+def _from(batch: int) -> ClickStream:
+    stream = clicks()
+    iterator = iter(stream)
+    for _ in range(batch):
+        next(iterator)
+    rest = clicks()
+    rest.load_state_dict(stream.state_dict())
+    return rest
+
+
+def test_a_checkpoint_goes_onto_other_servers_and_old_ones_are_removed_with_their_parts(tmp_path: Path) -> None:
+    whole = trainer(None, None)
+    whole.fit(clicks())
+    with cluster(tmp_path) as servers, worker(servers, 1) as store:
+        trainer(store, tmp_path, save_checkpoints_steps=1, checkpoints_max_to_keep=2).fit(clicks(), steps=6)
+    folders = (tmp_path, tmp_path / "ps" / "0", tmp_path / "ps" / "1")
+    kept, *parts = (sorted(path.name for path in folder.glob("model.ckpt-*")) for folder in folders)
+    assert parts == [kept, kept]
+    assert len(kept) == 2
+    assert kept[-1] == "model.ckpt-6"
+    with cluster(tmp_path, 3, first=7) as servers, worker(servers, 2) as store:
+        again = trainer(store, tmp_path)
+        assert again.fit(clicks()) == 12
+        assert learned(again) == learned(whole)
+
+
+def test_going_back_takes_the_servers_along(tmp_path: Path) -> None:
+    with cluster(tmp_path) as servers, worker(servers, 1) as store:
+        trainer(store, tmp_path, save_checkpoints_steps=3).fit(clicks(), steps=9)
+    whole = trainer(None, None)
+    whole.fit(clicks(), steps=3)
+    with cluster(tmp_path) as servers, worker(servers, 2) as store:
+        back = trainer(store, tmp_path, restore_to="step=3")
+        assert back.restore(training=True)
+        assert back.step == 3
+        assert learned(back) == learned(whole)
+
+
+class Counts(nn.Module):
+    """Every occurrence of an id takes 1 from its row, every batch takes 1 from `batches`."""
+
+    def __init__(self, store: ServerStore) -> None:
+        super().__init__()
+        self.embeddings = EmbeddingCollection(COUNTED, store)
+        self.batches = nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: dict) -> torch.Tensor:
+        self.rows = self.embeddings(batch)["user_id"]
+        return torch.zeros(len(self.rows))
+
+    def extra_loss(self, batch: dict, logits: object) -> torch.Tensor:
+        return self.rows.sum() + self.batches.sum()
+
+
+COUNTED = [Feature(name="user_id", dim=1, optimizer=Sgd(learning_rate=1.0), initializer=Zeros())]
+
+
+def counting(store: ServerStore, *, postpush: bool) -> tuple[Trainer, CachedParameters]:
+    model = Counts(store)
+    cached = CachedParameters(nn.ParameterDict({"batches": model.batches}), store, DenseSgd(learning_rate=1.0))
+    config = RunConfig(enable_embedding_postpush=postpush, clip_norm=None)
+    return Trainer(model, ServerOptimizer(cached), config=config), cached
+
+
+@pytest.mark.parametrize(
+    ("call", "postpush", "dies_at"),
+    [
+        (Call.APPLY_GRADIENTS, False, 1),
+        (Call.APPLY_GRADIENTS, True, 5),
+        (Call.APPLY_GRADIENTS, True, 12),
+        (Call.APPLY_DENSE, False, 5),
+        (Call.APPLY_DENSE, True, 12),
+    ],
+)
+def test_a_successor_of_a_worker_that_died_in_a_push_counts_each_batch_once_on_every_server(
+    tmp_path: Path, call: Call, postpush: bool, dies_at: int
+) -> None:
+    with cluster(tmp_path, flush=None) as servers:
+        config = ClientConfig(worker="w0", epoch=1, timeout=60.0)
+        addresses = [server.address for server in servers]
+        with ServerStore(addresses, tables_of(COUNTED), config=config) as store:
+            run, cached = counting(store, postpush=postpush)
+            refused = servers[cached.origin._server_of["batches"] if call == Call.APPLY_DENSE else 1]
+            with refusing(refused, call, dies_at), pytest.raises(ServerError, match="as if the worker had died"):
+                run.fit(clicks())
+        with ServerStore(addresses, tables_of(COUNTED), config=config.model_copy(update={"epoch": 2})) as store:
+            run, cached = counting(store, postpush=postpush)
+            assert run.fit(clicks()) == 12
+            ids = torch.cat([batch["user_id"] for batch in clicks()])
+            found, times = ids.unique(return_counts=True)
+            bags = Bags(table="user_id", ids=found.numpy(), row_splits=np.arange(len(found) + 1))
+            assert store.lookup([bags])[0].flatten().tolist() == (-times).tolist()
+            assert cached.origin.read()["batches"].item() == -12
+            # The data has ended: whoever comes next begins it anew, and that counts.
+            assert run.fit(clicks()) == 24
+        with ServerStore(addresses, tables_of(COUNTED), config=config.model_copy(update={"epoch": 3})) as store:
+            run, cached = counting(store, postpush=postpush)
+            assert run.fit(clicks()) == 36
+            assert store.lookup([bags])[0].flatten().tolist() == (-3 * times).tolist()
+            assert cached.origin.read()["batches"].item() == -36
+
+
+@contextmanager
+def refusing(server: ParameterServer, call: Call, batch: int) -> Iterator[None]:
+    """Pushes of one batch do not reach one server."""
+    dispatcher, real = server._dispatcher, server._dispatcher._called
+
+    def called(frame: Frame) -> Answer:
+        if frame.call == call and json.loads(frame.text)["push"]["position"]["batches"] == batch:
+            raise ServerError("as if the worker had died")
+        return real(frame)
+
+    dispatcher._called = called  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        dispatcher._called = real  # type: ignore[method-assign]
+
+
+def test_a_server_without_room_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    with cluster(tmp_path, limit=700_000) as servers, worker(servers, 1) as store:
+        run = trainer(store, tmp_path)
+        many = ClickStream(ClickStreamConfig(users=100_000, items=100_000, batches=200, batch_size=512))
+        with pytest.raises(MemoryLimitError, match="raise --memory-limit"):
+            run.fit(many)
+        assert run.step > 0
+        assert is_complete(tmp_path / f"model.ckpt-{run.step}")
+    with cluster(tmp_path) as servers, worker(servers, 2) as store:
+        again = trainer(store, tmp_path)
+        assert again.restore(training=True)
+        assert again.step == run.step
+
+
+def test_workers_without_a_model_dir_save_nothing_and_leave_the_servers_as_they_are(tmp_path: Path) -> None:
+    with cluster(tmp_path) as servers, worker(servers, 1, "w1") as store:
+        trainer(store, None).fit(clicks(), steps=2)
+        assert not store.is_initialised()
+    assert not list(tmp_path.glob("**/model.ckpt-*"))
