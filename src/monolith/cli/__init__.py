@@ -1,5 +1,5 @@
 """The command line: `train`, `evaluate`, `predict`, `export`, `inspect`, `import-table`, `export-table`, `checkpoint`, `log`,
-`ps`, `launch`, `env`."""
+`ps`, `probe`, `launch`, `env`."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from monolith.cli.inspect import inspect
 from monolith.cli.launch import launch
 from monolith.cli.log import log
 from monolith.cli.predict import predict
+from monolith.cli.probe import probe
 from monolith.cli.ps import ps
 from monolith.cli.signals import add_siguser1_handler
 from monolith.cli.train import train
@@ -68,6 +69,7 @@ def run(arguments: Sequence[str]) -> int:
         import_table,
         export_table,
         ps,
+        probe,
         dispatcher,
         data_worker,
         env,
