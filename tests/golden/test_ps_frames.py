@@ -28,8 +28,8 @@ LOOKUP = (
 )
 
 APPLY_TEXT = (
-    b'{"push":{"worker":"w0","epoch":9,"sequence":4},'
-    b'"tables":[{"table":"user","pooling":"none","learning_rates":[0.5]}],"step":3,"event_time":100}'
+    b'{"push":{"worker":"w0","epoch":9,"sequence":4,"position":null},'
+    b'"tables":[{"table":"user","pooling":"none","learning_rates":[0.5]}],"step":3,"event_time":100,"map":6}'
 )
 
 
@@ -50,7 +50,7 @@ def test_a_lookup_has_these_bytes() -> None:
 def test_the_text_of_a_push_is_this_json() -> None:
     push = Push(worker="w0", epoch=9, sequence=4)
     gradient = TableGradient(table="user", pooling="none", learning_rates=(0.5,))
-    apply = Apply(push=push, tables=(gradient,), step=3, event_time=100)
+    apply = Apply(push=push, tables=(gradient,), step=3, event_time=100, map=6)
     assert apply.model_dump_json().encode() == APPLY_TEXT
     assert Apply.from_json(APPLY_TEXT.decode()) == apply
 
@@ -86,4 +86,15 @@ def test_each_call_keeps_its_number() -> None:
         "MARK_INITIALISED": 49,
         "MEASURE": 50,
         "SHUTDOWN": 51,
+        "LOG_STATE": 64,
+        "FLUSH": 65,
+        "READ_LOG": 66,
+        "SAVE": 80,
+        "SAVED": 81,
+        "RESTORE": 82,
+        "COMMIT_RESTORE": 83,
+        "OWN_BUCKETS": 84,
+        "BUCKETS": 85,
+        "MOVE_BUCKETS": 86,
+        "INSTALL_BUCKETS": 87,
     }

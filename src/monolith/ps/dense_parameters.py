@@ -122,6 +122,11 @@ class DenseParameters:
         with self._lock:
             self._parameters = loaded
 
+    def declared(self) -> tuple[str, ...]:
+        """The names of those that workers train here."""
+        with self._lock:
+            return tuple(name for name, parameter in self._parameters.items() if parameter.declared)
+
     @property
     def nbytes(self) -> int:
         """Memory of the values."""

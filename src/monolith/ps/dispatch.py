@@ -12,17 +12,26 @@ import numpy as np
 from monolith.errors import FencedError, ProtocolError, ServerRestoredError
 from monolith.ps import messages
 from monolith.ps.answers import Answer, json_answer, message_of
+from monolith.ps.bucket_calls import BucketCalls
+from monolith.ps.bucket_moves import BucketMoves
 from monolith.ps.coordination import Coordination
 from monolith.ps.coordination_calls import CoordinationCalls
 from monolith.ps.dense_calls import DenseCalls
 from monolith.ps.frame_calls import FrameCalls
 from monolith.ps.frames import Frame, allocate
+from monolith.ps.link import Link
+from monolith.ps.log_calls import LogCalls
 from monolith.ps.messages import Call
+from monolith.ps.owned_buckets import OwnedBuckets
+from monolith.ps.save_calls import SaveCalls
 from monolith.ps.server_folder import ServerFolder
 from monolith.ps.server_state import ServerState
 from monolith.ps.table_calls import TableCalls
 
 __all__ = ["Dispatcher"]
+
+PEER_SECONDS = 10.0
+"""How long another server may take to answer."""
 
 
 class Dispatcher(FrameCalls):
@@ -45,6 +54,7 @@ class Dispatcher(FrameCalls):
         folder: Path | None = None,
         log_flush_secs: float | None = None,
         take_over: bool = False,
+        connect: Callable[[str], Link] = lambda address: Link(address, timeout=PEER_SECONDS),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(max_frame_bytes=max_frame_bytes)
@@ -52,6 +62,10 @@ class Dispatcher(FrameCalls):
         self._started = clock()
         self._state = state = ServerState(memory_limit=memory_limit)
         self._folder: ServerFolder | None = None
+        self._owned = owned = OwnedBuckets()
+        state.parts["ownership"] = owned
+        state.ranges = lambda: [range(*pair) for pair in owned.ranges] if owned.version else None
+        self._moves = BucketMoves(state, owned, commit=self.commit, connect=connect, clock=clock)
         self._calls = {
             Call.HEALTH: self._health,
             Call.JOIN: self._join,
@@ -59,18 +73,27 @@ class Dispatcher(FrameCalls):
             Call.MARK_INITIALISED: self._mark_initialised,
             Call.MEASURE: self._measure,
             Call.SHUTDOWN: self._shutdown,
-            **TableCalls(state).calls(),
+            **TableCalls(state, owned).calls(),
+            **BucketCalls(state, owned, self._moves, durable=folder is not None).calls(),
             **DenseCalls(state).calls(),
+            **SaveCalls(state, lambda: self._folder).calls(),
+            **LogCalls(lambda: self._folder).calls(),
             **CoordinationCalls(Coordination(clock=clock)).calls(),
         }
         # Last: what the calls above keep is restored with the rest.
         if folder is not None:
             self._folder = ServerFolder(folder, state, flush_secs=log_flush_secs, take_over=take_over)
+        self._moves.resume()
 
     def commit(self) -> None:
         """Return when everything so far is durable; without a folder there is nothing to wait for."""
         if self._folder is not None:
             self._folder.commit()
+
+    def stop(self, *, grace: float) -> bool:
+        """As of every server; buckets on their way stay so."""
+        self._moves.stop()
+        return super().stop(grace=grace)
 
     def close(self) -> None:
         """Let go of the folder; after `stop`."""
@@ -130,6 +153,7 @@ class Dispatcher(FrameCalls):
 
     def _lookup(self, frame: Frame) -> np.ndarray:
         lookup = message_of(messages.Lookup, frame)
+        self._owned.require_read(lookup.map)
         shapes = self._state.tables.lookup_shapes(lookup, frame.arrays)
         size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in shapes)
         if size > self._max_frame_bytes:
@@ -140,6 +164,8 @@ class Dispatcher(FrameCalls):
             call=Call.LOOKUP, request=frame.request, instance=self.instance, text="{}", shapes=shapes
         )
         self._state.tables.lookup(lookup, frame.arrays, views)
+        # Rows that were given away while they were read may have been removed.
+        self._owned.require_read(lookup.map)
         return buffer
 
     def _is_initialised(self, frame: Frame) -> Answer:

@@ -22,7 +22,17 @@ import numpy as np
 
 from monolith.errors import ProtocolError
 
-__all__ = ["BFLOAT16", "Frame", "VERSION", "allocate", "decode", "encode", "request_of"]
+__all__ = [
+    "BFLOAT16",
+    "Frame",
+    "VERSION",
+    "allocate",
+    "decode",
+    "encode",
+    "instance_of",
+    "request_of",
+    "set_instance",
+]
 
 MAGIC = b"MOPS"
 VERSION = 1
@@ -32,6 +42,7 @@ MAX_ARRAYS = 65536
 
 _HEADER = struct.Struct("<4sHHQQII")
 _SHAPE = struct.Struct("<BB6x")
+_INSTANCE, _INSTANCE_AT = struct.Struct("<Q"), 16
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 """bfloat16, which NumPy lacks: its 16 bits under a name of their own, so that they are not taken for numbers."""
@@ -135,6 +146,16 @@ def request_of(data: bytes | memoryview | np.ndarray) -> int:
         return 0
     request: int = _HEADER.unpack_from(buffer.data)[3]
     return request
+
+
+def instance_of(frame: np.ndarray) -> int:
+    """The life of the server that a request, as `allocate` made it, is meant for."""
+    return int(_INSTANCE.unpack_from(frame.data, _INSTANCE_AT)[0])
+
+
+def set_instance(frame: np.ndarray, instance: int) -> None:
+    """Let a request, as `allocate` made it, be meant for another life of the server."""
+    _INSTANCE.pack_into(frame.data, _INSTANCE_AT, instance)
 
 
 def _shapes(buffer: np.ndarray, count: int) -> tuple[list[Shape], int]:

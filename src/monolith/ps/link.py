@@ -9,17 +9,24 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
-from monolith.errors import DeadlineExceededError, UnavailableError
-from monolith.ps.frames import Frame, Shape, allocate
-from monolith.ps.messages import Call
+from monolith.errors import (
+    DeadlineExceededError,
+    FencedError,
+    OwnershipChangedError,
+    ServerRestoredError,
+    UnavailableError,
+)
+from monolith.ps.frames import Frame, Shape, allocate, instance_of, set_instance
+from monolith.ps.messages import CHANGES, Call
 from monolith.ps.remote_errors import raised
 from monolith.ps.stream_pool import Stream, StreamPool, Transport, connector_to
 
-__all__ = ["Exchange", "Link", "finish_all"]
+__all__ = ["Exchange", "Link", "finish_all", "finish_each"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds between two attempts: doubled each time, up to the longest."""
@@ -38,15 +45,28 @@ class Link:
         max_streams: int = 4,
         transport: Transport | None = None,
     ) -> None:
-        self.address = address
         self.timeout = timeout
         self.instance = 0
         """The life of the server that is meant; 0 until it has answered."""
-        connector = connector_to(
-            address, transport=transport, timeout=timeout, token=token, tls_root_certs=tls_root_certs
-        )
-        self.pool = StreamPool(address, connector, max_streams=max_streams)
+        self.server = 0
+        """The identity of the server, which it keeps in all its lives; 0 if it was not asked."""
+        self.left = False
+        """Whether others own what the server owned: what was not sent yet is theirs."""
+        self.on_restored: Callable[[int], None] | None = None
+        """Called with the life that was meant when the server has restored itself in another one; raises, or has joined that."""
+        self.on_unavailable: Callable[[], None] | None = None
+        """Called between two attempts to reach the server: it may be elsewhere, or have left."""
         self._requests = itertools.count(1)
+        self._max_streams = max_streams
+        self._connector_to = partial(
+            connector_to, transport=transport, timeout=timeout, token=token, tls_root_certs=tls_root_certs
+        )
+        self._earlier: list[StreamPool] = []
+        self.address = address
+        self.pool = self._pool_to(address)
+
+    def _pool_to(self, address: str) -> StreamPool:
+        return StreamPool(address, self._connector_to(address), max_streams=self._max_streams)
 
     def begin(
         self, call: Call, text: str, shapes: Sequence[Shape] = (), *, timeout: float | None = None
@@ -54,32 +74,48 @@ class Link:
         """A request whose arrays are still to be filled, and the arrays; then `send` and `finish` it."""
         request = next(self._requests)
         frame, views = allocate(call=call, request=request, instance=self.instance, text=text, shapes=shapes)
-        return Exchange(self, frame, request, self.timeout if timeout is None else timeout), views
+        limit = self.timeout if timeout is None else timeout
+        return Exchange(self, frame, request, limit, changes=call in CHANGES), views
 
     def call(
         self, call: Call, text: str = "{}", arrays: Sequence[np.ndarray] = (), *, timeout: float | None = None
     ) -> Frame:
         """The answer to one request."""
+        return self.prepared(call, text, arrays, timeout=timeout).finish()
+
+    def prepared(
+        self, call: Call, text: str, arrays: Sequence[np.ndarray], *, timeout: float | None = None
+    ) -> Exchange:
+        """A request with its arrays, still to be sent."""
         exchange, views = self.begin(call, text, [(a.dtype, a.shape) for a in arrays], timeout=timeout)
         for view, array in zip(views, arrays, strict=True):
             view[...] = array
-        return exchange.finish()
+        return exchange
+
+    def move_to(self, address: str) -> None:
+        """The server is at another address from now on; what is under way is sent there when it fails."""
+        self._earlier.append(self.pool)
+        self.address, self.pool = address, self._pool_to(address)
 
     def close(self) -> None:
         """Close the connection."""
-        self.pool.close()
+        for pool in (self.pool, *self._earlier):
+            pool.close()
 
 
 class Exchange:
     """One request under way."""
 
-    def __init__(self, link: Link, frame: np.ndarray, request: int, timeout: float) -> None:
+    def __init__(self, link: Link, frame: np.ndarray, request: int, timeout: float, *, changes: bool) -> None:
         self._link = link
         self._frame = frame
         self._request = request
         self._deadline = time.monotonic() + timeout
         self._timeout = timeout
         self._stream: Stream | None = None
+        self._pool = link.pool
+        self._changes = changes
+        self._in_doubt = False
 
     def send(self) -> None:
         """Send the request, once; a failure is dealt with by `finish`."""
@@ -96,8 +132,16 @@ class Exchange:
                 if self._stream is None:
                     self._send()
                 return self._receive()
-            except UnavailableError as error:
+            except ServerRestoredError:
                 self._drop()
+                if self._link.on_restored is None or time.monotonic() >= self._deadline:
+                    raise
+                self._link.on_restored(instance_of(self._frame))
+                # The same request, under the same number: if it was applied before the server died, it is known there.
+                set_instance(self._frame, self._link.instance)
+            except (UnavailableError, FencedError) as error:
+                self._drop()
+                self._look_for_server()
                 # Spread, so that the workers of a cluster do not all come back at the same moment.
                 pause = min(2 * pause, LONGEST_PAUSE) * random.uniform(0.5, 1.0)
                 if time.monotonic() + pause >= self._deadline:
@@ -111,15 +155,23 @@ class Exchange:
         """Forget the request; an answer that may still come is not waited for."""
         self._drop()
 
+    def _look_for_server(self) -> None:
+        if self._link.on_unavailable is not None:
+            self._link.on_unavailable()
+        if self._link.left and not self._in_doubt:
+            raise OwnershipChangedError(f"the server at {self._link.address} has given its buckets to others")
+
     def _send(self) -> None:
-        self._stream = self._link.pool.take(deadline=self._deadline)
+        self._pool = self._link.pool
+        self._stream = self._pool.take(deadline=self._deadline)
+        self._in_doubt = self._changes
         self._stream.send(self._frame, deadline=self._deadline)
 
     def _receive(self) -> Frame:
         assert self._stream is not None
         frame = self._stream.receive(self._request, deadline=self._deadline)
         stream, self._stream = self._stream, None
-        self._link.pool.give_back(stream)
+        self._pool.give_back(stream)
         if frame.call == Call.ERROR:
             raise raised(frame.text, self._link.address)
         self._link.instance = self._link.instance or frame.instance
@@ -128,28 +180,34 @@ class Exchange:
     def _drop(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
-            self._link.pool.discard(stream)
+            self._pool.discard(stream)
 
 
 def finish_all(exchanges: Iterable[Exchange]) -> list[Frame]:
+    """As `finish_each`, and the first error is raised."""
+    outcomes = finish_each(exchanges)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, Frame)]
+
+
+def finish_each(exchanges: Iterable[Exchange]) -> list[Frame | Exception]:
     """Send all requests, then take all answers: servers work beside each other, and no thread is needed for it.
 
-    All are waited for, also after a failure, so that nothing is under way any more; then the first error is raised.
+    All are waited for, also after a failure, so that nothing is under way any more.
     """
     started = list(exchanges)
     for exchange in started:
         exchange.send()
-    frames: list[Frame] = []
-    failure: Exception | None = None
+    outcomes: list[Frame | Exception] = []
     for exchange in started:
         try:
-            frames.append(exchange.finish())
+            outcomes.append(exchange.finish())
         except Exception as error:
-            failure = failure or error
+            outcomes.append(error)
         except BaseException:
             for other in started:
                 other.abandon()
             raise
-    if failure is not None:
-        raise failure
-    return frames
+    return outcomes

@@ -7,26 +7,34 @@ import json
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
 from monolith.config import Config, Positive
 from monolith.errors import ConfigError, InvalidArgumentError, StorageError
 from monolith.ps import messages
+from monolith.ps.addresses import distinct_addresses
 from monolith.ps.frames import Frame
 from monolith.ps.link import Link, finish_all
-from monolith.ps.messages import Call, DeclaredTable, Push, Wire
+from monolith.ps.messages import Call, DeclaredTable, HeldPosition, Position, Push, Wire
+from monolith.ps.server_checkpoints import prepare_servers, save_servers
+from monolith.ps.server_routes import ask_buckets
+from monolith.ps.server_search import follow_server
 from monolith.ps.stream_pool import Transport
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import TableStats
 
-__all__ = ["ClientConfig", "ServerGroup"]
+__all__ = ["ClientConfig", "ServerGroup", "link_to"]
+
+FIND_SECONDS = 2.0
+"""How long an address is asked whether a server that is missed is there now."""
 
 
 class ClientConfig(Config):
@@ -57,6 +65,9 @@ class ClientConfig(Config):
     the same time: rows read ahead then have the update before them, or not yet."""
     max_streams: Annotated[int, Field(ge=1)] = 4
     """Streams to each server: threads of this process that can be under way at once."""
+    on_restart: Literal["rejoin", "raise"] = "rejoin"
+    """What to do with a server that was started again and has restored itself: go on with it, or raise `ServerRestoredError`.
+    One that has lost what it held always raises `ServerRestartedError`."""
 
 
 def link_to(address: str, config: ClientConfig) -> Link:
@@ -80,21 +91,30 @@ class ServerGroup:
         tables: Iterable[TableConfig | DeclaredTable] = (),
         *,
         config: ClientConfig | None = None,
+        find: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self.config = config or ClientConfig()
-        self.addresses = _distinct(addresses)
+        self._find = find
+        self._rejoining = threading.RLock()
         self._worker = self.config.worker or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._epoch = time.time_ns() if self.config.epoch is None else self.config.epoch
         self._nonce = secrets.randbits(63)
         self._sequences = itertools.count(1)
         self._declared: dict[str, DeclaredTable] = {}
-        self.links = [link_to(address, self.config) for address in self.addresses]
+        self.joined: list[dict[str, object]] = []
+        """What each server answered when it was joined."""
+        self.links = [self._linked(address) for address in distinct_addresses(addresses)]
         try:
             self._join()
             self.declare(tables)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the servers are now."""
+        return tuple(link.address for link in self.links)
 
     @property
     def worker(self) -> str:
@@ -146,18 +166,27 @@ class ServerGroup:
         self._ask_all(Call.MARK_INITIALISED)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Refused: a worker does not have the rows. What servers hold is lost with them."""
-        raise InvalidArgumentError(f"save to {folder}: tables on servers cannot be saved through a worker")
+        """Let the servers save what they hold, each in its own folder; `folder` becomes the checkpoint that names them.
+
+        All servers need a folder, `monolith ps --folder`, on a disk that whoever restores it can read.
+        """
+        save_servers(self.links, folder)
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
-        """Refused, as `save` is."""
+        """Let the servers restore a checkpoint, whatever number of servers has saved it; on an error nothing has changed."""
         self.prepare_restore(folder)()
 
     def prepare_restore(
         self, folder: str | os.PathLike[str], *, buckets: range = range(NUM_BUCKETS)
     ) -> Callable[[], None]:
-        """Refused, as `save` is."""
-        raise InvalidArgumentError(f"restore from {folder}: tables on servers cannot be restored through a worker")
+        """Let every server read the buckets it owns; calling the answer lets all of them put them in place."""
+        if len(buckets) != NUM_BUCKETS:
+            raise InvalidArgumentError(f"buckets: a server restores what it owns, expected all of them, got {buckets}")
+        return prepare_servers(self.links, folder)
+
+    def prepare_fresh(self, folder: str | os.PathLike[str]) -> Callable[[], None]:
+        """Like `prepare_restore`, but servers that hold a state worth keeping keep it."""
+        return prepare_servers(self.links, folder, only_fresh=True)
 
     def rejoin(self) -> None:
         """After `ServerRestartedError`: take the servers as they are now, and declare the tables to those that are new."""
@@ -165,6 +194,15 @@ class ServerGroup:
             link.instance = 0
         self._join()
         self.declare(list(self._declared.values()))
+
+    def positions(self) -> list[dict[str, HeldPosition] | None]:
+        """How far each server says this worker is in its data, by channel; None: the server had not met the worker before."""
+        known = [joined["known"] is True for joined in self.joined]
+        found: list[dict[str, HeldPosition] | None] = []
+        for number, frame in enumerate(self._ask_all(Call.JOIN, self._join_text())):
+            held = {channel: HeldPosition(**one) for channel, one in json.loads(frame.text)["positions"].items()}
+            found.append(held if held or any(known[number : number + 1]) else None)
+        return found
 
     def shut_down_servers(self) -> None:
         """Ask all servers to end."""
@@ -184,13 +222,45 @@ class ServerGroup:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.addresses))}, worker={self._worker!r})"
 
-    def _join(self) -> None:
-        join = messages.Join(worker=self._worker, epoch=self._epoch, nonce=self._nonce)
-        self._ask_all(Call.JOIN, join.model_dump_json())
+    def _linked(self, address: str) -> Link:
+        link = link_to(address, self.config)
+        if self.config.on_restart == "rejoin":
+            link.on_restored = lambda meant: self._join_restored(link, meant)
+        link.on_unavailable = lambda: self._look_for(link)
+        return link
 
-    def next_push(self) -> Push:
-        """The number of the next change this worker makes."""
-        return Push(worker=self._worker, epoch=self._epoch, sequence=next(self._sequences))
+    def _join(self) -> None:
+        self.joined = [json.loads(frame.text) for frame in self._ask_all(Call.JOIN, self._join_text())]
+        if self._find is not None:
+            for link in self.links:
+                link.server = ask_buckets(link).server
+
+    def _join_text(self) -> str:
+        return messages.Join(worker=self._worker, epoch=self._epoch, nonce=self._nonce).model_dump_json()
+
+    def _join_restored(self, link: Link, meant: int) -> None:
+        """Go on with a server that has restored itself since the life `meant`."""
+        with self._rejoining:
+            if link.instance != meant:
+                return  # another thread has done it
+            link.instance = 0
+            link.call(Call.JOIN, self._join_text())
+            self._declare_to(link)
+
+    def _declare_to(self, link: Link) -> None:
+        if self._declared:
+            declare = messages.DeclareTables(tables=tuple(self._declared.values()))
+            link.call(Call.DECLARE_TABLES, declare.model_dump_json())
+
+    def _look_for(self, link: Link) -> None:
+        """Ask whether the server of `link` is at another address now."""
+        if self._find is not None:
+            soon = self.config.model_copy(update={"timeout": min(self.config.timeout, FIND_SECONDS)})
+            follow_server(link, self.addresses, self._find, lambda address: link_to(address, soon))
+
+    def next_push(self, position: Position | None = None) -> Push:
+        """The number of the next change this worker makes; `position`: the batch it belongs to."""
+        return Push(worker=self._worker, epoch=self._epoch, sequence=next(self._sequences), position=position)
 
     def _ask_all(self, call: Call, text: str = "{}") -> list[Frame]:
         return finish_all([link.begin(call, text)[0] for link in self.links])
@@ -198,18 +268,6 @@ class ServerGroup:
     def _served(self) -> tuple[DeclaredTable, ...]:
         # The servers were given the same declarations; the first speaks for all.
         return messages.DeclareTables.from_json(self.links[0].call(Call.CONFIGS).text).tables
-
-
-def _distinct(addresses: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(addresses, str) or not addresses:
-        raise InvalidArgumentError(f"addresses: expected a list of host:port, got {addresses!r}")
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535 or "/" in address:
-            raise InvalidArgumentError(f"addresses: expected host:port, got {address!r}")
-    if len(set(addresses)) != len(addresses):
-        raise InvalidArgumentError(f"addresses: expected each server once, got {', '.join(addresses)}")
-    return tuple(addresses)
 
 
 def _certificates(path: Path | None) -> bytes | None:

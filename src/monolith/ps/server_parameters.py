@@ -15,7 +15,7 @@ from monolith.errors import InvalidArgumentError
 from monolith.ps import messages
 from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
 from monolith.ps.frames import Frame
-from monolith.ps.link import Exchange, Link, finish_all
+from monolith.ps.link import Exchange, finish_all
 from monolith.ps.messages import Call
 from monolith.ps.server_group import ServerGroup
 
@@ -66,9 +66,15 @@ class ServerParameters:
         found = {n: torch.from_numpy(a.copy()) for names, f in answers for n, a in zip(names, f.arrays, strict=True)}
         return {name: found[name] for name in self._names}
 
-    def apply(self, gradients: Mapping[str, Tensor], *, learning_rate: float | None = None) -> None:
-        """One step of the servers' optimizer for each parameter that has a gradient here."""
-        push = self._group.next_push()
+    def apply(
+        self,
+        gradients: Mapping[str, Tensor],
+        *,
+        learning_rate: float | None = None,
+        position: messages.Position | None = None,
+    ) -> None:
+        """One step of the servers' optimizer for each parameter that has a gradient here; `position`: the batch it is of."""
+        push = self._group.next_push(position)
         self._send(
             Call.APPLY_DENSE,
             gradients,
@@ -110,7 +116,7 @@ class ServerParameters:
             mine = tuple(name for name in wanted if self._server_of[name] == number)
             if mine:
                 sent = [] if arrays is None else [arrays[name] for name in mine]
-                asked.append((mine, _begin(link, call, text(mine), sent)))
+                asked.append((mine, link.prepared(call, text(mine), sent)))
         frames = finish_all([exchange for _, exchange in asked])
         return [(mine, frame) for (mine, _), frame in zip(asked, frames, strict=True)]
 
@@ -138,6 +144,8 @@ class CachedParameters:
         self._parameters = dict(module.named_parameters())
         self.origin = ServerParameters(group, self._parameters, optimizer)
         """The parameters on the servers."""
+        self.position: messages.Position | None = None
+        """The batch that the next `push` is of, if servers are told."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="monolith-fetch")
         self._fetched: Future[dict[str, Tensor]] | None = None
         self.fetch()
@@ -164,7 +172,8 @@ class CachedParameters:
         """
         if self._fetched is not None:
             wait([self._fetched])
-        self.origin.apply({name: p.grad for name, p in self._parameters.items() if p.grad is not None})
+        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        self.origin.apply(gradients, position=self.position)
 
     def parameters(self) -> list[nn.Parameter]:
         """The module's own parameters: the copies."""
@@ -191,6 +200,11 @@ class ServerOptimizer(torch.optim.Optimizer):
         super().__init__(cached.parameters(), {})
         self._cached = cached
 
+    def set_position(self, position: messages.Position | None) -> None:
+        """Say which batch the next step is of; a successor of this worker then counts it once."""
+        dense = None if position is None else position.model_copy(update={"channel": "dense"})
+        self._cached.position = dense
+
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload
@@ -203,13 +217,6 @@ class ServerOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._cached.push()
         return loss
-
-
-def _begin(link: Link, call: Call, text: str, arrays: list[np.ndarray]) -> Exchange:
-    exchange, views = link.begin(call, text, [(array.dtype, array.shape) for array in arrays])
-    for view, array in zip(views, arrays, strict=True):
-        view[...] = array
-    return exchange
 
 
 def _placed(sizes: Mapping[str, int], servers: int) -> dict[str, int]:

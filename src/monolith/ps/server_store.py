@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 import torch
 
-from monolith.errors import InvalidArgumentError
+from monolith.errors import DeadlineExceededError, InvalidArgumentError, OwnershipChangedError, UnavailableError
 from monolith.features.declaration import declare_tables
 from monolith.features.feature import Feature
 from monolith.ps import messages
+from monolith.ps.addresses import distinct_addresses
 from monolith.ps.bag_split import (
     IdSplit,
     pooled_rows,
@@ -23,13 +24,16 @@ from monolith.ps.bag_split import (
     summed_gradients,
 )
 from monolith.ps.frames import Frame
-from monolith.ps.link import finish_all
-from monolith.ps.messages import Call, DeclaredTable
+from monolith.ps.link import Exchange, Link
+from monolith.ps.messages import Call, DeclaredTable, Position, Push
+from monolith.ps.ownership import OwnershipMap
+from monolith.ps.parted_call import Part, Places, run_parts
 from monolith.ps.precision import WIRE_DTYPES, narrow, widen
+from monolith.ps.rebalance import rebalance_buckets
 from monolith.ps.remote_store import float_rows, row_matrix
 from monolith.ps.server_group import ClientConfig, ServerGroup, require_known
+from monolith.ps.server_routes import Route, ServerRoutes
 from monolith.table.arrays import Ids, Values, id_array
-from monolith.table.buckets import bucket_owners, bucket_ranges
 from monolith.table.config import TableConfig
 from monolith.table.store import Bags, Gradient, join_gradients
 
@@ -87,14 +91,62 @@ class ServerStore(ServerGroup):
         *,
         ranges: Sequence[range] | None = None,
         config: ClientConfig | None = None,
+        find: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        self.ranges = tuple(bucket_ranges(len(addresses)) if ranges is None else ranges)
-        self._owners = bucket_owners(self.ranges, len(addresses))
-        self._splits: OrderedDict[int, tuple[Bags, IdSplit]] = OrderedDict()
+        first = OwnershipMap.even(distinct_addresses(addresses), ranges)
+        self._splits: OrderedDict[int, tuple[Route, Bags, IdSplit]] = OrderedDict()
         self._lock = threading.Lock()
         self._ahead: deque[tuple[tuple[Bags, ...], Future[list[torch.Tensor]]]] = deque(maxlen=MAX_AHEAD)
         self._thread: ThreadPoolExecutor | None = None
-        super().__init__(addresses, tables, config=config)
+        self._retired: list[Link] = []
+        super().__init__(addresses, tables, config=config, find=find)
+        self._routes = ServerRoutes(
+            lambda: self.links, keep=self._keep, join=self._join_one_more, timeout=self.config.timeout
+        )
+        try:
+            self._routes.begin(first)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ownership(self) -> OwnershipMap:
+        """Which server owns which buckets, as far as this worker knows."""
+        return self._routes.current.map()
+
+    def rebalance(
+        self, addresses: Sequence[str], *, report: Callable[[int, int], None] = lambda moved, planned: None
+    ) -> OwnershipMap:
+        """Let the servers at `addresses`, and no others, own all buckets, as equally as possible; who owns what then.
+
+        As few buckets move as must, a piece at a time, while other workers go on: none of their updates is lost or applied
+        twice. New servers must be running. One that is not in `addresses` owns nothing in the end and may be stopped when
+        all workers have made another step. If this fails in the middle, every bucket is still owned by somebody; call it again.
+
+        Args:
+            addresses: of all servers that shall have buckets; the first server of the group must stay.
+            report: called with the number of buckets moved so far, and of those to be moved.
+
+        Example:
+            >>> from monolith.ps import ParameterServer, ServerStore
+            >>> with ParameterServer() as one, ParameterServer() as two, ServerStore([one.address]) as store:
+            ...     grown = store.rebalance([one.address, two.address])
+            >>> [server.ranges for server in grown.servers]
+            [((0, 2048),), ((2048, 4096),)]
+        """
+        wanted, current = distinct_addresses(addresses), self._routes.settled().map()
+        for address in wanted:
+            if address not in self.addresses:
+                self.links = [*self.links, self._required(address)]
+        links = {link.address: link for link in self.links}
+        rebalance_buckets(current, wanted, links, report=report, timeout=self.config.timeout)
+        return self._routes.settled().map()
+
+    def _required(self, address: str) -> Link:
+        link = self._join_one_more(address)
+        if link is None:
+            raise UnavailableError(f"addresses: there is no server at {address}; start it first")
+        return link
 
     def prefetch(self, requests: Sequence[Bags]) -> None:
         """Begin a lookup whose answer the next `lookup` with equal `requests` takes.
@@ -116,6 +168,8 @@ class ServerStore(ServerGroup):
         """Close all connections; the servers go on."""
         if self._thread is not None:
             self._thread.shutdown()
+        for link in self._retired:
+            link.close()
         super().close()
 
     def _begun(self, requests: Sequence[Bags]) -> Future[list[torch.Tensor]] | None:
@@ -128,46 +182,56 @@ class ServerStore(ServerGroup):
         return None
 
     def _lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
-        splits = [self._split(bags) for bags in requests]
+        route = self._routes.current
+        splits = [self._split(bags, route) for bags in requests]
         reads = tuple(messages.TableRead(table=bags.table, pooling="none") for bags in requests)
-        text = messages.Lookup(tables=reads, wire=self.config.wire).model_dump_json()
-        exchanges = []
-        for number, link in enumerate(self.links):
-            parts = [split.parts(split.ids)[number] for split in splits]
-            exchange, views = link.begin(Call.LOOKUP, text, [(_INT64, part.shape) for part in parts])
-            for view, part in zip(views, parts, strict=True):
-                view[...] = part
-            exchanges.append(exchange)
-        answers = [frame.arrays for frame in finish_all(exchanges)]
+
+        def begin(part: Part) -> Exchange:
+            text = messages.Lookup(tables=reads, wire=self.config.wire, map=part.version).model_dump_json()
+            wanted = [split.ids[places] for split, places in zip(splits, part.places, strict=True)]
+            return part.link.prepared(Call.LOOKUP, text, wanted)
+
+        answers = self._run(route, [(split.ids, split.sizes) for split in splits], begin)
         pooled = []
         for place, (bags, split) in enumerate(zip(requests, splits, strict=True)):
-            rows = [widen(answer[place], bags.table) for answer in answers]
-            joined = rows[0] if len(rows) == 1 else np.concatenate(rows)
-            pooled.append(torch.from_numpy(pooled_rows(joined, split, bags)))
+            parts = [(places[place], widen(frame.arrays[place], bags.table)) for places, frame in answers]
+            pooled.append(torch.from_numpy(pooled_rows(_joined(parts, len(split.ids)), split, bags)))
         return pooled
 
-    def apply(self, gradients: Sequence[Gradient], *, step: int = 0, event_time: int = 0) -> None:
-        """One optimizer step per table and id, with the sum of its gradients in all `gradients`."""
+    def apply(
+        self,
+        gradients: Sequence[Gradient],
+        *,
+        step: int = 0,
+        event_time: int = 0,
+        position: Position | None = None,
+    ) -> None:
+        """One optimizer step per table and id, with the sum of its gradients in all `gradients`.
+
+        `position` says which batch of this worker they are of: a successor that goes on from there counts it once.
+        """
         self._keep_order()
         joined = join_gradients(gradients)
         require_known([gradient.bags.table for gradient in joined], self._declared)
         tables = tuple(
             messages.TableGradient(table=g.bags.table, pooling="none", learning_rates=g.learning_rates) for g in joined
         )
-        apply = messages.Apply(push=self.next_push(), tables=tables, step=step, event_time=event_time)
-        text, wire = apply.model_dump_json(), WIRE_DTYPES[self.config.wire]
-        parts = [self._parts(gradient) for gradient in joined]
-        exchanges = []
+        route, wire = self._routes.current, WIRE_DTYPES[self.config.wire]
+        flat = [self._flat(gradient, route) for gradient in joined]
+        pushes = self._pushes(position)
+
         # All servers see every step, those without an id of it too: event time and HashNet scales follow the steps.
-        for number, link in enumerate(self.links):
-            mine = [(ids[number], rows[number]) for ids, rows in parts]
+        def begin(part: Part) -> Exchange:
+            apply = messages.Apply(push=pushes(part), tables=tables, step=step, event_time=event_time, map=part.version)
+            mine = [(ids[at], rows[at]) for (ids, rows, _), at in zip(flat, part.places, strict=True)]
             shapes = [shape for ids, rows in mine for shape in ((_INT64, ids.shape), (wire, rows.shape))]
-            exchange, views = link.begin(Call.APPLY_GRADIENTS, text, shapes)
+            exchange, views = part.link.begin(Call.APPLY_GRADIENTS, apply.model_dump_json(), shapes)
             for place, (ids, rows) in enumerate(mine):
                 views[2 * place][...] = ids
                 narrow(rows, views[2 * place + 1])
-            exchanges.append(exchange)
-        finish_all(exchanges)
+            return exchange
+
+        self._run(route, [(ids, sizes) for ids, _, sizes in flat], begin)
 
     def assign(self, table: str, ids: Ids, values: Values, *, event_time: int = 0) -> None:
         """Set the embeddings of `ids` to `values` [n, dim]."""
@@ -182,7 +246,8 @@ class ServerStore(ServerGroup):
         wanted = id_array(ids)
         order, answers = self._each(Call.REINITIALIZE, table, wanted.reshape(-1), None, event_time)
         existed = np.empty(wanted.size, dtype=np.int32)
-        existed[order] = np.concatenate([frame.arrays[0] for frame in answers])
+        for places, frame in answers:
+            existed[order[places[0]]] = frame.arrays[0]
         return torch.from_numpy(existed).reshape(wanted.shape)
 
     def _write(self, call: Call, table: str, ids: Ids, values: Values, event_time: int) -> None:
@@ -191,20 +256,67 @@ class ServerStore(ServerGroup):
 
     def _each(
         self, call: Call, table: str, ids: np.ndarray, values: np.ndarray | None, event_time: int
-    ) -> tuple[np.ndarray, list[Frame]]:
+    ) -> tuple[np.ndarray, list[tuple[Places, Frame]]]:
         """Ask each server about its own of `ids`; the order in which they were asked, and the answers."""
         self._keep_order()
-        order, sizes = split_by_owner(ids, self._owners, len(self.links))
-        text = messages.TableWrite(push=self.next_push(), table=table, event_time=event_time).model_dump_json()
-        exchanges, end = [], 0
-        for link, size in zip(self.links, sizes, strict=True):
-            places, end = order[end : end + size], end + size
-            arrays = [ids[places]] if values is None else [ids[places], values[places]]
-            exchange, views = link.begin(call, text, [(array.dtype, array.shape) for array in arrays])
-            for view, array in zip(views, arrays, strict=True):
-                view[...] = array
-            exchanges.append(exchange)
-        return order, finish_all(exchanges)
+        route = self._routes.current
+        order, sizes = split_by_owner(ids, route.owners, route.groups)
+        ids, pushes = ids[order], self._pushes(None)
+
+        def begin(part: Part) -> Exchange:
+            write = messages.TableWrite(push=pushes(part), table=table, event_time=event_time, map=part.version)
+            (at,) = part.places
+            arrays = [ids[at]] if values is None else [ids[at], values[order[at]]]
+            return part.link.prepared(call, write.model_dump_json(), arrays)
+
+        return order, self._run(route, [(ids, sizes)], begin)
+
+    def _run(
+        self, route: Route, tables: Sequence[tuple[np.ndarray, list[int]]], begin: Callable[[Part], Exchange]
+    ) -> list[tuple[Places, Frame]]:
+        ids, sizes = [ids for ids, _ in tables], [sizes for _, sizes in tables]
+        return run_parts(self._routes, route, ids, sizes, begin, timeout=self.config.timeout)
+
+    def _pushes(self, position: Position | None) -> Callable[[Part], Push]:
+        """The number of the change that a part is: one for all servers, and a new one for each further round."""
+        made: dict[int, Push] = {}
+
+        def push(part: Part) -> Push:
+            number = made.setdefault(part.round, made.get(part.round) or self.next_push(position))
+            # The server has had this batch, but not this part of it.
+            return number.model_copy(update={"position": None}) if part.again else number
+
+        return push
+
+    def _ask_all(self, call: Call, text: str = "{}") -> list[Frame]:
+        try:
+            return super()._ask_all(call, text)
+        except OwnershipChangedError:
+            # One of them has left; those that have answered answer again.
+            self._routes.after(self._routes.current)
+            return super()._ask_all(call, text)
+
+    def _look_for(self, link: Link) -> None:
+        super()._look_for(link)
+        if hasattr(self, "_routes"):
+            self._routes.look_around()
+
+    def _keep(self, links: list[Link]) -> None:
+        self._retired += [link for link in self.links if link not in links]
+        self.links = links
+
+    def _join_one_more(self, address: str) -> Link | None:
+        link = self._linked(address)
+        try:
+            link.call(Call.JOIN, self._join_text())
+            self._declare_to(link)
+        except (UnavailableError, DeadlineExceededError):
+            link.close()
+            return None
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     def _keep_order(self) -> None:
         if self.config.ordered:
@@ -212,31 +324,42 @@ class ServerStore(ServerGroup):
                 begun = [future for _, future in self._ahead]
             wait(begun)
 
-    def _parts(self, gradient: Gradient) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Ids and gradients for each server."""
+    def _flat(self, gradient: Gradient, route: Route) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Ids and gradients in the order of the servers, and how many each has."""
         bags, values = gradient.bags, float_rows(gradient.values)
         if values.ndim != 2 or len(values) != len(bags.row_splits) - 1:
             raise InvalidArgumentError(
                 f"gradients of table {bags.table!r}: expected [{len(bags.row_splits) - 1}, dim], got {list(values.shape)}"
             )
-        split = self._split(bags)
+        split = self._split(bags, route)
         if self._declared[bags.table].admission is not None:
-            return single_gradients(values, split, bags)
-        return split.parts(split.ids), split.parts(summed_gradients(values, split, bags))
+            ids, rows = single_gradients(values, split, bags)
+            return np.concatenate(ids), np.concatenate(rows), [len(part) for part in ids]
+        return split.ids, summed_gradients(values, split, bags), split.sizes
 
-    def _split(self, bags: Bags) -> IdSplit:
+    def _split(self, bags: Bags, route: Route) -> IdSplit:
         with self._lock:
             known = self._splits.get(id(bags))
         # Kept together with the bags themselves, so that no other object can have their address. Their ids are compared:
         # arrays can be written to, and a row for another id would be wrong without a word.
-        if known is not None and known[0] is bags and known[1].is_of(bags.ids):
-            return known[1]
-        split = split_ids(bags.ids, self._owners, len(self.links))
+        if known is not None and known[0] is route and known[1] is bags and known[2].is_of(bags.ids):
+            return known[2]
+        split = split_ids(bags.ids, route.owners, route.groups)
         with self._lock:
-            self._splits[id(bags)] = (bags, split)
+            self._splits[id(bags)] = (route, bags, split)
             if len(self._splits) > REMEMBERED:
                 self._splits.popitem(last=False)
         return split
+
+
+def _joined(parts: Sequence[tuple[np.ndarray | slice, np.ndarray]], count: int) -> np.ndarray:
+    """The rows of all parts, each at its places."""
+    if len(parts) == 1:
+        return parts[0][1]
+    joined = np.empty((count, parts[0][1].shape[1]), dtype=np.float32)
+    for places, rows in parts:
+        joined[places] = rows
+    return joined
 
 
 def _are_equal(one: Sequence[Bags], other: Sequence[Bags]) -> bool:

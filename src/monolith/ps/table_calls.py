@@ -8,6 +8,7 @@ from monolith.ps import messages
 from monolith.ps.answers import Answer, Calls, json_answer, message_of
 from monolith.ps.frames import Frame
 from monolith.ps.messages import Call
+from monolith.ps.owned_buckets import OwnedBuckets
 from monolith.ps.served_tables import require_count
 from monolith.ps.server_state import ServerState
 
@@ -17,8 +18,8 @@ __all__ = ["TableCalls"]
 class TableCalls:
     """All but the lookup, whose answer the dispatcher lets the tables write in place."""
 
-    def __init__(self, state: ServerState) -> None:
-        self._state, self._tables, self._pushes = state, state.tables, state.pushes
+    def __init__(self, state: ServerState, owned: OwnedBuckets) -> None:
+        self._state, self._tables, self._pushes, self._owned = state, state.tables, state.pushes, owned
 
     def calls(self) -> Calls:
         """What is called for which number."""
@@ -46,6 +47,7 @@ class TableCalls:
         apply = message_of(messages.Apply, frame)
 
         def action() -> Answer:
+            self._owned.require(apply.map)
             self._tables.apply(apply, frame.arrays)
             self._state.step = max(self._state.step, apply.step)
             return Answer()
@@ -62,6 +64,7 @@ class TableCalls:
         write = message_of(messages.TableWrite, frame)
 
         def action() -> Answer:
+            self._owned.require(write.map)
             require_count(frame.arrays, 2)
             ids, values = frame.arrays
             table = self._tables.writable(write.table, ids)
@@ -74,6 +77,7 @@ class TableCalls:
         write = message_of(messages.TableWrite, frame)
 
         def action() -> Answer:
+            self._owned.require(write.map)
             require_count(frame.arrays, 1)
             (ids,) = frame.arrays
             existed = self._tables.writable(write.table, ids).reinitialize(ids, event_time=write.event_time)

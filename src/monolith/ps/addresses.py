@@ -1,0 +1,42 @@
+"""Addresses of servers: host:port."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from monolith.errors import InvalidArgumentError
+
+__all__ = ["Address", "distinct_addresses"]
+
+
+def _host_and_port(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535 or "/" in address or not address.isprintable():
+        raise ValueError("expected host:port")
+    return address
+
+
+Address = Annotated[str, Field(max_length=512), AfterValidator(_host_and_port)]
+"""host:port, as a field of a message."""
+
+
+def distinct_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
+    """`addresses`, after making sure that each is host:port and that none comes twice.
+
+    Example:
+        >>> distinct_addresses(["10.0.0.1:7100", "10.0.0.2:7100"])
+        ('10.0.0.1:7100', '10.0.0.2:7100')
+    """
+    if isinstance(addresses, str) or not addresses:
+        raise InvalidArgumentError(f"addresses: expected a list of host:port, got {addresses!r}")
+    for address in addresses:
+        try:
+            _host_and_port(address)
+        except ValueError:
+            raise InvalidArgumentError(f"addresses: expected host:port, got {address!r}") from None
+    if len(set(addresses)) != len(addresses):
+        raise InvalidArgumentError(f"addresses: expected each server once, got {', '.join(addresses)}")
+    return tuple(addresses)

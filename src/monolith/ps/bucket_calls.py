@@ -1,0 +1,46 @@
+"""Calls that say, and change, which buckets a server owns."""
+
+from __future__ import annotations
+
+from monolith.ps.answers import Answer, Calls, message_of
+from monolith.ps.bucket_messages import InstallBuckets, MoveBuckets, OwnBuckets
+from monolith.ps.bucket_moves import BucketMoves
+from monolith.ps.frames import Frame
+from monolith.ps.messages import Call
+from monolith.ps.owned_buckets import OwnedBuckets
+from monolith.ps.server_state import ServerState
+
+__all__ = ["BucketCalls"]
+
+
+class BucketCalls:
+    """Own, ask, move, install. `durable`: whether what the server holds survives its process."""
+
+    def __init__(self, state: ServerState, owned: OwnedBuckets, moves: BucketMoves, *, durable: bool) -> None:
+        self._state, self._owned, self._moves, self._durable = state, owned, moves, durable
+
+    def calls(self) -> Calls:
+        """What is called for which number."""
+        return {
+            Call.OWN_BUCKETS: self._own,
+            Call.BUCKETS: self._buckets,
+            Call.MOVE_BUCKETS: self._move,
+            Call.INSTALL_BUCKETS: self._install,
+        }
+
+    def _own(self, frame: Frame) -> Answer:
+        own = message_of(OwnBuckets, frame)
+        with self._state.gate.closed(changes=True):
+            self._owned.claim(own.ranges)
+        return self._buckets(frame)
+
+    def _buckets(self, frame: Frame) -> Answer:
+        told = self._owned.told(durable=self._durable, dense=self._state.dense.declared())
+        return Answer(text=told.model_dump_json())
+
+    def _move(self, frame: Frame) -> Answer:
+        return Answer(text=self._moves.move(message_of(MoveBuckets, frame)).model_dump_json())
+
+    def _install(self, frame: Frame) -> Answer:
+        installed = self._moves.install(message_of(InstallBuckets, frame), frame.arrays)
+        return Answer(text=installed.model_dump_json())

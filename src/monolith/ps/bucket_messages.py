@@ -1,0 +1,104 @@
+"""The JSON text of the calls that say, and change, which buckets a server owns."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from monolith.config import Config, Finite
+from monolith.ps.addresses import Address
+from monolith.ps.messages import DeclaredTable, Name, Time, Whole
+from monolith.ps.ownership import BucketRange, BucketRanges
+
+__all__ = ["Buckets", "Giving", "InstallBuckets", "Installed", "InstalledTable", "MoveBuckets", "Moved", "OwnBuckets"]
+
+
+class OwnBuckets(Config):
+    """Own these from the start: refused if the server has ever owned others."""
+
+    ranges: BucketRanges
+
+
+class Giving(Config):
+    """Buckets on their way to another server: neither of the two answers for them."""
+
+    number: Whole
+    """Which transfer of the giver this is."""
+    taker: Address
+    server: Whole
+    """The taker's identity."""
+    durable: bool
+    """Whether what the taker owns survives its process."""
+    buckets: BucketRange
+
+
+class Buckets(Config):
+    """Answer to the question what a server owns."""
+
+    server: Whole
+    """Its identity: kept with its folder, and by no other server."""
+    version: Whole
+    """Grows when it gives buckets away; 0: it has never owned any."""
+    ranges: BucketRanges
+    giving: Giving | None = None
+    gave: tuple[Address, ...] = ()
+    """Servers that buckets were given to: where to ask for what is missing."""
+    durable: bool = False
+    """Whether what it owns survives its process."""
+    dense: tuple[Name, ...] = ()
+    """The dense parameters it holds."""
+
+
+class MoveBuckets(Config):
+    """Give the first piece of what the server owns of `buckets` to the server at `taker`. Answer: `Moved`."""
+
+    buckets: BucketRange | None
+    """None: whoever moves has done."""
+    taker: Address
+    rebalance: Whole
+    """Drawn by whoever moves: two who move at the same time are told apart."""
+    wait: Annotated[float, Field(ge=0, le=300)]
+    """Seconds after which the answer is "not yet"."""
+
+
+class Moved(Config):
+    """What became of a move."""
+
+    buckets: BucketRange | None = None
+    """The piece that was given; None: nothing was left to give."""
+    pending: bool = False
+    """It is still on its way; ask again."""
+
+
+class InstalledTable(Config):
+    """A table that rows come from, and what it knows besides them.
+
+    Arrays: ids int64 [n], times int64 [n], rows uint8 [n, row_bytes].
+    """
+
+    declared: DeclaredTable
+    max_event_time: Time
+    updates: Time
+    hashnet_scales: tuple[Finite, ...]
+
+
+class InstallBuckets(Config):
+    """Own these buckets from now on, with these rows. A transfer that comes again changes nothing. Answer: `Installed`."""
+
+    giver: Whole
+    """Its identity."""
+    number: Whole
+    """Counts its transfers."""
+    server: Whole
+    """The taker that is meant."""
+    rebalance: Whole
+    buckets: BucketRange
+    tables: tuple[InstalledTable, ...]
+
+
+class Installed(Config):
+    """What became of an install."""
+
+    again: bool
+    """It had been done before."""

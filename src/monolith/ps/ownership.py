@@ -1,0 +1,122 @@
+"""Who owns which buckets.
+
+Every server says for itself which buckets it owns; nobody else decides it. It counts a version, which grows whenever it gives
+some away, and a request names the version its sender knows. So a request that was split by an old map is refused before
+anything happens, and no two maps of one version can exist. A map is what the servers of a group say, put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Annotated
+
+import numpy as np
+from pydantic import AfterValidator, Field, model_validator
+
+from monolith.config import Config
+from monolith.ps.addresses import Address
+from monolith.table.buckets import NUM_BUCKETS, bucket_owners, bucket_ranges
+
+__all__ = ["BucketRange", "BucketRanges", "NOBODY", "OwnedByServer", "OwnershipMap", "mask_of", "ranges_of"]
+
+NOBODY = -1
+"""The owner of a bucket that is on its way from one server to another."""
+
+
+def _ordered(bounds: tuple[int, int]) -> tuple[int, int]:
+    if bounds[0] >= bounds[1]:
+        raise ValueError("expected the first bucket and, larger, the one behind the last")
+    return bounds
+
+
+def _apart(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    if any(one[1] > other[0] for one, other in pairwise(ranges)):
+        raise ValueError("expected ranges in order that do not overlap")
+    return ranges
+
+
+_Bound = Annotated[int, Field(ge=0, le=NUM_BUCKETS)]
+BucketRange = Annotated[tuple[_Bound, _Bound], AfterValidator(_ordered)]
+"""The first bucket and the one behind the last."""
+BucketRanges = Annotated[tuple[BucketRange, ...], Field(max_length=NUM_BUCKETS), AfterValidator(_apart)]
+"""In order, apart from each other; none: no bucket."""
+
+
+def mask_of(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
+    """bool [NUM_BUCKETS]: which buckets are in `ranges`."""
+    mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
+    for first, end in ranges:
+        mask[first:end] = True
+    return mask
+
+
+def ranges_of(mask: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """The ranges of the buckets that are set in `mask`, as few as possible.
+
+    Example:
+        >>> ranges_of(mask_of([(0, 5), (5, 7), (9, 10)]))
+        ((0, 7), (9, 10))
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]]))).tolist()
+    return tuple(zip(edges[::2], edges[1::2], strict=True))
+
+
+class OwnedByServer(Config):
+    """A server of a map and what it owns."""
+
+    address: Address
+    version: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Which of its states this is; grows when it gives buckets away. 0: it has never owned any."""
+    ranges: BucketRanges = ()
+
+
+class OwnershipMap(Config):
+    """The servers of a group and which buckets each owns. JSON by `model_dump_json` and `from_json`.
+
+    Example:
+        >>> whole = OwnershipMap.even(["10.0.0.1:7100", "10.0.0.2:7100"])
+        >>> [server.ranges for server in whole.servers], whole.holes()
+        ([((0, 2048),), ((2048, 4096),)], ())
+        >>> OwnershipMap.from_json(whole.model_dump_json()) == whole
+        True
+    """
+
+    servers: tuple[OwnedByServer, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OwnershipMap:
+        addresses = [server.address for server in self.servers]
+        if len(set(addresses)) != len(addresses):
+            raise ValueError(f"expected each server once, got {', '.join(addresses)}")
+        if sum(int(mask_of(server.ranges).sum()) for server in self.servers) > int((self.owners() != NOBODY).sum()):
+            raise ValueError("expected at most one owner of every bucket")
+        return self
+
+    @classmethod
+    def even(cls, addresses: Sequence[str], ranges: Sequence[range] | None = None) -> OwnershipMap:
+        """What servers own at first: `ranges`, by default contiguous and as equal as possible."""
+        wanted = bucket_ranges(len(addresses)) if ranges is None else list(ranges)
+        bucket_owners(wanted, len(addresses))  # refuses overlaps and gaps in the words of a caller's argument
+        return cls(
+            servers=tuple(
+                OwnedByServer(address=address, version=1, ranges=((mine.start, mine.stop),) if mine else ())
+                for address, mine in zip(addresses, wanted, strict=True)
+            )
+        )
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the servers are."""
+        return tuple(server.address for server in self.servers)
+
+    def owners(self) -> np.ndarray:
+        """int64 [NUM_BUCKETS]: the number of the server of each bucket, or `NOBODY`."""
+        owners = np.full(NUM_BUCKETS, NOBODY, dtype=np.int64)
+        for number, server in enumerate(self.servers):
+            owners[mask_of(server.ranges)] = number
+        return owners
+
+    def holes(self) -> tuple[tuple[int, int], ...]:
+        """Buckets that no server of the map owns."""
+        return ranges_of(self.owners() == NOBODY)

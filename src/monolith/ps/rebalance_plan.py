@@ -1,0 +1,76 @@
+"""Which buckets go where when the set of servers changes: as few as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from monolith.errors import InvalidArgumentError
+from monolith.ps.ownership import OwnershipMap, mask_of, ranges_of
+from monolith.table.buckets import NUM_BUCKETS
+
+__all__ = ["BucketMove", "planned_moves"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketMove:
+    """Buckets that one server gives to another."""
+
+    giver: str
+    taker: str
+    buckets: range
+
+
+def planned_moves(current: OwnershipMap, addresses: Sequence[str]) -> list[BucketMove]:
+    """The moves after which the servers at `addresses`, and no others, own all buckets, as equally as possible.
+
+    No other plan with that end moves fewer buckets. Servers give from the end of what they have.
+
+    Example:
+        >>> two = OwnershipMap.even(["a:1", "b:1"])
+        >>> [(move.giver, move.taker, len(move.buckets)) for move in planned_moves(two, ["a:1", "b:1", "c:1"])]
+        [('a:1', 'c:1', 682), ('b:1', 'c:1', 683)]
+    """
+    if holes := current.holes():
+        raise InvalidArgumentError(
+            f"nobody owns the buckets {list(holes)}; a move is under way, or a server is missing"
+        )
+    owned = {server.address: mask_of(server.ranges) for server in current.servers}
+    sizes = {address: int(mask.sum()) for address, mask in owned.items()}
+    targets = _targets(sizes, addresses)
+    givers = [
+        (address, _from_the_end(owned[address], size - targets.get(address, 0))) for address, size in sizes.items()
+    ]
+    takers = [(address, targets[address] - sizes.get(address, 0)) for address in addresses]
+    return _matched(givers, takers)
+
+
+def _targets(sizes: dict[str, int], addresses: Sequence[str]) -> dict[str, int]:
+    share, larger = divmod(NUM_BUCKETS, len(addresses))
+    # Who has most keeps the odd bucket: it need not move.
+    by_size = sorted(addresses, key=lambda address: -sizes.get(address, 0))
+    return {address: share + (place < larger) for place, address in enumerate(by_size)}
+
+
+def _from_the_end(mask: np.ndarray, count: int) -> np.ndarray:
+    """The last `count` buckets of `mask`, in order."""
+    owned = np.flatnonzero(mask)
+    return owned[len(owned) - max(count, 0) :]
+
+
+def _matched(givers: list[tuple[str, np.ndarray]], takers: list[tuple[str, int]]) -> list[BucketMove]:
+    moves = []
+    left = [(address, buckets) for address, buckets in givers if len(buckets)]
+    for taker, room in takers:
+        while room > 0:
+            giver, buckets = left.pop(0)
+            taken, rest = buckets[:room], buckets[room:]
+            room -= len(taken)
+            if len(rest):
+                left.insert(0, (giver, rest))
+            taken_mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
+            taken_mask[taken] = True
+            moves += [BucketMove(giver=giver, taker=taker, buckets=range(*bounds)) for bounds in ranges_of(taken_mask)]
+    return moves

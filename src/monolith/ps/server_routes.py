@@ -1,0 +1,235 @@
+"""Which server is asked for which id: what the servers of a group say they own, kept up to date."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from monolith.errors import ConfigError, DeadlineExceededError, OwnershipChangedError, UnavailableError
+from monolith.ps.bucket_messages import Buckets, OwnBuckets
+from monolith.ps.frames import Frame
+from monolith.ps.link import Link, finish_each
+from monolith.ps.messages import Call
+from monolith.ps.ownership import OwnedByServer, OwnershipMap, mask_of, ranges_of
+from monolith.table.buckets import NUM_BUCKETS
+
+__all__ = ["Route", "ServerRoutes", "ask_buckets"]
+
+ASK_SECONDS = 2.0
+"""How long a server that does not answer holds up those that ask all of them."""
+PAUSE = 0.05
+"""Seconds between two looks at buckets that are on their way."""
+LOOKS = 5
+"""How often buckets must be missing before they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """How requests are split, at one moment."""
+
+    links: tuple[Link, ...]
+    """Servers that own something."""
+    versions: tuple[int, ...]
+    """Of the buckets of each."""
+    owners: np.ndarray
+    """int64 [NUM_BUCKETS]: the number of the link of each bucket; behind the last link: it is on its way."""
+
+    @property
+    def groups(self) -> int:
+        """Parts that ids are split into: one for each link, and one more if some are on their way."""
+        return len(self.links) + bool((self.owners == len(self.links)).any())
+
+    def map(self) -> OwnershipMap:
+        """The same as a value that can be shown and kept."""
+        return OwnershipMap(
+            servers=tuple(
+                OwnedByServer(address=link.address, version=version, ranges=ranges_of(self.owners == number))
+                for number, (link, version) in enumerate(zip(self.links, self.versions, strict=True))
+            )
+        )
+
+
+@dataclass
+class _Known:
+    version: int
+    mask: np.ndarray
+
+
+class ServerRoutes:
+    """Asks the servers of a group what they own, at first and whenever a request was refused.
+
+    Args:
+        links: those of the group now; `left` servers are taken out by `keep`.
+        keep: told the links that are still servers of the group.
+        join: a link to one more server that this worker has joined, by its address; None if it does not answer.
+    """
+
+    def __init__(
+        self,
+        links: Callable[[], Sequence[Link]],
+        *,
+        keep: Callable[[list[Link]], None],
+        join: Callable[[str], Link | None],
+        timeout: float,
+    ) -> None:
+        self._links, self._keep, self._join = links, keep, join
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._known: dict[Link, _Known] = {}
+        self._is_moving = False
+        self.current = Route(links=(), versions=(), owners=np.zeros(NUM_BUCKETS, dtype=np.int64))
+        """The newest."""
+
+    def begin(self, first: OwnershipMap) -> None:
+        """Give servers that have never owned anything what `first` says, unless others own something else already."""
+        links = list(self._links())
+        told = [ask_buckets(link) for link in links]
+        if all(one.version == 0 or one.ranges == mine.ranges for one, mine in zip(told, first.servers, strict=True)):
+            # All begin with the same server, so that of two who disagree one is refused before it has changed anything.
+            for link, one, mine in sorted(zip(links, told, first.servers, strict=True), key=lambda e: e[0].address):
+                if one.version == 0 and not self._given(link, mine):
+                    break
+        self.settled()
+
+    def after(self, route: Route) -> Route:
+        """A newer one than `route`."""
+        with self._lock:
+            if self.current is route:
+                self._fetch()
+            return self.current
+
+    def settled(self) -> Route:
+        """The newest, when nothing is on its way any more; raises if buckets have no owner and none of them comes."""
+        deadline, looks = time.monotonic() + self._timeout, 0
+        with self._lock:
+            while not self._fetch():
+                looks += 1
+                # A piece that arrives while all are asked may be seen on neither side, but not several times in a row.
+                if time.monotonic() >= deadline or (looks >= LOOKS and not self._is_moving):
+                    names = ", ".join(link.address for link in self._links())
+                    missing = list(ranges_of(self.current.owners == len(self.current.links)))
+                    raise ConfigError(f"addresses: nobody of {names} owns the buckets {missing}; name all servers")
+                time.sleep(PAUSE)
+            return self.current
+
+    def look_around(self) -> None:
+        """Find out whether others own what a server that does not answer had; does nothing while somebody asks already."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._fetch()
+            finally:
+                self._lock.release()
+
+    def _given(self, link: Link, mine: OwnedByServer) -> bool:
+        try:
+            link.call(Call.OWN_BUCKETS, OwnBuckets(ranges=mine.ranges).model_dump_json())
+        except OwnershipChangedError:
+            return False
+        return True
+
+    def _fetch(self) -> bool:
+        """Ask all servers; whether every bucket has one owner."""
+        links = list(self._links())
+        told = {link: self._claimed_again(link, one) for link, one in _ask_each(links).items()}
+        if not self._claimed(told, links).all():
+            told |= self._follow(told, links)
+        claims = self._claims(told)
+        counted = sum((known.mask.astype(np.int64) for known in claims.values()), np.zeros(NUM_BUCKETS, dtype=np.int64))
+        # Of two that claim a bucket one has given it away since it was asked: ask again.
+        for known in claims.values():
+            known.mask = known.mask & (counted == 1)
+        self._is_moving = bool((counted > 1).any()) or any(one is not None and one.giving for one in told.values())
+        self._put_in_place(told, claims)
+        return bool((counted == 1).all())
+
+    def _claimed_again(self, link: Link, told: Buckets | None) -> Buckets | None:
+        # Giving and taking are durable at once, the first claim is not: a server that was started again may have lost it, and
+        # nothing else then.
+        if told is not None and told.version == 0 and link in self._known and self._known[link].mask.any():
+            own = OwnBuckets(ranges=ranges_of(self._known[link].mask))
+            return Buckets.from_json(link.call(Call.OWN_BUCKETS, own.model_dump_json()).text)
+        return told
+
+    def _claimed(self, told: dict[Link, Buckets | None], links: Iterable[Link]) -> np.ndarray:
+        mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
+        for link in links:
+            one = told[link]
+            if one is not None:
+                mask |= mask_of(one.ranges)
+            elif link in self._known:
+                mask |= self._known[link].mask
+        return mask
+
+    def _follow(self, told: dict[Link, Buckets | None], links: list[Link]) -> dict[Link, Buckets | None]:
+        """Servers that buckets were given to, and that this worker does not know yet."""
+        found: dict[Link, Buckets | None] = {}
+        asked = {link.address for link in links}
+        waiting = _takers(told.values()) - asked
+        while waiting:
+            address = waiting.pop()
+            asked.add(address)
+            link = self._join(address)
+            if link is not None:
+                found[link] = ask_buckets(link)
+                waiting |= _takers([found[link]]) - asked
+        return found
+
+    def _claims(self, told: dict[Link, Buckets | None]) -> dict[Link, _Known]:
+        claims = {link: _Known(one.version, mask_of(one.ranges)) for link, one in told.items() if one is not None}
+        answered = sum((known.mask for known in claims.values()), np.zeros(NUM_BUCKETS, dtype=np.bool_))
+        for link, one in told.items():
+            if one is None and link in self._known:
+                # It does not answer now. What nobody else claims is still its own; the rest it gave away before.
+                known = self._known[link]
+                claims[link] = _Known(known.version, known.mask & ~answered)
+        return claims
+
+    def _put_in_place(self, told: dict[Link, Buckets | None], claims: dict[Link, _Known]) -> None:
+        for link, one in told.items():
+            owns = link in claims and bool(claims[link].mask.any())
+            link.server = one.server if one is not None else link.server
+            link.left = not owns and (one is None or _has_left(one))
+        self._keep([link for link in told if not link.left])
+        self._known = claims
+        owning = [(link, known) for link, known in claims.items() if known.mask.any()]
+        owners = np.full(NUM_BUCKETS, len(owning), dtype=np.int64)
+        for number, (_, known) in enumerate(owning):
+            owners[known.mask] = number
+        self.current = Route(
+            links=tuple(link for link, _ in owning), versions=tuple(known.version for _, known in owning), owners=owners
+        )
+
+
+def ask_buckets(link: Link) -> Buckets:
+    """What the server says about itself."""
+    return Buckets.from_json(link.call(Call.BUCKETS).text)
+
+
+def _ask_each(links: Sequence[Link]) -> dict[Link, Buckets | None]:
+    """What each says; None: it does not answer."""
+    seconds = [min(link.timeout, ASK_SECONDS) for link in links]
+    outcomes = finish_each(
+        [link.begin(Call.BUCKETS, "{}", timeout=limit)[0] for link, limit in zip(links, seconds, strict=True)]
+    )
+    return {link: _buckets(outcome) for link, outcome in zip(links, outcomes, strict=True)}
+
+
+def _buckets(outcome: Frame | Exception) -> Buckets | None:
+    if isinstance(outcome, UnavailableError | DeadlineExceededError | OwnershipChangedError):
+        return None
+    if isinstance(outcome, Exception):
+        raise outcome
+    return Buckets.from_json(outcome.text)
+
+
+def _takers(told: Iterable[Buckets | None]) -> set[str]:
+    known = [one for one in told if one is not None]
+    return {address for one in known for address in one.gave} | {one.giving.taker for one in known if one.giving}
+
+
+def _has_left(told: Buckets) -> bool:
+    return told.version > 0 and told.giving is None and not told.ranges and not told.dense
