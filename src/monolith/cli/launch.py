@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from monolith.checkpoint.storage import is_remote
 from monolith.cli.launch_view import JsonView, LaunchView, LinesView, TableView, event_text
 from monolith.cli.options import Json
 from monolith.cli.sizes import size_in_bytes
@@ -66,13 +67,17 @@ def launch(
     then servers; a second signal ends them at once. The exit code is 0 if every worker ended well, 1 if a role failed,
     130 if the job was interrupted.
     """
+    where, _, address = on.partition("=")
+    if where != "ray" and on != "local":
+        raise ConfigError(f"--on: expected local, ray or ray=ADDRESS, got {on!r}")
     job = JobRoles(
         num_ps=ps,
         num_workers=workers,
         uuid=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
         worker_args=tuple(_worker_args(target, arguments or [], module=module)),
-        ps_args=tuple(shlex.split(ps_args)),
-        model_dir=None if model_dir is None else str(Path(model_dir).resolve()),
+        ps_args=_split(ps_args),
+        # A relative path means another folder to a process that has gone elsewhere.
+        model_dir=model_dir if model_dir is None or is_remote(model_dir) else str(Path(model_dir).resolve()),
         restarts=restarts,
     )
     logs = _log_dir(log_dir, job.model_dir)
@@ -83,7 +88,7 @@ def launch(
         worker_gpus=float(worker_gpus),
     )
     lines: Lines = queue.SimpleQueue()
-    with _roles(on, job, logs, placement, lambda role, line: lines.put((role, line))) as roles:
+    with _roles(where, address, job, logs, placement, lambda role, line: lines.put((role, line))) as roles:
         events: list[Event] = []
         supervision = Supervision(restarts=restarts, grace_secs=float(grace))
         supervisor = Supervisor(job.roles, roles.start, supervision, clock=time.monotonic, report=events.append)
@@ -96,13 +101,10 @@ def launch(
 
 
 def _roles(
-    on: str, job: JobRoles, logs: Path, placement: RayPlacement, on_line: OnLine
+    where: str, address: str, job: JobRoles, logs: Path, placement: RayPlacement, on_line: OnLine
 ) -> AbstractContextManager[LocalRoles | RayRoles]:
-    where, _, address = on.partition("=")
     if where == "ray":
         return RayRoles(job, logs, address=address or None, placement=placement, on_line=on_line)
-    if on != "local":
-        raise ConfigError(f"--on: expected local, ray or ray=ADDRESS, got {on!r}")
     return LocalRoles(job, logs, on_line=on_line)
 
 
@@ -173,7 +175,16 @@ def _worker_args(target: str, arguments: Sequence[str], *, module: bool) -> list
     return [target, *arguments]
 
 
+def _split(ps_args: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(ps_args))
+    except ValueError as error:
+        raise ConfigError(f"--ps-args: expected options as a shell takes them, {error}; got {ps_args!r}") from None
+
+
 def _log_dir(given: Path | None, model_dir: str | None) -> Path:
     if given is not None:
         return given
-    return Path(tempfile.mkdtemp(prefix="monolith-launch-")) if model_dir is None else Path(model_dir) / "logs"
+    if model_dir is None or is_remote(model_dir):
+        return Path(tempfile.mkdtemp(prefix="monolith-launch-"))
+    return Path(model_dir) / "logs"
