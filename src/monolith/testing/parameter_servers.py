@@ -12,14 +12,18 @@ from contextlib import contextmanager
 
 __all__ = ["ServerProcess", "server_process"]
 
-_COMMAND = (sys.executable, "-c", "import sys; from monolith.cli import main; sys.exit(main())", "ps", "--json")
+_COMMAND = (sys.executable, "-c", "import sys; from monolith.cli import main; sys.exit(main())")
 
 
 class ServerProcess:
-    """One `monolith ps` on a free port of this machine; it has started when this is made."""
+    """One `monolith ps`, or another verb that serves, on a free port of this machine; it has started when this is made."""
 
-    def __init__(self, options: Sequence[str] = ()) -> None:
-        self._process = subprocess.Popen([*_COMMAND, *options], stdout=subprocess.PIPE, text=True)
+    def __init__(self, options: Sequence[str] = (), *, verb: str = "ps") -> None:
+        self._options = (verb, "--json", *options)
+        self._start()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen([*_COMMAND, *self._options], stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -51,6 +55,12 @@ class ServerProcess:
         self._process.kill()
         self._process.wait()
 
+    def restart(self) -> None:
+        """Start it again after it has ended, at the address it had."""
+        self.close()
+        self._options = (*self._options, "--port", self.address.rpartition(":")[2])
+        self._start()
+
     def stop(self, *, timeout: float = 60.0) -> int:
         """Ask it to end and wait for it; returns the exit code."""
         self._process.send_signal(signal.SIGTERM)
@@ -66,9 +76,9 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(*options: str) -> Iterator[ServerProcess]:
-    """A server process for the length of a block; `options` are those of `monolith ps`."""
-    server = ServerProcess(options)
+def server_process(*options: str, verb: str = "ps") -> Iterator[ServerProcess]:
+    """A server process for the length of a block; `options` are those of `monolith ps`, or of another `verb`."""
+    server = ServerProcess(options, verb=verb)
     try:
         yield server
     finally:

@@ -13,11 +13,11 @@ from monolith.ps.answers import Answer
 
 __all__ = ["OpenSplits"]
 
-_Key = tuple[str, int, int, int]
+_Key = tuple[str, int, int, int, int]
 
 
 class OpenSplits:
-    """Streams by job, trainer, epoch and split. Safe from many threads.
+    """Streams by job, trainer, session, epoch and split. Safe from many threads.
 
     A question that does not continue a stream opens it anew at the place asked for: so it does not matter who was asked
     before, nor whether this process was there. At most `max_splits` are kept, and none that was idle for `idle_secs`.
@@ -44,8 +44,11 @@ class OpenSplits:
 
     def answer(self, request: ReadBatch, *, wait: float) -> Answer:
         """The answer to `request`, waited for so many seconds."""
-        self._require_newest(request)
-        key = (request.job, request.trainer, request.epoch, request.split)
+        key = (request.job, request.trainer, request.session, request.epoch, request.split)
+        if self._is_stale(key):
+            raise StalePushError(
+                f"trainer {request.trainer} of job {request.job!r} has begun anew elsewhere; this one should end"
+            )
         stream = self._stream(key, request, instead_of=None)
         try:
             while (answer := stream.answer(request.position, wait=wait)) is None:
@@ -57,8 +60,11 @@ class OpenSplits:
         return answer
 
     def know_sessions(self, sessions: dict[str, dict[int, int]]) -> None:
-        """Turn away trainers that were replaced."""
-        self._sessions = sessions
+        """Turn away trainers that were replaced: the dispatcher does it when they open a split, this when they go on reading."""
+        with self._lock:
+            self._sessions = sessions
+            for key in list(filter(self._is_stale, self._streams)):
+                self._close(key)
 
     def close(self) -> None:
         """Close all."""
@@ -66,11 +72,9 @@ class OpenSplits:
             for key in list(self._streams):
                 self._close(key)
 
-    def _require_newest(self, request: ReadBatch) -> None:
-        if request.session < self._sessions.get(request.job, {}).get(request.trainer, 0):
-            raise StalePushError(
-                f"trainer {request.trainer} of job {request.job!r} has begun anew elsewhere; this one should end"
-            )
+    def _is_stale(self, key: _Key) -> bool:
+        job, trainer, session, _, _ = key
+        return session < self._sessions.get(job, {}).get(trainer, 0)
 
     def _stream(self, key: _Key, request: ReadBatch, *, instead_of: SplitStream | None) -> SplitStream:
         with self._lock:
