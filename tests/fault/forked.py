@@ -1,0 +1,78 @@
+"""Servers and workers as processes that begin in a few milliseconds: forked by one that has everything imported."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["monolith.ps", "monolith.train", "monolith.data.synthetic"])
+
+
+class Forked:
+    """One process that runs `target`; what it sends to its pipe is read with `receive`."""
+
+    def __init__(self, target: Callable[..., None], *arguments: object) -> None:
+        self.pipe, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=target, args=(theirs, *arguments))
+        self._process.start()
+        # Only the child must hold it, or its death would go unnoticed.
+        theirs.close()
+
+    def receive(self, *, timeout: float = 120.0) -> Any:  # noqa: ANN401 - whatever was sent
+        """The next message; `EOFError` if the process has ended without one."""
+        assert self.pipe.poll(timeout), "the process neither sent anything nor ended"
+        return self.pipe.recv()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._process.kill()
+        self._process.join()
+
+    def join(self, *, timeout: float = 120.0) -> int:
+        """Wait for its end; the exit code."""
+        self._process.join(timeout)
+        assert self._process.exitcode is not None, "the process has not ended"
+        return self._process.exitcode
+
+    def close(self) -> None:
+        """End it if it still runs."""
+        self.kill()
+        self.pipe.close()
+
+
+class ForkedServer:
+    """A parameter server with a folder; started again it has the port that it had."""
+
+    def __init__(self, folder: Path, flush: float | None) -> None:
+        self._folder, self._flush, self.port = folder, flush, 0
+        self.restart()
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"127.0.0.1:{self.port}"
+
+    def restart(self) -> None:
+        """Start it, at first or after `kill`; returns when it listens."""
+        self._forked = Forked(_serve, self._folder, self._flush, self.port)
+        self.port = self._forked.receive()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._forked.kill()
+
+    def close(self) -> None:
+        """End it if it still runs."""
+        self._forked.close()
+
+
+def _serve(pipe: Connection, folder: Path, flush: float | None, port: int) -> None:
+    from monolith.ps import ParameterServer, ServerConfig
+
+    server = ParameterServer(ServerConfig(folder=folder, log_flush_secs=flush, port=port))
+    pipe.send(server.port)
+    server.wait()
