@@ -50,6 +50,10 @@ def ps(
         typer.Option(help="Seconds between commits to the log; 0 answers when it is durable.", min=0),
     ] = None,
     take_over: Annotated[bool, typer.Option(help="Take the folder from a process that hangs.")] = False,
+    tls_root_certs: Annotated[
+        Path | None, typer.Option(help="Whom other servers' certificates are signed by, PEM; by default --tls-cert.")
+    ] = None,
+    move_piece: Annotated[str, typer.Option(help="Rows given to another server at a time.")] = "8MiB",
     grace: Annotated[float, typer.Option(help="Seconds for calls under way to finish at the end.", min=0)] = 5.0,
     as_json: Json = False,
 ) -> None:
@@ -73,6 +77,8 @@ def ps(
             folder=folder,
             log_flush_secs=log_flush_secs,
             take_over=take_over,
+            tls_root_certs=tls_root_certs,
+            move_piece_bytes=_bytes(move_piece, "--move-piece"),
         )
     )
     _end_on_signals(server)

@@ -93,6 +93,7 @@ class InstallBuckets(Config):
     server: Whole
     """The taker that is meant."""
     rebalance: Whole
+    """As in `MoveBuckets`; 0: not known any more, since the giver was started again."""
     buckets: BucketRange
     tables: tuple[InstalledTable, ...]
 

@@ -38,6 +38,8 @@ LEASE = 60.0
 """Seconds after which somebody else may move buckets, if whoever did has not been heard of."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to reach the taker."""
+CLOSE_SECONDS = 2.0
+"""How long the end of a server waits for a piece that is being sent."""
 REFUSALS = (ConfigError, InvalidArgumentError, MemoryLimitError, ProtocolError)
 """Errors of a taker that has not installed a transfer and never will."""
 
@@ -71,6 +73,7 @@ class BucketMoves:
         self._lock = threading.Lock()
         self._settled = threading.Condition()
         self._failure: Exception | None = None
+        self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._mover, self._mover_until = 0, 0.0
 
@@ -84,6 +87,11 @@ class BucketMoves:
         self._stopping.set()
         with self._settled:
             self._settled.notify_all()
+
+    def close(self) -> None:
+        """Wait a moment for what is being sent; after `stop`, before the folder is closed."""
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
 
     def move(self, move: MoveBuckets) -> Moved:
         """Give away the first piece of `move.buckets` that is owned here."""
@@ -113,6 +121,8 @@ class BucketMoves:
             try:
                 if self._owned.has_installed(install):
                     return True
+                if install.rebalance:
+                    self._require_mover(install.rebalance)
                 require_rows(self._state.tables, install, arrays)
                 put_rows(self._state.tables, install, arrays)
             except (*REFUSALS, MemoryError):
@@ -172,9 +182,10 @@ class BucketMoves:
 
     def _start(self, giving: Giving, *, rebalance: int) -> None:
         self._failure = None
-        threading.Thread(
+        self._thread = threading.Thread(
             target=self._deliver, args=(giving, rebalance), name=f"monolith-move-{giving.number}", daemon=True
-        ).start()
+        )
+        self._thread.start()
 
     def _outcome(self, giving: Giving, wait: float) -> Moved:
         with self._settled:

@@ -13,7 +13,7 @@ from monolith.errors import FencedError, ProtocolError, ServerRestoredError
 from monolith.ps import messages
 from monolith.ps.answers import Answer, json_answer, message_of
 from monolith.ps.bucket_calls import BucketCalls
-from monolith.ps.bucket_moves import BucketMoves
+from monolith.ps.bucket_moves import PIECE_BYTES, BucketMoves
 from monolith.ps.coordination import Coordination
 from monolith.ps.coordination_calls import CoordinationCalls
 from monolith.ps.dense_calls import DenseCalls
@@ -55,6 +55,7 @@ class Dispatcher(FrameCalls):
         log_flush_secs: float | None = None,
         take_over: bool = False,
         connect: Callable[[str], Link] = lambda address: Link(address, timeout=PEER_SECONDS),
+        move_piece_bytes: int = PIECE_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(max_frame_bytes=max_frame_bytes)
@@ -65,7 +66,9 @@ class Dispatcher(FrameCalls):
         self._owned = owned = OwnedBuckets()
         state.parts["ownership"] = owned
         state.ranges = lambda: [range(*pair) for pair in owned.ranges] if owned.version else None
-        self._moves = BucketMoves(state, owned, commit=self.commit, connect=connect, clock=clock)
+        self._moves = BucketMoves(
+            state, owned, commit=self.commit, connect=connect, piece_bytes=move_piece_bytes, clock=clock
+        )
         self._calls = {
             Call.HEALTH: self._health,
             Call.JOIN: self._join,
@@ -97,6 +100,7 @@ class Dispatcher(FrameCalls):
 
     def close(self) -> None:
         """Let go of the folder; after `stop`."""
+        self._moves.close()
         if self._folder is not None:
             self._folder.close()
 

@@ -40,7 +40,7 @@ def rebalance_buckets(
                 moved += piece
                 report(moved, planned)
     finally:
-        for address in {move.giver for move in moves}:
+        for address in {address for move in moves for address in (move.giver, move.taker)}:
             # So that somebody else may move at once; whoever cannot be told waits for the lease.
             with suppress(MonolithError):
                 _ask(links[address], MoveBuckets(buckets=None, taker=address, rebalance=number, wait=0.0))

@@ -7,8 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from monolith.ps.dispatch import Dispatcher
-from monolith.ps.frame_server import FrameServer, ListenConfig, require_safe
+from monolith.ps.bucket_moves import PIECE_BYTES
+from monolith.ps.dispatch import PEER_SECONDS, Dispatcher
+from monolith.ps.frame_server import FrameServer, ListenConfig, read_pem, require_safe
+from monolith.ps.link import Link
 
 __all__ = ["ParameterServer", "ServerConfig"]
 
@@ -31,6 +33,10 @@ class ServerConfig(ListenConfig):
     is ever lost; a push is answered when it is durable. None: the log is written with checkpoints only."""
     take_over: bool = False
     """Take `folder` from a process that still holds it, such as one that hangs; that one is fenced and ends."""
+    tls_root_certs: Path | None = None
+    """PEM of whom the certificates of other servers are signed by, for moving buckets to them; None: `tls_cert`, its own."""
+    move_piece_bytes: Annotated[int, Field(gt=0)] = PIECE_BYTES
+    """Rows given to another server at a time; changes to a piece wait while it is on its way."""
 
 
 class ParameterServer(FrameServer):
@@ -56,12 +62,25 @@ class ParameterServer(FrameServer):
             folder=self.config.folder,
             log_flush_secs=self.config.log_flush_secs,
             take_over=self.config.take_over,
+            connect=self._connect,
+            move_piece_bytes=self.config.move_piece_bytes,
         )
         try:
             super().__init__(self.config, self._dispatcher)
         except BaseException:
             self._dispatcher.close()
             raise
+
+    def _connect(self, address: str) -> Link:
+        """The way to another server of the same group, which asks for the same token."""
+        certificates = self.config.tls_root_certs or self.config.tls_cert
+        return Link(
+            address,
+            timeout=PEER_SECONDS,
+            token=self.config.token,
+            tls_root_certs=None if certificates is None else read_pem(certificates, "tls_root_certs"),
+            transport=self.config.transport,
+        )
 
     def close(self, *, grace: float = 5.0) -> bool:
         """Finish what is under way, refuse what comes, stop listening; whether all ended within `grace` seconds.

@@ -63,8 +63,8 @@ class ServerRoutes:
     """Asks the servers of a group what they own, at first and whenever a request was refused.
 
     Args:
-        links: those of the group now; `left` servers are taken out by `keep`.
-        keep: told the links that are still servers of the group.
+        links: those of the group now.
+        keep: told the links to servers of the group, and those to servers that have left it.
         join: a link to one more server that this worker has joined, by its address; None if it does not answer.
     """
 
@@ -72,7 +72,7 @@ class ServerRoutes:
         self,
         links: Callable[[], Sequence[Link]],
         *,
-        keep: Callable[[list[Link]], None],
+        keep: Callable[[list[Link], list[Link]], None],
         join: Callable[[str], Link | None],
         timeout: float,
     ) -> None:
@@ -193,7 +193,7 @@ class ServerRoutes:
             owns = link in claims and bool(claims[link].mask.any())
             link.server = one.server if one is not None else link.server
             link.left = not owns and (one is None or _has_left(one))
-        self._keep([link for link in told if not link.left])
+        self._keep([link for link in told if not link.left], [link for link in told if link.left])
         self._known = claims
         owning = [(link, known) for link, known in claims.items() if known.mask.any()]
         owners = np.full(NUM_BUCKETS, len(owning), dtype=np.int64)

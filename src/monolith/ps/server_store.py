@@ -301,8 +301,9 @@ class ServerStore(ServerGroup):
         if hasattr(self, "_routes"):
             self._routes.look_around()
 
-    def _keep(self, links: list[Link]) -> None:
-        self._retired += [link for link in self.links if link not in links]
+    def _keep(self, links: list[Link], left: list[Link]) -> None:
+        # Closed in the end: other threads may still wait for an answer.
+        self._retired += left
         self.links = links
 
     def _join_one_more(self, address: str) -> Link | None:
