@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from types import ModuleType
 from typing import Any
@@ -26,15 +27,18 @@ def import_ray() -> ModuleType:
 class RaySession:
     """This process as part of a Ray cluster, until `close`. If it was part of one already, it stays so.
 
-    Ray hands over actors and their arguments as pickles: whoever is let into a Ray cluster can run code on it. It listens on the
-    machine's own address even when it is started here, and lets in who has its token (releases before 2.53: everyone).
+    Ray hands over actors and their arguments as pickles: whoever is let into a Ray cluster can run code on it. One that is
+    started here listens on the machine's own address, as Ray always does, and lets in only who has its token.
     """
 
     def __init__(self, address: str | None, **options: Any) -> None:  # noqa: ANN401 - what ray.init takes
         """Join the cluster at `address`; None starts one of this machine, with `options`."""
-        self._ray = import_ray()
         # A program says no more to the outside than it was asked to.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if address is None and "ray" not in sys.modules:
+            # Read when Ray is imported. Newer releases ask for a token by themselves, older ones if told so.
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+        self._ray = import_ray()
         where = {"address": address} if address else {"include_dashboard": False}
         with _lock:
             self._is_ours = not self._ray.is_initialized()

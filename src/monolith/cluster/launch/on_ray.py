@@ -70,10 +70,10 @@ class RayRoles:
         on_line: OnLine = lambda role, line: None,
     ) -> None:
         """Join or start the cluster; no role is started yet."""
-        self._ray = import_ray()
         self._job, self._log_dir, self._on_line = job, log_dir.resolve(), on_line
         self._placement = placement or RayPlacement()
         self._session = _session(address, self._placement.cpus(job))
+        self._ray = import_ray()
         try:
             self._says_host = _must_say_host(job.ps_args, _hosts(self._ray))
             self._discovery = RayServiceDiscovery(job.uuid, self._session.address, is_owner=True)
