@@ -17,10 +17,12 @@ import numpy as np
 
 from monolith.errors import (
     ConfigError,
+    DeadlineExceededError,
     InvalidArgumentError,
     MemoryLimitError,
     MonolithError,
     ProtocolError,
+    UnavailableError,
 )
 from monolith.ps.bucket_messages import Buckets, Giving, InstallBuckets, Installed, MoveBuckets, Moved
 from monolith.ps.bucket_transfer import drop_rows, packed_transfer, piece_size, put_rows, require_rows
@@ -38,6 +40,8 @@ LEASE = 60.0
 """Seconds after which somebody else may move buckets, if whoever did has not been heard of."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to reach the taker."""
+ASK_SECONDS = 2.0
+"""How long a taker may take to answer before anything is given to it."""
 CLOSE_SECONDS = 2.0
 """How long the end of a server waits for a piece that is being sent."""
 REFUSALS = (ConfigError, InvalidArgumentError, MemoryLimitError, ProtocolError)
@@ -176,7 +180,10 @@ class BucketMoves:
     def _asked(self, address: str) -> Buckets:
         link = self._connect(address)
         try:
-            return Buckets.from_json(link.call(Call.BUCKETS).text)
+            return Buckets.from_json(link.call(Call.BUCKETS, timeout=ASK_SECONDS).text)
+        except (UnavailableError, DeadlineExceededError) as error:
+            # As an error of the request: the one who asks would take the giver for the one that cannot be reached.
+            raise InvalidArgumentError(f"taker: no server answers at {address}: {error}") from None
         finally:
             link.close()
 
