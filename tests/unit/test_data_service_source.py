@@ -23,7 +23,9 @@ from monolith.data.service import (
     DataWorker,
     DataWorkerConfig,
     DispatcherConfig,
+    Split,
     TransformConfig,
+    open_split,
 )
 from monolith.data.service.kinds import Kinds
 from monolith.data.transforms import Transformed
@@ -103,6 +105,28 @@ def _columns() -> list[Any]:
     from monolith.data import Column
 
     return [Column(name="x", shape=()), Column(name="tags")]
+
+
+def test_splits_that_are_open_at_the_same_time_take_turns(dataset: DatasetConfig) -> None:
+    with service() as address:
+        firsts = [batch["x"][0].item() for batch in DataServiceSource(address, dataset, parallel=2)]
+    # Files begin with rows 0, 7 (13 rows, after an empty one), 20 (one row) and 21; a file is begun when another ends.
+    assert firsts == [0, 3, 7, 6, 10, 13, 20, 16, 19, *range(21, 51, 3)]
+
+
+def test_every_split_draws_random_numbers_of_its_own_the_same_for_every_reader(dataset: DatasetConfig) -> None:
+    sample = TransformConfig(
+        kind="NegativeSample", fields={"drop_rate": 0.5, "label": "x", "threshold": 1e9, "seed": 4}
+    )
+    file = dataset.paths[0].replace("*", "4")
+
+    def read(number: int) -> list[int]:
+        return rows(
+            iter(open_split(dataset.model_copy(update={"transforms": (sample,)}), Split(number=number, file=file)))
+        )
+
+    assert 0 < len(read(0)) < 30
+    assert read(0) == read(0) != read(1)
 
 
 @pytest.mark.parametrize("data_workers", [True, False])

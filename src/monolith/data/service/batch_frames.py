@@ -62,13 +62,13 @@ def arrays_of(batch: Batch) -> tuple[list[ColumnHead], list[np.ndarray]]:
 
 
 def batch_of(heads: Sequence[ColumnHead], arrays: Sequence[np.ndarray]) -> Batch:
-    """The batch that was sent; `ProtocolError` if heads and arrays do not fit together."""
+    """The batch that was sent, in memory of its own; `ProtocolError` if heads and arrays do not fit together."""
     batch: Batch = {}
     left = iter(arrays)
     try:
         for head in heads:
             values = _tensor(_next(left, head.name), head)
-            batch[head.name] = Ragged(values, _next(left, head.name)) if head.ragged else values
+            batch[head.name] = Ragged(values, _next(left, head.name).copy()) if head.ragged else values
         num_rows(batch)
     except InvalidArgumentError as error:
         raise ProtocolError(f"batch: {error}") from None
@@ -87,7 +87,6 @@ def _tensor(array: np.ndarray, head: ColumnHead) -> torch.Tensor:
     stored = np.dtype("u1") if head.dtype == "bool" else BFLOAT16 if head.dtype == "bfloat16" else np.dtype(head.dtype)
     if array.dtype != stored:
         raise ProtocolError(f"batch[{head.name!r}]: expected {stored}, got {array.dtype}")
-    # A copy: the frame's memory is read-only, and of the whole batch.
     if head.dtype == "bfloat16":
         return torch.from_numpy(array.view("<i2").copy()).view(torch.bfloat16)
     values = torch.from_numpy(array.copy())
