@@ -11,6 +11,7 @@
 
 #include "arrays.h"
 #include "module.h"
+#include "monolith/bucket_scan.h"
 #include "monolith/error.h"
 #include "monolith/table_file.h"
 #include "monolith/thread_pool.h"
@@ -205,6 +206,20 @@ void def_reads(nb::class_<Table>& table) {
           "ids"_a.noconvert(), "found"_a.noconvert(), "batch"_a)
       .def("scan", &Table::scan, "cursor"_a, "batch"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Appends the rows of one index block to the batch; False when there was nothing left.")
+      .def(
+          "rows_of_buckets",
+          [](const Table& self, std::uint32_t first, std::uint32_t last) {
+            auto batch = std::make_unique<RowBatch>();
+            {
+              const nb::gil_scoped_release release;
+              monolith::BucketScan scan(self, {first, last});
+              while (scan.next(*batch)) {
+              }
+            }
+            RowBatch& rows = *batch;
+            return arrays_of(rows, self.row_bytes(), keep(std::move(batch)));
+          },
+          "first_bucket"_a, "last_bucket"_a, "Ids, times and rows of these buckets.")
       .def(
           "decode",
           [](const Table& self, const Rows& rows, const TargetMatrix& values, const std::vector<SlotArray>& slots) {

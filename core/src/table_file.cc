@@ -13,9 +13,11 @@
 #include <random>
 #include <vector>
 
+#include "monolith/bucket_scan.h"
 #include "monolith/crc32c.h"
 #include "monolith/error.h"
 #include "monolith/thread_pool.h"
+#include "row_filter.h"
 
 static_assert(std::endian::native == std::endian::little, "table files are little endian and written as they lie in memory");
 
@@ -170,28 +172,6 @@ void write_block(File& file, const RowBatch& batch) {
 #endif
 }
 
-void check_buckets(BucketRange buckets) {
-  if (buckets.first <= buckets.last && buckets.last <= kBuckets) return;
-  throw InvalidArgument("buckets: expected 0 <= first <= last <= " + std::to_string(kBuckets) + ", got " +
-                        std::to_string(buckets.first) + " and " + std::to_string(buckets.last));
-}
-
-// Keeps the rows for which keep(id, time) is true.
-template <typename Keep>
-void filter(std::size_t row_bytes, RowBatch& batch, Keep&& keep) {
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < batch.ids.size(); ++i) {
-    if (!keep(batch.ids[i], batch.times[i])) continue;
-    batch.ids[kept] = batch.ids[i];
-    batch.times[kept] = batch.times[i];
-    std::memmove(batch.rows.data() + kept * row_bytes, batch.rows.data() + i * row_bytes, row_bytes);
-    ++kept;
-  }
-  batch.ids.resize(kept);
-  batch.times.resize(kept);
-  batch.rows.resize(kept * row_bytes);
-}
-
 void write_footer(File& file, const Table& table, std::uint64_t blocks, std::uint64_t rows) {
   const Table::State state = table.state();
   const std::vector<float>& scales = state.hashnet_scales;
@@ -213,8 +193,7 @@ void write_footer(File& file, const Table& table, std::uint64_t blocks, std::uin
 
 SaveResult save_table(const Table& table, const std::string& path, const std::string& metadata, bool skip_expired,
                       BucketRange buckets) {
-  check_buckets(buckets);
-  const std::size_t row_bytes = table.row_bytes();
+  BucketScan scan(table, buckets);
   const std::uint32_t now = table.max_event_time();
   TemporaryName temporary(path);
   SaveResult result{};
@@ -222,16 +201,13 @@ SaveResult save_table(const Table& table, const std::string& path, const std::st
     File file(temporary.name, O_WRONLY | O_CREAT | O_EXCL, 0644);
     write_header(file, table, metadata);
     RowBatch batch;
-    Cursor cursor = Cursor::at(BucketRange::first_hash(buckets.first));
     std::uint64_t blocks = 0;
-    for (bool more = buckets.first < buckets.last; more;) {
-      more = (buckets.last == kBuckets || cursor < Cursor::at(BucketRange::first_hash(buckets.last))) &&
-             table.scan(cursor, batch);
+    for (bool more = true; more;) {
+      more = scan.next(batch);
       if (more && batch.rows.size() < kBlockTarget) continue;
-      if (skip_expired || !buckets.all()) {
-        filter(row_bytes, batch, [&](std::int64_t id, std::uint32_t time) {
-          return buckets.contains(id) && !(skip_expired && table.expired(id, time, now));
-        });
+      if (skip_expired) {
+        filter_rows(table.row_bytes(), batch, 0,
+                    [&](std::int64_t id, std::uint32_t time) { return !table.expired(id, time, now); });
       }
       if (!batch.ids.empty()) {
         write_block(file, batch);
@@ -374,7 +350,9 @@ std::uint64_t TableFile::Impl::load_block(const BlockPlace& block, Table& table,
   if (crc != block.header.payload_crc) {
     corrupt(file.path(), "block at byte " + std::to_string(block.offset) + ": checksum does not match");
   }
-  if (!buckets.all()) filter(row_bytes, batch, [&](std::int64_t id, std::uint32_t) { return buckets.contains(id); });
+  if (!buckets.all()) {
+    filter_rows(row_bytes, batch, 0, [&](std::int64_t id, std::uint32_t) { return buckets.contains(id); });
+  }
   table.insert_raw(batch.ids, batch.times, batch.rows);
   return batch.ids.size();
 }

@@ -2,7 +2,7 @@
 
 from monolith.table.admission import AdmissionFilter, ProbabilisticAdmission, SlidingAdmission
 from monolith.table.buckets import NUM_BUCKETS, bucket_of, bucket_ranges
-from monolith.table.changes import CutPiece, TableCut
+from monolith.table.changes import CutPiece, RawRows, TableCut
 from monolith.table.config import Bf16, Expiry, FixedR8, Fp16, Fp32, OneBit, Segment, TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats, num_threads, set_num_threads
 from monolith.table.entries import Entries
@@ -80,6 +80,7 @@ __all__ = [
     "ProbabilisticAdmission",
     "RandomNormal",
     "RandomUniform",
+    "RawRows",
     "Rmsprop",
     "RmspropV2",
     "RowwiseAdagrad",

@@ -11,19 +11,28 @@ import numpy as np
 if TYPE_CHECKING:
     from monolith import _core
 
-__all__ = ["CutPiece", "TableCut"]
+__all__ = ["CutPiece", "RawRows", "TableCut"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutPiece:
-    """Some of the ids of a cut: rows as they were when it was made, and ids that had been removed by then."""
+class RawRows:
+    """Rows as they lie in a table, with their optimizer state."""
 
     ids: np.ndarray
     """int64 [n]."""
     times: np.ndarray
     """uint32 [n]: event time of the last write, seconds."""
     rows: np.ndarray
-    """uint8 [n, row_bytes]: raw rows of the table's layout, weights and optimizer state."""
+    """uint8 [n, row_bytes], in the table's layout."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutPiece(RawRows):
+    """Some of the ids of a cut: rows as they were when it was made, and ids that had been removed by then."""
+
     erased: np.ndarray
     """int64 [m]: removed, evicted or cleared."""
 

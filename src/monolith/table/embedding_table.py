@@ -16,7 +16,7 @@ from monolith import _core
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.table.arrays import Ids, Values, contiguous, file_name, id_array, id_vector, row_matrix, time_vector
 from monolith.table.buckets import bucket_bounds
-from monolith.table.changes import TableCut
+from monolith.table.changes import RawRows, TableCut
 from monolith.table.config import TableConfig
 from monolith.table.core_config import to_core
 from monolith.table.entries import Entries
@@ -325,6 +325,19 @@ class EmbeddingTable:
     def to_arrow(self) -> pa.Table:
         """All rows as an Arrow table."""
         return self.entries().to_arrow()
+
+    def rows_of_buckets(self, buckets: range) -> RawRows:
+        """Copies of all rows of `buckets`, as `insert_rows` takes them. Beside writers: each row whole.
+
+        Example:
+            >>> from monolith import EmbeddingTable, Segment, TableConfig
+            >>> table = EmbeddingTable(TableConfig(name="item", segments=(Segment(dim=2),)))
+            >>> _ = table.reinitialize([0, 1, 2**62])  # in the buckets 3618, 2320 and 10
+            >>> table.rows_of_buckets(range(0, 2400)).ids.tolist()
+            [4611686018427387904, 1]
+        """
+        ids, times, rows = self._core.rows_of_buckets(*bucket_bounds(buckets))
+        return RawRows(ids=ids, times=times, rows=rows)
 
     def track_changes(self) -> None:
         """Remember from now on which ids are written or removed, for `cut_changes`; a second call does nothing."""
