@@ -1,0 +1,118 @@
+"""Danger: a server that dies while it gives or takes buckets loses updates, doubles them, or leaves buckets to nobody."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from monolith.errors import ServerError
+from monolith.ps import ClientConfig, ServerStore
+from monolith.table import Bags, Gradient, Sgd, Zeros
+from monolith.table.config import Segment, TableConfig
+from monolith.testing.parameter_servers import ServerProcess
+
+TABLE = TableConfig(name="counts", segments=(Segment(dim=4, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),))
+IDS = np.arange(3000) * 2**33 + 5
+PATIENT = ClientConfig(timeout=120)
+
+
+class Worker(threading.Thread):
+    """Adds 1 to random ids until told to stop; keeps count of what it pushed, which is all that can have arrived."""
+
+    def __init__(self, addresses: list[str], seed: int) -> None:
+        super().__init__()
+        self.counted = np.zeros(len(IDS))
+        self.error: BaseException | None = None
+        self.ending = threading.Event()
+        self._addresses, self._random = addresses, np.random.default_rng(seed)
+
+    def run(self) -> None:
+        try:
+            with ServerStore(self._addresses, [TABLE], config=PATIENT) as store:
+                while not self.ending.is_set():
+                    places = self._random.integers(0, len(IDS), size=200)
+                    bags = Bags(table="counts", ids=IDS[places], row_splits=np.arange(201))
+                    assert bool((-store.lookup([bags])[0][:, 0].numpy() >= self.counted[places]).all())
+                    store.apply([Gradient(bags=bags, values=torch.ones(200, 4))])
+                    np.add.at(self.counted, places, 1)
+        except BaseException as error:
+            self.error = error
+
+
+class Group:
+    """Three server processes with folders, which lose nothing that was acknowledged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.servers = [self._start(number, 0) for number in range(3)]
+        self.addresses = [server.address for server in self.servers]
+
+    def kill_and_restart(self, number: int) -> None:
+        server = self.servers[number]
+        server.kill()
+        server.close()
+        self.servers[number] = self._start(number, int(server.address.rpartition(":")[2]))
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+    def _start(self, number: int, port: int) -> ServerProcess:
+        options = ["--folder", str(self._folder / str(number)), "--log-flush-secs", "0", "--move-piece", "2KiB"]
+        return ServerProcess([*options, "--port", str(port)])
+
+
+def rebalance(store: ServerStore, addresses: list[str], outcome: list[BaseException]) -> None:
+    """Try until it is done: a kill may end an attempt."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            store.rebalance(addresses)
+            return
+        except ServerError:
+            time.sleep(0.1)
+        except BaseException as error:
+            outcome.append(error)
+            return
+    outcome.append(TimeoutError("the rebalance never ended"))
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.slow)])
+def test_killing_givers_and_takers_loses_no_update_and_doubles_none(tmp_path: Path, kills: int) -> None:
+    rng, group = random.Random(kills), Group(tmp_path)
+    addresses = group.addresses
+    workers = [Worker(addresses[:2], seed) for seed in range(2)]
+    try:
+        with ServerStore(addresses[:2], [TABLE], config=PATIENT) as store:
+            for worker in workers:
+                worker.start()
+            for turn in range(kills):
+                outcome: list[BaseException] = []
+                wanted = addresses if turn % 2 == 0 else addresses[:2]
+                moving = threading.Thread(target=rebalance, args=(store, wanted, outcome))
+                moving.start()
+                moving.join(rng.uniform(0.02, 0.5))
+                # The third is the taker of even turns and the giver of odd ones, the first two the other way round.
+                group.kill_and_restart(2 if turn < 2 else rng.choice([0, 1, 2]))
+                moving.join(180)
+                assert outcome == []
+                assert not moving.is_alive()
+                assert set(store.ownership.addresses) == set(wanted)
+            for worker in workers:
+                worker.ending.set()
+            for worker in workers:
+                worker.join(120)
+                assert worker.error is None
+            (rows,) = store.lookup([Bags(table="counts", ids=IDS, row_splits=np.arange(len(IDS) + 1))])
+        expected = -sum(worker.counted for worker in workers)
+        assert rows[:, 0].numpy().tolist() == expected.tolist()
+    finally:
+        for worker in workers:
+            worker.ending.set()
+        group.close()
