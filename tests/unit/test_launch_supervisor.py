@@ -180,12 +180,30 @@ def test_a_server_that_has_to_be_killed_in_the_end_does_not_spoil_the_work_of_th
 
 @pytest.mark.parametrize(("code", "fine"), [(0, True), (-15, True), (1, False), (-6, False)])
 def test_a_server_that_breaks_while_it_ends_is_a_failure(code: int, fine: bool) -> None:
-    """A signal that came before the server could take it is not: it held nothing then."""
-    job = Job()
+    """A signal that came before the server could take it is not: it held nothing then. Neither is started again."""
+    job = Job(Supervision(restarts=5, backoff_secs=0.0))
     job.exit(WORKER0, WORKER1)
     assert not job.exit(PS0)
     assert job.exit(PS1, code=code)
     assert job.supervisor.outcome.is_success is fine
+
+
+def test_a_server_that_dies_while_workers_end_is_not_started_again() -> None:
+    job = Job(Supervision(restarts=5, backoff_secs=0.0))
+    job.supervisor.request_stop("SIGINT")
+    job.supervisor.step()
+    job.exit(PS1, code=-9)
+    job.exit(WORKER0, WORKER1)
+    assert job.exit(PS0)
+    assert len(job.started) == 4
+
+
+def test_of_two_that_fail_at_once_the_first_is_the_outcome() -> None:
+    job = Job()
+    job.exit(PS1, WORKER0, code=1)
+    job.exit(WORKER1)
+    job.exit(PS0)
+    assert job.supervisor.outcome.failed == PS1
 
 
 def test_restarts_that_were_made_elsewhere_are_told_and_count() -> None:
