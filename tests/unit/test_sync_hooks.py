@@ -159,6 +159,17 @@ def test_a_worker_that_is_gone_is_not_waited_for() -> None:
         assert RemoteStates(chief).get_alive_workers() == []
 
 
+def test_a_worker_that_has_only_joined_is_waited_for() -> None:
+    with (
+        ParameterServer() as server,
+        CoordinationClient(server.address, index=0, epoch=1) as chief,
+        CoordinationClient(server.address, index=1, epoch=1) as worker,
+    ):
+        assert RemoteStates(chief).get_alive_workers() == [1]
+        RemoteStates(worker).finish_worker(1)
+        assert RemoteStates(chief).get_alive_workers() == []
+
+
 def test_who_has_nobody_to_wait_for_gets_no_hooks() -> None:
     states = SyncHelper(2)
     off = TrainingHooksHelper(states, num_workers=2, index=1, enable_sync=False)

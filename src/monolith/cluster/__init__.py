@@ -30,7 +30,7 @@ from monolith.cluster.net import (
     split_address,
 )
 from monolith.cluster.ray_discovery import RayServiceDiscovery
-from monolith.cluster.role import Role, role_from_environment
+from monolith.cluster.role import ScheduledRole, role_from_environment
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.yarn import (
     create_primus_save_point,
@@ -53,7 +53,7 @@ __all__ = [
     "MLPServiceDiscovery",
     "NodeAliveChecker",
     "RayServiceDiscovery",
-    "Role",
+    "ScheduledRole",
     "ServiceDiscovery",
     "ServiceDiscoveryType",
     "Task",

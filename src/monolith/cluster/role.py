@@ -1,4 +1,4 @@
-"""`Role`: which process of a job this one is, as the scheduler that started it says in the environment."""
+"""`ScheduledRole`: which process of a job this one is, as the scheduler that started it says in the environment."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.config import Config
 from monolith.errors import ConfigError
 
-__all__ = ["Role", "ServerType", "role_from_environment"]
+__all__ = ["ScheduledRole", "ServerType", "role_from_environment"]
 
 ServerType = Literal["ps", "worker"]
 """A process that holds tables, or one that trains."""
 
 
-class Role(Config):
+class ScheduledRole(Config):
     """A process of a job with servers, and how many there are of each kind."""
 
     server_type: ServerType
@@ -34,7 +34,7 @@ class Role(Config):
 
 def role_from_environment(
     environ: Mapping[str, str], *, num_servers: int = 0, server_type: ServerType | None = None
-) -> Role | None:
+) -> ScheduledRole | None:
     """What TF_CONFIG, the MLP scheduler or `mpirun` say of this process; None without them, or without servers in the job.
 
     `mpirun` knows no kinds: of its processes the last `num_servers` are servers and those before them workers. Where
@@ -58,12 +58,12 @@ def role_from_environment(
     return None
 
 
-def _of_tf_config(text: str) -> Role | None:
+def _of_tf_config(text: str) -> ScheduledRole | None:
     job = TfConfigServiceDiscovery(text)
     num_ps = len(job.query("ps"))
     if not num_ps or job.server_type not in ("ps", "worker"):
         return None
-    return Role(
+    return ScheduledRole(
         server_type="ps" if job.server_type == "ps" else "worker",
         index=job.index,
         num_ps=num_ps,
@@ -72,11 +72,11 @@ def _of_tf_config(text: str) -> Role | None:
     )
 
 
-def _of_mlp(env: MLPEnv) -> Role | None:
+def _of_mlp(env: MLPEnv) -> ScheduledRole | None:
     num_ps, num_workers = env.num_replicas("ps"), env.num_replicas("worker")
     if not num_ps or not num_workers:
         return None
-    return Role(
+    return ScheduledRole(
         # The roles of a data service are handed over before anything is trained; see `mlp_pass`.
         server_type="ps" if env.role == "PS" else "worker",
         index=env.index,
@@ -86,10 +86,10 @@ def _of_mlp(env: MLPEnv) -> Role | None:
     )
 
 
-def _of_mpirun(rank: int, size: int, num_servers: int, server_type: ServerType | None) -> Role:
+def _of_mpirun(rank: int, size: int, num_servers: int, server_type: ServerType | None) -> ScheduledRole:
     if server_type is not None:
         workers = size if server_type == "worker" else 1
-        return Role(server_type=server_type, index=rank, num_ps=num_servers, num_workers=workers)
+        return ScheduledRole(server_type=server_type, index=rank, num_ps=num_servers, num_workers=workers)
     workers = size - num_servers
     if workers < 1:
         raise ConfigError(
@@ -97,6 +97,6 @@ def _of_mpirun(rank: int, size: int, num_servers: int, server_type: ServerType |
             "or set MONOLITH_SERVER_TYPE=worker if the servers were started otherwise"
         )
     kind: ServerType = "worker" if rank < workers else "ps"
-    return Role(
+    return ScheduledRole(
         server_type=kind, index=rank if kind == "worker" else rank - workers, num_ps=num_servers, num_workers=workers
     )

@@ -16,6 +16,7 @@ from monolith.features.feature import Feature
 from monolith.nn.bags import TableBags, bags_of
 from monolith.table.admission import AdmissionFilter
 from monolith.table.embedding_table import EmbeddingTable
+from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Bags, Gradient, LocalStore, Store
 
 __all__ = ["EmbeddingCollection", "embedding_collections"]
@@ -67,7 +68,7 @@ class EmbeddingCollection(nn.Module):
         self.features = tuple(features)
         self.declaration: Declaration = declare_tables(self.features, seed=seed)
         self.store: Store = _local_store(self.declaration) if store is None else store
-        self._check_store()
+        self._check_store(self.store)
         self._spread_stacks = _spread_stacks(self.declaration, self.features)
         self._pending: list[Gradient] = []
         self._collected = 0
@@ -122,6 +123,24 @@ class EmbeddingCollection(nn.Module):
         now = int(self.steps) if step is None else step
         self.store.apply(self.take_gradients(now), step=now, event_time=event_time)
 
+    def use_store(self, store: Store) -> None:
+        """Take rows from `store`, as one on servers, from now on; it must have the tables of the features.
+
+        Refused while gradients wait, or where rows in this process would be left behind. Rows that are elsewhere stay there.
+        """
+        if self._pending:
+            raise InvalidArgumentError(
+                "use_store: gradients wait to be applied; call step() or discard_gradients() first"
+            )
+        rows = sum(stats.rows for stats in self.store.stats().values()) if _is_here(self.store) else 0
+        if rows:
+            raise InvalidArgumentError(
+                f"use_store: the collection has {rows:,} rows in this process, which would be left behind; choose its store "
+                "before training, or restore a checkpoint into the other one"
+            )
+        self._check_store(store)
+        self.store = store
+
     def extra_repr(self) -> str:
         """Features and where their rows are, for `repr`."""
         return "\n".join(f"{feature.name} -> {table}" for feature, table in self._assignment())
@@ -149,8 +168,8 @@ class EmbeddingCollection(nn.Module):
                 outputs[stack + ending] = torch.stack([outputs[name + ending] for name in names], dim=1)  # type: ignore[misc]
         return outputs
 
-    def _check_store(self) -> None:
-        there = self.store.configs()
+    def _check_store(self, store: Store) -> None:
+        there = store.configs()
         for table in self.declaration.tables:
             name = table.config.name
             if name not in there:
@@ -205,6 +224,10 @@ def _local_store(declaration: Declaration) -> LocalStore:
         EmbeddingTable(table.config, admission=None if table.admission is None else AdmissionFilter(table.admission))
         for table in declaration.tables
     )
+
+
+def _is_here(store: Store) -> bool:
+    return isinstance(store, LocalStore | ShardedStore)
 
 
 def _spread_stacks(declaration: Declaration, features: Sequence[Feature]) -> dict[str, list[str]]:

@@ -75,12 +75,14 @@ class CoordinationClient:
         return self._index
 
     def enter(self, phase: Phase) -> None:
-        """Tell that this worker is so far."""
+        """Tell that this worker is so far, after all that it has reported."""
+        self._seen = self._take_report()
         self._phase = phase
         self._ask(Call.GREET, self._who())
 
     def members(self) -> Members:
-        """All workers, the global step and the barrier, now."""
+        """All workers, the global step and the barrier, now; with all that this worker has reported."""
+        self._seen = self._take_report()
         return Members.from_json(self._ask(Call.MEMBERS).text)
 
     def report(self, steps: int = 1, *, at_least: int = 0) -> Seen:

@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from monolith.errors import InvalidArgumentError
+from monolith.cluster.discovery_config import monolith_discovery
+from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch, num_rows
 from monolith.train.config import RunConfig
 from monolith.train.evaluation import HeadMetrics
@@ -72,9 +73,9 @@ class Estimator:
             raise InvalidArgumentError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         self.model = model
         self.config = config or RunConfig()
-        self.runner = RunnerConfig.from_env() if runner is None else runner
+        self.runner = _with_folder(RunnerConfig.from_env() if runner is None else runner, self.config.model_dir)
         """How the run is spread over processes; by default what the environment says."""
-        self.trainer = Trainer(model, optimizer or _optimizer(model), heads=heads, config=self.config)
+        self.trainer = Trainer(model, optimizer or _optimizer(model), heads=heads, config=self._own_config())
         self._example: Batch | None = None
         self._train_source: Iterable[Batch] | None = None
 
@@ -100,14 +101,21 @@ class Estimator:
         """Train for `steps` more steps, or until the global step is `max_steps`, or the data ends; returns the global step.
 
         With a model_dir, the run continues from what is saved there and is saved now and then and when it ends.
+
+        Where `runner` says that this process is one of several, it does its part of a run over servers and returns when that is
+        over, see `distributed_train`; a server serves. Afterwards the rows are gone with the servers.
         """
-        self.trainer.hooks = (*self._own_hooks(), *hooks)
+        all_hooks = (*self._own_hooks(), *hooks)
         if source is None:
             # The same one for every call, so that each goes on where the last stopped.
             if self._train_source is None:
                 self._train_source = self.data("train")
             source = self._train_source
-        step = self.trainer.fit(source, steps=steps, max_steps=max_steps)
+        if self.runner.is_local:
+            self.trainer.hooks = all_hooks
+            step = self.trainer.fit(source, steps=steps, max_steps=max_steps)
+        else:
+            step = self._train_spread(source, steps, max_steps, all_hooks)
         if self.trainer.stop_reason == DATA_ENDED:
             self._train_source = None
         return step
@@ -174,6 +182,23 @@ class Estimator:
             raise InvalidArgumentError(f"source: none given, and {type(self.model).__name__} has no input_fn(mode)")
         return input_fn(mode)
 
+    def _train_spread(
+        self, source: Iterable[Batch], steps: int | None, max_steps: int | None, hooks: Sequence[Hook]
+    ) -> int:
+        from monolith.train.distributed import distributed_train
+
+        with monolith_discovery(self.runner) as discovery:
+            assert discovery is not None  # only a local run has none
+            return distributed_train(
+                self.trainer, source, self.runner, discovery, steps=steps, max_steps=max_steps, hooks=hooks
+            )
+
+    def _own_config(self) -> RunConfig:
+        """What this process keeps: in a run over several, the chief saves for all."""
+        if self.runner.is_local:
+            return self.config
+        return self.config.model_copy(update={"model_dir": None})
+
     def _chosen(self, keys: Sequence[str] | None, batch: Batch, logits: dict[str, Tensor]) -> dict[str, Tensor]:
         found = {head.name: head.predict(logits[head.name]) for head in self.heads}
         wanted = list(found) if keys is None else keys
@@ -205,3 +230,14 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
         return configure()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.Adam(parameters, lr=1e-3) if parameters else None
+
+
+def _with_folder(runner: RunnerConfig, model_dir: str | None) -> RunnerConfig:
+    """`runner` with the run's folder, which either of the two configurations may name."""
+    if runner.is_local or model_dir in (None, runner.model_dir):
+        return runner
+    if runner.model_dir:
+        raise ConfigError(
+            f"RunnerConfig.model_dir: it is {runner.model_dir!r}, RunConfig.model_dir is {model_dir!r}; say it in one place"
+        )
+    return runner.model_copy(update={"model_dir": model_dir})

@@ -16,6 +16,8 @@ __all__ = ["GlobalStepHook"]
 class GlobalStepHook(Hook):
     """Makes `trainer.step` the number of steps of all workers together, as of the step before: it is asked for beside a step.
 
+    At the end it is asked for once more; in the chief best after `ChiefSyncHook`, when nobody makes further steps.
+
     Example:
         >>> from monolith.ps import ParameterServer
         >>> from monolith.ps.coordination_client import CoordinationClient
@@ -27,10 +29,17 @@ class GlobalStepHook(Hook):
         self._client = client
 
     def after_start(self, trainer: Trainer) -> None:
-        """Begin with the larger of what was restored here and what others have made."""
-        self._client.report(0, at_least=trainer.step)
-        trainer.step = max(trainer.step, self._client.members().step)
+        """Begin with what was restored and what others have made since."""
+        self._follow(trainer)
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Tell of the step."""
         trainer.step = max(trainer.step, self._client.report().step + 1)
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Learn of the last steps."""
+        if error is None:
+            self._follow(trainer)
+
+    def _follow(self, trainer: Trainer) -> None:
+        trainer.step = max(trainer.step, self._client.members().step)

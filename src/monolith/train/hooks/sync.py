@@ -175,6 +175,7 @@ class TrainingHooksHelper:
         chief_timeout_seconds: float = 1800,
         worker_timeout_seconds: float = 7200,
         enable_sync: bool = True,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.training_hooks: tuple[Hook, ...] = ()
         """For workers other than the chief."""
@@ -183,10 +184,11 @@ class TrainingHooksHelper:
         if not enable_sync or num_workers == 1:
             return
         if index == 0:
-            self.training_chief_hooks = (ChiefSyncHook(states, timeout_seconds=chief_timeout_seconds),)
+            self.training_chief_hooks = (ChiefSyncHook(states, timeout_seconds=chief_timeout_seconds, sleep=sleep),)
         else:
             require_worker(index, num_workers)
-            self.training_hooks = (WorkerSyncHook(states, index=index, timeout_seconds=worker_timeout_seconds),)
+            hook = WorkerSyncHook(states, index=index, timeout_seconds=worker_timeout_seconds, sleep=sleep)
+            self.training_hooks = (hook,)
 
 
 def require_worker(index: int, num_workers: int) -> None:

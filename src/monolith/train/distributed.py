@@ -1,0 +1,147 @@
+"""`distributed_train`: one process of a run over servers and workers, whichever it is."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from monolith.cluster.discovery import ServiceDiscovery
+from monolith.cluster.formation import Formation
+from monolith.cluster.mlp_discovery import MLPServiceDiscovery
+from monolith.cluster.mpi import add_mpi_exception_hook
+from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
+from monolith.errors import ConfigError
+from monolith.features.batch import Batch
+from monolith.ps.benchmark import measure_servers
+from monolith.ps.benchmark_round import BenchmarkConfig, choose_servers
+from monolith.ps.coordination_client import CoordinationClient
+from monolith.train.hooks.hook import Hook
+from monolith.train.job_end import HeartBeat, shut_down, tell_scheduler
+from monolith.train.retry import run_with_retries
+from monolith.train.runner import RunnerConfig
+from monolith.train.server_list import ServerListFile
+from monolith.train.server_role import serve
+from monolith.train.worker_attempt import WorkerAttempt, client_config
+
+if TYPE_CHECKING:
+    from monolith.train.trainer import Trainer
+
+__all__ = ["distributed_train"]
+
+_log = logging.getLogger(__name__)
+
+
+def distributed_train(
+    trainer: Trainer,
+    source: Iterable[Batch],
+    config: RunnerConfig,
+    discovery: ServiceDiscovery,
+    *,
+    steps: int | None = None,
+    max_steps: int | None = None,
+    hooks: Sequence[Hook] = (),
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Be the process of a run that `config` says; returns when its part is over, with the global step.
+
+    A server serves until the chief ends it. A worker waits for the servers, moves the rows of the model onto them, its dense
+    parameters too if there are several workers, and trains its share of `source`: `source.shard(index, num_workers)`, or all of
+    one that has no shards. When servers fail it goes on by the rules of `run_with_retries`. The chief, worker 0, lets the others
+    begin when it has restored, waits for them at the end, then ends the servers and tells the scheduler.
+
+    With several workers the global step counts the steps of all, and `steps` and `max_steps` mean those.
+    """
+    config = _as_discovered(config, discovery)
+    config.require_spread()
+    add_mpi_exception_hook()
+    if config.server_type == "ps":
+        serve(config, discovery)
+        return trainer.step
+    if config.num_workers > 1 and hasattr(source, "shard"):
+        source = source.shard(config.index, config.num_workers)
+    attempt = WorkerAttempt(trainer, source, config, steps=steps, max_steps=max_steps, hooks=hooks, sleep=sleep)
+    return _Worker(config, discovery, trainer, sleep).train(attempt)
+
+
+class _Worker:
+    def __init__(
+        self, config: RunnerConfig, discovery: ServiceDiscovery, trainer: Trainer, sleep: Callable[[float], None]
+    ) -> None:
+        self._config, self._trainer, self._sleep = config, trainer, sleep
+        spares = config.num_redundant_ps > 0
+        self._formation = Formation(
+            discovery,
+            config.num_required_ps,
+            is_chief=config.is_chief,
+            shared=ServerListFile(config.model_dir, uuid=config.uuid) if spares else None,
+            sleep=sleep,
+        )
+        self._servers: tuple[str, ...] = ()
+
+    def train(self, attempt: WorkerAttempt) -> int:
+        failure: BaseException | None = None
+        try:
+            with ExitStack() as beside:
+                if self._config.is_chief:
+                    beside.enter_context(HeartBeat(self._trainer.on_save_metric))
+                return run_with_retries(
+                    attempt,
+                    self._form,
+                    max_retries=self._config.max_retries,
+                    wait_secs=self._config.retry_wait_in_secs,
+                    on_failover=lambda count: self._trainer.on_save_metric("failover", count, {}),
+                    sleep=self._sleep,
+                )
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            if self._config.is_chief:
+                self._end(failure)
+
+    def _form(self) -> tuple[str, ...]:
+        servers = self._formation.servers()
+        self._servers = self._fastest(servers) if self._config.num_extra_ps else servers
+        return self._servers
+
+    def _fastest(self, servers: tuple[str, ...]) -> tuple[str, ...]:
+        config, epoch = self._config, time.time_ns()
+        talking = client_config(config, epoch)
+        round_of_all = BenchmarkConfig(
+            ps_list=servers,
+            num_ps_required=config.num_ps,
+            num_workers=config.num_workers,
+            index=config.index,
+            benchmark_secs=config.benchmark_secs,
+            ps_str_overridden=config.ps_str_overridden,
+        )
+        with CoordinationClient(servers[0], index=config.index, epoch=epoch, config=talking) as board:
+            return choose_servers(
+                round_of_all,
+                board,
+                measure=lambda addresses, seconds: measure_servers(addresses, seconds=seconds, config=talking),
+                sleep=self._sleep,
+            )
+
+    def _end(self, failure: BaseException | None) -> None:
+        config = self._config
+        if config.enable_realtime_training and not config.force_shutdown_ps:
+            _log.info("servers stay: they feed a service")
+        else:
+            everyone = dict.fromkeys([*self._servers, *self._formation.announced()])
+            shut_down(list(everyone), client_config(config, 0))
+        tell_scheduler(failure)
+
+
+def _as_discovered(config: RunnerConfig, discovery: ServiceDiscovery) -> RunnerConfig:
+    """`config` with the role that a discovery knows which is a scheduler's own."""
+    if not isinstance(discovery, TfConfigServiceDiscovery | MLPServiceDiscovery):
+        return config
+    if discovery.server_type not in ("ps", "worker"):
+        raise ConfigError(
+            f"RunnerConfig.server_type: expected 'ps' or 'worker', the scheduler says {discovery.server_type!r}"
+        )
+    return config.model_copy(update={"server_type": discovery.server_type, "index": discovery.index})

@@ -1,0 +1,82 @@
+"""A parameter server as a process of a run: where it listens, what it keeps, and that others find it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from monolith.checkpoint.storage import is_remote
+from monolith.cluster.discovery import ServiceDiscovery
+from monolith.cluster.file_discovery import HostServiceDiscovery
+from monolith.cluster.mlp_discovery import MLPServiceDiscovery
+from monolith.cluster.net import concat_ip_and_port, split_address
+from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
+from monolith.cluster.yarn import get_local_host
+from monolith.ps.server import ParameterServer, ServerConfig
+from monolith.train.runner import RunnerConfig
+
+__all__ = ["announced", "place_server", "serve"]
+
+_ANY_ADDRESS = ("0.0.0.0", "::")
+
+_log = logging.getLogger(__name__)
+
+
+def place_server(config: ServerConfig, runner: RunnerConfig, discovery: ServiceDiscovery) -> ServerConfig:
+    """`config` with what the run decides: the address a scheduler expects the server at, and its folder in the model_dir.
+
+    A server that was started again takes the port of its predecessor if nobody has it: workers then find it without asking.
+
+    Example:
+        >>> runner = RunnerConfig(server_type="ps", index=1, num_ps=2, model_dir="/mnt/run")
+        >>> place_server(ServerConfig(), runner, HostServiceDiscovery("/mnt/run/discovery")).folder
+        PosixPath('/mnt/run/ps/1')
+    """
+    changes: dict[str, object] = {}
+    if isinstance(discovery, TfConfigServiceDiscovery | MLPServiceDiscovery):
+        changes["host"], changes["port"] = split_address(discovery.addr)
+    elif config.port == 0 and isinstance(discovery, HostServiceDiscovery):
+        changes["port"] = _earlier_port(config.host, discovery.query("ps").get(runner.index))
+    if config.folder is None and runner.model_dir and not is_remote(runner.model_dir):
+        # Who is started in a place takes it: a predecessor that only hangs must not keep it.
+        changes |= {"folder": Path(runner.model_dir, "ps", str(runner.index)), "take_over": True}
+    return config.model_copy(update=changes)
+
+
+@contextmanager
+def announced(server: ParameterServer, runner: RunnerConfig, discovery: ServiceDiscovery) -> Iterator[str]:
+    """Others find `server` for the time of a block; its address, as they know it."""
+    host = get_local_host() if server.config.host in _ANY_ADDRESS else server.config.host
+    address = concat_ip_and_port(host, server.port)
+    discovery.register("ps", runner.index, address)
+    try:
+        yield address
+    finally:
+        discovery.deregister("ps", runner.index, address)
+
+
+def serve(runner: RunnerConfig, discovery: ServiceDiscovery, *, grace: float = 5.0) -> None:
+    """Be server `runner.index` until a client, the chief at the end, asks it to stop."""
+    with ParameterServer(place_server(runner.server, runner, discovery)) as server:
+        with announced(server, runner, discovery) as address:
+            _log.info("parameter server %d serves at %s", runner.index, address)
+            server.wait()
+        server.close(grace=grace)
+
+
+def _earlier_port(host: str, address: str | None) -> int:
+    """The port of `address`, if it was on this host and is free; else 0."""
+    if address is None:
+        return 0
+    earlier_host, port = split_address(address)
+    if earlier_host != host:
+        return 0
+    try:
+        # By itself, without the options by which servers share a port: someone who only hangs still has it.
+        socket.create_server((host, port), reuse_port=False).close()
+    except OSError:
+        return 0
+    return port

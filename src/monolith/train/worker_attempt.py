@@ -1,0 +1,171 @@
+"""One attempt of a worker to train over servers, with all that it and the others need to know of each other."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from monolith.features.batch import Batch
+from monolith.ps.coordination_client import CoordinationClient
+from monolith.ps.server_group import ClientConfig
+from monolith.ps.server_store import ServerStore
+from monolith.train.hooks.barrier import BarrierHook, BarrierSaverListener
+from monolith.train.hooks.global_step import GlobalStepHook
+from monolith.train.hooks.hook import Hook
+from monolith.train.hooks.sync import TrainingHooksHelper
+from monolith.train.hooks.tide import CustomGlobalStepWaiterHook
+from monolith.train.placement import Placement
+from monolith.train.preconditions import is_resumable
+from monolith.train.remote_barrier import RemoteBarrier
+from monolith.train.remote_states import RemoteStates
+from monolith.train.runner import RunnerConfig
+from monolith.train.trainer import DATA_ENDED
+
+if TYPE_CHECKING:
+    from monolith.train.trainer import Trainer
+
+__all__ = ["WorkerAttempt", "client_config"]
+
+_POLL_SECS = 0.2
+
+_log = logging.getLogger(__name__)
+
+
+def client_config(config: RunnerConfig, epoch: int) -> ClientConfig:
+    """How this worker talks to servers in one of its lives.
+
+    Example:
+        >>> found = client_config(RunnerConfig(index=2, operation_timeout_in_ms=500), epoch=7)
+        >>> found.worker, found.epoch, found.timeout
+        ('worker-2', 7, 0.5)
+    """
+    changes: dict[str, object] = {"worker": f"worker-{config.index}", "epoch": epoch}
+    if config.operation_timeout_in_ms > 0:
+        changes["timeout"] = config.operation_timeout_in_ms / 1000
+    return config.client.model_copy(update=changes)
+
+
+class WorkerAttempt:
+    """Trains `trainer` as worker `config.index`; called with the addresses of servers, after a failure again."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        source: Iterable[Batch],
+        config: RunnerConfig,
+        *,
+        steps: int | None,
+        max_steps: int | None,
+        hooks: Sequence[Hook],
+        epoch: Callable[[], int] = time.time_ns,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._trainer, self._config = trainer, config
+        # Data that cannot go back goes on with the next batch after a failure, and not with the first.
+        self._source: Iterable[Batch] = source if is_resumable(source) else iter(source)
+        self._steps, self._max_steps, self._hooks = steps, max_steps, tuple(hooks)
+        self._epoch, self._clock, self._sleep = epoch, clock, sleep
+        self._several = config.num_workers > 1
+        self._placement = Placement(trainer, dense=self._several)
+        self._guards = trainer.save_guards
+        self._last: int | None = max_steps
+        self._first = True
+
+    def __call__(self, servers: Sequence[str]) -> int:
+        """Train on `servers` until the data or the steps end; the global step."""
+        epoch = self._epoch()
+        talking = client_config(self._config, epoch)
+        with ExitStack() as open_now:
+            common = open_now.enter_context(
+                CoordinationClient(
+                    servers[0],
+                    index=self._config.index,
+                    epoch=epoch,
+                    lease=self._config.worker_lease_secs,
+                    config=talking,
+                )
+            )
+            store = open_now.enter_context(ServerStore(servers, self._placement.tables, config=talking))
+            placed = self._placement.use(store)
+            self._trainer.hooks = (*self._common_hooks(common), *placed, *self._hooks)
+            if self._first and self._config.is_chief:
+                self._wait_for_workers(common)
+            return self._fit()
+
+    def _fit(self) -> int:
+        self._first = False
+        self._trainer.hooks = (*self._trainer.hooks, _AtEnds(self._count_from, self._note_end))
+        if self._last is None and self._steps is not None:
+            return self._trainer.fit(self._source, steps=self._steps)
+        return self._trainer.fit(self._source, max_steps=self._last)
+
+    def _count_from(self, trainer: Trainer) -> None:
+        if self._last is None and self._steps is not None:
+            # So many steps in all, however many attempts they take.
+            self._last = trainer.step + self._steps
+
+    def _note_end(self, trainer: Trainer) -> None:
+        if trainer.stop_reason == DATA_ENDED:
+            # Should the end itself fail, another attempt must not train on the data a second time.
+            self._source = ()
+
+    def _common_hooks(self, common: CoordinationClient) -> list[Hook]:
+        if not self._several:
+            return []
+        config = self._config
+        barrier = RemoteBarrier(common, capacity=config.num_workers, sleep=self._sleep)
+        sync = TrainingHooksHelper(
+            RemoteStates(common, restored_step=lambda: self._trainer.step),
+            num_workers=config.num_workers,
+            index=config.index,
+            chief_timeout_seconds=config.chief_timeout_secs,
+            worker_timeout_seconds=config.session_creation_timeout_secs,
+            sleep=self._sleep,
+        )
+        if config.is_chief:
+            listener = BarrierSaverListener(barrier, max_pending_seconds=config.max_pending_seconds_for_barrier)
+            self._trainer.save_guards = (*self._guards, listener)
+            return [*sync.training_chief_hooks, GlobalStepHook(common)]
+        hooks: list[Hook] = [*sync.training_hooks, GlobalStepHook(common), BarrierHook(barrier, index=config.index)]
+        if config.slow_start_steps:
+            hooks.append(self._slow_start(common))
+        return hooks
+
+    def _slow_start(self, common: CoordinationClient) -> Hook:
+        return CustomGlobalStepWaiterHook(
+            int(self._config.slow_start_steps * math.log(1 + self._config.index)),
+            lambda: common.members().step,
+            max_non_tide_wait_minute=self._config.max_slow_start_wait_minute,
+            sleep=self._sleep,
+        )
+
+    def _wait_for_workers(self, common: CoordinationClient) -> None:
+        """A short run must not be over, and its servers gone, before the last worker has come."""
+        deadline = self._clock() + self._config.start_timeout_secs
+        while (missing := self._missing(common)) and self._clock() < deadline:
+            self._sleep(_POLL_SECS)
+        if missing:
+            _log.warning("starting without workers %s; they may come later", missing)
+
+    def _missing(self, common: CoordinationClient) -> list[int]:
+        there = {member.index for member in common.members().members}
+        return [index for index in range(self._config.num_workers) if index not in there]
+
+
+class _AtEnds(Hook):
+    """Calls `start` when an attempt starts and `end` when all its steps were made."""
+
+    def __init__(self, start: Callable[[Trainer], None], end: Callable[[Trainer], None]) -> None:
+        self._start, self._end = start, end
+
+    def after_start(self, trainer: Trainer) -> None:
+        self._start(trainer)
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        if error is None:
+            self._end(trainer)

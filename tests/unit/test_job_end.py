@@ -1,0 +1,53 @@
+"""Danger: a chief that never ends because a server does not, or a scheduler that is told the wrong outcome."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from monolith.ps import ClientConfig, ParameterServer
+from monolith.train.job_end import HeartBeat, shut_down, tell_scheduler
+
+
+def test_all_servers_are_told_though_one_never_answers() -> None:
+    # It accepts connections and says nothing, as a process that was stopped does.
+    with socket.create_server(("127.0.0.1", 0)) as mute, ParameterServer() as one, ParameterServer() as two:
+        silent = f"127.0.0.1:{mute.getsockname()[1]}"
+        assert shut_down([one.address, silent, two.address], ClientConfig(), timeout=0.5) == [silent]
+        assert one.wait(timeout=60)
+        assert two.wait(timeout=60)
+
+
+def test_a_server_that_is_gone_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = f"127.0.0.1:{gone.getsockname()[1]}"
+    assert shut_down([address], ClientConfig(), timeout=0.2) == [address]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(None, ["succeed"]), (ValueError("bad data"), ["kill ValueError: bad data"])]
+)
+def test_the_scheduler_hears_how_it_went(error: Exception | None, told: list[str]) -> None:
+    heard: list[str] = []
+    tell_scheduler(
+        error,
+        succeed=lambda: heard.append("succeed") is None,
+        kill=lambda reason: heard.append(f"kill {reason}") is None,
+    )
+    assert heard == told
+
+
+def test_the_heart_beats_until_the_end() -> None:
+    heard, twice = list[str](), threading.Event()
+
+    def metric(name: str, value: float, tags: object) -> None:
+        heard.append(f"{name} {tags}")
+        if len(heard) == 3:
+            twice.set()
+
+    with HeartBeat(metric, every_secs=0.01):
+        assert twice.wait(60)
+    assert set(heard[:-1]) == {"training_heart_beat {'type': 'running'}"}
+    assert heard[-1] == "training_heart_beat {'type': 'stopped'}"
