@@ -188,3 +188,19 @@ def test_what_is_read_while_others_train_is_never_half_of_a_step() -> None:
             assert len(np.unique(torch.cat(list(parameters.read().values())).numpy())) == 1
         training.join()
         assert all((value == -100).all() for value in parameters.read().values())
+
+
+def test_workers_that_know_more_servers_find_parameters_where_they_are() -> None:
+    sgd = DenseSgd(learning_rate=1.0)
+    values = {"a": torch.zeros(3), "b": torch.zeros(2)}
+    with ParameterServer() as one, ParameterServer() as two, ServerStore([one.address]) as store:
+        first = ServerParameters(store, values, sgd)
+        store.rebalance([one.address, two.address])
+        with ServerStore([one.address, two.address]) as later:
+            second = ServerParameters(later, values, sgd)
+            assert not second.created
+            second.apply({"a": torch.ones(3), "b": torch.ones(2)})
+        assert first.read()["a"].tolist() == [-1.0] * 3
+        # The parameters hold their server in the group; buckets alone may leave it.
+        with pytest.raises(InvalidArgumentError, match="dense parameters"):
+            store.rebalance([two.address])

@@ -8,7 +8,6 @@ import numpy as np
 
 from monolith.errors import InvalidArgumentError
 from monolith.ps.bucket_messages import Giving, InstallBuckets, InstalledTable
-from monolith.ps.bucket_rows import erase_bucket_rows, read_bucket_rows
 from monolith.ps.served_tables import ServedTables, require_count
 from monolith.table.buckets import bucket_of
 from monolith.table.embedding_table import EmbeddingTable
@@ -29,7 +28,7 @@ def packed_transfer(
     """What the taker of a piece is sent: a text and arrays."""
     described, arrays = [], []
     for declared, table in zip(tables.declared(), tables.all(), strict=True):
-        found, state = read_bucket_rows(table, range(*giving.buckets)), table.state()
+        found, state = table.rows_of_buckets(range(*giving.buckets)), table.state()
         arrays += [found.ids, found.times.astype(np.int64), found.rows]
         described.append(
             InstalledTable(
@@ -86,7 +85,7 @@ def put_rows(tables: ServedTables, install: InstallBuckets, arrays: Sequence[np.
 def drop_rows(tables: ServedTables, buckets: tuple[int, int]) -> None:
     """Remove the rows of `buckets` from all tables."""
     for table in tables.all():
-        erase_bucket_rows(table, range(*buckets))
+        table.erase(table.rows_of_buckets(range(*buckets)).ids)
 
 
 def _catch_up(table: EmbeddingTable, sent: InstalledTable) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import MappingProxyType
 from typing import overload
 
 import numpy as np
@@ -15,9 +16,10 @@ from monolith.errors import InvalidArgumentError
 from monolith.ps import messages
 from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
 from monolith.ps.frames import Frame
-from monolith.ps.link import Exchange, finish_all
+from monolith.ps.link import Exchange, Link, finish_all
 from monolith.ps.messages import Call
 from monolith.ps.server_group import ServerGroup
+from monolith.ps.server_routes import ask_buckets
 
 __all__ = ["CachedParameters", "ServerOptimizer", "ServerParameters"]
 
@@ -25,8 +27,8 @@ __all__ = ["CachedParameters", "ServerOptimizer", "ServerParameters"]
 class ServerParameters:
     """Named float32 tensors on the servers of a store, each on one of them, with an optimizer beside it.
 
-    The first worker that declares them gives the values; those that come later find them. Which server holds which is the same
-    for all workers: the largest first, each to the server with the least so far.
+    The first worker that declares them gives the values; those that come later find them, on the servers that hold them. New
+    ones are placed alike by all workers: the largest first, each on the server with the least so far.
 
     Example:
         >>> from monolith.ps import DenseSgd, ParameterServer, ServerParameters, ServerStore
@@ -43,7 +45,10 @@ class ServerParameters:
         self._group = group
         self._names = tuple(parameters)
         values = {name: _array(name, tensor) for name, tensor in parameters.items()}
-        self._server_of = _placed({name: array.size for name, array in values.items()}, len(group.links))
+        links = list(group.links)
+        sizes = {name: array.size for name, array in values.items()}
+        placed = _placed(sizes, len(links), _found(self._names, links))
+        self._link_of = {name: links[number] for name, number in placed.items()}
         answers = self._ask(
             Call.DECLARE_DENSE,
             self._names,
@@ -112,11 +117,10 @@ class ServerParameters:
         """Ask each server that has some of `names` about those; which names, and the answer."""
         asked: list[tuple[tuple[str, ...], Exchange]] = []
         wanted = list(names)
-        for number, link in enumerate(self._group.links):
-            mine = tuple(name for name in wanted if self._server_of[name] == number)
-            if mine:
-                sent = [] if arrays is None else [arrays[name] for name in mine]
-                asked.append((mine, link.prepared(call, text(mine), sent)))
+        for link in dict.fromkeys(self._link_of[name] for name in wanted):
+            mine = tuple(name for name in wanted if self._link_of[name] is link)
+            sent = [] if arrays is None else [arrays[name] for name in mine]
+            asked.append((mine, link.prepared(call, text(mine), sent)))
         frames = finish_all([exchange for _, exchange in asked])
         return [(mine, frame) for (mine, _), frame in zip(asked, frames, strict=True)]
 
@@ -219,11 +223,17 @@ class ServerOptimizer(torch.optim.Optimizer):
         return loss
 
 
-def _placed(sizes: Mapping[str, int], servers: int) -> dict[str, int]:
-    """The number of the server of each name."""
-    held = [0] * servers
-    server_of = {}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+def _found(names: Iterable[str], links: Sequence[Link]) -> dict[str, int]:
+    """The number of the server of each name that is declared already."""
+    wanted = set(names)
+    return {name: number for number, link in enumerate(links) for name in ask_buckets(link).dense if name in wanted}
+
+
+def _placed(sizes: Mapping[str, int], servers: int, found: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
+    """The number of the server of each name; those that were found stay where they are."""
+    held = [sum(sizes[name] for name, at in found.items() if at == number) for number in range(servers)]
+    server_of = dict(found)
+    for name in sorted(sizes.keys() - found.keys(), key=lambda name: (-sizes[name], name)):
         number = held.index(min(held))
         held[number] += sizes[name]
         server_of[name] = number
