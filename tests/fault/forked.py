@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["monolith.ps", "monolith.train", "monolith.data.synthetic"])
+# The last is what the first optimizer of a process imports, for seconds.
+CONTEXT.set_forkserver_preload(["monolith.ps.server", "monolith.train", "monolith.data.synthetic", "torch._dynamo"])
 
 
 class Forked:

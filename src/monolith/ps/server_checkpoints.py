@@ -20,7 +20,7 @@ from monolith.checkpoint.paths import base_name, is_absolute, parent_folder, rel
 from monolith.checkpoint.restore import RestoreChoices
 from monolith.checkpoint.storage import StrPath
 from monolith.config import Config
-from monolith.errors import ServerError, StorageError
+from monolith.errors import MonolithError, StorageError
 from monolith.ps.link import Link, finish_all
 from monolith.ps.messages import Call
 from monolith.ps.ownership import mask_of
@@ -48,7 +48,7 @@ class ServerSaves:
         """
         try:
             saved = _until_done(self.links, Call.SAVED, WaitForSave(token=self.token, wait=self.wait))
-        except ServerError as error:
+        except MonolithError as error:
             raise StorageError(f"the servers could not save: {error}") from error
         return tuple(self._entry(one) for one in saved)
 

@@ -1,0 +1,157 @@
+"""Danger: a worker is killed, with or without its servers, and its successor trains a batch twice or leaves one out.
+
+Every occurrence of an id takes 1 from its row, every batch 1 from a dense parameter: what is there at the end says how often each
+batch was counted on each server.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from forked import Forked, ForkedServer
+from torch import nn
+
+from monolith import EmbeddingCollection, Feature, RunConfig, Trainer
+from monolith.data.synthetic import ClickStream, ClickStreamConfig
+from monolith.ps import CachedParameters, ClientConfig, DenseSgd, ServerOptimizer, ServerStore, tables_of
+from monolith.table import Bags, Sgd, Zeros
+from monolith.train.hooks import Hook
+from monolith.train.trainer import StepResult
+
+FEATURES = [Feature(name="user_id", dim=1, optimizer=Sgd(learning_rate=1.0), initializer=Zeros())]
+
+
+class Counts(nn.Module):
+    def __init__(self, store: ServerStore) -> None:
+        super().__init__()
+        self.embeddings = EmbeddingCollection(FEATURES, store)
+        self.batches = nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: dict) -> torch.Tensor:
+        self.rows = self.embeddings(batch)["user_id"]
+        return torch.zeros(len(self.rows))
+
+    def extra_loss(self, batch: dict, logits: object) -> torch.Tensor:
+        return self.rows.sum() + self.batches.sum()
+
+
+class Tell(Hook):
+    """Says which step was made, and makes no more than it was allowed to."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe, self.allowed = pipe, 0
+
+    def before_step(self, trainer: Trainer) -> None:
+        while self.allowed == 0:
+            self.allowed = self.pipe.recv()
+        self.allowed -= 1
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        self.pipe.send(result.step)
+
+
+def clicks(batches: int) -> ClickStream:
+    return ClickStream(ClickStreamConfig(users=200, batches=batches, batch_size=32))
+
+
+def counting(store: ServerStore, *hooks: Hook, postpush: bool = False, model_dir: Path | None = None) -> Trainer:
+    model = Counts(store)
+    cached = CachedParameters(nn.ParameterDict({"batches": model.batches}), store, DenseSgd(learning_rate=1.0))
+    config = RunConfig(
+        enable_embedding_postpush=postpush,
+        clip_norm=None,
+        model_dir=None if model_dir is None else str(model_dir),
+        save_checkpoints_steps=10,
+    )
+    return Trainer(model, ServerOptimizer(cached), config=config, hooks=hooks)
+
+
+def work(
+    pipe: Connection, addresses: list[str], name: str, epoch: int, batches: int, postpush: bool, model_dir: Path | None
+) -> None:
+    """A life of a worker: it trains what is left of its data."""
+    config = ClientConfig(worker=name, epoch=epoch, timeout=120.0)
+    with ServerStore(addresses, tables_of(FEATURES), config=config) as store:
+        counting(store, Tell(pipe), postpush=postpush, model_dir=model_dir).fit(clicks(batches))
+
+
+class Campaign:
+    """Two servers that lose nothing acknowledged, and two workers, the first of which saves checkpoints."""
+
+    def __init__(self, folder: Path, stack: ExitStack, batches: int) -> None:
+        self.batches, self.folder, self.epoch = batches, folder, 0
+        self.servers = [ForkedServer(folder / "ps" / str(number), 0.0) for number in range(2)]
+        for server in self.servers:
+            stack.callback(server.close)
+        self.workers: dict[str, Forked] = {}
+        for name in ("chief", "helper"):
+            self.start(name)
+        stack.callback(lambda: [worker.close() for worker in self.workers.values()])
+
+    def start(self, name: str) -> None:
+        self.epoch += 1
+        model_dir = self.folder if name == "chief" else None
+        addresses = [server.address for server in self.servers]
+        self.workers[name] = Forked(work, addresses, name, self.epoch, self.batches, name == "helper", model_dir)
+
+    def advance(self, name: str, steps: int) -> None:
+        """Let a worker make some steps, and go on with the next while it is killed."""
+        self.workers[name].pipe.send(steps + 2)
+        for _ in range(steps):
+            self.workers[name].receive()
+
+    def kill(self, victim: str) -> None:
+        if victim == "server":
+            self.servers[0].kill()
+            self.servers[0].restart()
+            return
+        names = ["chief", "helper"] if victim == "all" else [victim]
+        for name in names:
+            self.workers[name].close()
+        if victim == "all":
+            for server in self.servers:
+                server.kill()
+            for server in self.servers:
+                server.restart()
+        for name in names:
+            self.start(name)
+
+    def finish(self) -> None:
+        for name, worker in self.workers.items():
+            worker.pipe.send(10**9)
+            with suppress(EOFError):
+                while True:
+                    worker.receive()
+            assert worker.join() == 0, name
+
+
+VICTIMS = ("chief", "helper", "server", "all")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "seed"), [pytest.param(4, 3, id="quick"), pytest.param(80, 4, id="long", marks=pytest.mark.slow)]
+)
+def test_each_batch_of_each_worker_counts_once_on_every_server_whoever_is_killed(
+    tmp_path: Path, rounds: int, seed: int
+) -> None:
+    chance, batches = random.Random(seed), 10 * rounds
+    with ExitStack() as stack:
+        campaign = Campaign(tmp_path, stack, batches)
+        for number in range(rounds):
+            for name in ("chief", "helper"):
+                campaign.advance(name, chance.randint(1, 6))
+            campaign.kill(VICTIMS[number % 4] if number < 4 else chance.choice(VICTIMS))
+        campaign.finish()
+        addresses = [server.address for server in campaign.servers]
+        with ServerStore(addresses, tables_of(FEATURES), config=ClientConfig(timeout=60.0)) as store:
+            ids, times = torch.cat([batch["user_id"] for batch in clicks(batches)]).unique(return_counts=True)
+            bags = Bags(table="user_id", ids=ids.numpy(), row_splits=np.arange(len(ids) + 1))
+            assert (-store.lookup([bags])[0].flatten() - 2 * times).abs().max() == 0, "rows"
+            counted = counting(store).model.batches
+            assert -counted.item() == 2 * batches, "dense parameters"
