@@ -43,6 +43,7 @@ def one_thread() -> Iterator[None]:
         "guide-checkpoints",
         "guide-cluster",
         "guide-data",
+        "guide-data-service",
         "guide-import-export",
         "guide-log",
         "guide-parameter-servers",
