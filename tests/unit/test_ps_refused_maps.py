@@ -217,8 +217,7 @@ def test_moving_what_is_not_owned_or_to_nobody_or_to_oneself(store: ServerStore,
 
     with pytest.raises(InvalidArgumentError, match="giver itself"):
         move(server.address)
-    with pytest.raises(InvalidArgumentError, match="no server answers"):
-        move("127.0.0.1:9")
+    assert "127.0.0.1:9" in json.loads(move("127.0.0.1:9"))["missing"]
     assert asked(link).version == 1
     with ParameterServer() as other:
         assert json.loads(move(other.address))["buckets"] == [0, 10]

@@ -66,7 +66,9 @@ class Moved(Config):
     """What became of a move."""
 
     buckets: BucketRange | None = None
-    """The piece that was given; None: nothing was left to give."""
+    """The piece that was given; None: nothing was left to give, or the taker is missing."""
+    missing: str | None = None
+    """Why the taker cannot be asked; nothing has changed."""
     pending: bool = False
     """It is still on its way; ask again."""
 

@@ -50,6 +50,10 @@ REFUSALS = (ConfigError, InvalidArgumentError, MemoryLimitError, ProtocolError)
 _logger = logging.getLogger(__name__)
 
 
+class _TakerMissing(Exception):  # noqa: N818 - it is told, not raised, to whoever asks
+    """The taker cannot be asked. Not an error of ours: whoever asks would think that the giver cannot be reached."""
+
+
 class BucketMoves:
     """The moves of one server, as giver and as taker.
 
@@ -104,14 +108,11 @@ class BucketMoves:
             if move.buckets is None:
                 self._mover_until = 0.0
                 return Moved()
-            giving = self._owned.giving
-            if giving is None:
-                giving = self._begin(move, move.buckets)
-                if giving is None:
-                    return Moved()
-            else:
-                self._require_same(giving, move)
-        return self._outcome(giving, move.wait)
+            try:
+                giving = self._given(move, move.buckets)
+            except _TakerMissing as error:
+                return Moved(missing=str(error))
+        return Moved() if giving is None else self._outcome(giving, move.wait)
 
     def install(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> Installed:
         """Own the buckets of a transfer from now on, unless that has happened before."""
@@ -143,6 +144,13 @@ class BucketMoves:
                 "rebalance: somebody else is moving buckets of this server; let that end, or wait a minute if it has died"
             )
         self._mover, self._mover_until = rebalance, now + LEASE
+
+    def _given(self, move: MoveBuckets, buckets: tuple[int, int]) -> Giving | None:
+        """The piece that is on its way, or the next one; None: there is none."""
+        if self._owned.giving is None:
+            return self._begin(move, buckets)
+        self._require_same(self._owned.giving, move)
+        return self._owned.giving
 
     def _require_same(self, giving: Giving, move: MoveBuckets) -> None:
         if giving.taker != move.taker:
@@ -182,8 +190,7 @@ class BucketMoves:
         try:
             return Buckets.from_json(link.call(Call.BUCKETS, timeout=ASK_SECONDS).text)
         except (UnavailableError, DeadlineExceededError) as error:
-            # As an error of the request: the one who asks would take the giver for the one that cannot be reached.
-            raise InvalidArgumentError(f"taker: no server answers at {address}: {error}") from None
+            raise _TakerMissing(str(error)) from None
         finally:
             link.close()
 

@@ -17,6 +17,8 @@ from monolith.ps.server_routes import ask_buckets
 
 __all__ = ["rebalance_buckets"]
 
+PAUSE = 0.2
+"""Seconds until a taker that is missing is asked again."""
 WAIT = 5.0
 """Seconds after which a giver says that a piece is still on its way."""
 
@@ -53,15 +55,22 @@ def _next_piece(move: BucketMove, giver: Link, number: int, timeout: float) -> i
     wait = min(WAIT, timeout / 2)
     while True:
         moved = _ask(giver, MoveBuckets(buckets=bounds, taker=move.taker, rebalance=number, wait=wait))
-        if moved.buckets is None:
-            return None
-        if not moved.pending:
+        if moved.buckets is not None and not moved.pending:
             return moved.buckets[1] - moved.buckets[0]
+        if moved.buckets is None and moved.missing is None:
+            return None
         if time.monotonic() >= deadline:
-            raise UnavailableError(
-                f"buckets {moved.buckets} are on their way from {move.giver} to {move.taker}, which has not answered for "
-                f"{timeout:g} s; start it again, and they arrive by themselves"
-            )
+            raise UnavailableError(f"{_why(moved, move)}; tried for {timeout:g} s")
+        time.sleep(0.0 if moved.pending else PAUSE)
+
+
+def _why(moved: Moved, move: BucketMove) -> str:
+    if moved.buckets is None:
+        return f"{move.taker} cannot be given buckets: {moved.missing}"
+    return (
+        f"the buckets {moved.buckets} are on their way from {move.giver} to {move.taker}, which does not answer; start it again, "
+        "and they arrive by themselves"
+    )
 
 
 def _ask(giver: Link, move: MoveBuckets) -> Moved:

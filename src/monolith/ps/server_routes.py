@@ -80,7 +80,7 @@ class ServerRoutes:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._known: dict[Link, _Known] = {}
-        self._is_moving = False
+        self._is_open = False
         self.current = Route(links=(), versions=(), owners=np.zeros(NUM_BUCKETS, dtype=np.int64))
         """The newest."""
 
@@ -109,7 +109,7 @@ class ServerRoutes:
             while not self._fetch():
                 looks += 1
                 # A piece that arrives while all are asked may be seen on neither side, but not several times in a row.
-                if time.monotonic() >= deadline or (looks >= LOOKS and not self._is_moving):
+                if time.monotonic() >= deadline or (looks >= LOOKS and not self._is_open):
                     names = ", ".join(link.address for link in self._links())
                     missing = list(ranges_of(self.current.owners == len(self.current.links)))
                     raise ConfigError(f"addresses: nobody of {names} owns the buckets {missing}; name all servers")
@@ -142,7 +142,7 @@ class ServerRoutes:
         # Of two that claim a bucket one has given it away since it was asked: ask again.
         for known in claims.values():
             known.mask = known.mask & (counted == 1)
-        self._is_moving = bool((counted > 1).any()) or any(one is not None and one.giving for one in told.values())
+        self._is_open = bool((counted > 1).any()) or any(one is None or one.giving for one in told.values())
         self._put_in_place(told, claims)
         return bool((counted == 1).all())
 
@@ -190,9 +190,11 @@ class ServerRoutes:
 
     def _put_in_place(self, told: dict[Link, Buckets | None], claims: dict[Link, _Known]) -> None:
         for link, one in told.items():
-            owns = link in claims and bool(claims[link].mask.any())
-            link.server = one.server if one is not None else link.server
-            link.left = not owns and (one is None or _has_left(one))
+            if one is not None:
+                link.server, link.left = one.server, _has_left(one)
+            elif link in claims:
+                # It does not answer, and others own all that it had.
+                link.left = not claims[link].mask.any()
         self._keep([link for link in told if not link.left], [link for link in told if link.left])
         self._known = claims
         owning = [(link, known) for link, known in claims.items() if known.mask.any()]

@@ -99,6 +99,7 @@ class ServerStore(ServerGroup):
         self._ahead: deque[tuple[tuple[Bags, ...], Future[list[torch.Tensor]]]] = deque(maxlen=MAX_AHEAD)
         self._thread: ThreadPoolExecutor | None = None
         self._retired: list[Link] = []
+        self._candidates: dict[str, Link] = {}
         super().__init__(addresses, tables, config=config, find=find)
         self._routes = ServerRoutes(
             lambda: self.links, keep=self._keep, join=self._join_one_more, timeout=self.config.timeout
@@ -135,12 +136,17 @@ class ServerStore(ServerGroup):
             [((0, 2048),), ((2048, 4096),)]
         """
         wanted, current = distinct_addresses(addresses), self._routes.settled().map()
-        for address in wanted:
-            if address not in self.addresses:
-                self.links = [*self.links, self._required(address)]
         links = {link.address: link for link in self.links}
-        rebalance_buckets(current, wanted, links, report=report, timeout=self.config.timeout)
-        return self._routes.settled().map()
+        try:
+            for address in wanted:
+                if address not in links:
+                    links[address] = self._candidates[address] = self._required(address)
+            rebalance_buckets(current, wanted, links, report=report, timeout=self.config.timeout)
+            return self._routes.settled().map()
+        finally:
+            # Those that were given buckets are servers of the group by now.
+            while self._candidates:
+                self._candidates.popitem()[1].close()
 
     def _required(self, address: str) -> Link:
         link = self._join_one_more(address)
@@ -307,6 +313,8 @@ class ServerStore(ServerGroup):
         self.links = links
 
     def _join_one_more(self, address: str) -> Link | None:
+        if address in self._candidates:
+            return self._candidates.pop(address)
         link = self._linked(address)
         try:
             link.call(Call.JOIN, self._join_text())
