@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import signal
-import sys
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
 from monolith.cli.options import Json
-from monolith.errors import ConfigError, StorageError
-
-if TYPE_CHECKING:
-    from monolith.ps import ParameterServer
+from monolith.cli.serving import (
+    Grace,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+    read_token,
+    serve_until_asked,
+)
+from monolith.cli.sizes import size_in_bytes
 
 __all__ = ["ps"]
 
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_TOKEN_VARIABLE = "MONOLITH_PS_TOKEN"
-
 
 def ps(
-    host: Annotated[str, typer.Option(help="Listen here; other than loopback needs TLS and a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 0,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Private key, PEM.")] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help=f"File with the token that clients must send; or ${_TOKEN_VARIABLE}.")
+    host: Annotated[
+        str | None,
+        typer.Option(help="Listen here, by default 127.0.0.1; other than loopback needs TLS and a token."),
     ] = None,
+    port: Annotated[int | None, typer.Option(help="By default, or 0, a free one.", min=0, max=65535)] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
     memory_limit: Annotated[
         str | None, typer.Option(help="Refuse updates that would take more, as 8GiB or 500MB.")
     ] = None,
-    max_message: Annotated[str, typer.Option(help="Refuse larger messages.")] = "256MiB",
-    max_streams: Annotated[int, typer.Option(help="Streams open at the same time.", min=1)] = 256,
+    max_message: Annotated[str | None, typer.Option(help="Refuse larger messages, by default than 256MiB.")] = None,
+    max_streams: Annotated[
+        int | None, typer.Option(help="Streams open at the same time, by default 256.", min=1)
+    ] = None,
     transport: Annotated[
         Literal["socket", "flight"] | None,
         typer.Option(help="How frames travel; by default over plain sockets, with a certificate over Flight."),
@@ -50,75 +49,42 @@ def ps(
         typer.Option(help="Seconds between commits to the log; 0 answers when it is durable.", min=0),
     ] = None,
     take_over: Annotated[bool, typer.Option(help="Take the folder from a process that hangs.")] = False,
-    tls_root_certs: Annotated[
-        Path | None, typer.Option(help="Whom other servers' certificates are signed by, PEM; by default --tls-cert.")
-    ] = None,
-    move_piece: Annotated[str, typer.Option(help="Rows given to another server at a time.")] = "8MiB",
-    grace: Annotated[float, typer.Option(help="Seconds for calls under way to finish at the end.", min=0)] = 5.0,
+    grace: Grace = 5.0,
     as_json: Json = False,
 ) -> None:
     """Hold tables and dense parameters for many workers; end on SIGTERM, SIGINT, or when a client asks for it.
 
-    The first line of the output tells the address.
+    The first line of the output tells the address. As a process of a run, which the environment says (MONOLITH_NUM_PS and so on,
+    TF_CONFIG, the MLP scheduler), it is announced to the others, and its folder is MODEL_DIR/ps/INDEX.
     """
+    given: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "token": read_token(token_file),
+        "memory_limit": None if memory_limit is None else size_in_bytes(memory_limit, "--memory-limit"),
+        "max_message_bytes": None if max_message is None else size_in_bytes(max_message, "--max-message"),
+        "max_streams": max_streams,
+        "transport": transport,
+        "folder": folder,
+        "log_flush_secs": log_flush_secs,
+        "take_over": take_over or None,
+    }
+    _serve({name: value for name, value in given.items() if value is not None}, grace, as_json)
+
+
+def _serve(given: dict[str, Any], grace: float, as_json: bool) -> NoReturn:
+    from monolith.cluster import monolith_discovery
     from monolith.ps import ParameterServer, ServerConfig
+    from monolith.train.runner import RunnerConfig
+    from monolith.train.server_role import announced, place_server
 
-    server = ParameterServer(
-        ServerConfig(
-            host=host,
-            port=port,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            token=_token(token_file),
-            memory_limit=None if memory_limit is None else _bytes(memory_limit, "--memory-limit"),
-            max_message_bytes=_bytes(max_message, "--max-message"),
-            max_streams=max_streams,
-            transport=transport,
-            folder=folder,
-            log_flush_secs=log_flush_secs,
-            take_over=take_over,
-            tls_root_certs=tls_root_certs,
-            move_piece_bytes=_bytes(move_piece, "--move-piece"),
-        )
-    )
-    _end_on_signals(server)
-    _say(
-        {"event": "listening", "address": server.address, "port": server.port, "pid": os.getpid()},
-        f"listening on {server.address}",
-        as_json,
-    )
-    server.wait()
-    clean = server.close(grace=grace)
-    _say({"event": "stopped", "clean": clean}, "stopped" if clean else "stopped; streams were still open", as_json)
-    # Threads of streams whose clients went silent cannot be ended, and would hold the process: all that mattered is done.
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _end_on_signals(server: ParameterServer) -> None:
-    def ask(number: int, frame: FrameType | None) -> None:
-        server.ask_to_stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, ask)
-
-
-def _token(file: Path | None) -> str | None:
-    if file is None:
-        return os.environ.get(_TOKEN_VARIABLE)
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"--token-file: cannot read {file}: {error}") from error
-
-
-def _bytes(text: str, option: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if match is None:
-        raise ConfigError(f"{option}: expected a size as 8GiB or 500MB, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-def _say(event: dict[str, object], text: str, as_json: bool) -> None:
-    sys.stdout.write((json.dumps(event) if as_json else text) + "\n")
-    sys.stdout.flush()
+    runner = RunnerConfig.from_env()
+    if runner.is_local or runner.server_type != "ps":
+        serve_until_asked(ParameterServer(ServerConfig(**given)), grace=grace, as_json=as_json)
+    of_run = {name: getattr(runner.server, name) for name in runner.server.model_fields_set}
+    with monolith_discovery(runner) as discovery:
+        assert discovery is not None
+        server = ParameterServer(place_server(ServerConfig(**{**of_run, **given}), runner, discovery))
+        serve_until_asked(server, grace=grace, as_json=as_json, announced=announced(server, runner, discovery))

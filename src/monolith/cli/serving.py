@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -44,15 +45,25 @@ Grace = Annotated[float, typer.Option(help="Seconds for calls under way to finis
 TOKEN_VARIABLE = "MONOLITH_PS_TOKEN"
 
 
-def serve_until_asked(server: FrameServer, *, grace: float, as_json: bool) -> NoReturn:
-    """Tell the address, wait for SIGTERM, SIGINT or a client that asks for the end, and end the process."""
+def serve_until_asked(
+    server: FrameServer,
+    *,
+    grace: float,
+    as_json: bool,
+    announced: AbstractContextManager[object] | None = None,
+) -> NoReturn:
+    """Tell the address, wait for SIGTERM, SIGINT or a client that asks for the end, and end the process.
+
+    Others find the server for as long as `announced` is entered.
+    """
     _end_on_signals(server)
-    _say(
-        {"event": "listening", "address": server.address, "port": server.port, "pid": os.getpid()},
-        f"listening on {server.address}",
-        as_json,
-    )
-    server.wait()
+    with announced or nullcontext():
+        _say(
+            {"event": "listening", "address": server.address, "port": server.port, "pid": os.getpid()},
+            f"listening on {server.address}",
+            as_json,
+        )
+        server.wait()
     clean = server.close(grace=grace)
     _say({"event": "stopped", "clean": clean}, "stopped" if clean else "stopped; streams were still open", as_json)
     # Threads of streams whose clients went silent cannot be ended, and would hold the process: all that mattered is done.

@@ -1,0 +1,193 @@
+"""Danger: a job on this machine that hangs, ends with the wrong code, loses what servers hold, or leaves processes behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from real_servers import until
+
+# Adds 1 to a number of its own on the servers, until there are `ROUNDS`, and tells what all workers have reached.
+COUNTING = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+import torch
+from monolith.cluster import HostServiceDiscovery
+from monolith.ps import ClientConfig, ServerStore
+from monolith.table import Bags, Zeros
+from monolith.table.config import Segment, TableConfig
+
+index, rounds = int(os.environ["MONOLITH_INDEX"]), int(sys.argv[1])
+table = TableConfig(name="counts", segments=(Segment(dim=1, initializer=Zeros()),))
+discovery = HostServiceDiscovery(os.environ["MONOLITH_DISCOVERY_FOLDER"])
+while len(servers := discovery.query("ps")) < int(os.environ["MONOLITH_NUM_PS"]):
+    time.sleep(0.05)
+store = ServerStore(list(servers.values()), [table], config=ClientConfig(worker=f"worker-{index}", timeout=60.0))
+ids = np.arange(100) + 1000 * index
+for number in range(rounds):
+    store.assign_add("counts", ids, torch.ones(100, 1))
+    print("round", number)
+    while number == rounds // 2 and not Path("go").exists():
+        time.sleep(0.05)
+rows = store.lookup([Bags(table="counts", ids=ids, row_splits=np.arange(101))])[0]
+print("counted", rows.min().item(), rows.max().item())
+store.close()
+"""
+
+
+class Launch:
+    """One `monolith launch --json` as a process, its events as they come."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "monolith.cli", "launch", "--json", "--log-dir", "logs", *arguments],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.events: list[dict[str, Any]] = []
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.events.append(json.loads(line))
+
+    def pids(self, role: str) -> list[int]:
+        return [e["pid"] for e in self.events if e["event"] == "started" and e["role"] == role]
+
+    def all_pids(self) -> list[int]:
+        return [event["pid"] for event in self.events if event["event"] == "started"]
+
+    def lines(self, role: str) -> list[str]:
+        return [event["text"] for event in self.events if event["event"] == "line" and event["role"] == role]
+
+    def kinds(self, role: str) -> list[str]:
+        return [e["event"] for e in self.events if e.get("role") == role and e["event"] != "line"]
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self, timeout: float = 180.0) -> tuple[int, str]:
+        """Exit code and what was written to stderr."""
+        code = self._process.wait(timeout)
+        self._reader.join(timeout)
+        assert self._process.stderr is not None
+        return code, self._process.stderr.read()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+Start = Callable[..., Launch]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def start(code: str, *arguments: str, script_arguments: tuple[str, ...] = ()) -> Launch:
+            (tmp_path / "work.py").write_text(code)
+            launch = Launch(tmp_path, *arguments, "work.py", *script_arguments)
+            stack.callback(launch.close)
+            return launch
+
+        yield start
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_servers_and_workers_work_and_end_although_a_server_is_killed_meanwhile(start: Start, tmp_path: Path) -> None:
+    options = (
+        "--ps",
+        "2",
+        "--workers",
+        "2",
+        "--restarts",
+        "2",
+        "--model-dir",
+        "model",
+        "--ps-args",
+        "--log-flush-secs 0",
+    )
+    job = start(COUNTING, *options, script_arguments=("6",))
+    workers = ("worker 0", "worker 1")
+    until(lambda: all("round 3" in job.lines(worker) for worker in workers), seconds=180)
+    os.kill(job.pids("ps 1")[0], signal.SIGKILL)
+    until(lambda: len(job.pids("ps 1")) == 2)
+    (tmp_path / "go").touch()
+    code, errors = job.end()
+    assert code == 0, errors
+    assert [job.lines(worker)[-1] for worker in workers] == ["counted 6.0 6.0"] * 2
+    assert job.kinds("ps 0") == ["started", "ended"]
+    assert job.kinds("ps 1") == ["started", "restarting", "started", "ended"]
+    assert job.events[-1] == {"event": "over", "ok": True, "failed": None, "code": None, "stopped": None}
+    assert not any(map(is_alive, job.all_pids()))
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {
+        *("ps-0.log", "ps-1.log", "worker-0.log", "worker-1.log")
+    }
+    assert (tmp_path / "logs" / "worker-1.log").read_text().splitlines() == job.lines("worker 1")
+
+
+def test_a_worker_that_fails_ends_the_job_with_its_last_lines(start: Start) -> None:
+    job = start(
+        "import os, sys, time\n"
+        "if os.environ['MONOLITH_INDEX'] == '1': print('no data', sys.argv[1:]); sys.exit(3)\n"
+        "time.sleep(600)",
+        "--workers",
+        "2",
+        script_arguments=("--ps", "x"),
+    )
+    code, errors = job.end()
+    assert code == 1
+    assert "worker 1 failed: exit code 3" in errors
+    assert "no data ['--ps', 'x']" in errors, "what follows the script is the script's"
+    assert job.kinds("worker 0") == ["started", "ended"]
+    assert not any(map(is_alive, job.all_pids()))
+
+
+def test_an_interrupt_ends_workers_then_servers(start: Start) -> None:
+    job = start(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(0)))\n"
+        "print('ready'); time.sleep(600)"
+    )
+    until(lambda: job.lines("worker 0") and any("listening" in line for line in job.lines("ps 0")), seconds=120)
+    job.send(signal.SIGINT)
+    code, _ = job.end()
+    assert code == 130
+    assert job.lines("worker 0") == ["ready", "saved"]
+    ended = [event["role"] for event in job.events if event["event"] == "ended"]
+    assert ended == ["worker 0", "ps 0"]
+    assert not any(map(is_alive, job.all_pids()))
+
+
+def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start) -> None:
+    job = start("print('ready'); import time; time.sleep(600)")
+    until(lambda: job.lines("worker 0"), seconds=120)
+    assert all(map(is_alive, job.all_pids()))
+    job.send(signal.SIGKILL)
+    until(lambda: not any(map(is_alive, job.all_pids())))
