@@ -21,6 +21,7 @@ from monolith.cli.log import log
 from monolith.cli.predict import predict
 from monolith.cli.probe import probe
 from monolith.cli.ps import ps
+from monolith.cli.rebalance import rebalance
 from monolith.cli.signals import add_siguser1_handler
 from monolith.cli.train import train
 from monolith.errors import (
@@ -69,6 +70,7 @@ def run(arguments: Sequence[str]) -> int:
         import_table,
         export_table,
         ps,
+        rebalance,
         probe,
         dispatcher,
         data_worker,

@@ -1,0 +1,45 @@
+"""Danger: a command that moves the rows of running servers says it has done so and has not, or leaves them without a word."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from monolith.cli import main
+from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
+from monolith.table import Bags
+from monolith.testing import sgd_table_config
+
+TOKEN = "correct-horse-battery"
+
+
+def test_rebalance_moves_shares_and_tells_who_owns_what(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONOLITH_PS_TOKEN", TOKEN)
+    config = ServerConfig(token=TOKEN)
+    with ParameterServer(config) as one, ParameterServer(config) as two, ParameterServer(config) as three:
+        known = ClientConfig(token=TOKEN)
+        with ServerStore([one.address, two.address], [sgd_table_config(1, name="t")], config=known) as store:
+            store.assign("t", np.arange(500), torch.ones(500, 1))
+            before, after = f"{one.address},{two.address}", f"{one.address}, {two.address}, {three.address}"
+            assert main(["rebalance", "--from", before, "--to", after, "--json"]) == 0
+            told = json.loads(capsys.readouterr().out)
+            assert sorted(server["buckets"] for server in told.values()) == [1365, 1365, 1366]
+            assert set(told) == {one.address, two.address, three.address}
+            (rows,) = store.lookup([Bags(table="t", ids=np.arange(500), row_splits=np.arange(501))])
+            assert rows.eq(1.0).all()
+            assert main(["rebalance", "--from", after, "--to", before]) == 0
+            assert "2,048" in capsys.readouterr().out
+
+
+def test_what_cannot_be_done_ends_with_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with ParameterServer() as one:
+        command = ["rebalance", "--from", one.address, "--timeout", "0.5", "--to"]
+        assert main([*command, "127.0.0.1:9"]) == 1
+        assert "no server at 127.0.0.1:9" in capsys.readouterr().err
+        assert main([*command, "nowhere"]) == 2
+        assert main([*command, ""]) == 2
