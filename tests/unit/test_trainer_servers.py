@@ -48,7 +48,7 @@ class Clicks(nn.Module):
 
 @contextmanager
 def cluster(
-    model_dir: Path, count: int = 2, *, first: int = 0, flush: float | None = 0, limit: int | None = None
+    model_dir: Path, count: int = 2, *, first: int = 0, flush: float | None = 3600.0, limit: int | None = None
 ) -> Iterator[list[ParameterServer]]:
     with ExitStack() as stack:
         numbers = range(first, first + count)
@@ -124,6 +124,20 @@ def test_a_checkpoint_goes_onto_other_servers_and_old_ones_are_removed_with_thei
         assert learned(again) == learned(whole)
 
 
+def test_a_server_that_lost_everything_is_restored_when_the_run_goes_on_and_the_others_are_not(tmp_path: Path) -> None:
+    whole = trainer(None, None)
+    whole.fit(clicks())
+    with cluster(tmp_path, flush=None) as servers, cluster(tmp_path, 1, first=9) as spare:
+        with worker(servers, 1) as store:
+            run = trainer(store, tmp_path)
+            run.fit(clicks(), steps=6)
+        with worker([servers[0], spare[0]], 2) as store:
+            run.model.embeddings.use_store(store)
+            assert run.fit(clicks()) == 12
+            assert store.is_initialised()
+            assert learned(run) == learned(whole)
+
+
 def test_going_back_takes_the_servers_along(tmp_path: Path) -> None:
     with cluster(tmp_path) as servers, worker(servers, 1) as store:
         trainer(store, tmp_path, save_checkpoints_steps=3).fit(clicks(), steps=9)
@@ -180,7 +194,7 @@ def test_a_successor_of_a_worker_that_died_in_a_push_counts_each_batch_once_on_e
         addresses = [server.address for server in servers]
         with ServerStore(addresses, tables_of(COUNTED), config=config) as store:
             run, cached = counting(store, postpush=postpush)
-            refused = servers[cached.origin._server_of["batches"] if call == Call.APPLY_DENSE else 1]
+            refused = next(s for s in reversed(servers) if call != Call.APPLY_DENSE or s.address == dense_at(cached))
             with refusing(refused, call, dies_at), pytest.raises(ServerError, match="as if the worker had died"):
                 run.fit(clicks())
         with ServerStore(addresses, tables_of(COUNTED), config=config.model_copy(update={"epoch": 2})) as store:
@@ -198,6 +212,10 @@ def test_a_successor_of_a_worker_that_died_in_a_push_counts_each_batch_once_on_e
             assert run.fit(clicks()) == 36
             assert store.lookup([bags])[0].flatten().tolist() == (-3 * times).tolist()
             assert cached.origin.read()["batches"].item() == -36
+
+
+def dense_at(cached: CachedParameters) -> str:
+    return cached.origin._link_of["batches"].address
 
 
 @contextmanager

@@ -106,10 +106,11 @@ class DenseParameters:
                 for name, parameter in self._parameters.items()
             }
 
-    def load_state(self, *states: Mapping[str, State], declared: bool | None = None) -> None:
+    def load_state(self, *states: Mapping[str, State], elsewhere: bool = False) -> None:
         """Hold what `state` of one or several servers returned, and nothing else; on an error nothing has changed.
 
-        Of a parameter that several have, the one counts that was trained. `declared` takes the place of what was saved.
+        Of a parameter that several have, the one counts that was trained. `elsewhere`: they were trained on other servers; here
+        are trained those that were before.
         """
         loaded: dict[str, _Parameter] = {}
         for state in states:
@@ -117,9 +118,9 @@ class DenseParameters:
                 parameter = _loaded(name, saved)
                 if name not in loaded or not loaded[name].declared:
                     loaded[name] = parameter
-        for parameter in loaded.values():
-            parameter.declared = parameter.declared if declared is None else declared
         with self._lock:
+            for name, parameter in loaded.items() if elsewhere else ():
+                parameter.declared = name in self._parameters and self._parameters[name].declared
             self._parameters = loaded
 
     def declared(self) -> tuple[str, ...]:

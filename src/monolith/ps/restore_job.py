@@ -43,7 +43,7 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
     def apply() -> None:
         put_in_place()
         if parts:
-            state.dense.load_state(*dense, declared=False)
+            state.dense.load_state(*dense, elsewhere=True)
             others = [ledgers[path] for path in parts if path not in mine]
             restore_positions(state.pushes, [ledgers[path] for path in mine], others, restore.path)
         state.initialised, state.step = True, manifest.step

@@ -14,12 +14,12 @@ from monolith.checkpoint.restore_points import RestorePoint, find_restore_point,
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, StorageError
 from monolith.nn import embedding_collections
 from monolith.train.restore_choice import RestoreChoice, choose_restore_point
-from monolith.train.served_stores import prepare_stores, served_stores
+from monolith.train.served_stores import mark_initialised, prepare_stores, served_stores
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
 
-__all__ = ["restore_chosen", "warm_start"]
+__all__ = ["recover_servers", "restore_chosen", "warm_start"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +53,31 @@ def warm_start(trainer: Trainer, model_dir: str) -> None:
     trainer.model.load_state_dict(dict(dense.values))
     for collection in embedding_collections(trainer.model):
         collection.steps.zero_()
+
+
+def recover_servers(trainer: Trainer) -> None:
+    """Restore the servers that do not hold a state worth keeping, if there is a checkpoint, and say that all of them do now.
+
+    A run calls it whenever it begins: a server may have lost its state while the rest of the run has kept its own.
+    """
+    served = served_stores(trainer.stores)
+    if not served:
+        return
+    if not all(store.is_initialised() for store in served):
+        choice = choose_restore_point(trainer.config, training=True)
+        if choice is not None:
+            path = _checkpoint_of(choice.point, served)
+            prepare_stores(served, path, only_fresh=True, **_choices(trainer))()
+    mark_initialised(served)
+
+
+def _choices(trainer: Trainer) -> RestoreChoices:
+    config = trainer.config
+    return {
+        "aliases": config.table_alias_map,
+        "allow_new_tables": config.allow_new_tables,
+        "allow_new_segments": config.allow_new_segments,
+    }
 
 
 def _restore(trainer: Trainer, choice: RestoreChoice) -> int:
@@ -96,12 +121,7 @@ def _read(
             continue_training=config.continue_training,
         )
         dense.require(point.checkpoint or point.model_dir)
-        choices: RestoreChoices = {
-            "aliases": config.table_alias_map,
-            "allow_new_tables": config.allow_new_tables,
-            "allow_new_segments": config.allow_new_segments,
-        }
-        own = trainer.tables()
+        choices, own = _choices(trainer), trainer.tables()
         mine: RestoreChoices = {**choices, "only": [*own] if served else None}
         local, put_local = prepare_tables(point, own, **mine)
         put_served = prepare_stores(served, _checkpoint_of(point, served), only_fresh=only_fresh, **choices)

@@ -27,9 +27,9 @@ from monolith.train.hooks.run import hooks_running
 from monolith.train.hooks.save_listener import CheckpointSaverListener
 from monolith.train.preconditions import is_resumable, require_limits, require_optimizer
 from monolith.train.restore_choice import RestoreChoice, has_wishes
-from monolith.train.restoring import restore_chosen, warm_start
+from monolith.train.restoring import recover_servers, restore_chosen, warm_start
 from monolith.train.saving import TrainerSaving
-from monolith.train.served_stores import mark_initialised, served_stores
+from monolith.train.served_stores import served_stores
 from monolith.train.sparse_push import SparsePush
 from monolith.train.worker_positions import WorkerPositions
 
@@ -115,7 +115,7 @@ class Trainer:
         # Asked once: finding out costs as much as a small layer.
         self._layers_have_losses = any(isinstance(module, HasAuxiliaryLoss) for module in model.modules())
         self._push = SparsePush(model, delayed=self.config.enable_embedding_postpush)
-        self._positions = WorkerPositions(self.stores)
+        self._positions = WorkerPositions()
         self._position: Position | None = None
         self.event_time = 0
         """The newest event time trained, if `config.event_time` names the column."""
@@ -264,8 +264,6 @@ class Trainer:
             warm_start(self, self.config.warm_start_from)
         if self._saving is not None:
             self._saving.track(parent)
-            if training:
-                mark_initialised(served_stores(self.stores))
         # Only now: a run that could not be restored must not start from nothing when it is tried again.
         self._restored, self._restored_for = choice, "training" if training else "reading"
         return choice is not None
@@ -278,6 +276,8 @@ class Trainer:
 
     def _start(self, source: Iterable[Batch]) -> None:
         restored = self.restore(training=True)
+        if self._saving is not None:
+            recover_servers(self)
         if is_resumable(source) and self.config.resume_data:
             self._follow_predecessor()
         if self._saving is not None:
@@ -285,7 +285,7 @@ class Trainer:
 
     def _follow_predecessor(self) -> None:
         """Go on where an earlier life of this worker stopped, as far as the servers have heard of it."""
-        place = self._positions.begin()
+        place = self._positions.begin(self.stores)
         if place is not None:
             self.step += max(0, place.batches - self._positions.batches)
             self._positions.batches, self._loaded_place = place.batches, place.state

@@ -41,16 +41,16 @@ class WorkerPositions:
     batch after that of the server furthest behind. The servers leave out what they have had.
 
     Example:
-        >>> positions = WorkerPositions([])
-        >>> positions.begin()
+        >>> positions = WorkerPositions()
+        >>> positions.begin([])
         >>> positions.tell({"file": 2}) is None
         True
     """
 
-    def __init__(self, stores: Sequence[Store]) -> None:
+    def __init__(self) -> None:
         self.batches = 0
         """Batches trained in all lives of the worker."""
-        self._stores = [store for store in served_stores(stores) if store.config.worker is not None]
+        self._stores: list[ServerGroup] = []
         self._current: Position | None = None
 
     @property
@@ -58,8 +58,10 @@ class WorkerPositions:
         """Whether servers are told at all."""
         return bool(self._stores)
 
-    def begin(self) -> Place | None:
-        """Where an earlier life of the worker stopped; None if there was none, or nothing to go on from."""
+    def begin(self, stores: Sequence[Store]) -> Place | None:
+        """Tell the servers of `stores` from now on. Where an earlier life of the worker stopped, if there was one."""
+        self._current = None
+        self._stores = [store for store in served_stores(stores) if store.config.worker is not None]
         behind = [found for store in self._stores if (found := _furthest_behind(store)) is not None]
         if not behind:
             return None
