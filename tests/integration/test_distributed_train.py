@@ -64,6 +64,17 @@ class Tell(Hook):
         self._event.set()
 
 
+class Compare(Hook):
+    """Whether the model has, at the end, what is on the servers."""
+
+    is_same = False
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        assert isinstance(trainer.optimizer, ServerOptimizer)
+        values = trainer.optimizer._cached.origin.read()
+        self.is_same = all(torch.equal(values[name], here) for name, here in trainer.model.named_parameters())
+
+
 class FailAtEnd(Hook):
     """Fails once after the last step."""
 
@@ -92,9 +103,10 @@ def test_all_processes_of_a_run_end_and_every_step_counts(tmp_path: Path) -> Non
 def test_several_workers_train_one_set_of_dense_parameters(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, num_ps=2, num_workers=2)
     cluster.servers()
-    workers = [cluster.start("worker", index, [BATCH] * 20) for index in range(2)]
-    for worker in workers:
+    compare = Compare()
+    for worker in [cluster.start("worker", 0, [BATCH] * 20, [compare]), cluster.start("worker", 1, [BATCH] * 20)]:
         worker.result(SECONDS)
+    assert compare.is_same
     assert all(isinstance(trainer.optimizer, ServerOptimizer) for trainer in cluster.trainers.values())
     # 40 steps of a positive label, and not 20: the bias of one worker alone reaches half as far.
     first = cluster.trainers[0].model.dense.bias.item()

@@ -36,13 +36,15 @@ def test_it_serves_under_its_index_until_the_chief_ends_it(tmp_path: Path) -> No
 
 def test_what_the_scheduler_expects_is_where_it_listens() -> None:
     tf_config = '{"cluster": {"ps": ["127.0.0.1:7001"], "worker": ["h:1"]}, "task": {"type": "ps", "index": 0}}'
-    placed = place_server(ServerConfig(host="0.0.0.0"), runner(""), TfConfigServiceDiscovery(tf_config))
+    discovery = TfConfigServiceDiscovery(tf_config)
+    placed = place_server(ServerConfig(), runner(""), discovery)
     assert (placed.host, placed.port, placed.folder) == ("127.0.0.1", 7001, None)
+    assert place_server(ServerConfig(host="0.0.0.0"), runner(""), discovery).host == "0.0.0.0"
 
 
 def test_a_folder_of_its_own_is_kept_and_a_remote_model_dir_gives_none(tmp_path: Path) -> None:
     discovery = HostServiceDiscovery(tmp_path)
-    own = place_server(ServerConfig(folder=tmp_path / "own"), runner("/mnt/run"), discovery)
+    own = place_server(ServerConfig(folder=tmp_path / "own", take_over=False), runner("/mnt/run"), discovery)
     assert (own.folder, own.take_over) == (tmp_path / "own", False)
     assert place_server(ServerConfig(), runner("s3://bucket/run"), discovery).folder is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -85,6 +86,15 @@ class FetchCachedVariablesHook(Hook):
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Let the next step read what was fetched."""
         self._cached.assign()
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Leave the model as it was trained, and nothing under way: the connections are closed next."""
+        if error is None:
+            self._cached.fetch()
+            self._cached.assign()
+            return
+        with contextlib.suppress(Exception):
+            self._cached.assign()
 
 
 def _cached(parameter: Tensor, copy: Tensor) -> Tensor:

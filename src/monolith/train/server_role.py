@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 def place_server(config: ServerConfig, runner: RunnerConfig, discovery: ServiceDiscovery) -> ServerConfig:
     """`config` with what the run decides: the address a scheduler expects the server at, and its folder in the model_dir.
 
+    Fields that were given to `config` stay as they are.
     A server that was started again takes the port of its predecessor if nobody has it: workers then find it without asking.
 
     Example:
@@ -35,15 +36,17 @@ def place_server(config: ServerConfig, runner: RunnerConfig, discovery: ServiceD
         >>> place_server(ServerConfig(), runner, HostServiceDiscovery("/mnt/run/discovery")).folder
         PosixPath('/mnt/run/ps/1')
     """
-    changes: dict[str, object] = {}
+    decided: dict[str, object] = {}
     if isinstance(discovery, TfConfigServiceDiscovery | MLPServiceDiscovery):
-        changes["host"], changes["port"] = split_address(discovery.addr)
-    elif config.port == 0 and isinstance(discovery, HostServiceDiscovery):
-        changes["port"] = _earlier_port(config.host, discovery.query("ps").get(runner.index))
-    if config.folder is None and runner.model_dir and not is_remote(runner.model_dir):
+        decided["host"], decided["port"] = split_address(discovery.addr)
+    elif isinstance(discovery, HostServiceDiscovery):
+        decided["port"] = _earlier_port(config.host, discovery.query("ps").get(runner.index))
+    if runner.model_dir and not is_remote(runner.model_dir):
         # Who is started in a place takes it: a predecessor that only hangs must not keep it.
-        changes |= {"folder": Path(runner.model_dir, "ps", str(runner.index)), "take_over": True}
-    return config.model_copy(update=changes)
+        decided |= {"folder": Path(runner.model_dir, "ps", str(runner.index)), "take_over": True}
+    return config.model_copy(
+        update={name: value for name, value in decided.items() if name not in config.model_fields_set}
+    )
 
 
 @contextmanager
