@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from monolith.errors import InvalidArgumentError, MonolithError, UnavailableError
 from monolith.ps.bucket_messages import MoveBuckets, Moved
+from monolith.ps.coordination_messages import Members
 from monolith.ps.link import Link
 from monolith.ps.messages import Call
 from monolith.ps.ownership import OwnershipMap
@@ -79,6 +80,8 @@ def _ask(giver: Link, move: MoveBuckets) -> Moved:
 
 def _require_may_leave(links: Sequence[Link]) -> None:
     for link in links:
+        if Members.from_json(link.call(Call.MEMBERS).text).members:
+            raise InvalidArgumentError(f"addresses: the workers of a run meet at {link.address}; it must stay")
         if names := ask_buckets(link).dense:
             raise InvalidArgumentError(
                 f"addresses: the server at {link.address} holds {len(names)} dense parameters, {names[0]!r} first; it must stay"

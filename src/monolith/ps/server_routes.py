@@ -5,11 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
-from monolith.errors import ConfigError, DeadlineExceededError, OwnershipChangedError, UnavailableError
+from monolith.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    MonolithError,
+    OwnershipChangedError,
+    UnavailableError,
+)
 from monolith.ps.bucket_messages import Buckets, OwnBuckets
 from monolith.ps.frames import Frame
 from monolith.ps.link import Link, finish_each
@@ -116,11 +123,13 @@ class ServerRoutes:
                 time.sleep(PAUSE)
             return self.current
 
-    def look_around(self) -> None:
-        """Find out whether others own what a server that does not answer had; does nothing while somebody asks already."""
-        if self._lock.acquire(blocking=False):
+    def look_around(self, away: Link) -> None:
+        """Find out whether others own what `away`, which does not answer, had; does nothing while somebody asks already."""
+        if self._known and self._lock.acquire(blocking=False):
             try:
-                self._fetch()
+                # Whatever is wrong with others, whoever asks them is told.
+                with suppress(MonolithError):
+                    self._fetch(away)
             finally:
                 self._lock.release()
 
@@ -131,10 +140,11 @@ class ServerRoutes:
             return False
         return True
 
-    def _fetch(self) -> bool:
-        """Ask all servers; whether every bucket has one owner."""
+    def _fetch(self, away: Link | None = None) -> bool:
+        """Ask all servers but `away`; whether every bucket has one owner."""
         links = list(self._links())
-        told = {link: self._claimed_again(link, one) for link, one in _ask_each(links).items()}
+        asked = _ask_each([link for link in links if link is not away])
+        told = {link: self._claimed_again(link, asked.get(link)) for link in links}
         if not self._claimed(told, links).all():
             told |= self._follow(told, links)
         claims = self._claims(told)

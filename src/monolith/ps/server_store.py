@@ -10,11 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import numpy as np
 import torch
 
-from monolith.errors import DeadlineExceededError, InvalidArgumentError, OwnershipChangedError, UnavailableError
+from monolith.errors import InvalidArgumentError
 from monolith.features.declaration import declare_tables
 from monolith.features.feature import Feature
 from monolith.ps import messages
-from monolith.ps.addresses import distinct_addresses
 from monolith.ps.bag_split import (
     IdSplit,
     pooled_rows,
@@ -23,16 +22,15 @@ from monolith.ps.bag_split import (
     split_ids,
     summed_gradients,
 )
+from monolith.ps.bucket_group import BucketGroup
 from monolith.ps.frames import Frame
-from monolith.ps.link import Exchange, Link
+from monolith.ps.link import Exchange
 from monolith.ps.messages import Call, DeclaredTable, Position, Push
-from monolith.ps.ownership import OwnershipMap
 from monolith.ps.parted_call import Part, Places, run_parts
 from monolith.ps.precision import WIRE_DTYPES, narrow, widen
-from monolith.ps.rebalance import rebalance_buckets
 from monolith.ps.remote_store import float_rows, row_matrix
-from monolith.ps.server_group import ClientConfig, ServerGroup, require_known
-from monolith.ps.server_routes import Route, ServerRoutes
+from monolith.ps.server_group import ClientConfig, require_known
+from monolith.ps.server_routes import Route
 from monolith.table.arrays import Ids, Values, id_array
 from monolith.table.config import TableConfig
 from monolith.table.store import Bags, Gradient, join_gradients
@@ -59,7 +57,7 @@ def tables_of(features: Sequence[Feature], *, seed: int = 0) -> list[DeclaredTab
     return [DeclaredTable(config=table.config, admission=table.admission) for table in declaration.tables]
 
 
-class ServerStore(ServerGroup):
+class ServerStore(BucketGroup):
     """A `Store` whose rows are spread over servers: each id belongs to a bucket, each bucket to a server.
 
     A request asks every server once, all at the same time, for the distinct ids it owns; pooling happens here. Gradients
@@ -68,7 +66,14 @@ class ServerStore(ServerGroup):
     round at random round differently.
 
     A server applies its part of a call at most once. A call that fails may have been applied by some servers and not by
-    others. Any thread may call. `ranges` says who owns which buckets; by default `bucket_ranges`.
+    others. Any thread may call.
+
+    Args:
+        addresses: the servers, host:port each.
+        tables: declared on all of them.
+        ranges: the buckets of each server, by default `bucket_ranges`; servers that own some already keep those.
+        config: how to talk to them.
+        find: the addresses of all servers now, asked when one does not answer: it may have been started again elsewhere.
 
     Example:
         >>> from monolith.nn import EmbeddingCollection
@@ -93,66 +98,11 @@ class ServerStore(ServerGroup):
         config: ClientConfig | None = None,
         find: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        first = OwnershipMap.even(distinct_addresses(addresses), ranges)
         self._splits: OrderedDict[int, tuple[Route, Bags, IdSplit]] = OrderedDict()
         self._lock = threading.Lock()
         self._ahead: deque[tuple[tuple[Bags, ...], Future[list[torch.Tensor]]]] = deque(maxlen=MAX_AHEAD)
         self._thread: ThreadPoolExecutor | None = None
-        self._retired: list[Link] = []
-        self._candidates: dict[str, Link] = {}
-        super().__init__(addresses, tables, config=config, find=find)
-        self._routes = ServerRoutes(
-            lambda: self.links, keep=self._keep, join=self._join_one_more, timeout=self.config.timeout
-        )
-        try:
-            self._routes.begin(first)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def ownership(self) -> OwnershipMap:
-        """Which server owns which buckets, as far as this worker knows."""
-        return self._routes.current.map()
-
-    def rebalance(
-        self, addresses: Sequence[str], *, report: Callable[[int, int], None] = lambda moved, planned: None
-    ) -> OwnershipMap:
-        """Let the servers at `addresses`, and no others, own all buckets, as equally as possible; who owns what then.
-
-        As few buckets move as must, a piece at a time, while other workers go on: none of their updates is lost or applied
-        twice. New servers must be running. One that is not in `addresses` owns nothing in the end and may be stopped when
-        all workers have made another step. If this fails in the middle, every bucket is still owned by somebody; call it again.
-
-        Args:
-            addresses: of all servers that shall have buckets; the first server of the group must stay.
-            report: called with the number of buckets moved so far, and of those to be moved.
-
-        Example:
-            >>> from monolith.ps import ParameterServer, ServerStore
-            >>> with ParameterServer() as one, ParameterServer() as two, ServerStore([one.address]) as store:
-            ...     grown = store.rebalance([one.address, two.address])
-            >>> [server.ranges for server in grown.servers]
-            [((0, 2048),), ((2048, 4096),)]
-        """
-        wanted, current = distinct_addresses(addresses), self._routes.settled().map()
-        links = {link.address: link for link in self.links}
-        try:
-            for address in wanted:
-                if address not in links:
-                    links[address] = self._candidates[address] = self._required(address)
-            rebalance_buckets(current, wanted, links, report=report, timeout=self.config.timeout)
-            return self._routes.settled().map()
-        finally:
-            # Those that were given buckets are servers of the group by now.
-            while self._candidates:
-                self._candidates.popitem()[1].close()
-
-    def _required(self, address: str) -> Link:
-        link = self._join_one_more(address)
-        if link is None:
-            raise UnavailableError(f"addresses: there is no server at {address}; start it first")
-        return link
+        super().__init__(addresses, tables, ranges=ranges, config=config, find=find)
 
     def prefetch(self, requests: Sequence[Bags]) -> None:
         """Begin a lookup whose answer the next `lookup` with equal `requests` takes.
@@ -174,8 +124,6 @@ class ServerStore(ServerGroup):
         """Close all connections; the servers go on."""
         if self._thread is not None:
             self._thread.shutdown()
-        for link in self._retired:
-            link.close()
         super().close()
 
     def _begun(self, requests: Sequence[Bags]) -> Future[list[torch.Tensor]] | None:
@@ -293,39 +241,6 @@ class ServerStore(ServerGroup):
             return number.model_copy(update={"position": None}) if part.again else number
 
         return push
-
-    def _ask_all(self, call: Call, text: str = "{}") -> list[Frame]:
-        try:
-            return super()._ask_all(call, text)
-        except OwnershipChangedError:
-            # One of them has left; those that have answered answer again.
-            self._routes.after(self._routes.current)
-            return super()._ask_all(call, text)
-
-    def _look_for(self, link: Link) -> None:
-        super()._look_for(link)
-        if hasattr(self, "_routes"):
-            self._routes.look_around()
-
-    def _keep(self, links: list[Link], left: list[Link]) -> None:
-        # Closed in the end: other threads may still wait for an answer.
-        self._retired += left
-        self.links = links
-
-    def _join_one_more(self, address: str) -> Link | None:
-        if address in self._candidates:
-            return self._candidates.pop(address)
-        link = self._linked(address)
-        try:
-            link.call(Call.JOIN, self._join_text())
-            self._declare_to(link)
-        except (UnavailableError, DeadlineExceededError):
-            link.close()
-            return None
-        except BaseException:
-            link.close()
-            raise
-        return link
 
     def _keep_order(self) -> None:
         if self.config.ordered:
