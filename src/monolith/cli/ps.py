@@ -49,6 +49,12 @@ def ps(
         typer.Option(help="Seconds between commits to the log; 0 answers when it is durable.", min=0),
     ] = None,
     take_over: Annotated[bool, typer.Option(help="Take the folder from a process that hangs.")] = False,
+    tls_root_certs: Annotated[
+        Path | None, typer.Option(help="Whom other servers' certificates are signed by, PEM; by default --tls-cert.")
+    ] = None,
+    move_piece: Annotated[
+        str | None, typer.Option(help="Rows given to another server at a time, by default 8MiB.")
+    ] = None,
     grace: Grace = 5.0,
     as_json: Json = False,
 ) -> None:
@@ -70,6 +76,8 @@ def ps(
         "folder": folder,
         "log_flush_secs": log_flush_secs,
         "take_over": take_over or None,
+        "tls_root_certs": tls_root_certs,
+        "move_piece_bytes": None if move_piece is None else size_in_bytes(move_piece, "--move-piece"),
     }
     _serve({name: value for name, value in given.items() if value is not None}, grace, as_json)
 
