@@ -13,6 +13,7 @@ from monolith.cluster.discovery import ServiceDiscovery
 from monolith.cluster.file_discovery import HostServiceDiscovery
 from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.net import concat_ip_and_port, split_address
+from monolith.cluster.ray_discovery import RayServiceDiscovery
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.yarn import get_local_host
 from monolith.ps.server import ParameterServer, ServerConfig
@@ -39,7 +40,7 @@ def place_server(config: ServerConfig, runner: RunnerConfig, discovery: ServiceD
     decided: dict[str, object] = {}
     if isinstance(discovery, TfConfigServiceDiscovery | MLPServiceDiscovery):
         decided["host"], decided["port"] = split_address(discovery.addr)
-    elif isinstance(discovery, HostServiceDiscovery):
+    elif isinstance(discovery, HostServiceDiscovery | RayServiceDiscovery):
         decided["port"] = _earlier_port(config.host, discovery.query("ps").get(runner.index))
     if runner.model_dir and not is_remote(runner.model_dir):
         # Who is started in a place takes it: a predecessor that only hangs must not keep it.
