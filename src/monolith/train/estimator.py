@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from monolith.checkpoint.storage import is_remote
 from monolith.cluster.discovery_config import monolith_discovery
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch, num_rows
@@ -72,8 +73,9 @@ class Estimator:
         if not isinstance(model, nn.Module):
             raise InvalidArgumentError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         self.model = model
-        self.config = config or RunConfig()
-        self.runner = _with_folder(RunnerConfig.from_env() if runner is None else runner, self.config.model_dir)
+        self.config, self.runner = _with_one_folder(
+            config or RunConfig(), RunnerConfig.from_env() if runner is None else runner
+        )
         """How the run is spread over processes; by default what the environment says."""
         self.trainer = Trainer(model, optimizer or _optimizer(model), heads=heads, config=self._own_config())
         self._example: Batch | None = None
@@ -194,8 +196,8 @@ class Estimator:
             )
 
     def _own_config(self) -> RunConfig:
-        """What this process keeps: in a run over several, the chief saves for all."""
-        if self.runner.is_local:
+        """What this process keeps: in a run over several, the chief saves for all, and the others nothing."""
+        if self.runner.is_local or self.runner.is_chief:
             return self.config
         return self.config.model_copy(update={"model_dir": None})
 
@@ -219,9 +221,11 @@ class Estimator:
         return seen
 
     def _own_hooks(self) -> tuple[Hook, ...]:
-        if self.config.model_dir is None:
+        folder = self.trainer.config.model_dir
+        if folder is None:
             return ()
-        return (TensorBoardHook(self.config.model_dir, every_steps=self.config.save_summary_steps),)
+        # The global step grows by one for each worker while this one makes one.
+        return (TensorBoardHook(folder, every_steps=self.config.save_summary_steps * self.runner.num_workers),)
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
@@ -232,12 +236,17 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
     return torch.optim.Adam(parameters, lr=1e-3) if parameters else None
 
 
-def _with_folder(runner: RunnerConfig, model_dir: str | None) -> RunnerConfig:
-    """`runner` with the run's folder, which either of the two configurations may name."""
-    if runner.is_local or model_dir in (None, runner.model_dir):
-        return runner
-    if runner.model_dir:
+def _with_one_folder(config: RunConfig, runner: RunnerConfig) -> tuple[RunConfig, RunnerConfig]:
+    """Both with the folder of the run, which either of them may name."""
+    if runner.is_local:
+        return config, runner
+    named = [folder for folder in (config.model_dir, runner.model_dir) if folder]
+    if len({folder if is_remote(folder) else str(Path(folder).resolve()) for folder in named}) > 1:
         raise ConfigError(
-            f"RunnerConfig.model_dir: it is {runner.model_dir!r}, RunConfig.model_dir is {model_dir!r}; say it in one place"
+            f"RunnerConfig.model_dir: it is {runner.model_dir!r}, RunConfig.model_dir is {config.model_dir!r}; say it in one "
+            "place"
         )
-    return runner.model_copy(update={"model_dir": model_dir})
+    if not named:
+        return config, runner
+    # That of the environment before that of the script: it is the same for servers, whose folders are in it.
+    return config.model_copy(update={"model_dir": named[-1]}), runner.model_copy(update={"model_dir": named[-1]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from monolith.train.hooks.every_steps import EverySteps
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class LoggingHook(Hook):
 
     def __init__(self, *, every_steps: int = 100) -> None:
         self.every_steps = every_steps
+        self._timer = EverySteps(every_steps)
 
     def after_start(self, trainer: Trainer) -> None:
         """Say where the run starts."""
@@ -31,7 +33,7 @@ class LoggingHook(Hook):
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Log the loss."""
-        if result.step % self.every_steps == 0:
+        if self._timer.is_due(result.step):
             _log.info("step %d: loss %.6g", result.step, result.loss.item())
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from monolith.metrics import WindowedAUC
+from monolith.train.hooks.every_steps import EverySteps
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class ProgressHook(Hook):
     ) -> None:
         self.every_steps, self.auc_window = every_steps, auc_window
         self._write, self._clock = write, clock
+        self._timer = EverySteps(every_steps)
         self._auc: dict[str, WindowedAUC] = {}
         self._examples = self._reported = 0
         self._losses: list[float] = []
@@ -80,7 +82,7 @@ class ProgressHook(Hook):
             if head.name in self._auc:
                 rows, logits = head.select(result.batch, result.logits[head.name])
                 self._auc[head.name].update(logits.reshape(-1), head.labels(rows))
-        if result.step % self.every_steps == 0:
+        if self._timer.is_due(result.step):
             self._report(trainer)
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:

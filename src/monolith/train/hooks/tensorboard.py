@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monolith.train.hooks.every_steps import EverySteps
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class TensorBoardHook(Hook):
 
     def __init__(self, folder: str | Path, *, every_steps: int = 100) -> None:
         self.folder, self.every_steps = Path(folder), every_steps
+        self._timer = EverySteps(every_steps)
         self._writer: SummaryWriter | None = None
 
     def begin(self, trainer: Trainer) -> None:
@@ -34,7 +36,7 @@ class TensorBoardHook(Hook):
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Write a point of each curve."""
-        if self._writer is None or result.step % self.every_steps:
+        if self._writer is None or not self._timer.is_due(result.step):
             return
         self._writer.add_scalar("loss", result.loss.item(), result.step)
         if result.grad_norm is not None:
