@@ -28,7 +28,7 @@ from monolith.durable_file import write_durably
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["monolith.data.service"])
 
-CLIENT = DataClientConfig(timeout=60, worker_timeout=5)
+CLIENT = DataClientConfig(timeout=60, worker_timeout=2)
 
 
 class Role:
@@ -42,6 +42,9 @@ class Role:
         os.kill(self.process.pid or 0, signal.SIGKILL)
         self.process.join()
         self.process = self._started()
+
+    def pause(self) -> None:
+        os.kill(self.process.pid or 0, signal.SIGSTOP)
 
     def end(self) -> None:
         self.process.kill()

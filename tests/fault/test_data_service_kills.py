@@ -75,7 +75,8 @@ def campaign(tmp_path: Path, *, seed: int, victims: Sequence[str], files: int) -
             mark = (turn + 1) * total // 3 // (len(victims) + 2) + rng.randrange(5)
             wait_until(lambda mark=mark: service.steps.value >= mark or not any(_alive(t) for t in service.trainers))
             group = {"worker": service.workers, "trainer": service.trainers, "dispatcher": [service.dispatcher]}
-            rng.choice(group[victim]).kill_and_restart()
+            role = rng.choice(group[victim.removeprefix("paused ")])
+            role.pause() if victim.startswith("paused") else role.kill_and_restart()
         assert service.rows() == list(range(total))
 
 
@@ -83,8 +84,8 @@ def _alive(role: Role) -> bool:
     return role.process.is_alive()
 
 
-def test_data_workers_that_are_killed_cost_no_row_and_double_none(tmp_path: Path) -> None:
-    campaign(tmp_path, seed=1, victims=["worker"] * 4, files=30)
+def test_data_workers_that_are_killed_or_hang_cost_no_row_and_double_none(tmp_path: Path) -> None:
+    campaign(tmp_path, seed=1, victims=["worker", "paused worker", "worker", "worker"], files=30)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -95,5 +96,5 @@ def test_whatever_is_killed_every_row_is_trained_once(tmp_path: Path, seed: int)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_whatever_is_killed_every_row_is_trained_once_campaign(tmp_path: Path, seed: int) -> None:
-    victims = random.Random(seed).choices(["worker", "trainer", "dispatcher"], k=20)
+    victims = random.Random(seed).choices(["worker", "trainer", "dispatcher", "worker"], k=20)
     campaign(tmp_path, seed=seed, victims=victims, files=200)

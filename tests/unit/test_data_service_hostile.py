@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow.flight as flight
@@ -29,6 +30,7 @@ from monolith.ps.messages import Call
 DATASET = {"kind": "click_stream", "fields": {"batches": 4, "batch_size": 2, "users": 9}, "splits": 2}
 JOIN = {"job": "j", "trainer": 0, "trainers": 1, "epoch": 0, "granted": 0}
 NEXT = {"job": "j", "trainer": 0, "session": 1, "epoch": 0, "granted": 0}
+CERT = Path("never-read.pem")
 SPLIT = {"job": "j", "trainer": 0, "session": 1, "epoch": 0, "split": 0}
 
 
@@ -186,6 +188,8 @@ def test_strangers_are_kept_out_as_of_parameter_servers() -> None:
         make = DataDispatcher if isinstance(config, DispatcherConfig) else DataWorker
         with pytest.raises(ConfigError, match="can be reached from other machines"):
             make(config)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="advertise: expected host:port that trainers can reach"):
+        DataWorker(DataWorkerConfig(host="0.0.0.0", dispatcher="a:1", token="x" * 16, tls_cert=CERT, tls_key=CERT))
     token = "correct-horse-battery"
     right = DataClientConfig(token=token)
     dataset = DatasetConfig.from_json(json.dumps(DATASET))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from monolith.data.service.messages import ReadBatch
 from monolith.data.service.open_splits import OpenSplits
+from monolith.data.service.split_stream import END
 from monolith.errors import StalePushError, StorageError
 from monolith.ps.answers import Answer
 
@@ -23,6 +26,8 @@ class Stream:
             raise self.error
         if int(position or 0) != self.at:
             return None
+        if self.at == 9:
+            return END
         self.at += 1
         return Answer(text=str(self.at))
 
@@ -42,7 +47,7 @@ class Worker:
 
     def read(self, split: int, position: int, *, session: int = 1) -> int:
         request = ReadBatch(job="j", trainer=0, session=session, epoch=0, split=split, position=str(position))
-        return int(self.splits.answer(request, wait=0).text)
+        return int(json.loads(self.splits.answer(request, wait=0).text))
 
     def closed(self) -> list[bool]:
         return [stream.closed for stream in self.opened]
@@ -77,6 +82,14 @@ def test_no_more_than_the_limit_are_open_and_the_longest_idle_goes_first() -> No
     worker.read(2, 0)
     assert worker.closed() == [False, True, False]
     assert len(worker.splits) == 2
+
+
+def test_one_that_has_ended_is_closed() -> None:
+    worker = Worker()
+    worker.read(0, 8)
+    request = ReadBatch(job="j", trainer=0, session=1, epoch=0, split=0, position="9")
+    assert worker.splits.answer(request, wait=0) == END
+    assert (worker.closed(), len(worker.splits)) == ([True], 0)
 
 
 def test_one_that_failed_is_opened_again_by_whoever_asks_again() -> None:

@@ -113,7 +113,8 @@ class Jobs:
                     f"split {request.split} of epoch {request.epoch} is not trainer {request.trainer}'s; "
                     "join again with its newest state"
                 )
-            return Part(dataset=job.dataset, split=epoch.splits[request.split])
+            # Without the patterns, which may be long: the split has its file.
+            return Part(dataset=job.dataset.model_copy(update={"paths": ()}), split=epoch.splits[request.split])
 
     def sessions(self) -> dict[str, dict[int, int]]:
         """The newest session of each trainer, by job."""

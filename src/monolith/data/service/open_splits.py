@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from monolith.data.service.messages import ReadBatch
-from monolith.data.service.split_stream import SplitStream
+from monolith.data.service.split_stream import END, SplitStream
 from monolith.errors import StalePushError
 from monolith.ps.answers import Answer
 
@@ -57,6 +57,8 @@ class OpenSplits:
             # Whoever asks again may have mended it.
             self._forget(key, stream)
             raise
+        if answer == END:
+            self._forget(key, stream)
         return answer
 
     def know_sessions(self, sessions: dict[str, dict[int, int]]) -> None:

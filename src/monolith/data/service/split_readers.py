@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Protocol
@@ -12,6 +11,7 @@ from monolith.data.service.batch_frames import batch_of
 from monolith.data.service.client import DataClientConfig, ask, link_to, told
 from monolith.data.service.kinds import KINDS, Kinds, SplitReader, open_split
 from monolith.data.service.messages import ReadBatch, ReadPart
+from monolith.data.service.split_stream import position_of
 from monolith.errors import DeadlineExceededError, UnavailableError
 from monolith.features import Batch
 from monolith.ps.frames import Frame
@@ -52,7 +52,7 @@ class LocalSplits:
         batch = next(batches, None)
         if batch is None:
             return None
-        behind = json.dumps(reader.state_dict())
+        behind = position_of(reader)
         self._open[request.split] = (behind, reader, batches)
         return batch, behind
 

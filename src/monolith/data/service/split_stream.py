@@ -14,7 +14,7 @@ from monolith.errors import InvalidArgumentError
 from monolith.features import Batch
 from monolith.ps.answers import Answer
 
-__all__ = ["END", "WAIT", "SplitStream"]
+__all__ = ["END", "SplitStream", "WAIT", "position_of"]
 
 END = Answer(text=ReadPart(state="end").model_dump_json())
 WAIT = Answer(text=ReadPart(state="wait").model_dump_json())
@@ -82,7 +82,7 @@ def _read(open_reader: Callable[[], SplitReader], position: str, queue: Prefetch
     try:
         reader = open_reader()
         for batch in reader:
-            behind = _position(reader)
+            behind = position_of(reader)
             if behind == position:
                 # Asked for what is behind it, nobody could tell this batch from the next.
                 raise InvalidArgumentError(f"{type(reader).__name__}: its state_dict did not change with a batch")
@@ -94,7 +94,8 @@ def _read(open_reader: Callable[[], SplitReader], position: str, queue: Prefetch
         queue.close(error)
 
 
-def _position(reader: SplitReader) -> str:
+def position_of(reader: SplitReader) -> str:
+    """The place of `reader` as JSON, which is what travels and is kept."""
     try:
         position = json.dumps(reader.state_dict(), allow_nan=False)
     except (TypeError, ValueError) as error:

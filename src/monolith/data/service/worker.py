@@ -18,7 +18,7 @@ from monolith.data.service.split_stream import SplitStream
 from monolith.errors import ConfigError, InvalidArgumentError, ServerError
 from monolith.ps.answers import Answer, json_answer, message_of
 from monolith.ps.frame_calls import FrameCalls
-from monolith.ps.frame_server import FrameServer, ListenConfig
+from monolith.ps.frame_server import FrameServer, ListenConfig, require_safe
 from monolith.ps.frames import Frame
 from monolith.ps.link import Link
 from monolith.ps.messages import Call
@@ -106,11 +106,16 @@ class DataWorker(FrameServer):
 
     def __init__(self, config: DataWorkerConfig, kinds: Kinds | None = None) -> None:
         self.config = config
+        require_safe(config)
+        if config.advertise is None and config.host in ("0.0.0.0", "::"):
+            raise ConfigError(
+                f"DataWorkerConfig.advertise: expected host:port that trainers can reach, as host is {config.host}"
+            )
         self._link = link_to(config.dispatcher, config.client, timeout=config.client.timeout, max_streams=8)
         calls = _WorkerCalls(config, self._link, {**KINDS, **(kinds or {})})
         super().__init__(config, calls)
         self._splits = calls.splits
-        self.advertised = self._advertised()
+        self.advertised = config.advertise or self.address
         """host:port that trainers are told."""
         self._closing = threading.Event()
         threading.Thread(target=self._stay_known, name="monolith-data-worker", daemon=True).start()
@@ -122,14 +127,6 @@ class DataWorker(FrameServer):
         self._splits.close()
         self._link.close()
         return clean
-
-    def _advertised(self) -> str:
-        if self.config.advertise is None and self.config.host in ("0.0.0.0", "::"):
-            self.close()
-            raise ConfigError(
-                f"DataWorkerConfig.advertise: expected host:port that trainers can reach, as host is {self.config.host}"
-            )
-        return self.config.advertise or self.address
 
     def _stay_known(self) -> None:
         pause = 0.0
