@@ -1,4 +1,7 @@
-"""Danger: a job on this machine that hangs, ends with the wrong code, loses what servers hold, or leaves processes behind."""
+"""Danger: a job on this machine that hangs, ends with the wrong code, loses what servers hold, or leaves processes behind.
+
+That no role outlives a launcher that is killed is tried in test_launch_child_process.py.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +18,8 @@ from typing import Any
 
 import pytest
 
+import counting_worker
 from real_servers import until
-
-# Adds 1 to a number of its own on the servers, until there are `ROUNDS`, and tells what all workers have reached.
-COUNTING = """
-import os, sys, time
-from pathlib import Path
-import numpy as np
-import torch
-from monolith.cluster import HostServiceDiscovery
-from monolith.ps import ClientConfig, ServerStore
-from monolith.table import Bags, Zeros
-from monolith.table.config import Segment, TableConfig
-
-index, rounds = int(os.environ["MONOLITH_INDEX"]), int(sys.argv[1])
-table = TableConfig(name="counts", segments=(Segment(dim=1, initializer=Zeros()),))
-discovery = HostServiceDiscovery(os.environ["MONOLITH_DISCOVERY_FOLDER"])
-while len(servers := discovery.query("ps")) < int(os.environ["MONOLITH_NUM_PS"]):
-    time.sleep(0.05)
-store = ServerStore(list(servers.values()), [table], config=ClientConfig(worker=f"worker-{index}", timeout=60.0))
-ids = np.arange(100) + 1000 * index
-for number in range(rounds):
-    store.assign_add("counts", ids, torch.ones(100, 1))
-    print("round", number)
-    while number == rounds // 2 and not Path("go").exists():
-        time.sleep(0.05)
-rows = store.lookup([Bags(table="counts", ids=ids, row_splits=np.arange(101))])[0]
-print("counted", rows.min().item(), rows.max().item())
-store.close()
-"""
 
 
 class Launch:
@@ -133,7 +109,7 @@ def test_servers_and_workers_work_and_end_although_a_server_is_killed_meanwhile(
         "--ps-args",
         "--log-flush-secs 0",
     )
-    job = start(COUNTING, *options, script_arguments=("6",))
+    job = start(Path(counting_worker.__file__).read_text(), *options, script_arguments=("6",))
     workers = ("worker 0", "worker 1")
     until(lambda: all("round 3" in job.lines(worker) for worker in workers), seconds=180)
     os.kill(job.pids("ps 1")[0], signal.SIGKILL)
@@ -183,11 +159,3 @@ def test_an_interrupt_ends_workers_then_servers(start: Start) -> None:
     ended = [event["role"] for event in job.events if event["event"] == "ended"]
     assert ended == ["worker 0", "ps 0"]
     assert not any(map(is_alive, job.all_pids()))
-
-
-def test_a_launcher_that_is_killed_leaves_nobody_behind(start: Start) -> None:
-    job = start("print('ready'); import time; time.sleep(600)")
-    until(lambda: job.lines("worker 0"), seconds=120)
-    assert all(map(is_alive, job.all_pids()))
-    job.send(signal.SIGKILL)
-    until(lambda: not any(map(is_alive, job.all_pids())))

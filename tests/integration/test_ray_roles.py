@@ -10,9 +10,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import counting_worker
 from monolith.cluster import DiscoveryConfig, RayServiceDiscovery, get_discovery
 from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, RoleKind, Supervision, Supervisor
 from monolith.cluster.launch.on_ray import RayPlacement, RayRoles
@@ -21,7 +23,7 @@ from real_servers import until
 
 pytest.importorskip("ray", reason="jobs on Ray need the package ray; pip install 'monolith-torch[ray]'")
 
-WORKER0 = Role(RoleKind.WORKER, 0)
+PS0, WORKER0 = Role(RoleKind.PS, 0), Role(RoleKind.WORKER, 0)
 SMALL = RayPlacement(ps_cpus=0.0, worker_cpus=0.0)
 
 
@@ -33,30 +35,23 @@ def session() -> Iterator[RaySession]:
 
 
 class Job:
-    """Workers that run `code` as actors, under a supervisor that the test steps."""
+    """A job as actors, under a supervisor that the test steps."""
 
-    def __init__(self, folder: Path, session: RaySession, code: str, *, restarts: int = 0) -> None:
-        script = folder / "worker.py"
-        script.write_text(code)
-        shape = JobRoles(
-            num_ps=0,
-            uuid=f"{folder.name}-{time.time_ns()}",
-            worker_args=("-S", str(script)),
-            restarts=restarts,
-        )
+    def __init__(self, folder: Path, session: RaySession, **shape: Any) -> None:  # noqa: ANN401
+        job = JobRoles(uuid=f"{folder.name}-{time.time_ns()}", **shape)
         self.lines: list[tuple[Role, str]] = []
         self.events: list[Event] = []
         self.roles = RayRoles(
-            shape,
+            job,
             folder / "logs",
             address=session.address,
             placement=SMALL,
-            on_line=lambda r, t: self.lines.append((r, t)),
+            on_line=lambda role, text: self.lines.append((role, text)),
         )
         self.supervisor = Supervisor(
-            shape.roles,
+            job.roles,
             self.roles.start,
-            Supervision(restarts=restarts, backoff_secs=0.0),
+            Supervision(restarts=job.restarts, backoff_secs=0.0),
             clock=time.monotonic,
             report=self.events.append,
         )
@@ -77,8 +72,9 @@ def start(tmp_path: Path, session: RaySession, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     jobs: list[Job] = []
 
-    def start(code: str, **shape: int) -> Job:
-        jobs.append(Job(tmp_path, session, code, **shape))
+    def start(code: str = "", **shape: Any) -> Job:  # noqa: ANN401
+        (tmp_path / "worker.py").write_text(code)
+        jobs.append(Job(tmp_path, session, **{"num_ps": 0, "worker_args": ("-S", "worker.py"), **shape}))
         return jobs[-1]
 
     yield start
@@ -94,50 +90,57 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_role_comes_back_when_its_actor_is_killed_and_fails_for_good_when_that_was_once_too_often(
-    start: Callable[..., Job], tmp_path: Path
-) -> None:
-    job = start(
-        "import os, time; print(os.getpid(), os.getppid(), os.environ['MONOLITH_INDEX'])\ntime.sleep(600)", restarts=1
-    )
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_role_ends_with_its_actor_and_without_restarts_the_job_does_too(start: Callable[..., Job]) -> None:
+    job = start("import os, time; print(os.getpid(), os.getppid(), os.environ['MONOLITH_INDEX'])\ntime.sleep(600)")
     job.step_until(lambda: job.said(WORKER0))
     role, actor, index = map(int, job.said(WORKER0)[0].split())
     assert index == 0
-    assert job.supervisor.statuses[0].process is not None
-    assert job.supervisor.statuses[0].process.pid == role
     os.kill(actor, signal.SIGKILL)
-    job.step_until(lambda: len(job.said(WORKER0)) == 2)
-    assert not is_alive(role), "the first life has ended with its actor"
-    assert [event.kind for event in job.events] == [EventKind.STARTED, EventKind.RESTARTED]
-    os.kill(int(job.said(WORKER0)[1].split()[1]), signal.SIGKILL)
     outcome = job.end()
     assert (outcome.failed, outcome.code) == (WORKER0, -9)
     assert "the actor of this role is lost" in job.said(WORKER0)[-1]
-    assert len((tmp_path / "logs" / "worker-0.log").read_text().splitlines()) == 2
+    until(lambda: not is_alive(role))
 
 
-def test_a_role_that_fails_is_started_again_by_the_supervisor(start: Callable[..., Job]) -> None:
+def test_a_role_that_fails_is_started_again_by_the_supervisor_and_asked_to_end_it_ends_in_order(
+    start: Callable[..., Job], tmp_path: Path
+) -> None:
     job = start(
-        "import pathlib, sys\n"
+        "import pathlib, signal, sys, time\n"
         "if not pathlib.Path('failed').exists(): pathlib.Path('failed').touch(); print('no'); sys.exit(3)\n"
-        "print('done')\n",
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(0)))\n"
+        "print('ready'); time.sleep(600)",
         restarts=1,
     )
-    assert job.end().is_success
-    assert job.said(WORKER0) == ["no", "done"]
+    job.step_until(lambda: job.said(WORKER0) == ["no", "ready"])
     assert [event.code for event in job.events if event.kind is EventKind.RESTARTING] == [3]
-
-
-def test_stopping_asks_a_role_to_end_in_order(start: Callable[..., Job]) -> None:
-    job = start(
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(0)))\n"
-        "print('ready'); time.sleep(600)"
-    )
-    job.step_until(lambda: job.said(WORKER0))
     job.supervisor.request_stop("SIGINT")
     assert job.end().stopped == "SIGINT"
-    assert job.said(WORKER0) == ["ready", "saved"]
+    assert job.said(WORKER0) == ["no", "ready", "saved"]
+    assert (tmp_path / "logs" / "worker-0.log").read_text().splitlines() == job.said(WORKER0)
+
+
+def test_a_server_whose_actor_is_killed_comes_back_with_what_it_held(start: Callable[..., Job], tmp_path: Path) -> None:
+    job = start(
+        num_ps=1,
+        worker_args=(counting_worker.__file__, "6"),
+        ps_args=("--log-flush-secs", "0"),
+        model_dir=str(tmp_path / "model"),
+        restarts=1,
+    )
+    job.step_until(lambda: "round 3" in job.said(WORKER0))
+    server = job.supervisor.statuses[0].process
+    assert server is not None
+    assert server.pid is not None
+    os.kill(parent_of(server.pid), signal.SIGKILL)
+    (tmp_path / "go").touch()
+    assert job.end().is_success
+    assert job.said(WORKER0)[-1] == "counted 6.0 6.0"
+    assert EventKind.RESTARTED in [event.kind for event in job.events if event.role == PS0]
 
 
 def test_processes_find_each_other_even_after_the_actor_that_knows_them_was_killed(session: RaySession) -> None:
