@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from monolith.cluster import HandOver, MLPEnv, mlp_pass
-from monolith.data.service import DataServiceSource, DatasetConfig
-from monolith.data.service.mlp_servers import MlpDataServers
+from monolith.data.service import DataServiceSource, DatasetConfig, MlpDataServers
 
 
 def free_port() -> int:

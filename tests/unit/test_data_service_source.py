@@ -222,7 +222,7 @@ def test_no_file_no_row_and_no_data_worker_are_told_apart(tmp_path: Path) -> Non
         with pytest.raises(InvalidArgumentError, match="job: 'unheard' is not registered"):
             list(DataServiceSource(address, job="unheard"))
     with service(workers=0) as address, pytest.raises(UnavailableError, match="no data worker is alive"):
-        list(DataServiceSource(address, empty, config=DataClientConfig(timeout=0.3)))
+        list(DataServiceSource(address, empty, config=DataClientConfig(timeout=2)))
 
 
 @pytest.mark.parametrize("data_workers", [True, False])
