@@ -15,10 +15,11 @@ from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import InvalidArgumentError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.ownership import OwnershipMap
-from monolith.table import Adagrad, Bags, Gradient, LocalStore, Sgd, Zeros
+from monolith.table import Adagrad, Bags, Gradient, LocalStore, OneBit, Sgd, Zeros
 
 COUNTS = TableConfig(name="counts", segments=(Segment(dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),))
 MOMENTS = TableConfig(name="moments", segments=(Segment(dim=3, optimizer=Adagrad(learning_rate=0.1)),), seed=4)
+BITS = TableConfig(name="bits", segments=(Segment(dim=3, compressor=OneBit(step_size=2)),))
 IDS = np.arange(4000) * 2**33 + 11
 
 
@@ -96,18 +97,23 @@ def test_updates_of_two_workers_count_once_while_servers_come_and_go(addresses: 
 
 
 def test_rows_with_their_optimizer_state_arrive_bit_for_bit(addresses: list[str]) -> None:
-    rng, local = np.random.default_rng(0), LocalStore([EmbeddingTable(MOMENTS)])
-    with ServerStore(addresses[:2], [MOMENTS]) as store:
+    rng, local = np.random.default_rng(0), LocalStore([EmbeddingTable(MOMENTS), EmbeddingTable(BITS)])
+    with ServerStore(addresses[:2], [MOMENTS, BITS]) as store:
         for turn, wanted in enumerate([addresses[:2], addresses, addresses[:2], addresses[:1]]):
             store.rebalance(wanted)
-            for _ in range(3):
-                bags = singles("moments", rng.choice(IDS, size=500))
+            # Before the next step too: what a new server knows besides the rows, the scale of the bits, came with them.
+            for name in ("moments", "bits"):
+                assert torch.equal(store.lookup([singles(name)])[0], local.lookup([singles(name)])[0])
+            for step in range(3):
+                ids = rng.choice(IDS, size=500)
                 values = torch.from_numpy(rng.standard_normal((500, 3), dtype=np.float32))
+                gradients = [Gradient(bags=singles(name, ids), values=values) for name in ("moments", "bits")]
                 for one in (store, local):
-                    one.apply([Gradient(bags=bags, values=values)], event_time=1000 + turn)
-        assert torch.equal(store.lookup([singles("moments")])[0], local.lookup([singles("moments")])[0])
-        assert store.stats()["moments"].rows == local.stats()["moments"].rows
-        assert store.stats()["moments"].max_event_time == local.stats()["moments"].max_event_time
+                    one.apply(gradients, step=3 * turn + step, event_time=1000 + turn)
+        for name in ("moments", "bits"):
+            assert torch.equal(store.lookup([singles(name)])[0], local.lookup([singles(name)])[0])
+            assert store.stats()[name].rows == local.stats()[name].rows
+            assert store.stats()[name].max_event_time == local.stats()[name].max_event_time
 
 
 def test_who_knows_nothing_of_the_new_server_is_led_there(addresses: list[str]) -> None:
