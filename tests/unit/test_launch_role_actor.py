@@ -9,12 +9,6 @@ import pytest
 from monolith.cluster.launch.role_actor import Look, RoleActor
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)  # an actor changes its folder; ours is put back in the end
-    return tmp_path
-
-
 def actor(code: str, folder: Path, **environment: str) -> RoleActor:
     return RoleActor(["-S", "-c", code], environment, str(folder / "logs" / "worker-0.log"), str(folder))
 
@@ -28,26 +22,26 @@ def all_looks(role: RoleActor) -> tuple[list[str], Look]:
     return lines, look
 
 
-def test_every_line_comes_once_and_with_the_code_the_last_of_them(folder: Path) -> None:
+def test_every_line_comes_once_and_with_the_code_the_last_of_them(tmp_path: Path) -> None:
     role = actor(
         "import os; print(os.getcwd(), os.environ['MARK'])\nfor i in range(300): print(i)\nraise SystemExit(3)",
-        folder,
+        tmp_path,
         MARK="x",
     )
     lines, look = all_looks(role)
-    assert lines == [f"{folder} x", *map(str, range(300))]
+    assert lines == [f"{tmp_path} x", *map(str, range(300))]
     assert look.code == 3
-    assert (folder / "logs" / "worker-0.log").read_text().splitlines() == lines
+    assert (tmp_path / "logs" / "worker-0.log").read_text().splitlines() == lines
 
 
-def test_who_asks_for_another_life_gets_this_one_from_its_beginning(folder: Path) -> None:
-    role = actor("print('one'); print('two')", folder)
+def test_who_asks_for_another_life_gets_this_one_from_its_beginning(tmp_path: Path) -> None:
+    role = actor("print('one'); print('two')", tmp_path)
     all_looks(role)
     assert role.look("another", 57).lines == ("one", "two")
 
 
-def test_only_so_many_lines_wait(folder: Path) -> None:
-    role = actor("for i in range(2500): print(i)", folder)
+def test_only_so_many_lines_wait(tmp_path: Path) -> None:
+    role = actor("for i in range(2500): print(i)", tmp_path)
     while role.look().code is None:
         pass
     look = role.look()
@@ -56,13 +50,13 @@ def test_only_so_many_lines_wait(folder: Path) -> None:
     assert role.look(look.life, 2498).lines == ("2498", "2499")
 
 
-def test_asked_to_end_it_ends(folder: Path) -> None:
-    role = actor("print('ready'); import time; time.sleep(600)", folder)
+def test_asked_to_end_it_ends(tmp_path: Path) -> None:
+    role = actor("print('ready'); import time; time.sleep(600)", tmp_path)
     assert role.look(wait=60.0).lines == ("ready",)
     role.ask_to_end()
     assert all_looks(role)[1].code == -15
 
 
-def test_a_folder_this_machine_does_not_have_is_an_error(folder: Path) -> None:
+def test_a_folder_this_machine_does_not_have_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        RoleActor(["-c", ""], {}, str(folder / "log"), str(folder / "nowhere"))
+        RoleActor(["-c", ""], {}, str(tmp_path / "log"), str(tmp_path / "nowhere"))

@@ -46,12 +46,13 @@ class ChildProcess:
         *,
         log: Path,
         environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
         on_line: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Start it; `environment` is added to this process's own."""
+        """Start it in `folder`, by default this process's own; `environment` is added to this process's own."""
         self._command = [sys.executable, "-IS", tie.__file__, str(os.getpid()), *command]
         self._environment = {"PYTHONUNBUFFERED": "1", **os.environ, **(environment or {})}
-        self._log, self._on_line = log, on_line
+        self._log, self._folder, self._on_line = log, folder, on_line
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._code: int | None = None
         self._reaping = threading.Lock()
@@ -116,6 +117,7 @@ class ChildProcess:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     env=self._environment,
+                    cwd=self._folder,
                     start_new_session=True,
                 )
                 self._started.set()

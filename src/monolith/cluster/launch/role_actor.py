@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 import threading
@@ -65,9 +64,10 @@ class RoleActor:
         self._lines: list[str] = []
         self._dropped = 0
         self._changed = threading.Condition()
-        os.chdir(folder)
         command = [sys.executable, *python_args, *(["--host", get_local_ip()] if says_host else [])]
-        self._child = ChildProcess(command, log=Path(log), environment=environment, on_line=self._hear)
+        self._child = ChildProcess(
+            command, log=Path(log), environment=environment, folder=Path(folder), on_line=self._hear
+        )
 
     def look(self, life: str = "", after: int = 0, *, wait: float = 0.0) -> Look:
         """What is new since line `after` of `life`; waits for news for up to `wait` seconds."""
