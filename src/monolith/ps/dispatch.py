@@ -25,6 +25,7 @@ from monolith.ps.messages import Call
 from monolith.ps.owned_buckets import OwnedBuckets
 from monolith.ps.save_calls import SaveCalls
 from monolith.ps.server_folder import ServerFolder
+from monolith.ps.server_identity import kept_identity
 from monolith.ps.server_state import ServerState
 from monolith.ps.table_calls import TableCalls
 
@@ -86,6 +87,7 @@ class Dispatcher(FrameCalls):
         # Last: what the calls above keep is restored with the rest.
         if folder is not None:
             self._folder = ServerFolder(folder, state, flush_secs=log_flush_secs, take_over=take_over)
+            owned.identify(kept_identity(folder, owned.server))
         self._moves.resume()
 
     def commit(self) -> None:

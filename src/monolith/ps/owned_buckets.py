@@ -166,6 +166,10 @@ class OwnedBuckets:
         """Never install this transfer: its sender is told so, and keeps the buckets."""
         self._refused[install.giver] = max(install.number, self._refused.get(install.giver, 0))
 
+    def identify(self, server: int) -> None:
+        """Be this server: the one whose folder it has."""
+        self._set(server=server)
+
     def state(self) -> str:
         """All of it as text, for the log and for checkpoints."""
         return self._known.model_dump_json()
