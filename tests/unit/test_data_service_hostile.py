@@ -28,7 +28,7 @@ from monolith.ps.link import Link
 from monolith.ps.messages import Call
 
 DATASET = {"kind": "click_stream", "fields": {"batches": 4, "batch_size": 2, "users": 9}, "splits": 2}
-JOIN = {"job": "j", "trainer": 0, "trainers": 1, "epoch": 0, "granted": 0}
+JOIN = {"job": "j", "trainer": 0, "trainers": 1, "epoch": 0, "granted": 0, "session": 1, "nonce": 7}
 NEXT = {"job": "j", "trainer": 0, "session": 1, "epoch": 0, "granted": 0}
 CERT = Path("never-read.pem")
 SPLIT = {"job": "j", "trainer": 0, "session": 1, "epoch": 0, "split": 0}
@@ -43,7 +43,7 @@ def ask(calls: DispatcherCalls, call: int, text: object, *arrays: np.ndarray) ->
 def calls() -> DispatcherCalls:
     made = DispatcherCalls(DispatcherConfig())
     assert ask(made, Call.REGISTER_DATASET, {"job": "j", "dataset": DATASET}).call == Call.REGISTER_DATASET
-    assert json.loads(ask(made, Call.JOIN_JOB, JOIN).text) == {"session": 1}
+    assert json.loads(ask(made, Call.JOIN_JOB, JOIN).text) == {"joined": True, "session": 1}
     return made
 
 
@@ -64,12 +64,14 @@ WRONG = [
     (Call.REGISTER_DATASET, {"job": "k", "dataset": {**DATASET, "code": "print()"}}),
     (Call.REGISTER_DATASET, {"job": "k", "dataset": {**DATASET, "fields": {"paths": ["/etc/passwd"]}}}),
     (Call.REGISTER_DATASET, {"job": "j", "dataset": {**DATASET, "splits": 3}}),
-    (Call.JOIN_JOB, {**JOIN, "trainer": -1}),
-    (Call.JOIN_JOB, {**JOIN, "trainer": 2**63}),
-    (Call.JOIN_JOB, {**JOIN, "trainers": 0}),
-    (Call.JOIN_JOB, {**JOIN, "epoch": 2**62}),
-    (Call.JOIN_JOB, {**JOIN, "granted": 1}),
-    (Call.JOIN_JOB, {**JOIN, "granted": "0"}),
+    (Call.JOIN_JOB, {**JOIN, "session": 2, "trainer": -1}),
+    (Call.JOIN_JOB, {**JOIN, "session": 2, "trainer": 2**63}),
+    (Call.JOIN_JOB, {**JOIN, "session": 2, "trainers": 0}),
+    (Call.JOIN_JOB, {**JOIN, "session": 2, "epoch": 2**62}),
+    (Call.JOIN_JOB, {**JOIN, "session": 2, "granted": 1}),
+    (Call.JOIN_JOB, {**JOIN, "session": 2, "granted": "0"}),
+    (Call.JOIN_JOB, {**JOIN, "session": 0}),
+    (Call.JOIN_JOB, {**JOIN, "session": 2**62}),
     (Call.NEXT_SPLIT, {**NEXT, "session": 0}),
     (Call.NEXT_SPLIT, {**NEXT, "session": 2}),
     (Call.NEXT_SPLIT, {**NEXT, "trainer": 1}),

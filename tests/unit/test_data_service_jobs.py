@@ -11,7 +11,7 @@ import pytest
 from monolith.data.service.dataset import DatasetConfig
 from monolith.data.service.events import EVENTS, Event
 from monolith.data.service.jobs import Jobs
-from monolith.data.service.messages import DescribeSplit, Granted, JoinJob, NextSplit, RegisterDataset
+from monolith.data.service.messages import DescribeSplit, Granted, Joined, JoinJob, NextSplit, RegisterDataset
 from monolith.errors import InvalidArgumentError, StalePushError, StorageError
 
 JOB = "clicks"
@@ -23,6 +23,9 @@ class Service:
     def __init__(self, dataset: DatasetConfig | None = None, journal: list[Event] | None = None) -> None:
         self.journal: list[Event] = [] if journal is None else journal
         self.fail = False
+        self.nonce = 0
+        self.joins: list[JoinJob] = []
+        """All that began a session."""
         self.jobs = Jobs(record=self._record)
         for event in self.journal:
             # Through JSON, as the file has it.
@@ -36,7 +39,18 @@ class Service:
         self.journal.append(event)
 
     def join(self, trainer: int, *, trainers: int = 4, epoch: int = 0, granted: int = 0) -> int:
-        return self.jobs.join(JoinJob(job=JOB, trainer=trainer, trainers=trainers, epoch=epoch, granted=granted))
+        """The session that a new process of the trainer begins."""
+        self.nonce += 1
+        asked = JoinJob(
+            job=JOB, trainer=trainer, trainers=trainers, epoch=epoch, granted=granted, session=1, nonce=self.nonce
+        )
+        answer = self.jobs.join(asked)
+        if not answer.joined:
+            asked = asked.model_copy(update={"session": answer.session + 1})
+            answer = self.jobs.join(asked)
+        assert answer == Joined(joined=True, session=asked.session)
+        self.joins.append(asked)
+        return answer.session
 
     def next(self, trainer: int, session: int, granted: int, *, epoch: int = 0) -> Granted:
         request = NextSplit(job=JOB, trainer=trainer, session=session, epoch=epoch, granted=granted)
@@ -113,6 +127,31 @@ def test_a_trainer_that_was_replaced_gets_nothing_any_more(files: DatasetConfig)
         service.file_of(0, new, 1)
 
 
+def test_a_request_to_begin_that_comes_again_or_late_changes_nothing(files: DatasetConfig) -> None:
+    service = Service(files)
+    session = service.join(0)
+    assert [service.next(0, session, granted).split for granted in range(2)] == [0, 1]
+    assert service.jobs.join(service.joins[0]) == Joined(joined=True, session=session)
+    assert service.next(0, session, 2).split == 2
+    newer = service.join(0, granted=3)
+    assert service.jobs.join(service.joins[0]) == Joined(joined=False, session=newer)
+    other = service.joins[1].model_copy(update={"nonce": 99, "granted": 0})
+    assert service.jobs.join(other) == Joined(joined=False, session=newer)
+    assert service.next(0, newer, 3).split == 3
+
+
+def test_a_trainer_that_was_told_the_end_gets_no_split_that_comes_back_later(files: DatasetConfig) -> None:
+    service = Service(files)
+    a, b = service.join(0), service.join(1)
+    assert service.next(1, b, 0).split == 0
+    assert service.all_of(0, a) == [1, 2, 3, 4]
+    again = service.join(1)
+    late = NextSplit(job=JOB, trainer=0, session=a, epoch=0, granted=4)
+    assert service.jobs.next_split(late).split is None
+    assert Service(journal=service.journal).jobs.next_split(late).split is None
+    assert service.all_of(1, again) == [0]
+
+
 def test_every_epoch_hands_out_everything_and_going_back_an_epoch_gives_back_the_later_one(
     files: DatasetConfig,
 ) -> None:
@@ -135,7 +174,10 @@ def test_every_epoch_hands_out_everything_and_going_back_an_epoch_gives_back_the
         (lambda s: s.join(0, epoch=10**9), "epoch: expected at most 0, got 1000000000"),
         (lambda s: s.next(0, s.join(0), 0, epoch=5), "epoch: expected at most 0, got 5"),
         (lambda s: s.join(4), "trainer: expected less than 4, got 4"),
-        (lambda s: s.jobs.join(JoinJob(job="x", trainer=0, trainers=1, epoch=0, granted=0)), "'x' is not registered"),
+        (
+            lambda s: s.jobs.join(JoinJob(job="x", trainer=0, trainers=1, epoch=0, granted=0, session=1, nonce=1)),
+            "'x' is not registered",
+        ),
         (
             lambda s: s.jobs.register(RegisterDataset(job=JOB, dataset=DatasetConfig(kind="csv"))),
             "job 'clicks' reads DatasetConfig",

@@ -16,7 +16,7 @@ from monolith.testing import bit_flips
 
 EVENTS: list[Event] = [
     Registered(job="é\n", dataset=DatasetConfig(kind="csv", paths=("a/*",), fields={"batch_size": 3})),
-    TrainerJoined(job="é\n", trainer=0, trainers=2, session=1, epoch=0, granted=0),
+    TrainerJoined(job="é\n", trainer=0, trainers=2, session=1, nonce=5, epoch=0, granted=0),
     SplitMade(job="é\n", epoch=0, split=Split(number=0, file="a/1"), files={"pattern": 0, "after": "a/1"}),
     SplitGranted(job="é\n", epoch=0, trainer=0, split=0),
 ]

@@ -91,8 +91,8 @@ class DispatcherCalls(FrameCalls):
         return Answer()
 
     def _join(self, frame: Frame) -> Answer:
-        session = self.jobs.join(message_of(messages.JoinJob, frame))
-        return Answer(text=messages.Joined(session=session).model_dump_json())
+        joined = self.jobs.join(message_of(messages.JoinJob, frame))
+        return Answer(text=joined.model_dump_json())
 
     def _next_split(self, frame: Frame) -> Answer:
         granted = self.jobs.next_split(message_of(messages.NextSplit, frame))

@@ -32,6 +32,8 @@ class EpochSplits:
         """All that were cut, by number."""
         self.given: dict[int, list[int]] = defaultdict(list)
         """The splits of each trainer, in the order it got them."""
+        self.ended: set[int] = set()
+        """Trainers that were told that there is no more."""
         self._waiting: deque[int] = deque()
         """Splits that nobody has, in the order they are to be given."""
 
@@ -72,5 +74,6 @@ class EpochSplits:
     def take_back(self, *, trainer: int, granted: int) -> None:
         """A trainer gave back what it got behind the first `granted` splits: they are given again, before all others."""
         given = self.given[trainer]
+        self.ended.discard(trainer)
         self._waiting.extendleft(reversed(given[granted:]))
         del given[granted:]

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter
 from monolith.config import Config
 from monolith.data.service.dataset import DatasetConfig, Split
 
-__all__ = ["EVENTS", "Event", "Registered", "SplitGranted", "SplitMade", "TrainerJoined"]
+__all__ = ["EVENTS", "Event", "Registered", "SplitGranted", "SplitMade", "TrainerEnded", "TrainerJoined"]
 
 
 class Registered(Config):
@@ -28,6 +28,7 @@ class TrainerJoined(Config):
     trainer: int
     trainers: int
     session: int
+    nonce: int
     epoch: int
     granted: int
 
@@ -52,6 +53,15 @@ class SplitGranted(Config):
     split: int
 
 
-Event = Registered | TrainerJoined | SplitMade | SplitGranted
+class TrainerEnded(Config):
+    """A trainer was told that the epoch has no more splits for it: in this session it gets none any more."""
+
+    event: Literal["ended"] = "ended"
+    job: str
+    epoch: int
+    trainer: int
+
+
+Event = Registered | TrainerJoined | SplitMade | SplitGranted | TrainerEnded
 EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 """Reads an event back from its JSON."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from monolith.data.service.dataset import DatasetConfig, Split
 from monolith.data.service.epoch import EpochSplits
-from monolith.data.service.events import Event, Registered, SplitGranted, SplitMade, TrainerJoined
-from monolith.data.service.messages import DescribeSplit, Granted, JoinJob, NextSplit, Part, RegisterDataset
+from monolith.data.service.events import Event, Registered, SplitGranted, SplitMade, TrainerEnded, TrainerJoined
+from monolith.data.service.messages import DescribeSplit, Granted, Joined, JoinJob, NextSplit, Part, RegisterDataset
 from monolith.errors import InvalidArgumentError, StalePushError
 
 __all__ = ["Job", "Jobs"]
@@ -27,13 +27,15 @@ class Job:
         """How many there are, as the last one that joined said."""
         self.sessions: dict[int, int] = {}
         """The newest session of each trainer."""
+        self.nonces: dict[int, int] = {}
+        """Who began it."""
         self.epochs: dict[int, EpochSplits] = defaultdict(lambda: EpochSplits(dataset))
 
     def apply(self, event: Event) -> None:
         """Let `event` happen."""
         if isinstance(event, TrainerJoined):
             self.trainers = event.trainers
-            self.sessions[event.trainer] = event.session
+            self.sessions[event.trainer], self.nonces[event.trainer] = event.session, event.nonce
             for number, epoch in self.epochs.items():
                 if number >= event.epoch:
                     epoch.take_back(trainer=event.trainer, granted=event.granted if number == event.epoch else 0)
@@ -41,6 +43,8 @@ class Job:
             self.epochs[event.epoch].add(event.split, event.files)
         elif isinstance(event, SplitGranted):
             self.epochs[event.epoch].grant(trainer=event.trainer, split=event.split)
+        elif isinstance(event, TrainerEnded):
+            self.epochs[event.epoch].ended.add(event.trainer)
 
 
 class Jobs:
@@ -50,8 +54,9 @@ class Jobs:
         >>> journal: list[Event] = []
         >>> jobs = Jobs(record=journal.append)
         >>> jobs.register(RegisterDataset(job="clicks", dataset=DatasetConfig(kind="click_stream")))
-        >>> session = jobs.join(JoinJob(job="clicks", trainer=0, trainers=1, epoch=0, granted=0))
-        >>> jobs.next_split(NextSplit(job="clicks", trainer=0, session=session, epoch=0, granted=0))
+        >>> jobs.join(JoinJob(job="clicks", trainer=0, trainers=1, epoch=0, granted=0, session=1, nonce=7))
+        Joined(joined=True, session=1)
+        >>> jobs.next_split(NextSplit(job="clicks", trainer=0, session=1, epoch=0, granted=0))
         Granted(split=0, splits=1)
         >>> [event.event for event in journal]
         ['registered', 'joined', 'made', 'granted']
@@ -80,14 +85,17 @@ class Jobs:
                     f"dataset: job {request.job!r} reads {there.dataset!r}; give the same, or another job"
                 )
 
-    def join(self, request: JoinJob) -> int:
-        """The number of the trainer's new session."""
+    def join(self, request: JoinJob) -> Joined:
+        """Begin the session that the trainer proposes, unless there was a newer one."""
         with self._lock:
             job = self._job(request.job)
+            newest = job.sessions.get(request.trainer, 0)
+            if request.session <= newest:
+                again = request.session == newest and request.nonce == job.nonces[request.trainer]
+                return Joined(joined=again, session=newest)
             self._require_fitting(job, request)
-            session = job.sessions.get(request.trainer, 0) + 1
-            self._happens(TrainerJoined(**request.model_dump(), session=session))
-            return session
+            self._happens(TrainerJoined(**request.model_dump()))
+            return Joined(joined=True, session=request.session)
 
     def next_split(self, request: NextSplit) -> Granted:
         """The split behind the first `granted` ones of this trainer: granted now, or before to the same question."""
@@ -98,7 +106,7 @@ class Jobs:
             given = epoch.given[request.trainer]
             if request.granted > len(given):
                 raise _unknown_grants(request.granted, len(given))
-            if request.granted == len(given):
+            if request.granted == len(given) and request.trainer not in epoch.ended:
                 self._grant(job, request)
             split = given[request.granted] if request.granted < len(given) else None
             return Granted(split=split, splits=len(epoch.splits))
@@ -130,6 +138,8 @@ class Jobs:
         while (split := epoch.waiting_for(trainer=request.trainer, trainers=job.trainers)) is None:
             made = epoch.cut(request.job, request.epoch)
             if made is None:
+                # For good: it will not ask again, and a split that comes back must not go to a question that was delayed.
+                self._happens(TrainerEnded(job=request.job, epoch=request.epoch, trainer=request.trainer))
                 return
             self._happens(made)
         self._happens(SplitGranted(job=request.job, epoch=request.epoch, trainer=request.trainer, split=split))

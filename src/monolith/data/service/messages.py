@@ -41,7 +41,11 @@ class RegisterDataset(Config):
 
 
 class JoinJob(Config):
-    """A trainer begins, or begins again: splits it was granted after the first `granted` of an epoch are taken back."""
+    """A trainer begins, or begins again: splits it was granted after the first `granted` of an epoch are taken back.
+
+    It proposes the number of its session. Only one that is larger than all before begins; the same one with the same nonce
+    is the same request, which came twice. So one that was delayed changes nothing.
+    """
 
     job: Name
     trainer: Whole
@@ -49,11 +53,15 @@ class JoinJob(Config):
     """How many there are; only static sharding asks."""
     epoch: Whole
     granted: Whole
+    session: Annotated[int, Field(ge=1, lt=2**62)]
+    nonce: Whole
+    """Drawn by the process."""
 
 
 class Joined(Config):
-    """The answer: calls of earlier sessions of this trainer are refused from now on."""
+    """The answer: whether it began, and the number of the newest session; calls of earlier ones are refused."""
 
+    joined: bool
     session: Whole
 
 

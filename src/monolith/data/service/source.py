@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from collections.abc import Iterator
 from typing import Annotated, Self
 
@@ -99,14 +100,19 @@ class DataServiceSource(Source):
         if self._dataset is not None:
             register = messages.RegisterDataset(job=self._job, dataset=self._dataset)
             ask(link, Call.REGISTER_DATASET, register, _Nothing)
-        join = messages.JoinJob(
-            job=self._job,
-            trainer=self._shard_index,
-            trainers=self._shard_count,
-            epoch=int(position["epoch"]),
-            granted=int(position["granted"]),
-        )
-        return ask(link, Call.JOIN_JOB, join, messages.Joined).session
+        answer = messages.Joined(joined=False, session=0)
+        while not answer.joined:
+            join = messages.JoinJob(
+                job=self._job,
+                trainer=self._shard_index,
+                trainers=self._shard_count,
+                epoch=int(position["epoch"]),
+                granted=int(position["granted"]),
+                session=answer.session + 1,
+                nonce=secrets.randbits(62),
+            )
+            answer = ask(link, Call.JOIN_JOB, join, messages.Joined)
+        return answer.session
 
     def _splits(self, link: Link) -> Splits:
         if not self._data_workers:
