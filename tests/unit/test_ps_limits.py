@@ -20,9 +20,19 @@ from monolith.errors import (
     ServerRestartedError,
     UnavailableError,
 )
-from monolith.ps import ClientConfig, DenseSgd, ParameterServer, RemoteStore, ServerConfig, ServerParameters
+from monolith.ps import (
+    ClientConfig,
+    DenseSgd,
+    ParameterServer,
+    RemoteStore,
+    ServerConfig,
+    ServerParameters,
+    socket_service,
+)
 from monolith.ps.deadlines import Deadlines
 from monolith.ps.dispatch import Dispatcher
+from monolith.ps.frames import decode, encode
+from monolith.ps.messages import Call
 from monolith.ps.stream_pool import StreamPool, Transport, connector_to
 from monolith.table import Bags, Gradient
 from monolith.testing import sgd_table_config
@@ -125,6 +135,18 @@ def test_no_server_at_all_is_unavailable(transport: Transport) -> None:
         RemoteStore(unused_address(), config=ClientConfig(timeout=0.3, transport=transport))
 
 
+def test_a_stream_that_nobody_uses_for_long_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_service, "HELLO_SECONDS", 0.05)
+    with ParameterServer(ServerConfig(max_streams=1)) as server:
+        connector = connector_to(server.address, transport="socket", timeout=30, token=None, tls_root_certs=None)
+        deadline = time.monotonic() + 60
+        stream = connector.open(deadline=deadline)
+        time.sleep(0.3)  # several times what a stranger has to say who it is
+        stream.send(encode(call=Call.HEALTH, request=1, text="{}"), deadline=deadline)
+        assert stream.receive(1, deadline=deadline).call == Call.HEALTH
+        stream.close()
+
+
 def test_a_client_waits_for_a_server_that_starts_later() -> None:
     address, stores = unused_address(), []
     waiting = threading.Thread(target=lambda: stores.append(RemoteStore(address, config=ClientConfig(timeout=30))))
@@ -167,8 +189,6 @@ def test_a_stopping_server_finishes_what_is_under_way_and_refuses_the_rest() -> 
         return type(server._health(frame))()  # type: ignore[arg-type]
 
     server._calls[63] = slow  # type: ignore[assignment]
-    from monolith.ps.frames import decode, encode
-
     answers = []
     call = threading.Thread(target=lambda: answers.append(decode(server.answer(encode(call=63, request=1, text="")))))
     call.start()

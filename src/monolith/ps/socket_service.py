@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from monolith.errors import ProtocolError, UnavailableError
 from monolith.ps.frame_calls import FrameCalls
-from monolith.ps.framed_socket import HELLO, FramedSocket, TooLongError, Welcome
+from monolith.ps.framed_socket import HELLO, FramedSocket, TooLongError, Welcome, local_name
 from monolith.ps.frames import MAGIC, VERSION
 
 __all__ = ["SocketService"]
@@ -33,13 +33,10 @@ class SocketService:
         self._connections: set[FramedSocket] = set()
         self._ended = threading.Condition()
         self._stopping = False
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._listener = socket.create_server((host, port), family=family, backlog=max_streams)
-        except OSError as error:
-            raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="monolith-ps-accept", daemon=True).start()
+        self._listeners = _listeners(host, port, backlog=max_streams)
+        self.port: int = self._listeners[0].getsockname()[1]
+        for listener in self._listeners:
+            threading.Thread(target=self._accept, args=(listener,), name="monolith-ps-accept", daemon=True).start()
 
     def shutdown(self) -> None:
         """Stop listening, send the answers that are on their way, wait until every connection has ended."""
@@ -47,17 +44,18 @@ class SocketService:
             self._stopping = True
             for connection in self._connections:
                 connection.stop_receiving()
-        with suppress(OSError):
-            # Closing alone does not wake a thread that waits in accept.
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for listener in self._listeners:
+            with suppress(OSError):
+                # Closing alone does not wake a thread that waits in accept.
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         with self._ended:
             self._ended.wait_for(lambda: not self._connections)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connected, _ = self._listener.accept()
+                connected, _ = listener.accept()
             except OSError:
                 if self._stopping:
                     return
@@ -122,6 +120,24 @@ class SocketService:
         else:
             answer = self._calls.answer(data)
         connection.send_frame(answer)
+
+
+def _listeners(host: str, port: int, *, backlog: int) -> list[socket.socket]:
+    """On TCP, and beside it for processes of this machine."""
+    made: list[socket.socket] = []
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        made.append(socket.create_server((host, port), family=family, backlog=backlog))
+        name = local_name(host, made[0].getsockname()[1])
+        if name is not None:
+            made.append(socket.socket(socket.AF_UNIX))
+            made[1].bind(name)
+            made[1].listen(backlog)
+    except OSError as error:
+        for listener in made:
+            listener.close()
+        raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return made
 
 
 def _say(connection: FramedSocket, said: Welcome) -> bool:
