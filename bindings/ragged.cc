@@ -8,6 +8,7 @@
 #include "arrays.h"
 #include "module.h"
 #include "monolith/error.h"
+#include "monolith/placed_rows.h"
 
 namespace nb = nanobind;
 using Ids = InVector<std::int64_t>;
@@ -120,6 +121,25 @@ void gather_rows(const Bytes& rows, const Ids& order, const OutBytes& out) {
   monolith::gather_rows(rows.data(), rows.shape(0), rows.shape(1), as_span(order), out.data());
 }
 
+using OutFloats = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void check_columns(std::size_t columns, std::size_t expected) {
+  if (columns == expected) return;
+  throw monolith::InvalidArgument("out has " + std::to_string(columns) + " columns, expected " + std::to_string(expected));
+}
+
+void pool_places(const InMatrix<float>& rows, const Ids& places, const Ids& row_splits, const OutFloats& out) {
+  check_columns(out.shape(1), rows.shape(1));
+  const nb::gil_scoped_release release;
+  monolith::pool_places(as_span(rows), as_span(places), as_span(row_splits), rows.shape(1), as_span(out));
+}
+
+void sum_places(const InMatrix<float>& grads, const Ids& places, const Ids& row_splits, const OutFloats& out) {
+  check_columns(out.shape(1), grads.shape(1));
+  const nb::gil_scoped_release release;
+  monolith::sum_places(as_span(grads), as_span(places), as_span(row_splits), grads.shape(1), as_span(out));
+}
+
 }  // namespace
 
 void init_ragged(nb::module_& m) {
@@ -146,5 +166,9 @@ void init_ragged(nb::module_& m) {
   m.def("split_ragged_by_indices", &split_ragged_by_indices, nb::arg("indices").noconvert(), nb::arg("row_splits").noconvert(),
         nb::arg("num_parts"), "(order, part sizes, row splits of each part)");
   m.def("restore_order", &restore_order, nb::arg("grouped").noconvert(), nb::arg("order").noconvert(), nb::arg("out").noconvert());
+  m.def("pool_places", &pool_places, nb::arg("rows").noconvert(), nb::arg("places").noconvert(), nb::arg("row_splits").noconvert(),
+        nb::arg("out").noconvert(), "out[bag] = the sum of rows[places[i]] over the ids i of the bag.");
+  m.def("sum_places", &sum_places, nb::arg("grads").noconvert(), nb::arg("places").noconvert(), nb::arg("row_splits").noconvert(),
+        nb::arg("out").noconvert(), "out[place] = the sum of grads[bag] over the ids with this place.");
   m.def("gather_rows", &gather_rows, nb::arg("rows").noconvert(), nb::arg("order").noconvert(), nb::arg("out").noconvert());
 }

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from monolith import _core
-from monolith.table.bag_parts import pool, pooling_factors
+from monolith.table.bag_parts import pooling_factors
 from monolith.table.buckets import bucket_of
 from monolith.table.store import Bags
 
@@ -65,43 +65,29 @@ def split_by_owner(ids: np.ndarray, owners: np.ndarray, count: int) -> tuple[np.
 
 def pooled_rows(rows: np.ndarray, split: IdSplit, bags: Bags) -> np.ndarray:
     """What a lookup of `bags` returns, float32 [bags, dim], given the row of each of `split.ids`."""
-    spread = np.take(rows, split.places, axis=0)
-    if _is_single(bags):
-        return spread
-    return pool(spread, bags).numpy()
+    pooled = np.empty((len(bags.row_splits) - 1, rows.shape[1]), dtype=np.float32)
+    _core.pool_places(rows, split.places, np.ascontiguousarray(bags.row_splits), pooled)
+    if bags.pooling != "sum":
+        pooled *= pooling_factors(bags)
+    return pooled
 
 
 def summed_gradients(values: np.ndarray, split: IdSplit, bags: Bags) -> np.ndarray:
     """float32 [distinct, dim]: the gradient of each of `split.ids`, given those of the pooled bags."""
-    values, bag_of = _by_bag(values, bags)
-    if len(split.ids) == len(split.places):
-        out = np.empty((len(split.ids), values.shape[1]), dtype=np.float32)
-        out[split.places] = values if bag_of is None else values[bag_of]
-        return out
-    order, counts = _core.split_by_indices(split.places, len(split.ids))
-    rows = np.take(values, order if bag_of is None else bag_of[order], axis=0)
-    return _core.pool(_core.Reduction.SUM, rows, np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)]))
+    if bags.pooling != "sum":
+        values = values * pooling_factors(bags)
+    summed = np.empty((len(split.ids), values.shape[1]), dtype=np.float32)
+    _core.sum_places(values, split.places, np.ascontiguousarray(bags.row_splits), summed)
+    return summed
 
 
 def single_gradients(values: np.ndarray, split: IdSplit, bags: Bags) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Ids and gradients by server, each occurrence of an id by itself: what an admission filter has to count."""
-    values, bag_of = _by_bag(values, bags)
-    server_of = np.repeat(np.arange(len(split.sizes)), split.sizes)
-    order, sizes = _core.split_by_indices(server_of[split.places], len(split.sizes))
-    rows = np.take(values, order if bag_of is None else bag_of[order], axis=0)
-    ends = np.cumsum(sizes)[:-1]
-    return np.split(bags.ids[order], ends), np.split(rows, ends)
-
-
-def _by_bag(values: np.ndarray, bags: Bags) -> tuple[np.ndarray, np.ndarray | None]:
-    """The gradients of the sums that the bags were pooled from, and the bag of each id; None: id i is bag i."""
-    if _is_single(bags):
-        return values, None
     if bags.pooling != "sum":
         values = values * pooling_factors(bags)
-    return values, np.repeat(np.arange(len(values)), np.diff(bags.row_splits))
-
-
-def _is_single(bags: Bags) -> bool:
-    """Whether every bag is one id, as in a sequence or a plain column: nothing to pool."""
-    return len(bags.row_splits) == len(bags.ids) + 1 and bool((np.diff(bags.row_splits) == 1).all())
+    bag_of = np.repeat(np.arange(len(values)), np.diff(bags.row_splits))
+    server_of = np.repeat(np.arange(len(split.sizes)), split.sizes)
+    order, sizes = _core.split_by_indices(server_of[split.places], len(split.sizes))
+    rows = np.take(values, bag_of[order], axis=0)
+    ends = np.cumsum(sizes)[:-1]
+    return np.split(bags.ids[order], ends), np.split(rows, ends)
