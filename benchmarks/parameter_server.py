@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,13 +56,19 @@ def fill(store: Store, rows: int) -> None:
         store.assign("t", ids, torch.zeros(len(ids), DIM))
 
 
+def new(turn: list[Bags]) -> list[Bags]:
+    """The same batches, as a source would hand them out: nobody has seen these objects before."""
+    return [replace(bags) for bags in turn]
+
+
 def plain_steps(store: Store, turn: list[Bags], gradient: torch.Tensor) -> None:
-    for bags in turn:
+    for bags in new(turn):
         store.lookup([bags])
         store.apply([Gradient(bags=bags, values=gradient)])
 
 
 def ahead_steps(store: ServerStore, late: ThreadPoolExecutor, turn: list[Bags], gradient: torch.Tensor) -> None:
+    turn = new(turn)
     store.prefetch([turn[0]])
     pushed: Future[None] | None = None
     for place, bags in enumerate(turn):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what `run.py` and `end_to_end.py` compare against, each in its own environment under .venv-bench, and builds the
-# memory limit.
+# Installs what `run.py`, `end_to_end.py` and `parameter_server.py` compare against, under .venv-bench, and builds the memory
+# limit.
 # A peer that cannot be installed is reported here and skipped there. Run again to retry; what is there is kept.
 set -u
 cd "$(dirname "$0")/.."
@@ -41,6 +41,21 @@ peer() {
   fi
 }
 
+# Beside our own packages and not in an environment of their own: parameter_server.py talks to them from the process it measures.
+exchange() {
+  local folder=$base/exchange
+  if [ -d "$folder/redis" ] && [ -d "$folder/ray" ]; then
+    echo "exchange (Ray, Redis): ready"
+  elif "$python" -m pip install -q --target "$folder" 'redis[hiredis]' ray >"$base/exchange.log" 2>&1; then
+    echo "exchange (Ray, Redis): installed"
+  else
+    echo "exchange (Ray, Redis): could not be installed, the benchmark will skip it; see $base/exchange.log"
+  fi
+  if ! command -v redis-server >/dev/null && ! { [ "$(id -u)" = 0 ] && apt-get install -qq redis-server >/dev/null 2>&1; }; then
+    echo "redis-server: not there, and could not be installed; parameter_server.py will skip it"
+  fi
+}
+
 limit() {
   local source=core/bench/memory_limit.cc binary=$base/memory_limit
   if [ "$binary" -nt "$source" ]; then
@@ -56,3 +71,4 @@ limit
 peer fbgemm "$fbgemm_import"
 peer tfra "$tfra_import"
 peer torchrec "$torchrec_import"
+exchange

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,9 @@ from monolith.ps import messages
 from monolith.ps.frames import decode, encode
 from monolith.ps.messages import Call, DeclaredTable, DeclareTables, Join, Push, TableGradient, TableRead
 from monolith.table import TableConfig
+
+# Where setup_peers.sh puts Ray and Redis; behind our own packages, which stay as they are.
+sys.path.append(str(Path(__file__).parents[2] / ".venv-bench" / "exchange"))
 
 METHOD = "/monolith/exchange"
 GRPC_SERVER = """
@@ -129,7 +133,7 @@ class RayActor(_Framed):
         try:
             import ray
         except ImportError as error:
-            raise Unavailable("pip install ray") from error
+            raise Unavailable("run benchmarks/setup_peers.sh") from error
         from monolith.ps.dispatch import Dispatcher
 
         self._ray = ray
@@ -161,7 +165,7 @@ class Redis:
         try:
             import redis
         except ImportError as error:
-            raise Unavailable("pip install redis") from error
+            raise Unavailable("run benchmarks/setup_peers.sh") from error
         if shutil.which("redis-server") is None:
             raise Unavailable("install the package redis-server")
         self._dim = config.dim
