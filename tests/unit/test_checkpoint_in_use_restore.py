@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint_tables import new_table, train
-from monolith.checkpoint import read_row, restore_tables, table_source, write_checkpoint
+from monolith.checkpoint import read_row, restore_tables, saved_tables, write_checkpoint
 from monolith.checkpoint.in_use import claimed
 from monolith.checkpoint.manifest import FileEntry
 
@@ -18,14 +18,14 @@ def test_a_checkpoint_is_in_use_while_its_rows_are_read(tmp_path: Path, monkeypa
     path = tmp_path / "model.ckpt-1"
     write_checkpoint(path, state={}, step=1, tables=[table])
     free: list[bool] = []
-    real = table_source.read_table_file
+    real = saved_tables.read_table_file
 
     def read(folder: object, entry: FileEntry, *rest: object) -> None:
         with claimed(path) as unused:
             free.append(unused)
         real(folder, entry, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(table_source, "read_table_file", read)
+    monkeypatch.setattr(saved_tables, "read_table_file", read)
     restore_tables(path, [new_table()])
     read_row(path, "user", 3)
     assert free == [False, False]

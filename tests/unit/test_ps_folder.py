@@ -247,7 +247,13 @@ def test_a_batch_that_an_earlier_life_of_a_worker_pushed_is_not_applied_again(tm
         (link,) = store.links
         join = Join(worker="w0", epoch=2, nonce=store._nonce)
         joined = json.loads(link.call(Call.JOIN, join.model_dump_json()).text)
-        assert joined["positions"]["tables"] == {"batches": 3, "state": '{"at": 3}', "channel": "tables"}
+        assert joined["positions"]["tables"] == {
+            "batches": 3,
+            "state": '{"at": 3}',
+            "channel": "tables",
+            "ended": False,
+            "epoch": 1,
+        }
         for number, batch in enumerate((2, 3, 4), 1):
             push(link, 2, number, batch)
         assert rows(store, "count", [1]) == [[4.0]]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from monolith import EmbeddingTable, Segment, TableConfig
-from monolith.errors import InvalidArgumentError
+from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerStore
 from monolith.ps.messages import DeclaredTable
 from monolith.table import Adagrad, Bags, Expiry, Ftrl, Gradient, LocalStore, OneBit, Sgd, SlidingAdmission
@@ -119,14 +119,16 @@ def test_assign_add_and_reinitialize_are_those_of_local_tables(remote: Store) ->
     assert remote.evict(now=10**6) == local.evict(now=10**6)
 
 
-def test_it_is_a_store_that_cannot_be_saved_through_a_worker(remote: Store, tmp_path: Path) -> None:
+def test_it_is_a_store_that_can_be_saved_if_its_servers_have_folders(remote: Store, tmp_path: Path) -> None:
     assert isinstance(remote, Store)
     assert not remote.is_initialised()
     remote.mark_initialised()
     assert remote.is_initialised()
-    with pytest.raises(InvalidArgumentError, match="cannot be saved through a worker"):
+    with pytest.raises(InvalidArgumentError, match="the server has no folder; start it with --folder"):
         remote.save(tmp_path / "tables")
-    with pytest.raises(InvalidArgumentError, match="cannot be restored through a worker"):
+    with pytest.raises(
+        (CorruptFileError, InvalidArgumentError), match=r"has no manifest|a server restores what it owns"
+    ):
         remote.restore(tmp_path / "tables")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import Field, JsonValue
 
@@ -48,6 +48,8 @@ class FileEntry(Config):
 class Sealed(Config):
     """What every manifest begins with; its file ends with a checksum of all bytes before."""
 
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Fields that version 1 got later: written only where they say something, so that earlier releases read the rest."""
     format: str
     version: Literal[1] = 1
 
@@ -90,6 +92,7 @@ class Manifest(Sealed):
     are those of the tables' own files, or those of the snapshot (of none, if there is none) changed by the segments in order.
     """
 
+    later: ClassVar[frozenset[str]] = frozenset({"parts", "buckets"})
     format: Literal["monolith-checkpoint"] = "monolith-checkpoint"
     step: Count
     """Steps made when it was taken."""
@@ -134,7 +137,9 @@ def read_manifest(path: StrPath) -> Manifest:
 
 def write_sealed(folder: Folder, manifest: Sealed) -> None:
     """Write `manifest` into `folder`, whose other files must be there already."""
-    body = manifest.model_dump_json().encode()[:-1]
+    fields = type(manifest).model_fields
+    unsaid = {name for name in manifest.later if getattr(manifest, name) == fields[name].default}
+    body = manifest.model_dump_json(exclude=unsaid).encode()[:-1]
     folder.write(MANIFEST, body + _SEAL + b"%d}\n" % _core.crc32c(body))
     folder.settle()
 
