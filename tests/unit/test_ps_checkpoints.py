@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ from monolith.checkpoint import (
     remove_checkpoint,
     restore_tables,
 )
+from monolith.cli import main
 from monolith.errors import CheckpointMismatchError, CorruptFileError, InvalidArgumentError
 from monolith.ps import (
     ClientConfig,
@@ -232,7 +234,9 @@ def test_removing_a_checkpoint_removes_its_parts_and_a_missing_part_makes_it_inc
     assert not is_complete(tmp_path / "model.ckpt-2")
 
 
-def test_a_checkpoint_of_servers_can_be_looked_at_and_read_without_any(tmp_path: Path) -> None:
+def test_a_checkpoint_of_servers_can_be_looked_at_and_read_without_any(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with servers(tmp_path, 2) as store:
         train(store)
         store.save(tmp_path / "model.ckpt-1")
@@ -244,6 +248,10 @@ def test_a_checkpoint_of_servers_can_be_looked_at_and_read_without_any(tmp_path:
     row = read_row(tmp_path / "model.ckpt-1", "item", 7)
     assert row is not None
     assert row.values[0].tolist() == expected[7]
+    assert main(["checkpoint", "list", str(tmp_path), "--json"]) == 0
+    assert [point["parts"] for point in json.loads(capsys.readouterr().out)["restore_points"]] == [2]
+    assert main(["inspect", str(tmp_path / "model.ckpt-1"), "--json"]) == 0
+    assert [part["path"] for part in json.loads(capsys.readouterr().out)["parts"]] == [p.path for p in found.parts]
 
 
 def test_counts_of_admission_filters_follow_their_servers(tmp_path: Path) -> None:

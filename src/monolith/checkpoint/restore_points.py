@@ -31,6 +31,8 @@ class RestorePoint:
     """Of the log; 0 if there was none."""
     checkpoint: str | None
     """The path of the checkpoint; None: the log has it all."""
+    parts: int = 0
+    """How many parameter servers have written a part of it."""
 
     def state(self) -> dict[str, State]:
         """The dense state of that moment; from the log, with the position in the data under `source`."""
@@ -92,6 +94,7 @@ def restore_point_of(path: StrPath) -> RestorePoint:
         time=manifest.time,
         sequence=manifest.sequence,
         checkpoint=str(path),
+        parts=len(manifest.parts),
     )
 
 

@@ -47,6 +47,8 @@ def list_(model_dir: Place, as_json: Json = False) -> None:
     for point in points:
         moment = datetime.fromtimestamp(float(str(point["time"])), UTC)
         note = ", ".join(name for name in ("newest", "kept") if point[name])
+        if point["parts"]:
+            note = f"{note}, {point['parts']} parts of servers".removeprefix(", ")
         table.add_row(
             str(point["checkpoint"] or "(log)"),
             f"{point['step']:,}",
@@ -85,6 +87,7 @@ def _described(point: RestorePoint, exempt: set[str], newest: str | None) -> dic
         "time": point.time,
         "newest": newest is not None and name == base_name(newest),
         "kept": name in exempt,
+        "parts": point.parts,
     }
 
 

@@ -92,6 +92,7 @@ def _checkpoint(path: str, id_: int | None) -> dict[str, object]:
         "snapshot": found.snapshot,
         "segments": found.segments,
         "segment_bytes": found.segment_bytes,
+        "parts": [{"path": part.path, "step": part.step, "log_sequence": part.sequence} for part in found.parts],
         "config": found.config,
         "tables": {name: _saved_table(path, found, name, id_) for name in found.tables},
     }
