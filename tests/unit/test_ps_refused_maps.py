@@ -77,6 +77,22 @@ def test_a_lookup_of_another_version_is_refused_and_one_without_is_answered(stor
     assert len(values(link)) == len(IDS)
 
 
+def test_rows_that_are_given_away_while_they_are_read_are_not_answered(
+    server: ParameterServer, store: ServerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owned, tables = server._dispatcher._owned, server._dispatcher._state.tables
+    read = tables.lookup
+
+    def read_slowly(*arguments: object) -> None:
+        owned.begin_giving(taker="127.0.0.1:9", server=5, durable=False, buckets=(0, 10))
+        read(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tables, "lookup", read_slowly)
+    text = Lookup(tables=(TableRead(table="t", pooling="none"),), map=1).model_dump_json()
+    with pytest.raises(OwnershipChangedError):
+        store.links[0].call(Call.LOOKUP, text, [IDS])
+
+
 def test_who_does_not_know_of_the_group_may_read_but_not_write(server: ParameterServer, store: ServerStore) -> None:
     store.assign("t", [1], torch.ones(1, 1))
     with RemoteStore(server.address) as alone:

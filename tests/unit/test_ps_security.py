@@ -10,7 +10,7 @@ import pyarrow.flight as flight
 import pytest
 
 from monolith.errors import AuthenticationError, ConfigError, StorageError, UnavailableError
-from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig
+from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig, ServerStore
 from monolith.ps.stream_pool import Transport
 from monolith.testing import sgd_table_config
 
@@ -71,6 +71,18 @@ def test_every_stream_without_the_token_is_turned_away(token: str | None, transp
             )
         with RemoteStore(server.address, config=ClientConfig(token=TOKEN, transport=transport)) as store:
             assert store.stats() == {}
+
+
+def test_servers_with_both_locks_give_buckets_to_each_other(certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    config = ServerConfig(host="localhost", token=TOKEN, tls_cert=cert, tls_key=key)
+    client = ClientConfig(token=TOKEN, tls_root_certs=cert)
+    with (
+        ParameterServer(config) as one,
+        ParameterServer(config) as two,
+        ServerStore([one.address], config=client) as store,
+    ):
+        assert set(store.rebalance([one.address, two.address]).addresses) == {one.address, two.address}
 
 
 def test_sockets_and_certificates_are_refused_together_since_sockets_do_not_encrypt(
