@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import closing
 from pathlib import Path
@@ -9,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from monolith.data.service.dataset import DatasetConfig, Split
+from monolith.data.service.dispatcher import DispatcherCalls, DispatcherConfig
 from monolith.data.service.events import Event, Registered, SplitGranted, SplitMade, TrainerJoined
 from monolith.data.service.journal import Journal
-from monolith.errors import CorruptFileError, StorageError
+from monolith.data.service.messages import RegisterDataset
+from monolith.errors import CorruptFileError, FencedError, StorageError
+from monolith.ps.frames import decode, encode
+from monolith.ps.messages import Call
 from monolith.testing import bit_flips
 
 EVENTS: list[Event] = [
@@ -97,3 +102,35 @@ def test_an_event_that_could_not_be_made_durable_is_not_there_later(
                 journal.append(EVENTS[1])
         journal.append(EVENTS[2])
     assert read(tmp_path) == [EVENTS[0], EVENTS[2]]
+
+
+def test_who_takes_a_journal_over_has_all_events_and_the_one_before_adds_none(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)) as hung:
+        hung.append(EVENTS[0])
+        with closing(Journal(tmp_path, take_over=True)) as successor:
+            assert list(successor.read()) == EVENTS[:1]
+            with pytest.raises(FencedError, match="taken this log over"):
+                hung.append(EVENTS[1])
+            successor.append(EVENTS[2])
+            successor.require_own()
+            with pytest.raises(FencedError):
+                hung.require_own()
+    assert read(tmp_path) == [EVENTS[0], EVENTS[2]]
+
+
+def test_a_dispatcher_that_was_taken_over_answers_nothing_any_more(tmp_path: Path) -> None:
+    def join(calls: DispatcherCalls, session: int) -> dict[str, object]:
+        text = {"job": "j", "trainer": 0, "trainers": 1, "epoch": 0, "granted": 0, "session": session, "nonce": session}
+        frame = encode(call=Call.JOIN_JOB, request=1, text=json.dumps(text))
+        answer: dict[str, object] = json.loads(decode(calls.answer(frame)).text)
+        return answer
+
+    config = DispatcherConfig(folder=tmp_path)
+    hung = DispatcherCalls(config)
+    hung.jobs.register(RegisterDataset(job="j", dataset=DatasetConfig(kind="click_stream")))
+    assert join(hung, 1) == {"joined": True, "session": 1}
+    successor = DispatcherCalls(config.model_copy(update={"take_over": True}))
+    assert join(hung, 1)["error"] == join(hung, 2)["error"] == "FencedError"
+    assert join(successor, 2) == {"joined": True, "session": 2}
+    for calls in (hung, successor):
+        calls.close()

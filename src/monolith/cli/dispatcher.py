@@ -32,6 +32,7 @@ def dispatcher(
         Path | None,
         typer.Option(help="Keep the journal here, and go on from it at start; without it, in memory only."),
     ] = None,
+    take_over: Annotated[bool, typer.Option(help="Take the folder from a process that hangs.")] = False,
     dataset: Annotated[
         Path | None,
         typer.Option(help="YAML with the fields of DatasetConfig; without it, the first trainer brings one."),
@@ -63,6 +64,7 @@ def dispatcher(
             token=read_token(token_file),
             max_streams=max_streams,
             folder=folder,
+            take_over=take_over,
             lease_secs=lease_secs,
         )
     )

@@ -35,6 +35,8 @@ class DispatcherConfig(ListenConfig):
 
     folder: Path | None = None
     """For its journal: a dispatcher that is started again goes on from it. None: what it handed out dies with it."""
+    take_over: bool = False
+    """Take `folder` from a process that still has it, such as one that hangs; that one is fenced."""
     lease_secs: Positive = 5.0
     """A data worker that was not heard for so long counts as dead. They report five times as often."""
     max_message_bytes: int = 2**22
@@ -46,7 +48,7 @@ class DispatcherCalls(FrameCalls):
 
     def __init__(self, config: DispatcherConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(max_frame_bytes=config.max_message_bytes)
-        self._journal = None if config.folder is None else Journal(config.folder)
+        self._journal = None if config.folder is None else Journal(config.folder, take_over=config.take_over)
         self.jobs = Jobs(record=self._record)
         """What was handed out."""
         self._workers = WorkerPool(lease_secs=config.lease_secs, clock=clock)
@@ -77,6 +79,8 @@ class DispatcherCalls(FrameCalls):
         # With a journal it does not matter which life of the dispatcher answers; without one, trainers must notice.
         if self._journal is None:
             super()._require_mine(frame)
+        else:
+            self._journal.require_own()
 
     def _health(self, frame: Frame) -> Answer:
         message_of(Read, frame)
