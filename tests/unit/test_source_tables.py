@@ -231,6 +231,13 @@ def test_csv_fields(tmp_path: Path) -> None:
     assert list(CsvSource(str(path), columns, batch_size=4)) == []
 
 
+def test_csv_columns_of_one_field_have_each_their_own_type(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n3,4\n")
+    columns = [Column(name="id", field="x", shape=()), Column(name="y", field="x", dtype="float32", shape=(1,))]
+    (batch,) = CsvSource(str(tmp_path / "a.csv"), columns, batch_size=9)
+    assert as_lists(batch) == {"id": [1, 3], "y": [[1.0], [3.0]]}
+
+
 def test_csv_over_many_blocks(tmp_path: Path) -> None:
     path = tmp_path / "rows.tsv"
     path.write_text("".join(f"{i}\t{i * i}\n" for i in range(200_000)))

@@ -61,6 +61,8 @@ class CsvSource(FileSource):
         for column in self.columns:
             if column.nested and column.dtype != "bytes":
                 raise InvalidArgumentError(f"column {column.name!r}: delimited text has no lists of lists of numbers")
+        # Under their own names once they have a type: two columns may be made of one field.
+        self._typed_columns = [column.model_copy(update={"field": None}) for column in self.columns]
         self._delimiter, self._names, self._separator = delimiter, names, list_separator
         compression_of("", compression)
         self._compression = compression
@@ -87,9 +89,9 @@ class CsvSource(FileSource):
                 batch = joined.slice(0, self._batch_size)
                 held, rows = [joined.slice(self._batch_size)], rows - self._batch_size
                 behind = batch.column(_ROW)[-1].as_py() + 1
-                yield to_batch(batch, self.columns), {**at, "row": behind}
+                yield to_batch(batch, self._typed_columns), {**at, "row": behind}
         if sum(part.num_rows for part in held) and not self._drop_remainder:
-            yield to_batch(pa.concat_tables(held), self.columns), {**self._start(), "file": len(self.files)}
+            yield to_batch(pa.concat_tables(held), self._typed_columns), {**self._start(), "file": len(self.files)}
 
     def _tables(self, position: Position) -> Iterator[tuple[Position, pa.Table]]:
         """Typed rows from `position` on, block by block, with the file they are from."""
@@ -137,7 +139,7 @@ class CsvSource(FileSource):
             bad.not_numbers(table.column(_ROW)[wrong[0]].as_py(), len(wrong))
             table = table.take(np.delete(np.arange(table.num_rows), wrong))
         arrays = [self._parsed(column, table.column(column.source)) for column in self.columns]
-        names = [column.source for column in self.columns]
+        names = [column.name for column in self.columns]
         return pa.table([*arrays, table.column(_ROW)], names=[*names, _ROW])
 
     def _unparsable(self, column: Column, texts: pa.ChunkedArray) -> Iterator[int]:
