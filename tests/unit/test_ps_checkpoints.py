@@ -23,8 +23,9 @@ from monolith.checkpoint import (
     remove_checkpoint,
     restore_tables,
 )
+from monolith.checkpoint.snapshot import OpenSnapshot
 from monolith.cli import main
-from monolith.errors import CheckpointMismatchError, CorruptFileError, InvalidArgumentError
+from monolith.errors import CheckpointMismatchError, CorruptFileError, InvalidArgumentError, StorageError
 from monolith.ps import (
     ClientConfig,
     DenseAdam,
@@ -35,7 +36,9 @@ from monolith.ps import (
     ServerStore,
 )
 from monolith.ps.messages import DeclaredTable
+from monolith.ps.remote_log import RemoteLog
 from monolith.ps.server_checkpoints import server_shards
+from monolith.ps.server_folder import ServerFolder
 from monolith.table import Adagrad, Bags, Gradient, Segment, SlidingAdmission, TableConfig, bucket_of
 
 ITEM = TableConfig(name="item", segments=(Segment(dim=2, optimizer=Adagrad(learning_rate=0.5)),))
@@ -120,6 +123,32 @@ def test_what_was_restored_survives_the_server_and_goes_on_in_its_log(tmp_path: 
         expected = values(store)
     with servers(tmp_path, 2) as store:
         assert values(store) == expected
+
+
+def test_a_server_that_dies_before_a_restore_is_durable_is_not_taken_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(folder: ServerFolder) -> OpenSnapshot:
+        raise StorageError("as if it had died")
+
+    with servers(tmp_path, 1) as store:
+        train(store)
+        store.save(tmp_path / "model.ckpt-1")
+        store.mark_initialised()
+        train(store)
+        monkeypatch.setattr(ServerFolder, "_write_snapshot", die)
+        with pytest.raises(StorageError, match="as if it had died"):
+            store.restore(tmp_path / "model.ckpt-1")
+        # Nor does a commit, which would hold nothing but what changed since, make it whole.
+        train(store)
+        with pytest.raises(StorageError, match="as if it had died"):
+            RemoteLog(store.links[0]).flush()
+        monkeypatch.undo()
+    with servers(tmp_path, 1) as store:
+        assert not store.is_initialised()
+        store.restore(tmp_path / "model.ckpt-1")
+    with servers(tmp_path, 1) as store:
+        assert store.is_initialised()
 
 
 def test_only_servers_that_lost_their_state_are_restored(tmp_path: Path) -> None:

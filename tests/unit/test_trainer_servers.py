@@ -29,6 +29,7 @@ from monolith.ps import (
 from monolith.ps.answers import Answer
 from monolith.ps.frames import Frame
 from monolith.ps.messages import Call
+from monolith.ps.server_checkpoints import begin_server_saves
 from monolith.table import Adagrad, Bags, Sgd, Zeros
 from monolith.train.hooks import Hook
 
@@ -122,6 +123,15 @@ def test_a_checkpoint_goes_onto_other_servers_and_old_ones_are_removed_with_thei
         again = trainer(store, tmp_path)
         assert again.fit(clicks()) == 12
         assert learned(again) == learned(whole)
+
+
+def test_parts_whose_checkpoint_was_never_completed_are_removed_by_the_next(tmp_path: Path) -> None:
+    with cluster(tmp_path) as servers, worker(servers, 1) as store:
+        # As by a chief that died before it had written its own part.
+        begin_server_saves(store.links, tmp_path / "model.ckpt-1", step=1).finish()
+        assert len(list(tmp_path.glob("ps/*/model.ckpt-1"))) == 2
+        trainer(store, tmp_path).fit(clicks(), steps=2)
+    assert sorted(path.name for path in tmp_path.glob("ps/*/model.ckpt-*")) == ["model.ckpt-2"] * 2
 
 
 def test_a_server_that_lost_everything_is_restored_when_the_run_goes_on_and_the_others_are_not(tmp_path: Path) -> None:

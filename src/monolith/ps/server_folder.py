@@ -70,6 +70,8 @@ class ServerFolder:
         self._leading = False
         self._commits = 0
         self._marked = (folder / _RESTORING).exists()
+        # Whether the log begins with rows that are in no snapshot yet: then a commit alone leads nowhere.
+        self._rootless = False
         self._scan: Future[OpenSnapshot] | None = None
         self._closing = threading.Event()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="monolith-ps-folder")
@@ -167,7 +169,8 @@ class ServerFolder:
             self._marked = True
             yield
             self._log.reopen(self._state.tables.all(), parent=0)
-            self._commit(None if self._log.complete else self._write_snapshot())
+            self._rootless = not self._log.complete
+            self._commit()
 
     def close(self) -> None:
         """Commit what is left, unless only checkpoints are wanted, and let another process have the folder."""
@@ -200,14 +203,15 @@ class ServerFolder:
         if self._marked:
             self._state.initialised = False
 
-    def _commit(self, snapshot: OpenSnapshot | None = None) -> int:
-        snapshot = snapshot or self._ended_scan()
+    def _commit(self) -> int:
+        snapshot = self._write_snapshot() if self._rootless else self._ended_scan()
         with self._state.gate.closed():
             version, state = self._state.gate.changes, self._state.state()
             written = self._log.commit_in_background(step=self._state.step, source=state.pop("source"), dense=state)
         sequence = written.result()
         if snapshot is not None:
             snapshot.close(sequence)
+            self._rootless = False
             self._threads.submit(self._clean)
         self._committed(version)
         if self._marked and self._state.initialised:
