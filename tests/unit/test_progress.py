@@ -88,7 +88,7 @@ def test_a_person_sees_the_numbers() -> None:
         table_bytes=4,
         memory_bytes=300 << 20,
     )
-    rich_lines(Console(file=stream, width=200))(report)
+    rich_lines(Console(file=stream, width=40))(report)
     line = stream.getvalue()
     for part in ("1,200", "0.5", "0.7500 ctr", "0.5000 cvr", "54,321 examples/s", "1,000,000 rows", "300 MiB"):
         assert part in line

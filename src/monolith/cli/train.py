@@ -44,11 +44,14 @@ def train(
     progress = ProgressHook(write, every_steps=config.run.log_step_count_steps)
     with stop_on_interrupt(trainer.request_stop) as interrupted:
         job.estimator.train(job.source("train"), steps=limits[0], max_steps=limits[1], hooks=[progress])
-    end = {"event": "end", "step": trainer.step, "reason": trainer.stop_reason, "model_dir": config.run.model_dir}
+    model_dir = job.estimator.config.model_dir
+    end = {"event": "end", "step": trainer.step, "reason": trainer.stop_reason, "model_dir": model_dir}
     if as_json:
         console.print(json.dumps(end), markup=False, soft_wrap=True)
     else:
-        saved = f", saved in {config.run.model_dir}" if config.run.model_dir else ", not saved: there is no model_dir"
+        saves = job.estimator.runner.is_local or job.estimator.runner.is_chief
+        saved = f", saved in {model_dir}" if model_dir else ", not saved: there is no model_dir"
+        saved = saved if saves else ", and worker 0 saves"
         console.print(f"ended at step {trainer.step:,}: {trainer.stop_reason}{saved}", soft_wrap=True)
     if interrupted:
         raise typer.Exit(130)

@@ -9,13 +9,15 @@ from types import ModuleType
 from typing import Any
 
 from monolith.cluster.extras import import_extra
-from monolith.errors import DiscoveryError
+from monolith.cluster.net import check_port, split_address
+from monolith.errors import DiscoveryError, InvalidArgumentError
 
 __all__ = ["NAMESPACE", "RaySession", "import_ray"]
 
 NAMESPACE = "monolith"
 """Where the actors of jobs have their names."""
 
+_ANSWER_SECS = 10.0
 _lock = threading.Lock()
 
 
@@ -39,6 +41,7 @@ class RaySession:
             # Read when Ray is imported. Newer releases ask for a token by themselves, older ones if told so.
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         self._ray = import_ray()
+        _require_someone(address)
         where = {"address": address} if address else {"include_dashboard": False}
         with _lock:
             self._is_ours = not self._ray.is_initialized()
@@ -63,3 +66,15 @@ class RaySession:
             if self._is_ours and self._ray.is_initialized():
                 self._ray.shutdown()
             self._is_ours = False
+
+
+def _require_someone(address: str | None) -> None:
+    """Ray takes minutes to find out that there is nobody, and ends the process."""
+    try:
+        host, port = split_address(address or "")
+    except InvalidArgumentError:
+        return  # "auto", and the like
+    if not check_port(host, port, timeout=_ANSWER_SECS):
+        raise DiscoveryError(
+            f"cannot join the Ray cluster at {address}: nobody answers there; is it the address of its head?"
+        )

@@ -19,7 +19,7 @@ from monolith.cluster.ray_session import RaySession, import_ray
 from monolith.config import Config
 from monolith.errors import ConfigError
 
-__all__ = ["RayPlacement", "RayRoles"]
+__all__ = ["RayPlacement", "RayRoles", "must_say_host"]
 
 # Rows and batches do not go through Ray: its store of objects may be as small as Ray allows.
 _OBJECT_STORE_BYTES = 80 * 2**20
@@ -75,7 +75,7 @@ class RayRoles:
         self._session = _session(address, self._placement.cpus(job))
         self._ray = import_ray()
         try:
-            self._says_host = _must_say_host(job.ps_args, _hosts(self._ray))
+            self._says_host = must_say_host(job.ps_args, _hosts(self._ray))
             self._discovery = RayServiceDiscovery(job.uuid, self._session.address, is_owner=True)
         except BaseException:
             self._session.close()
@@ -126,7 +126,7 @@ def _hosts(ray: Any) -> set[str]:  # noqa: ANN401 - an untyped package
     return {str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]}
 
 
-def _must_say_host(ps_args: tuple[str, ...], hosts: set[str]) -> bool:
+def must_say_host(ps_args: tuple[str, ...], hosts: set[str]) -> bool:
     """Whether servers must listen where other machines reach them, and have not been told where."""
     if len(hosts) <= 1 or "--host" in ps_args:
         return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +15,7 @@ __all__ = ["RayProcess"]
 
 _LAST_LINES = 20
 _LOOK_SECS = 0.5  # an actor answers at once when there is news, else after this time
+_PATIENCE_SECS = 60.0
 _LOST, _NEVER_STARTED = -9, -15
 
 
@@ -23,10 +26,17 @@ class RayProcess:
     counts as killed.
     """
 
-    def __init__(self, actor: Any, on_line: Callable[[str], None]) -> None:  # noqa: ANN401 - Ray's handles are untyped
+    def __init__(
+        self,
+        actor: Any,  # noqa: ANN401 - Ray's handles are untyped
+        on_line: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`actor` runs a `RoleActor`."""
         self._ray = import_ray()
-        self._actor, self._on_line = actor, on_line
+        self._actor, self._on_line, self._clock = actor, on_line, clock
+        self._complain_at = clock() + _PATIENCE_SECS
         self._question: Any = None
         self._life, self._after = "", 0
         self._code: int | None = None
@@ -49,6 +59,9 @@ class RayProcess:
         if answered:
             self._question = None
             self._hear(answered[0])
+        elif not self._life and self._clock() >= self._complain_at:
+            self._complain_at = math.inf
+            self._say("has not started yet: does a machine of the cluster have room for it?")
         return self._code
 
     def ask_to_end(self) -> None:

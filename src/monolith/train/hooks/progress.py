@@ -146,6 +146,7 @@ def rich_lines(console: Console) -> Callable[[ProgressReport], None]:
             + f"{report.examples_per_second:>9,.0f} [dim]examples/s[/]  {report.rows:,} [dim]rows[/]  "
             f"{report.memory_bytes / 2**20:,.0f} [dim]MiB[/]",
             highlight=False,
+            soft_wrap=True,  # a log has lines of any length
         )
 
     return write
