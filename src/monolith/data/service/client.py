@@ -15,9 +15,13 @@ from monolith.ps.link import Link
 from monolith.ps.messages import Call
 from monolith.ps.stream_pool import Transport
 
-__all__ = ["DataClientConfig", "ask", "link_to", "told"]
+__all__ = ["DataClientConfig", "Nothing", "ask", "link_to", "told"]
 
 Told = TypeVar("Told", bound=Config)
+
+
+class Nothing(Config):
+    """The answer to a call that only changes something."""
 
 
 class DataClientConfig(Config):
@@ -64,7 +68,3 @@ def told(frame: Frame, answer: type[Told], address: str) -> Told:
         return answer.from_json(frame.text)
     except ConfigError as error:
         raise ProtocolError(f"the server at {address} sent an answer that cannot be read: {error}") from None
-
-
-class Nothing(Config):
-    """An answer without content."""

@@ -10,9 +10,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from monolith.config import Config
 from monolith.data.service import messages
-from monolith.data.service.client import DataClientConfig, ask, link_to
+from monolith.data.service.client import DataClientConfig, Nothing, ask, link_to
 from monolith.data.service.dataset import DatasetConfig
 from monolith.data.service.kinds import Kinds
 from monolith.data.service.messages import ReadBatch
@@ -30,10 +29,6 @@ DEFAULT_JOB = "monolith_dataservice_task"
 _Open = list[tuple[int, str]]
 """Splits that were begun, with the position in each; the one whose turn it is comes first."""
 _OPEN: TypeAdapter[_Open] = TypeAdapter(list[tuple[Annotated[int, Field(ge=0)], messages.Position]])
-
-
-class _Nothing(Config):
-    """The answer to a call that only changes something."""
 
 
 class DataServiceSource(Source):
@@ -99,7 +94,7 @@ class DataServiceSource(Source):
     def _join(self, link: Link, position: Position) -> int:
         if self._dataset is not None:
             register = messages.RegisterDataset(job=self._job, dataset=self._dataset)
-            ask(link, Call.REGISTER_DATASET, register, _Nothing)
+            ask(link, Call.REGISTER_DATASET, register, Nothing)
         answer = messages.Joined(joined=False, session=0)
         while not answer.joined:
             join = messages.JoinJob(
