@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from monolith.cli import main
+from monolith.cluster.launch import JobRoles, Role
+from monolith.testing.roles import ScriptedProcess
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,49 @@ def test_wrong_usage_starts_nothing(
 def test_a_job_has_servers_workers_and_a_script(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", *arguments]) == 2
     assert capsys.readouterr().err
+
+
+class FakeRoles:
+    """Roles that end well at once."""
+
+    jobs: list[tuple[JobRoles, Path]] = []
+
+    def __init__(self, job: JobRoles, log_dir: Path, **options: object) -> None:
+        self.jobs.append((job, log_dir))
+
+    def __enter__(self) -> FakeRoles:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def start(self, role: Role) -> ScriptedProcess:
+        return ScriptedProcess(code=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "python_args"),
+    [
+        (["work.py", "--ps", "x"], ("work.py", "--ps", "x")),
+        (["--module", "package.work", "-m"], ("-m", "package.work", "-m")),
+        (["job.yaml", "--steps", "3"], ("-m", "monolith.cli", "train", "job.yaml", "--steps", "3")),
+    ],
+)
+def test_a_worker_runs_a_script_a_module_or_a_job(
+    arguments: list[str], python_args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("monolith.cli.launch.LocalRoles", FakeRoles)
+    monkeypatch.setattr(FakeRoles, "jobs", [])
+    for name in ("work.py", "job.yaml"):
+        Path(name).touch()
+    for _ in range(2):
+        assert (
+            main(["launch", "--ps", "2", "--model-dir", "run", "--ps-args", "--memory-limit '8 GiB'", *arguments]) == 0
+        )
+    (job, logs), (again, _) = FakeRoles.jobs
+    assert job.worker_args == python_args
+    assert job.python_args(job.roles[1]) == ["-m", "monolith.cli", "ps", "--memory-limit", "8 GiB"]
+    assert job.environment(job.roles[1])["MONOLITH_MODEL_DIR"] == str(tmp_path / "run")
+    assert logs == tmp_path / "run" / "logs"
+    assert job.uuid != again.uuid, "nobody is found at the addresses of another launch"
