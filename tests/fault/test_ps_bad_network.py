@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 import pyarrow as pa
@@ -228,3 +228,27 @@ def test_connections_that_are_reset_leave_counts_exact(transport: Transport, see
         everything = np.array([1, 2, *range(100, 160)])
         (values,) = store.lookup([Bags(table="counts", ids=everything, row_splits=np.arange(63))])
     assert values.flatten().tolist() == [60, 60, *[2] * 60]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_buckets_that_move_over_such_a_network_leave_counts_exact(seed: int) -> None:
+    fates, config = Fates(seed), ServerConfig(move_piece_bytes=256)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(ParameterServer(config)) for _ in range(3)]
+        proxies = [SocketProxy(server.address, fates) for server in servers]
+        # Servers reach each other over the same network: transfers get lost, come twice, and long after they have ended.
+        addresses = [proxy.address for proxy in proxies]
+        client = ClientConfig(timeout=60)
+        with ServerStore(addresses[:2], [TABLE], config=client) as store:
+            adding = threading.Thread(target=add_from_threads, args=(store, 60))
+            adding.start()
+            for wanted in (addresses, addresses[:2], addresses):
+                store.rebalance(wanted)
+            adding.join(timeout=120)
+            assert not adding.is_alive()
+            everything = np.array([1, 2, *range(100, 160)])
+            (values,) = store.lookup([Bags(table="counts", ids=everything, row_splits=np.arange(63))])
+            assert values.flatten().tolist() == [60, 60, *[2] * 60]
+            assert store.stats()["counts"].rows == 62
+        for proxy in proxies:
+            proxy.shutdown()

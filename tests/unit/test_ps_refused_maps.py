@@ -227,7 +227,7 @@ def test_hostile_claims_and_moves_get_an_error(server: ParameterServer, text: st
 def test_moving_what_is_not_owned_or_to_nobody_or_to_oneself(store: ServerStore, server: ParameterServer) -> None:
     (link,) = store.links
 
-    def move(taker: str, buckets: tuple[int, int] = (0, 10)) -> str:
+    def move(taker: str, buckets: tuple[int, int] | None = (0, 10)) -> str:
         asked_for = MoveBuckets(buckets=buckets, taker=taker, rebalance=5, wait=30.0)
         return link.call(Call.MOVE_BUCKETS, asked_for.model_dump_json()).text
 
@@ -238,6 +238,11 @@ def test_moving_what_is_not_owned_or_to_nobody_or_to_oneself(store: ServerStore,
     with ParameterServer() as other:
         assert json.loads(move(other.address))["buckets"] == [0, 10]
         assert json.loads(move(other.address))["buckets"] is None
+        assert asked(link).ranges == ((10, 4096),)
+        # What is delayed until whoever moved has done moves nothing any more.
+        assert json.loads(move(other.address, None))["buckets"] is None
+        with pytest.raises(InvalidArgumentError, match="has ended"):
+            move(other.address, (0, 20))
         assert asked(link).ranges == ((10, 4096),)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -44,6 +45,8 @@ ASK_SECONDS = 2.0
 """How long a taker may take to answer before anything is given to it."""
 CLOSE_SECONDS = 2.0
 """How long the end of a server waits for a piece that is being sent."""
+REMEMBERED_MOVERS = 64
+"""Whoever has done with moving, and is not listened to any more."""
 REFUSALS = (ConfigError, InvalidArgumentError, MemoryLimitError, ProtocolError)
 """Errors of a taker that has not installed a transfer and never will."""
 
@@ -84,6 +87,7 @@ class BucketMoves:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._mover, self._mover_until = 0, 0.0
+        self._ended: deque[int] = deque(maxlen=REMEMBERED_MOVERS)
 
     def resume(self) -> None:
         """Go on with a piece that was on its way when the server died; after it has restored itself."""
@@ -104,10 +108,10 @@ class BucketMoves:
     def move(self, move: MoveBuckets) -> Moved:
         """Give away the first piece of `move.buckets` that is owned here."""
         with self._lock:
-            self._require_mover(move.rebalance)
             if move.buckets is None:
-                self._mover_until = 0.0
+                self._end(move.rebalance)
                 return Moved()
+            self._require_mover(move.rebalance)
             try:
                 giving = self._given(move, move.buckets)
             except _TakerMissing as error:
@@ -137,8 +141,16 @@ class BucketMoves:
             self._state.initialised = True
             return False
 
+    def _end(self, rebalance: int) -> None:
+        self._ended.append(rebalance)
+        if rebalance == self._mover:
+            self._mover_until = 0.0
+
     def _require_mover(self, rebalance: int) -> None:
         now = self._clock()
+        if rebalance in self._ended:
+            # A message that was delayed: what it asks for may have been undone since.
+            raise InvalidArgumentError("rebalance: it has ended")
         if rebalance != self._mover and now < self._mover_until:
             raise InvalidArgumentError(
                 "rebalance: somebody else is moving buckets of this server; let that end, or wait a minute if it has died"
