@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the servers that some tests talk to: ZooKeeper with apt, Consul below .cache/servers. What is there is kept.
+# Installs the servers that some tests talk to: ZooKeeper and Open MPI with apt, Consul below .cache/servers. What is there is
+# kept.
 # Nothing here fails a test run: a server that cannot be had is named, and its tests skip and name it again. After a failed
 # attempt the next is made an hour later, or when .cache/servers is removed.
 set -u
@@ -21,16 +22,25 @@ log() { "$@" >>"$cache/install.log" 2>&1; }
 quick=(timeout 25 apt-get -q -y -o Acquire::Retries=1 -o Acquire::http::Timeout=8)
 export DEBIAN_FRONTEND=noninteractive
 
-zookeeper() {
-  [ -e /usr/share/java/zookeeper.jar ] && type -P java >/dev/null && return
-  type -P apt-get >/dev/null || { missing zookeeper "no apt-get here"; return; }
-  [ "$(id -u)" = 0 ] || { missing zookeeper "needs root: apt-get install zookeeper"; return; }
-  failed_lately zookeeper && return
-  echo "Installing zookeeper ..."
-  local package=(install --no-install-recommends zookeeper)
+# Installs a package of this system, if it can; everything that goes wrong is told under the name of the server.
+with_apt() {
+  local name=$1 package=(install --no-install-recommends "$2")
+  type -P apt-get >/dev/null || { missing "$name" "no apt-get here"; return; }
+  [ "$(id -u)" = 0 ] || { missing "$name" "needs root: apt-get install $2"; return; }
+  failed_lately "$name" && return
+  echo "Installing $2 ..."
   { log "${quick[@]}" "${package[@]}" --download-only ||
     { log "${quick[@]}" update && log "${quick[@]}" "${package[@]}" --download-only; }; } &&
-    log apt-get -q -y -o DPkg::Lock::Timeout=20 "${package[@]}" --no-download || failed zookeeper
+    log apt-get -q -y -o DPkg::Lock::Timeout=20 "${package[@]}" --no-download || failed "$name"
+}
+
+zookeeper() {
+  [ -e /usr/share/java/zookeeper.jar ] && type -P java >/dev/null && return
+  with_apt zookeeper zookeeper
+}
+
+mpirun() {
+  type -P mpirun >/dev/null || with_apt mpirun openmpi-bin
 }
 
 # The release of Debian before this one has Consul as one static binary, which is unpacked and not installed. Its package
@@ -54,4 +64,5 @@ consul() {
 }
 
 zookeeper
+mpirun
 consul

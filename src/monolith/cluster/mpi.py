@@ -50,11 +50,12 @@ def get_mpi_local_size(environ: Mapping[str, str] | None = None) -> int:
 
 
 def _abort_all() -> None:
-    """End every process of the job, or at least this one in a way that makes `mpirun` end the others."""
+    """End every process of the job: through MPI if this process speaks it, else by ending in a way that `mpirun` notices."""
+    mpi = sys.modules.get("mpi4py.MPI")
     try:
-        from mpi4py import MPI
-
-        MPI.COMM_WORLD.Abort(1)
+        # To begin speaking it now would wait for the others to do the same.
+        if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+            mpi.COMM_WORLD.Abort(1)
     finally:
         os._exit(1)
 
