@@ -15,6 +15,7 @@ from monolith.errors import ConfigError, StorageError
 from monolith.ps.frame_calls import FrameCalls
 from monolith.ps.services import start_service
 from monolith.ps.stream_pool import Transport
+from monolith.ps.turns import short_turns
 
 __all__ = ["FrameServer", "ListenConfig", "is_loopback", "read_pem", "require_safe"]
 
@@ -81,7 +82,8 @@ class FrameServer:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until a client asks the server to end, or `ask_to_stop` is called; whether one did."""
-        return self._calls.stop_asked.wait(timeout)
+        with short_turns():
+            return self._calls.stop_asked.wait(timeout)
 
     def ask_to_stop(self) -> None:
         """Let `wait` return. Safe in a signal handler."""
