@@ -21,6 +21,7 @@ from monolith.ps import (
     ClientConfig,
     DenseSgd,
     ParameterServer,
+    RemoteStore,
     ServerConfig,
     ServerOptimizer,
     ServerStore,
@@ -36,8 +37,11 @@ from monolith.train.hooks import Hook
 FEATURES = [Feature(name=name, dim=4, optimizer=Adagrad(learning_rate=0.1)) for name in ("user_id", "item_id")]
 
 
+ROW = Bags(table="user_id", ids=np.arange(50), row_splits=np.arange(51))
+
+
 class Clicks(nn.Module):
-    def __init__(self, store: ServerStore | None = None) -> None:
+    def __init__(self, store: ServerStore | RemoteStore | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embeddings = EmbeddingCollection(FEATURES, store)
@@ -66,7 +70,9 @@ def worker(servers: list[ParameterServer], epoch: int, name: str = "w0") -> Iter
         yield store
 
 
-def trainer(store: ServerStore | None, model_dir: Path | None, *hooks: Hook, **options: object) -> Trainer:
+def trainer(
+    store: ServerStore | RemoteStore | None, model_dir: Path | None, *hooks: Hook, **options: object
+) -> Trainer:
     model = Clicks(store)
     config = RunConfig(model_dir=None if model_dir is None else str(model_dir), **options)  # type: ignore[arg-type]
     return Trainer(model, torch.optim.Adam(model.top.parameters(), 0.01), config=config, hooks=hooks)
@@ -158,6 +164,10 @@ def test_going_back_takes_the_servers_along(tmp_path: Path) -> None:
         assert back.restore(training=True)
         assert back.step == 3
         assert learned(back) == learned(whole)
+        # Who only looks leaves the servers, which others train on, where they are.
+        reader = trainer(store, tmp_path, restore_to="step=9")
+        assert reader.restore()
+        assert store.lookup([ROW])[0].tolist() == whole.model.embeddings.store.lookup([ROW])[0].tolist()
 
 
 class Counts(nn.Module):
@@ -264,3 +274,11 @@ def test_workers_without_a_model_dir_save_nothing_and_leave_the_servers_as_they_
         trainer(store, None).fit(clicks(), steps=2)
         assert not store.is_initialised()
     assert not list(tmp_path.glob("**/model.ckpt-*"))
+
+
+def test_the_simple_store_of_one_server_tells_positions_too(tmp_path: Path) -> None:
+    with cluster(tmp_path, 1) as (server,):
+        for epoch in (1, 2):
+            config = ClientConfig(worker="w0", epoch=epoch, timeout=60.0)
+            with RemoteStore(server.address, tables_of(FEATURES), config=config) as store:
+                assert trainer(store, None).fit(clicks(), steps=4) == 4 * epoch

@@ -64,6 +64,7 @@ class Dispatcher(FrameCalls):
         self._started = clock()
         self._state = state = ServerState(memory_limit=memory_limit)
         self._folder: ServerFolder | None = None
+        self._saves = SaveCalls(state, lambda: self._folder)
         self._owned = owned = OwnedBuckets()
         state.parts["ownership"] = owned
         state.ranges = lambda: [range(*pair) for pair in owned.ranges] if owned.version else None
@@ -80,7 +81,7 @@ class Dispatcher(FrameCalls):
             **TableCalls(state, owned).calls(),
             **BucketCalls(state, owned, self._moves, durable=folder is not None).calls(),
             **DenseCalls(state).calls(),
-            **SaveCalls(state, lambda: self._folder).calls(),
+            **self._saves.calls(),
             **LogCalls(lambda: self._folder).calls(),
             **CoordinationCalls(Coordination(clock=clock)).calls(),
         }
@@ -102,6 +103,7 @@ class Dispatcher(FrameCalls):
 
     def close(self) -> None:
         """Let go of the folder; after `stop`."""
+        self._saves.close()
         self._moves.close()
         if self._folder is not None:
             self._folder.close()

@@ -10,7 +10,7 @@ import torch
 
 from monolith.errors import InvalidArgumentError
 from monolith.ps import messages
-from monolith.ps.messages import Call, DeclaredTable
+from monolith.ps.messages import Call, DeclaredTable, Position
 from monolith.ps.precision import WIRE_DTYPES, narrow, widen
 from monolith.ps.server_group import ClientConfig, ServerGroup
 from monolith.table.arrays import Ids, Values, contiguous, id_array
@@ -57,14 +57,24 @@ class RemoteStore(ServerGroup):
         rows = [widen(array, bags.table) for array, bags in zip(frame.arrays, requests, strict=True)]
         return [torch.from_numpy(array if array.flags.writeable else array.copy()) for array in rows]
 
-    def apply(self, gradients: Sequence[Gradient], *, step: int = 0, event_time: int = 0) -> None:
-        """One optimizer step per table and id, with the sum of its gradients in all `gradients`."""
+    def apply(
+        self,
+        gradients: Sequence[Gradient],
+        *,
+        step: int = 0,
+        event_time: int = 0,
+        position: Position | None = None,
+    ) -> None:
+        """One optimizer step per table and id, with the sum of its gradients in all `gradients`.
+
+        `position` says which batch of this worker they are of: a successor that goes on from there counts it once.
+        """
         joined = join_gradients(gradients)
         tables = tuple(
             messages.TableGradient(table=g.bags.table, pooling=g.bags.pooling, learning_rates=g.learning_rates)
             for g in joined
         )
-        apply = messages.Apply(push=self.next_push(), tables=tables, step=step, event_time=event_time)
+        apply = messages.Apply(push=self.next_push(position), tables=tables, step=step, event_time=event_time)
         wire = WIRE_DTYPES[self.config.wire]
         shapes = []
         for gradient in joined:

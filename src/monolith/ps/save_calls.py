@@ -42,6 +42,11 @@ class SaveCalls:
             Call.COMMIT_RESTORE: self._commit_restore,
         }
 
+    def close(self) -> None:
+        """Wait for what is being restored."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
     def _begin_save(self, frame: Frame) -> Answer:
         save = message_of(Save, frame)
         with self._lock:

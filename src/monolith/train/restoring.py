@@ -32,7 +32,8 @@ def restore_chosen(trainer: Trainer, *, training: bool) -> tuple[RestoreChoice |
     choice = choose_restore_point(trainer.config, training=training)
     while choice is not None:
         try:
-            return choice, _restore(trainer, choice)
+            # Only training sends servers back, which others may be using.
+            return choice, _restore(trainer, choice, only_fresh=not (training and choice.went_back))
         except (CorruptFileError, LogGapError, StorageError):
             # Who only reads may find that training has removed what was chosen, and written something newer.
             newer = choose_restore_point(trainer.config, training=training)
@@ -80,10 +81,8 @@ def _choices(trainer: Trainer) -> RestoreChoices:
     }
 
 
-def _restore(trainer: Trainer, choice: RestoreChoice) -> int:
-    state, dense, tables, put_in_place = _read(
-        trainer, choice.point, clear_nn=choice.clear_nn, only_fresh=not choice.went_back
-    )
+def _restore(trainer: Trainer, choice: RestoreChoice, *, only_fresh: bool) -> int:
+    state, dense, tables, put_in_place = _read(trainer, choice.point, clear_nn=choice.clear_nn, only_fresh=only_fresh)
     for note in (*dense.notes, *tables.notes):
         _log.info("%s: %s", tables.source, note)
     put_in_place()
