@@ -6,6 +6,7 @@ was sent and what was acknowledged.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -24,6 +25,8 @@ from monolith.ps import ClientConfig, RemoteStore, ServerStore
 from monolith.ps.remote_log import RemoteLog
 from monolith.table import Bags, Gradient, Segment, Sgd, TableConfig, Zeros
 from monolith.testing.parameter_servers import ServerProcess
+
+_log = logging.getLogger(__name__)
 
 TABLE = TableConfig(name="counts", segments=(Segment(dim=1, optimizer=Sgd(learning_rate=1.0), initializer=Zeros()),))
 IDS = np.arange(64)
@@ -131,10 +134,8 @@ def test_every_acknowledged_push_is_there_once_however_often_servers_are_killed(
             assert worker.error is None
             assert worker.acknowledged == worker.sent
             assert counted(addresses, worker.ids).tolist() == [worker.sent] * len(IDS)
-    pushes = sum(worker.acknowledged for worker in workers)
-    print(
-        f"{kills} kills, {pushes} pushes acknowledged, none lost, none twice; away for {np.median(away):.2f} s, at most {max(away):.2f}"
-    )
+    pushes, longest = sum(worker.acknowledged for worker in workers), max(away)
+    _log.info("%d kills, %d pushes, all counted once; a server was back after %.2f s at most", kills, pushes, longest)
 
 
 def test_with_an_interval_a_kill_costs_what_came_after_the_last_commit_and_other_servers_nothing(

@@ -83,4 +83,3 @@ def test_checkpoints_taken_while_a_worker_pushes_restore_exactly_onto_other_serv
                 found = -store.lookup([BAGS])[0].flatten().numpy()
                 assert (found == expected(tmp_path, step)).all()
                 assert found.min() >= 1
-    print(f"{saves} checkpoints of 2 servers while a worker pushed: each restored exactly onto 1, 2 and 3")

@@ -155,4 +155,3 @@ def test_each_batch_of_each_worker_counts_once_on_every_server_whoever_is_killed
             assert (-store.lookup([bags])[0].flatten() - 2 * times).abs().max() == 0, "rows"
             counted = counting(store).model.batches
             assert -counted.item() == 2 * batches, "dense parameters"
-    print(f"{rounds} kills of {', '.join(VICTIMS)}: {2 * batches} batches, each counted once on every server")
