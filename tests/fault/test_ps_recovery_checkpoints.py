@@ -71,7 +71,7 @@ def expected(model_dir: Path, step: int) -> np.ndarray:
     return rows
 
 
-@pytest.mark.parametrize("saves", [pytest.param(4, id="quick"), pytest.param(200, id="long", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("saves", [pytest.param(4, id="quick"), pytest.param(50, id="long", marks=pytest.mark.slow)])
 def test_checkpoints_taken_while_a_worker_pushes_restore_exactly_onto_other_servers(tmp_path: Path, saves: int) -> None:
     with cluster(tmp_path, range(2), "w0") as store, pushing(store):
         for step in range(1, saves + 1):
