@@ -20,6 +20,7 @@ from monolith.ps.benchmark_round import BenchmarkConfig, choose_servers
 from monolith.ps.coordination_client import CoordinationClient
 from monolith.train.hooks.hook import Hook
 from monolith.train.job_end import HeartBeat, shut_down, tell_scheduler
+from monolith.train.mlp_hand_over import handed_over
 from monolith.train.retry import run_with_retries
 from monolith.train.runner import RunnerConfig
 from monolith.train.server_list import ServerListFile
@@ -36,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 def distributed_train(
     trainer: Trainer,
-    source: Iterable[Batch],
+    source: Iterable[Batch] | Callable[[], Iterable[Batch]],
     config: RunnerConfig,
     discovery: ServiceDiscovery,
     *,
@@ -50,20 +51,23 @@ def distributed_train(
     A server serves until the chief ends it. A worker waits for the servers, moves the rows of the model onto them, its dense
     parameters too if there are several workers, and trains its share of `source`: `source.shard(index, num_workers)`, or all of
     one that has no shards. When servers fail it goes on by the rules of `run_with_retries`. The chief, worker 0, lets the others
-    begin when it has restored, waits for them at the end, then ends the servers and tells the scheduler.
+    begin when it has restored, waits for them at the end, then ends the servers and tells the scheduler. `source` may be a
+    function: only workers call it.
 
     With several workers the global step counts the steps of all, and `steps` and `max_steps` mean those.
     """
-    config = _as_discovered(config, discovery)
-    config.require_spread()
     add_mpi_exception_hook()
-    if config.server_type == "ps":
-        serve(config, discovery)
-        return trainer.step
-    if config.num_workers > 1 and hasattr(source, "shard"):
-        source = source.shard(config.index, config.num_workers)
-    attempt = WorkerAttempt(trainer, source, config, steps=steps, max_steps=max_steps, hooks=hooks, sleep=sleep)
-    return _Worker(config, discovery, trainer, sleep).train(attempt)
+    with ExitStack() as meanwhile:
+        if isinstance(discovery, MLPServiceDiscovery) and meanwhile.enter_context(handed_over(config)).finished:
+            return trainer.step
+        config = _as_discovered(config, discovery)
+        config.require_spread()
+        if config.server_type == "ps":
+            serve(config, discovery)
+            return trainer.step
+        share = _share(source, config)
+        attempt = WorkerAttempt(trainer, share, config, steps=steps, max_steps=max_steps, hooks=hooks, sleep=sleep)
+        return _Worker(config, discovery, trainer, sleep).train(attempt)
 
 
 class _Worker:
@@ -134,6 +138,14 @@ class _Worker:
             everyone = dict.fromkeys([*self._servers, *self._formation.announced()])
             shut_down(list(everyone), client_config(config, 0))
         tell_scheduler(failure)
+
+
+def _share(source: Iterable[Batch] | Callable[[], Iterable[Batch]], config: RunnerConfig) -> Iterable[Batch]:
+    data = source if isinstance(source, Iterable) else source()
+    if config.num_workers > 1 and hasattr(data, "shard"):
+        share: Iterable[Batch] = data.shard(config.index, config.num_workers)
+        return share
+    return data
 
 
 def _as_discovered(config: RunnerConfig, discovery: ServiceDiscovery) -> RunnerConfig:

@@ -108,14 +108,9 @@ class Estimator:
         over, see `distributed_train`; a server serves. Afterwards the rows are gone with the servers.
         """
         all_hooks = (*self._own_hooks(), *hooks)
-        if source is None:
-            # The same one for every call, so that each goes on where the last stopped.
-            if self._train_source is None:
-                self._train_source = self.data("train")
-            source = self._train_source
         if self.runner.is_local:
             self.trainer.hooks = all_hooks
-            step = self.trainer.fit(source, steps=steps, max_steps=max_steps)
+            step = self.trainer.fit(self._training_data(source), steps=steps, max_steps=max_steps)
         else:
             step = self._train_spread(source, steps, max_steps, all_hooks)
         if self.trainer.stop_reason == DATA_ENDED:
@@ -184,15 +179,29 @@ class Estimator:
             raise InvalidArgumentError(f"source: none given, and {type(self.model).__name__} has no input_fn(mode)")
         return input_fn(mode)
 
+    def _training_data(self, source: Iterable[Batch] | None) -> Iterable[Batch]:
+        if source is not None:
+            return source
+        # The same one for every call, so that each goes on where the last stopped.
+        if self._train_source is None:
+            self._train_source = self.data("train")
+        return self._train_source
+
     def _train_spread(
-        self, source: Iterable[Batch], steps: int | None, max_steps: int | None, hooks: Sequence[Hook]
+        self, source: Iterable[Batch] | None, steps: int | None, max_steps: int | None, hooks: Sequence[Hook]
     ) -> int:
         from monolith.train.distributed import distributed_train
 
         with monolith_discovery(self.runner) as discovery:
             assert discovery is not None  # only a local run has none
             return distributed_train(
-                self.trainer, source, self.runner, discovery, steps=steps, max_steps=max_steps, hooks=hooks
+                self.trainer,
+                lambda: self._training_data(source),
+                self.runner,
+                discovery,
+                steps=steps,
+                max_steps=max_steps,
+                hooks=hooks,
             )
 
     def _own_config(self) -> RunConfig:
