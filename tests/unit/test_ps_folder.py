@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from monolith import EmbeddingTable
+from monolith.checkpoint import restore_tables
 from monolith.errors import (
     ConfigError,
     CorruptFileError,
@@ -26,6 +28,8 @@ from monolith.ps import ClientConfig, DenseAdam, ParameterServer, RemoteStore, S
 from monolith.ps.frames import decode, encode
 from monolith.ps.messages import Call, DeclaredTable, Join, Position, Push, TableWrite
 from monolith.ps.remote_errors import raised
+from monolith.ps.server_folder import ServerFolder
+from monolith.ps.server_state import ServerState
 from monolith.table import Adagrad, Bags, Segment, SlidingAdmission, TableConfig
 from monolith.testing import sgd_table_config
 
@@ -257,3 +261,25 @@ def test_a_batch_that_an_earlier_life_of_a_worker_pushed_is_not_applied_again(tm
         for number, batch in enumerate((2, 3, 4), 1):
             push(link, 2, number, batch)
         assert rows(store, "count", [1]) == [[4.0]]
+
+
+def test_rows_that_a_server_holds_and_does_not_own_any_more_are_there_after_a_save_and_a_crash(tmp_path: Path) -> None:
+    def opened() -> tuple[ServerState, ServerFolder]:
+        state = ServerState()
+        state.ranges = lambda: [range(2048)]
+        return state, ServerFolder(tmp_path, state)
+
+    state, folder = opened()
+    state.tables.declare([DeclaredTable(config=COUNT)])
+    (table,) = state.tables.all()
+    table.assign(np.arange(100), np.ones((100, 1), np.float32))
+    folder.begin_save("model.ckpt-1", step=1)[1].result()
+    folder.close()
+    state, folder = opened()
+    folder.close()
+    assert folder.restored == 1
+    assert len(state.tables.all()[0]) == 100
+    # Somebody else gets what it owned, and nothing more.
+    copy = EmbeddingTable(COUNT)
+    restore_tables(tmp_path / "model.ckpt-1", [copy])
+    assert 0 < len(copy) < 100

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TypedDict, Unpack
 
 from monolith.checkpoint.build import build_tables
 from monolith.checkpoint.fit import RestoreReport, TableFit, fit_table
 from monolith.checkpoint.restore_points import RestorePoint
+from monolith.checkpoint.saved_tables import ALL
 from monolith.checkpoint.sharding import shard_buckets
 from monolith.checkpoint.snapshot import group_tables
 from monolith.checkpoint.storage import StrPath
@@ -72,15 +74,17 @@ def prepare_tables(
     *,
     buckets: range | None = None,
     ranges: Sequence[range] | None = None,
+    owned: bool = True,
     **choices: Unpack[RestoreChoices],
 ) -> tuple[RestoreReport, Callable[[], None]]:
     """Like `restore_tables`, but only calling the second answer changes the tables: for those who restore more than tables.
 
-    `ranges`, of buckets, limits the rows as `buckets` does, for a caller who owns several ranges.
+    `ranges`, of buckets, limits the rows as `buckets` does, for a caller who owns several ranges. `owned=False` takes rows of
+    buckets, too, that the server that has written them did not own any more: for that server itself.
     """
     groups = group_tables(tables)
     with reading(source) as whole:
-        saved = whole if ranges is None else whole.within(ranges)
+        saved = (whole if owned else replace(whole, ranges=ALL)).within(ALL if ranges is None else ranges)
         report = _plan(saved, groups, choices, buckets)
         report.require()
         built = build_tables(saved, groups, report.tables, buckets)

@@ -194,7 +194,8 @@ class ServerFolder:
             where = point.checkpoint or f"{self.folder}/{LOG}"
             state = point.state()
             self._state.declare_saved(state, where)
-            report, put_in_place = prepare_tables(point, self._state.tables.all(), reset_admission=True)
+            # Rows that are on their way to another server are not owned, and must not be lost before it has them.
+            report, put_in_place = prepare_tables(point, self._state.tables.all(), owned=False, reset_admission=True)
             self._state.load_state(state, where)
             put_in_place()
             self._log.reopen(self._state.tables.all(), parent=report.parent)
