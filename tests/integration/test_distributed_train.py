@@ -12,7 +12,7 @@ from cluster_threads import BATCH, Cluster
 from monolith.cluster import HostServiceDiscovery
 from monolith.errors import ConfigError, DeadlineExceededError, StalePushError
 from monolith.features import Batch
-from monolith.ps import ServerOptimizer, ServerStore
+from monolith.ps import ParameterServer, ServerOptimizer, ServerStore
 from monolith.train import RunConfig, StepResult, Trainer
 from monolith.train.hooks import Hook
 
@@ -218,6 +218,14 @@ def test_a_worker_that_comes_late_joins(tmp_path: Path) -> None:
                 assert begun.wait(SECONDS)
 
     assert cluster.start("worker", 0, [BATCH] * 3, [StartOther()]).result(SECONDS) == 6
+
+
+def test_servers_without_a_folder_cannot_be_saved(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, num_ps=1, num_workers=1, config=RunConfig(model_dir=str(tmp_path)))
+    with ParameterServer() as server:
+        HostServiceDiscovery(tmp_path / "discovery").register("ps", 0, server.address)
+        with pytest.raises(ConfigError, match=f"{server.address} have no folder"):
+            cluster.start("worker", 0, [BATCH]).result(SECONDS)
 
 
 def test_what_a_run_needs_is_said_before_anything_starts(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from monolith.checkpoint import restore_points
 from monolith.features import Batch
 from monolith.serve import Predictor, load
 from monolith.train import StepResult
@@ -115,6 +116,20 @@ def test_killed_runs_end_like_an_undisturbed_one(tmp_path: Path) -> None:
     assert 0 <= int(kept) < int(died)
     assert "step 30: " in out
     assert "rows and the dense weights are equal to the last bit" in out
+
+
+def test_the_same_script_trains_alone_and_as_a_cluster(tmp_path: Path) -> None:
+    alone = run("05_cluster.py", "--steps", "10", "--model-dir", str(tmp_path / "alone"))
+    assert "alone: ends at step 10" in alone
+    launch = ("-m", "monolith.cli", "launch", "--ps", "1", "--workers", "2", "--model-dir", str(tmp_path / "cluster"))
+    command = [sys.executable, *launch, str(EXAMPLES / "05_cluster.py"), "--steps", "40"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Each worker learns of the other's steps one step late, so a few more may be made than asked for.
+    assert 40 <= int(re.findall(r"worker 0: ends at step (\d+)", done.stdout)[0]) <= 46
+    assert re.search(r"worker 1: ends at step", done.stdout)
+    saved = restore_points(tmp_path / "cluster")
+    assert saved[-1].step >= 40
 
 
 def test_ffm_learns_and_its_export_agrees() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from monolith.errors import ConfigError
 from monolith.features.batch import Batch
 from monolith.ps.coordination_client import CoordinationClient
 from monolith.ps.server_group import ClientConfig
@@ -91,11 +92,23 @@ class WorkerAttempt:
                 )
             )
             store = open_now.enter_context(ServerStore(servers, self._placement.tables, config=talking))
+            self._require_folders(store)
             placed = self._placement.use(store)
             self._trainer.hooks = (*self._common_hooks(common), *placed, *self._hooks)
             if self._first and self._config.is_chief:
                 self._wait_for_workers(common)
             return self._fit()
+
+    def _require_folders(self, store: ServerStore) -> None:
+        """Said before the first step, and not when the first checkpoint cannot be written."""
+        if self._trainer.config.model_dir is None:
+            return
+        without = [a for a, one in zip(store.addresses, store.health(), strict=True) if not one["folder"]]
+        if without:
+            raise ConfigError(
+                f"RunConfig.model_dir: servers {', '.join(without)} have no folder to save their part in; start them with "
+                "MONOLITH_MODEL_DIR, `monolith launch --model-dir` or `monolith ps --folder`"
+            )
 
     def _fit(self) -> int:
         self._first = False

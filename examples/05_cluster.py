@@ -1,0 +1,80 @@
+"""The same training over many processes: tables on servers, several workers, and not a line of the model changed.
+
+Alone it trains in this process. The same file as servers and workers, found and started again by the launcher:
+
+    monolith launch --ps 2 --workers 3 --model-dir build/clicks examples/05_cluster.py
+
+Which process it is comes from the environment: variables of ours, TF_CONFIG, the MLP scheduler or `mpirun`. The data is cut into
+shards, the rows and the dense weights are on the servers, and the chief, worker 0, saves for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from monolith.data.synthetic import ClickStream, ClickStreamConfig
+from monolith.features import Batch, Feature
+from monolith.nn import FM, EmbeddingCollection
+from monolith.table import Adagrad
+from monolith.train import Estimator, Head, RunConfig, RunnerConfig
+from monolith.train.hooks import ProgressHook, ProgressReport
+
+COLUMNS, DIM = ("user_id", "item_id", "category_id", "tag_ids"), 16
+WORLD = {"users": 5_000, "items": 1_000, "new_items_per_hour": 500, "batch_size": 1024}
+
+
+class ClickModel(nn.Module):
+    """DeepFM: biases, a factorization machine and an MLP over the embeddings of four columns."""
+
+    heads = (Head(name="click", label="label", group="user_id"),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        adagrad = Adagrad(learning_rate=0.1)
+        self.embeddings = EmbeddingCollection(
+            [Feature(name=name, dim=DIM, bias=True, optimizer=adagrad, pooling="mean", stack="ids") for name in COLUMNS]
+        )
+        self.fm = FM()
+        self.mlp = nn.Sequential(nn.Linear(len(COLUMNS) * DIM, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, batch: Batch) -> Tensor:
+        rows = self.embeddings(batch)  # "ids" [rows, columns, DIM], "ids.bias" [rows, columns, 1]
+        logits = rows["ids.bias"].sum(1) + self.fm(rows["ids"]) + self.mlp(rows["ids"].flatten(1))
+        return logits.squeeze(1)
+
+
+def who(runner: RunnerConfig) -> str:
+    return "alone" if runner.is_local else f"{runner.server_type} {runner.index}"
+
+
+def main(steps: int, model_dir: Path) -> None:
+    torch.manual_seed(0)  # the dense weights that the first worker gives to the servers
+    torch.set_num_threads(1)  # several workers share a machine here
+    runner = RunnerConfig.from_env()
+    # With a launcher the folder is one that all processes see, and it says which.
+    config = RunConfig(model_dir=None if runner.model_dir else str(model_dir), event_time="event_time")
+    estimator = Estimator(ClickModel(), config, runner=runner)
+
+    def report(now: ProgressReport) -> None:
+        auc = f"AUC of the last batches {now.auc['click']:.4f}"
+        print(f"{who(runner)}: step {now.step:,}, {now.rows:,} rows, {auc}", flush=True)
+
+    # An endless stream, of which each worker takes its own part; the limit is one of all workers together.
+    stream = ClickStream(ClickStreamConfig(**WORLD))
+    step = estimator.train(stream, max_steps=steps, hooks=[ProgressHook(report, every_steps=max(1, steps // 5))])
+    print(f"{who(runner)}: ends at step {step:,}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=300, help="batches of 1,024 impressions, of all workers together")
+    parser.add_argument(
+        "--model-dir", type=Path, default=Path("build/examples/05_cluster"), help="of a run that is alone"
+    )
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.steps, arguments.model_dir))
