@@ -39,8 +39,8 @@ class ListenConfig(Config):
     token: Annotated[str | None, Field(repr=False)] = None
     """What a client must send with every stream; at least 16 characters."""
     max_message_bytes: Annotated[int, Field(ge=4096, lt=2**31)] = 2**28
-    """Larger requests are refused, and those whose answer would be larger. Flight has read a request when it is refused, so a
-    client can make the server take as much memory as it sends, and no more."""
+    """Larger requests are refused, and those whose answer would be larger. Sockets skip them; Flight has read a request when it is
+    refused, so there a client can make the server take as much memory as it sends, and no more."""
     transport: Transport | None = None
     """How frames travel: "socket", or "flight", which can encrypt; None: Flight with TLS, sockets without."""
     max_streams: Annotated[int, Field(gt=0)] = 256
@@ -92,7 +92,8 @@ class FrameServer:
     def close(self, *, grace: float = 5.0) -> bool:
         """Finish what is under way, refuse what comes, stop listening; whether all ended within `grace` seconds.
 
-        A stream whose client neither sends nor closes cannot be ended from here: it goes with the process.
+        A Flight stream whose client neither sends nor closes cannot be ended from here, nor a socket whose client does not read
+        its answer: they go with the process.
         """
         idle = self._calls.stop(grace=grace)
         ended = threading.Thread(target=self._service.shutdown, name="monolith-server-shutdown", daemon=True)
