@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,7 @@ import torch
 from monolith.errors import OwnershipChangedError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.bucket_messages import Buckets, MoveBuckets
-from monolith.ps.frames import Frame
-from monolith.ps.link import Link
+from monolith.ps.link import Exchange, Link
 from monolith.ps.messages import Call, TableWrite
 from monolith.ps.server_group import link_to
 from monolith.table import Bags
@@ -33,12 +32,16 @@ class DeafLink(Link):
 
     delivers = True
 
-    def call(self, call: Call, *arguments: object, **options: object) -> Frame:  # type: ignore[override]
-        if call != Call.INSTALL_BUCKETS:
-            return super().call(call, *arguments, **options)  # type: ignore[arg-type]
-        if self.delivers:
-            super().call(call, *arguments, **options)  # type: ignore[arg-type]
-        raise UnavailableError("the answer got lost")
+    def prepared(
+        self, call: Call, text: str, arrays: Sequence[np.ndarray], *, timeout: float | None = None
+    ) -> Exchange:
+        """As any link, but for transfers."""
+        exchange = super().prepared(call, text, arrays, timeout=timeout)
+        if call == Call.INSTALL_BUCKETS:
+            if self.delivers:
+                exchange.finish()
+            raise UnavailableError("the answer got lost")
+        return exchange
 
 
 class MuteLink(DeafLink):

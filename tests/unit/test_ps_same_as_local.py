@@ -161,9 +161,10 @@ def test_gradients_on_a_narrow_wire_are_rounded_after_they_were_summed() -> None
     with (
         ParameterServer() as server,
         ServerStore([server.address], [config], config=ClientConfig(wire="bfloat16")) as store,
+        RemoteStore(server.address) as exact,
     ):
-        before = RemoteStore(server.address).lookup([bags])[0][0, 0]
+        before = exact.lookup([bags])[0][0, 0]
         store.apply([Gradient(bags=bags, values=values)])
-        after = RemoteStore(server.address).lookup([bags])[0][0, 0]
+        after = exact.lookup([bags])[0][0, 0]
     summed = values.sum().to(torch.bfloat16).float()
     assert torch.equal(after, before - summed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monolith.ps.answers import Answer, Calls, message_of
+from monolith.ps.bucket_installs import BucketInstalls
 from monolith.ps.bucket_messages import InstallBuckets, MoveBuckets, OwnBuckets
 from monolith.ps.bucket_moves import BucketMoves
 from monolith.ps.frames import Frame
@@ -16,8 +17,11 @@ __all__ = ["BucketCalls"]
 class BucketCalls:
     """Own, ask, move, install. `durable`: whether what the server holds survives its process."""
 
-    def __init__(self, state: ServerState, owned: OwnedBuckets, moves: BucketMoves, *, durable: bool) -> None:
-        self._state, self._owned, self._moves, self._durable = state, owned, moves, durable
+    def __init__(
+        self, state: ServerState, owned: OwnedBuckets, moves: BucketMoves, installs: BucketInstalls, *, durable: bool
+    ) -> None:
+        self._state, self._owned, self._durable = state, owned, durable
+        self._moves, self._installs = moves, installs
 
     def calls(self) -> Calls:
         """What is called for which number."""
@@ -42,5 +46,5 @@ class BucketCalls:
         return Answer(text=self._moves.move(message_of(MoveBuckets, frame)).model_dump_json())
 
     def _install(self, frame: Frame) -> Answer:
-        installed = self._moves.install(message_of(InstallBuckets, frame), frame.arrays)
+        installed = self._installs.install(message_of(InstallBuckets, frame), frame.arrays)
         return Answer(text=installed.model_dump_json())

@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from monolith.errors import (
-    ConfigError,
     DeadlineExceededError,
     InvalidArgumentError,
-    MemoryLimitError,
     MonolithError,
-    ProtocolError,
     UnavailableError,
 )
-from monolith.ps.bucket_messages import Buckets, Giving, InstallBuckets, Installed, MoveBuckets, Moved
-from monolith.ps.bucket_transfer import drop_rows, packed_transfer, piece_size, put_rows, require_rows
+from monolith.ps.bucket_installs import REFUSALS
+from monolith.ps.bucket_messages import Buckets, Giving, InstallBuckets, MoveBuckets, Moved
+from monolith.ps.bucket_transfer import drop_rows, packed_transfer, piece_size
 from monolith.ps.link import Link
 from monolith.ps.messages import Call
+from monolith.ps.mover_lease import MoverLease
 from monolith.ps.owned_buckets import OwnedBuckets
 from monolith.ps.ownership import mask_of, ranges_of
 from monolith.ps.server_state import ServerState
@@ -37,18 +35,14 @@ __all__ = ["BucketMoves"]
 
 PIECE_BYTES = 2**23
 """Rows of one piece: about what is moved in a few hundredths of a second."""
-LEASE = 60.0
-"""Seconds after which somebody else may move buckets, if whoever did has not been heard of."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to reach the taker."""
 ASK_SECONDS = 2.0
 """How long a taker may take to answer before anything is given to it."""
 CLOSE_SECONDS = 2.0
 """How long the end of a server waits for a piece that is being sent."""
-REMEMBERED_MOVERS = 64
-"""Whoever has done with moving, and is not listened to any more."""
-REFUSALS = (ConfigError, InvalidArgumentError, MemoryLimitError, ProtocolError)
-"""Errors of a taker that has not installed a transfer and never will."""
+REMEMBERED_OUTCOMES = 16
+"""Of pieces: whoever waits for one asks for it at once."""
 
 _logger = logging.getLogger(__name__)
 
@@ -58,11 +52,12 @@ class _TakerMissing(Exception):  # noqa: N818 - it is told, not raised, to whoev
 
 
 class BucketMoves:
-    """The moves of one server, as giver and as taker.
+    """What a server does as a giver.
 
     Args:
         state: what the server holds.
         owned: which buckets of it.
+        lease: who may move them.
         commit: makes everything durable, if the server keeps anything.
         connect: a link to another server, by its address.
     """
@@ -71,23 +66,20 @@ class BucketMoves:
         self,
         state: ServerState,
         owned: OwnedBuckets,
+        lease: MoverLease,
         *,
         commit: Callable[[], object],
         connect: Callable[[str], Link],
         piece_bytes: int = PIECE_BYTES,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state, self._owned = state, owned
+        self._state, self._owned, self._lease = state, owned, lease
         self._commit, self._connect = commit, connect
         self._piece_bytes = piece_bytes
-        self._clock = clock
         self._lock = threading.Lock()
         self._settled = threading.Condition()
-        self._failure: Exception | None = None
+        self._outcomes: OrderedDict[int, Exception | None] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._mover, self._mover_until = 0, 0.0
-        self._ended: deque[int] = deque(maxlen=REMEMBERED_MOVERS)
 
     def resume(self) -> None:
         """Go on with a piece that was on its way when the server died; after it has restored itself."""
@@ -109,53 +101,14 @@ class BucketMoves:
         """Give away the first piece of `move.buckets` that is owned here."""
         with self._lock:
             if move.buckets is None:
-                self._end(move.rebalance)
+                self._lease.end(move.rebalance)
                 return Moved()
-            self._require_mover(move.rebalance)
+            self._lease.require(move.rebalance)
             try:
                 giving = self._given(move, move.buckets)
             except _TakerMissing as error:
                 return Moved(missing=str(error))
         return Moved() if giving is None else self._outcome(giving, move.wait)
-
-    def install(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> Installed:
-        """Own the buckets of a transfer from now on, unless that has happened before."""
-        again = self._install(install, arrays)
-        # Also if it had been done before: the answer that got lost may have been that it could not be made durable.
-        self._commit()
-        return Installed(again=again)
-
-    def _install(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> bool:
-        with self._state.gate.closed(changes=True):
-            try:
-                if self._owned.has_installed(install):
-                    return True
-                if install.rebalance:
-                    self._require_mover(install.rebalance)
-                require_rows(self._state.tables, install, arrays)
-                put_rows(self._state.tables, install, arrays)
-            except (*REFUSALS, MemoryError):
-                self._owned.refuse(install)
-                raise
-            self._owned.install(install)
-            self._state.initialised = True
-            return False
-
-    def _end(self, rebalance: int) -> None:
-        self._ended.append(rebalance)
-        if rebalance == self._mover:
-            self._mover_until = 0.0
-
-    def _require_mover(self, rebalance: int) -> None:
-        now = self._clock()
-        if rebalance in self._ended:
-            # A message that was delayed: what it asks for may have been undone since.
-            raise InvalidArgumentError("rebalance: it has ended")
-        if rebalance != self._mover and now < self._mover_until:
-            raise InvalidArgumentError(
-                "rebalance: somebody else is moving buckets of this server; let that end, or wait a minute if it has died"
-            )
-        self._mover, self._mover_until = rebalance, now + LEASE
 
     def _given(self, move: MoveBuckets, buckets: tuple[int, int]) -> Giving | None:
         """The piece that is on its way, or the next one; None: there is none."""
@@ -207,7 +160,6 @@ class BucketMoves:
             link.close()
 
     def _start(self, giving: Giving, *, rebalance: int) -> None:
-        self._failure = None
         self._thread = threading.Thread(
             target=self._deliver, args=(giving, rebalance), name=f"monolith-move-{giving.number}", daemon=True
         )
@@ -215,16 +167,13 @@ class BucketMoves:
 
     def _outcome(self, giving: Giving, wait: float) -> Moved:
         with self._settled:
-            self._settled.wait_for(lambda: not self._is_under_way(giving) or self._stopping.is_set(), timeout=wait)
-            if self._is_under_way(giving):
+            self._settled.wait_for(lambda: giving.number in self._outcomes or self._stopping.is_set(), timeout=wait)
+            if giving.number not in self._outcomes:
                 return Moved(buckets=giving.buckets, pending=True)
-            if self._failure is not None:
-                raise self._failure
+            failure = self._outcomes[giving.number]
+        if failure is not None:
+            raise failure
         return Moved(buckets=giving.buckets)
-
-    def _is_under_way(self, giving: Giving) -> bool:
-        now = self._owned.giving
-        return now is not None and now.number == giving.number
 
     def _deliver(self, giving: Giving, rebalance: int) -> None:
         """Send a piece until it is known what became of it."""
@@ -235,39 +184,45 @@ class BucketMoves:
                 packed = packed or packed_transfer(
                     self._state.tables, giving, giver=self._owned.server, rebalance=rebalance
                 )
-                self._send(*packed)
-            except REFUSALS as refusal:
-                self._settle(keep=True, failure=refusal)
-                return
+                refusal = self._sent(*packed)
             except Exception as error:
                 # Whatever it is: nobody else can find out what became of the piece.
                 _logger.warning("buckets %s are on their way and wait for the taker: %s", giving.buckets, error)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 self._stopping.wait(pause)
             else:
-                self._settle(keep=False)
+                self._settle(refusal)
                 return
 
-    def _send(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
+    def _sent(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> Exception | None:
+        """None: the taker owns the piece; an error: it does not and never will. Raises if that is not known."""
         giving = self._owned.giving
         assert giving is not None
         link = self._connect(giving.taker)
         try:
             # The link now knows which life of the taker it talks to: a frame that is delayed until the next one is refused.
             there = Buckets.from_json(link.call(Call.BUCKETS).text)
-            if there.server != install.server and not giving.durable:
-                raise InvalidArgumentError(
-                    f"taker: the server at {giving.taker} has lost what it held; the buckets stay here"
-                )
-            link.call(Call.INSTALL_BUCKETS, install.model_dump_json(), arrays)
+            if there.server != install.server and giving.durable:
+                raise UnavailableError(f"the server at {giving.taker} is another one")
+            if there.server != install.server:
+                return InvalidArgumentError(f"taker: {giving.taker} has lost what it held; the buckets stay here")
+            exchange = link.prepared(Call.INSTALL_BUCKETS, install.model_dump_json(), arrays)
+            try:
+                exchange.finish()
+            except REFUSALS as error:
+                # Only from the taker itself: what cannot be read of its answer may have been that it has the piece.
+                if exchange.was_refused:
+                    return error
+                raise
+            return None
         finally:
             link.close()
 
-    def _settle(self, *, keep: bool, failure: Exception | None = None) -> None:
+    def _settle(self, failure: Exception | None) -> None:
         giving = self._owned.giving
         assert giving is not None
         with self._state.gate.closed(changes=True):
-            if keep:
+            if failure is not None:
                 self._owned.cancel_giving()
             else:
                 drop_rows(self._state.tables, giving.buckets)
@@ -278,5 +233,7 @@ class BucketMoves:
             # The log still says that the piece is on its way: after a crash the taker is asked again, and answers the same.
             failure = failure or error
         with self._settled:
-            self._failure = failure
+            self._outcomes[giving.number] = failure
+            if len(self._outcomes) > REMEMBERED_OUTCOMES:
+                self._outcomes.popitem(last=False)
             self._settled.notify_all()

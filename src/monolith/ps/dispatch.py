@@ -13,6 +13,7 @@ from monolith.errors import FencedError, ProtocolError, ServerRestoredError
 from monolith.ps import messages
 from monolith.ps.answers import Answer, json_answer, message_of
 from monolith.ps.bucket_calls import BucketCalls
+from monolith.ps.bucket_installs import BucketInstalls
 from monolith.ps.bucket_moves import PIECE_BYTES, BucketMoves
 from monolith.ps.coordination import Coordination
 from monolith.ps.coordination_calls import CoordinationCalls
@@ -22,6 +23,7 @@ from monolith.ps.frames import Frame, allocate
 from monolith.ps.link import Link
 from monolith.ps.log_calls import LogCalls
 from monolith.ps.messages import Call
+from monolith.ps.mover_lease import MoverLease
 from monolith.ps.owned_buckets import OwnedBuckets
 from monolith.ps.save_calls import SaveCalls
 from monolith.ps.server_folder import ServerFolder
@@ -68,8 +70,10 @@ class Dispatcher(FrameCalls):
         self._owned = owned = OwnedBuckets()
         state.parts["ownership"] = owned
         state.ranges = lambda: [range(*pair) for pair in owned.ranges] if owned.version else None
+        lease = MoverLease(clock=clock)
+        installs = BucketInstalls(state, owned, lease, commit=self.commit)
         self._moves = BucketMoves(
-            state, owned, commit=self.commit, connect=connect, piece_bytes=move_piece_bytes, clock=clock
+            state, owned, lease, commit=self.commit, connect=connect, piece_bytes=move_piece_bytes
         )
         self._calls = {
             Call.HEALTH: self._health,
@@ -79,7 +83,7 @@ class Dispatcher(FrameCalls):
             Call.MEASURE: self._measure,
             Call.SHUTDOWN: self._shutdown,
             **TableCalls(state, owned).calls(),
-            **BucketCalls(state, owned, self._moves, durable=folder is not None).calls(),
+            **BucketCalls(state, owned, self._moves, installs, durable=folder is not None).calls(),
             **DenseCalls(state).calls(),
             **self._saves.calls(),
             **LogCalls(lambda: self._folder).calls(),

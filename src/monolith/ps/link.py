@@ -116,6 +116,8 @@ class Exchange:
         self._pool = link.pool
         self._changes = changes
         self._in_doubt = False
+        self.was_refused = False
+        """Whether the error that `finish` raised is the server's answer, and not about the way there."""
 
     def send(self) -> None:
         """Send the request, once; a failure is dealt with by `finish`."""
@@ -173,6 +175,7 @@ class Exchange:
         stream, self._stream = self._stream, None
         self._pool.give_back(stream)
         if frame.call == Call.ERROR:
+            self.was_refused = True
             raise raised(frame.text, self._link.address)
         self._link.instance = self._link.instance or frame.instance
         return frame

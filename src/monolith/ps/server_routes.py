@@ -15,6 +15,7 @@ from monolith.errors import (
     DeadlineExceededError,
     MonolithError,
     OwnershipChangedError,
+    ServerRestartedError,
     UnavailableError,
 )
 from monolith.ps.bucket_messages import Buckets, OwnBuckets
@@ -144,9 +145,17 @@ class ServerRoutes:
         """Ask all servers but `away`; whether every bucket has one owner."""
         links = list(self._links())
         asked = _ask_each([link for link in links if link is not away])
-        told = {link: self._claimed_again(link, asked.get(link)) for link in links}
-        if not self._claimed(told, links).all():
-            told |= self._follow(told, links)
+        told: dict[Link, Buckets | None] = {}
+        for link in links:
+            answer = asked.get(link)
+            if isinstance(answer, ServerRestartedError) and not self._had(link):
+                # It had nothing of ours, and has lost it: whoever is led there again joins it anew.
+                link.left = True
+                self._keep([other for other in self._links() if other is not link], [link])
+            else:
+                told[link] = self._claimed_again(link, _buckets(answer))
+        if not self._claimed(told).all():
+            told |= self._follow(told)
         claims = self._claims(told)
         counted = sum((known.mask.astype(np.int64) for known in claims.values()), np.zeros(NUM_BUCKETS, dtype=np.int64))
         # Of two that claim a bucket one has given it away since it was asked: ask again.
@@ -159,25 +168,27 @@ class ServerRoutes:
     def _claimed_again(self, link: Link, told: Buckets | None) -> Buckets | None:
         # Giving and taking are durable at once, the first claim is not: a server that was started again may have lost it, and
         # nothing else then.
-        if told is not None and told.version == 0 and link in self._known and self._known[link].mask.any():
+        if told is not None and told.version == 0 and self._had(link):
             own = OwnBuckets(ranges=ranges_of(self._known[link].mask))
             return Buckets.from_json(link.call(Call.OWN_BUCKETS, own.model_dump_json()).text)
         return told
 
-    def _claimed(self, told: dict[Link, Buckets | None], links: Iterable[Link]) -> np.ndarray:
+    def _had(self, link: Link) -> bool:
+        return link in self._known and bool(self._known[link].mask.any())
+
+    def _claimed(self, told: dict[Link, Buckets | None]) -> np.ndarray:
         mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
-        for link in links:
-            one = told[link]
+        for link, one in told.items():
             if one is not None:
                 mask |= mask_of(one.ranges)
             elif link in self._known:
                 mask |= self._known[link].mask
         return mask
 
-    def _follow(self, told: dict[Link, Buckets | None], links: list[Link]) -> dict[Link, Buckets | None]:
+    def _follow(self, told: dict[Link, Buckets | None]) -> dict[Link, Buckets | None]:
         """Servers that buckets were given to, and that this worker does not know yet."""
         found: dict[Link, Buckets | None] = {}
-        asked = {link.address for link in links}
+        asked = {link.address for link in told}
         waiting = _takers(told.values()) - asked
         while waiting:
             address = waiting.pop()
@@ -221,17 +232,18 @@ def ask_buckets(link: Link) -> Buckets:
     return Buckets.from_json(link.call(Call.BUCKETS).text)
 
 
-def _ask_each(links: Sequence[Link]) -> dict[Link, Buckets | None]:
-    """What each says; None: it does not answer."""
+def _ask_each(links: Sequence[Link]) -> dict[Link, Frame | Exception]:
+    """What each answers."""
     seconds = [min(link.timeout, ASK_SECONDS) for link in links]
     outcomes = finish_each(
         [link.begin(Call.BUCKETS, "{}", timeout=limit)[0] for link, limit in zip(links, seconds, strict=True)]
     )
-    return {link: _buckets(outcome) for link, outcome in zip(links, outcomes, strict=True)}
+    return dict(zip(links, outcomes, strict=True))
 
 
-def _buckets(outcome: Frame | Exception) -> Buckets | None:
-    if isinstance(outcome, UnavailableError | DeadlineExceededError | OwnershipChangedError):
+def _buckets(outcome: Frame | Exception | None) -> Buckets | None:
+    """What a server says; None: it does not answer, or was not asked."""
+    if outcome is None or isinstance(outcome, UnavailableError | DeadlineExceededError | OwnershipChangedError):
         return None
     if isinstance(outcome, Exception):
         raise outcome
