@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monolith.cluster import HostServiceDiscovery
+from monolith.cluster import HostServiceDiscovery, MLPEnv, MLPServiceDiscovery
 from monolith.cluster.formation import Formation, wait_for_servers
 from monolith.errors import ConfigError, DeadlineExceededError
 from monolith.train.server_list import ServerListFile
@@ -59,6 +59,13 @@ def test_who_died_and_is_still_announced_does_not_count(discovery: HostServiceDi
         discovery, 2, alive=lambda addresses: [a for a in addresses if a != "h0:1"], sleep=time.sleep
     )
     assert found == ("h0:9", "h1:1")
+
+
+def test_a_scheduler_that_knows_addresses_in_advance_is_not_waited_for() -> None:
+    environ = {"MLP_ROLE": "worker", "MLP_WORKER_NUM": "1", "MLP_PS_NUM": "1", "MLP_PS_0_PRIMARY_HOST": "h0"}
+    discovery = MLPServiceDiscovery(MLPEnv(environ), check=lambda host, port, timeout: pytest.fail("it waits"))
+    assert wait_for_servers(discovery, 1, alive=list) == ("h0:2222",)
+    assert Formation(discovery, 1, is_chief=True).announced() == ("h0:2222",)
 
 
 def test_the_chief_takes_the_first_that_come_and_tells_the_others(

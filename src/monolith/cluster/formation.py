@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from monolith.cluster.discovery import ServiceDiscovery
+from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.net import NodeAliveChecker
 from monolith.errors import DeadlineExceededError
 
@@ -26,6 +27,13 @@ Alive = Callable[[Sequence[str]], list[str]]
 
 def _that_answer(addresses: Sequence[str]) -> list[str]:
     return NodeAliveChecker(addresses, timeout=5.0).get_alive_nodes() if addresses else []
+
+
+def _announced(discovery: ServiceDiscovery) -> dict[int, str]:
+    if isinstance(discovery, MLPServiceDiscovery):
+        # Who answers is found out here, of all at once; there it is waited for, one after the other.
+        return discovery.query("ps", skip_port_check=True)
+    return discovery.query("ps")
 
 
 class AddressList(Protocol):
@@ -60,7 +68,7 @@ def wait_for_servers(
         ('10.0.0.0:2222', '10.0.0.1:2222')
     """
     while True:
-        announced = discovery.query("ps")
+        announced = _announced(discovery)
         answering = set(alive(list(announced.values())))
         found = [address for _, address in sorted(announced.items()) if address in answering]
         if len(found) >= count:
@@ -107,7 +115,7 @@ class Formation:
 
     def announced(self) -> tuple[str, ...]:
         """All servers there are, those in reserve too, without waiting for any."""
-        return tuple(address for _, address in sorted(self._discovery.query("ps").items()))
+        return tuple(address for _, address in sorted(_announced(self._discovery).items()))
 
     def _wait(self) -> tuple[str, ...]:
         return wait_for_servers(self._discovery, self._count, alive=self._alive, sleep=self._sleep)

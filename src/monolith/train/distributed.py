@@ -66,8 +66,19 @@ def distributed_train(
             serve(config, discovery)
             return trainer.step
         share = _share(source, config)
-        attempt = WorkerAttempt(trainer, share, config, steps=steps, max_steps=max_steps, hooks=hooks, sleep=sleep)
-        return _Worker(config, discovery, trainer, sleep).train(attempt)
+        worker = _Worker(config, discovery, trainer, sleep)
+        return worker.train(
+            WorkerAttempt(
+                trainer,
+                share,
+                config,
+                steps=steps,
+                max_steps=max_steps,
+                hooks=hooks,
+                find=worker.formation.announced,
+                sleep=sleep,
+            )
+        )
 
 
 class _Worker:
@@ -76,7 +87,7 @@ class _Worker:
     ) -> None:
         self._config, self._trainer, self._sleep = config, trainer, sleep
         spares = config.num_redundant_ps > 0
-        self._formation = Formation(
+        self.formation = Formation(
             discovery,
             config.num_required_ps,
             is_chief=config.is_chief,
@@ -107,7 +118,7 @@ class _Worker:
                 self._end(failure)
 
     def _form(self) -> tuple[str, ...]:
-        servers = self._formation.servers()
+        servers = self.formation.servers()
         self._servers = self._fastest(servers) if self._config.num_extra_ps else servers
         return self._servers
 
@@ -135,7 +146,7 @@ class _Worker:
         if config.enable_realtime_training and not config.force_shutdown_ps:
             _log.info("servers stay: they feed a service")
         else:
-            everyone = dict.fromkeys([*self._servers, *self._formation.announced()])
+            everyone = dict.fromkeys([*self._servers, *self.formation.announced()])
             shut_down(list(everyone), client_config(config, 0))
         tell_scheduler(failure)
 

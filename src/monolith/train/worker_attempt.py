@@ -40,18 +40,22 @@ def client_config(config: RunnerConfig, epoch: int) -> ClientConfig:
     """How this worker talks to servers in one of its lives.
 
     Example:
-        >>> found = client_config(RunnerConfig(index=2, operation_timeout_in_ms=500), epoch=7)
+        >>> found = client_config(RunnerConfig(index=2, num_workers=3, operation_timeout_in_ms=500), epoch=7)
         >>> found.worker, found.epoch, found.timeout
-        ('worker-2', 7, 0.5)
+        ('worker-2-of-3', 7, 0.5)
     """
-    changes: dict[str, object] = {"worker": f"worker-{config.index}", "epoch": epoch}
+    # Of how many: servers keep how far a worker of this name is, and with another number its share of the data is another.
+    changes: dict[str, object] = {"worker": f"worker-{config.index}-of-{config.num_workers}", "epoch": epoch}
     if config.operation_timeout_in_ms > 0:
         changes["timeout"] = config.operation_timeout_in_ms / 1000
     return config.client.model_copy(update=changes)
 
 
 class WorkerAttempt:
-    """Trains `trainer` as worker `config.index`; called with the addresses of servers, after a failure again."""
+    """Trains `trainer` as worker `config.index`; called with the addresses of servers, after a failure again.
+
+    `find` tells where servers are now: one that was started again elsewhere is found without another attempt.
+    """
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class WorkerAttempt:
         steps: int | None,
         max_steps: int | None,
         hooks: Sequence[Hook],
+        find: Callable[[], Sequence[str]],
         epoch: Callable[[], int] = time.time_ns,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -70,7 +75,7 @@ class WorkerAttempt:
         # Data that cannot go back goes on with the next batch after a failure, and not with the first.
         self._source: Iterable[Batch] = source if is_resumable(source) else iter(source)
         self._steps, self._max_steps, self._hooks = steps, max_steps, tuple(hooks)
-        self._epoch, self._clock, self._sleep = epoch, clock, sleep
+        self._find, self._epoch, self._clock, self._sleep = find, epoch, clock, sleep
         self._several = config.num_workers > 1
         self._placement = Placement(trainer, dense=self._several)
         self._guards = trainer.save_guards
@@ -91,13 +96,16 @@ class WorkerAttempt:
                     config=talking,
                 )
             )
-            store = open_now.enter_context(ServerStore(servers, self._placement.tables, config=talking))
+            store = open_now.enter_context(self._store(servers, talking))
             self._require_folders(store)
             placed = self._placement.use(store)
             self._trainer.hooks = (*self._common_hooks(common), *placed, *self._hooks)
             if self._first and self._config.is_chief:
                 self._wait_for_workers(common)
             return self._fit()
+
+    def _store(self, servers: Sequence[str], talking: ClientConfig) -> ServerStore:
+        return ServerStore(servers, self._placement.tables, config=talking, find=lambda: list(self._find()))
 
     def _require_folders(self, store: ServerStore) -> None:
         """Said before the first step, and not when the first checkpoint cannot be written."""
