@@ -9,7 +9,7 @@ from monolith.cluster import RayServiceDiscovery
 from monolith.cluster.ray_discovery import Registry
 from monolith.errors import InvalidArgumentError
 
-OLD, NEW = "127.0.0.1:1001", "127.0.0.1:1002"
+OLD, NEW = "127.0.0.1:2001", "127.0.0.1:1002"  # not in the order of texts
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,17 +59,26 @@ def test_output_goes_to_the_log_as_it_is_and_on_line_by_line(start: Started) -> 
     assert start.log.read_bytes() == b"one\ntwo\nhalfagain\n"
 
 
-def test_lines_come_while_it_runs_without_the_script_flushing(start: Started) -> None:
+def test_lines_come_while_it_runs_without_the_script_flushing(start: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     child = start("import time; print('here'); time.sleep(600)")
     until(lambda: start.lines == ["here"])
     assert child.poll() is None
 
 
-def test_the_last_lines_are_all_there_when_the_exit_code_is(start: Started) -> None:
-    child = start("for i in range(5000): print(i)\nraise SystemExit(3)")
+def test_the_last_lines_are_all_there_when_the_exit_code_is(tmp_path: Path) -> None:
+    def hear_late(line: str) -> None:
+        until(lambda: not is_alive(child.pid or 0))
+        time.sleep(0.001)  # without waiting for the lines, the code would come before most of them
+
+    child = ChildProcess(
+        [sys.executable, "-S", "-c", "for i in range(500): print(i)\nraise SystemExit(3)"],
+        log=tmp_path / "log",
+        on_line=hear_late,
+    )
     until(lambda: child.poll() is not None)
     assert child.poll() == 3
-    assert child.last_lines == [str(i) for i in range(4980, 5000)]
+    assert child.last_lines == [str(i) for i in range(480, 500)]
 
 
 def test_a_role_that_closes_its_output_lives_on(start: Started) -> None:
@@ -129,12 +139,16 @@ def test_a_log_that_cannot_be_written_is_an_error_of_the_launcher(tmp_path: Path
         ChildProcess(["true"], log=tmp_path / "file" / "log")
 
 
-def test_signals_after_the_end_reach_nobody(start: Started) -> None:
+def test_signals_after_the_end_reach_nobody(start: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     child = start("")
     assert child.wait(WAIT) == 0
+    sent: list[tuple[int, int]] = []  # to a number that may be someone else's by now
+    for call in ("kill", "killpg"):
+        monkeypatch.setattr(os, call, lambda pid, number: sent.append((pid, number)))
     child.ask_to_end()
     child.kill()
     assert child.poll() == 0
+    assert sent == []
 
 
 def test_a_launcher_that_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:

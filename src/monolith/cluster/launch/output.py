@@ -7,7 +7,7 @@ import re
 __all__ = ["LineCutter"]
 
 _MOST = 4096  # characters of a line that are shown; the log has all of it
-_END = re.compile(rb"\r\n|\n|\r(?!$)")
+_END = re.compile(rb"[\r\n]+")
 
 
 class LineCutter:
