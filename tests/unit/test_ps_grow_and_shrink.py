@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from monolith import EmbeddingTable, Segment, TableConfig
-from monolith.errors import InvalidArgumentError, UnavailableError
+from monolith.errors import ConfigError, InvalidArgumentError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.ownership import OwnershipMap
 from monolith.table import Adagrad, Bags, Gradient, LocalStore, OneBit, Sgd, Zeros
@@ -164,6 +164,23 @@ def test_a_second_rebalance_at_the_same_time_is_refused(addresses: list[str]) ->
         first.rebalance(addresses[:2], report=try_too)
         assert refused
         assert set(second.rebalance(addresses).addresses) == set(addresses)
+
+
+def test_new_servers_own_what_was_lost_only_if_told_so(addresses: list[str]) -> None:
+    with ServerStore(addresses[:2], [COUNTS]) as store:
+        store.assign("counts", IDS, torch.ones(len(IDS), 2))
+        with ParameterServer() as lost:
+            owned = store.rebalance([*addresses[:2], lost.address])
+        left = [server for server in owned.servers if server.address in addresses]
+        with pytest.raises(ConfigError, match="nobody of"):
+            ServerStore(addresses)
+    with ServerStore(addresses, [COUNTS], replace_lost=True) as again, ServerStore(addresses) as other:
+        assert other.ownership == again.ownership
+        assert again.ownership.holes() == ()
+        assert set(left) < set(again.ownership.servers)
+        (rows,) = other.lookup([singles("counts")])
+        # What the others own is untouched; what was lost begins anew, until it is restored.
+        assert 0 < rows[:, 0].sum() < len(IDS)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:

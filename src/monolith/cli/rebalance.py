@@ -18,6 +18,12 @@ __all__ = ["rebalance"]
 def rebalance(
     of: Annotated[str, typer.Option("--from", help="The servers now: host:port,host:port,...")],
     to: Annotated[str, typer.Option(help="The servers that shall own all buckets, in the same form.")],
+    replace_lost: Annotated[
+        bool,
+        typer.Option(
+            help="Servers were lost with their folders: new ones in --from own, empty, what nobody of --from owns."
+        ),
+    ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a server that does not answer.", min=0.1)] = 60.0,
     tls_root_certs: Annotated[
         Path | None, typer.Option(help="PEM of whom the servers' certificates are signed by, if they have some.")
@@ -35,7 +41,8 @@ def rebalance(
     from monolith.ps import ClientConfig, ServerStore
 
     config = ClientConfig(timeout=float(timeout), token=read_token(token_file), tls_root_certs=tls_root_certs)
-    with ServerStore(_addresses(of), config=config) as store, showing_progress("moving buckets") as report:
+    store = ServerStore(_addresses(of), replace_lost=replace_lost, config=config)
+    with store, showing_progress("moving buckets") as report:
         owned = store.rebalance(_addresses(to), report=report)
     show(
         {

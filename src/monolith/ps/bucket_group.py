@@ -27,6 +27,7 @@ class BucketGroup(ServerGroup):
         tables: Iterable[TableConfig | DeclaredTable] = (),
         *,
         ranges: Sequence[range] | None = None,
+        replace_lost: bool = False,
         config: ClientConfig | None = None,
         find: Callable[[], Sequence[str]] | None = None,
     ) -> None:
@@ -41,7 +42,7 @@ class BucketGroup(ServerGroup):
         )
         super().__init__(addresses, tables, config=config, find=find)
         try:
-            self._routes.begin(first)
+            self._routes.begin(first, replace_lost=replace_lost)
         except BaseException:
             self.close()
             raise

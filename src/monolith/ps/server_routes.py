@@ -31,6 +31,8 @@ ASK_SECONDS = 2.0
 """How long a server that does not answer holds up those that ask all of them."""
 PAUSE = 0.05
 """Seconds between two looks at buckets that are on their way."""
+SILENT = 5.0
+"""Seconds until a server that buckets were once given to, and that did not answer, is asked again."""
 LOOKS = 5
 """How often buckets must be missing before they are."""
 
@@ -89,19 +91,30 @@ class ServerRoutes:
         self._lock = threading.Lock()
         self._known: dict[Link, _Known] = {}
         self._is_open = False
+        self._silent: dict[str, float] = {}
         self.current = Route(links=(), versions=(), owners=np.zeros(NUM_BUCKETS, dtype=np.int64))
         """The newest."""
 
-    def begin(self, first: OwnershipMap) -> None:
-        """Give servers that have never owned anything what `first` says, unless others own something else already."""
+    def begin(self, first: OwnershipMap, *, replace_lost: bool = False) -> None:
+        """Give servers that have never owned anything what `first` says, unless others own something else already.
+
+        With `replace_lost` they are given what nobody owns then.
+        """
         links = list(self._links())
         told = [ask_buckets(link) for link in links]
         if all(one.version == 0 or one.ranges == mine.ranges for one, mine in zip(told, first.servers, strict=True)):
             # All begin with the same server, so that of two who disagree one is refused before it has changed anything.
             for link, one, mine in sorted(zip(links, told, first.servers, strict=True), key=lambda e: e[0].address):
-                if one.version == 0 and not self._given(link, mine):
+                if one.version == 0 and not self._given(link, mine.ranges):
                     break
-        self.settled()
+        try:
+            self.settled()
+        except ConfigError:
+            # Not while one does not answer or a piece is on its way: what is missing may be there.
+            if not replace_lost or self._is_open:
+                raise
+            self._replace_lost()
+            self.settled()
 
     def after(self, route: Route) -> Route:
         """A newer one than `route`."""
@@ -134,9 +147,20 @@ class ServerRoutes:
             finally:
                 self._lock.release()
 
-    def _given(self, link: Link, mine: OwnedByServer) -> bool:
+    def _replace_lost(self) -> None:
+        """Give what nobody owns to servers that have never owned anything, in equal shares."""
+        missing = np.flatnonzero(self.current.owners == len(self.current.links))
+        fresh = sorted(
+            (link for link in self._links() if ask_buckets(link).version == 0), key=lambda link: link.address
+        )
+        for link, share in zip(fresh, np.array_split(missing, max(1, len(fresh))), strict=False):
+            mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
+            mask[share] = True
+            self._given(link, ranges_of(mask))
+
+    def _given(self, link: Link, ranges: tuple[tuple[int, int], ...]) -> bool:
         try:
-            link.call(Call.OWN_BUCKETS, OwnBuckets(ranges=mine.ranges).model_dump_json())
+            link.call(Call.OWN_BUCKETS, OwnBuckets(ranges=ranges).model_dump_json())
         except OwnershipChangedError:
             return False
         return True
@@ -188,13 +212,16 @@ class ServerRoutes:
     def _follow(self, told: dict[Link, Buckets | None]) -> dict[Link, Buckets | None]:
         """Servers that buckets were given to, and that this worker does not know yet."""
         found: dict[Link, Buckets | None] = {}
-        asked = {link.address for link in told}
+        now = time.monotonic()
+        asked = {link.address for link in told} | {at for at, since in self._silent.items() if now - since < SILENT}
         waiting = _takers(told.values()) - asked
         while waiting:
             address = waiting.pop()
             asked.add(address)
             link = self._join(address)
-            if link is not None:
+            if link is None:
+                self._silent[address] = now
+            else:
                 found[link] = ask_buckets(link)
                 waiting |= _takers([found[link]]) - asked
         return found

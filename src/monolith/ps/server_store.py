@@ -72,6 +72,8 @@ class ServerStore(BucketGroup):
         addresses: the servers, host:port each.
         tables: declared on all of them.
         ranges: the buckets of each server, by default `bucket_ranges`; servers that own some already keep those.
+        replace_lost: let servers that are new own the buckets that nobody owns, after others were lost with their folders. Only
+            with the addresses of all servers that are left: what one that is not named owns would be owned twice.
         config: how to talk to them.
         find: the addresses of all servers now, asked when one does not answer: it may have been started again elsewhere.
 
@@ -95,6 +97,7 @@ class ServerStore(BucketGroup):
         tables: Iterable[TableConfig | DeclaredTable] = (),
         *,
         ranges: Sequence[range] | None = None,
+        replace_lost: bool = False,
         config: ClientConfig | None = None,
         find: Callable[[], Sequence[str]] | None = None,
     ) -> None:
@@ -102,7 +105,7 @@ class ServerStore(BucketGroup):
         self._lock = threading.Lock()
         self._ahead: deque[tuple[tuple[Bags, ...], Future[list[torch.Tensor]]]] = deque(maxlen=MAX_AHEAD)
         self._thread: ThreadPoolExecutor | None = None
-        super().__init__(addresses, tables, ranges=ranges, config=config, find=find)
+        super().__init__(addresses, tables, ranges=ranges, replace_lost=replace_lost, config=config, find=find)
 
     def prefetch(self, requests: Sequence[Bags]) -> None:
         """Begin a lookup whose answer the next `lookup` with equal `requests` takes.
