@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
@@ -145,6 +146,16 @@ def test_a_stream_that_nobody_uses_for_long_stays_open(monkeypatch: pytest.Monke
         stream.send(encode(call=Call.HEALTH, request=1, text="{}"), deadline=deadline)
         assert stream.receive(1, deadline=deadline).call == Call.HEALTH
         stream.close()
+
+
+def test_a_store_that_is_dropped_lets_go_of_its_connections(recwarn: pytest.WarningsRecorder) -> None:
+    with ParameterServer(ServerConfig(max_streams=1)) as server:
+        for _ in range(3):
+            dropped = [RemoteStore(server.address)]
+            dropped.append(dropped)  # type: ignore[arg-type] # a circle: only the collector finds it
+            del dropped
+            gc.collect()
+        assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_a_client_waits_for_a_server_that_starts_later() -> None:

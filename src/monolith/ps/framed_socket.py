@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import time
+import weakref
 from contextlib import suppress
 from enum import IntEnum
 
@@ -71,6 +72,9 @@ class FramedSocket:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._limits: dict[int, float] = {}
+        # A store that was dropped without `close` lets go of its connections without a word, as with Flight. Not by __del__:
+        # of objects in a circle the socket may go first, and complain.
+        self._closed = weakref.finalize(self, connected.close)
         # Waiting with a time limit is left to the kernel: a socket of Python with a timeout would ask it twice for each call.
         connected.settimeout(None)
         if connected.family == socket.AF_UNIX:
@@ -134,11 +138,7 @@ class FramedSocket:
         """Close it; a thread that sends or receives gets an error."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def __del__(self) -> None:
-        # A store that was dropped without `close` lets go of its connections without a word, as with Flight.
-        self._socket.close()
+        self._closed()
 
     def _limit(self, option: int, deadline: float | None) -> None:
         """Let the kernel wait until `deadline` at most; it may wake up a little before."""
