@@ -39,8 +39,8 @@ class ListenConfig(Config):
     token: Annotated[str | None, Field(repr=False)] = None
     """What a client must send with every stream; at least 16 characters."""
     max_message_bytes: Annotated[int, Field(ge=4096, lt=2**31)] = 2**28
-    """Larger requests are refused, and those whose answer would be larger. Sockets skip them; Flight has read a request when it is
-    refused, so there a client can make the server take as much memory as it sends, and no more."""
+    """Larger requests are refused, and those whose answer would be larger. Sockets skip them; Flight has read a request when it
+    is refused, so there a client can make the server take as much memory as it sends, and no more."""
     transport: Transport | None = None
     """How frames travel: "socket", or "flight", which can encrypt; None: Flight with TLS, sockets without."""
     max_streams: Annotated[int, Field(gt=0)] = 256

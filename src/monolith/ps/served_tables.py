@@ -106,7 +106,7 @@ class ServedTables:
     def apply(self, apply: Apply, arrays: Sequence[np.ndarray]) -> None:
         """One optimizer step for each table and id; nothing has changed if anything was wrong."""
         updates = self._checked(apply, arrays)
-        self.require_room(sum(len(update.ids) * update.table.stats().row_bytes for update in updates))
+        self.require_room(sum(len(update.ids) * update.table.row_bytes for update in updates))
         for update in updates:
             update.run(apply.step, apply.event_time)
 
@@ -114,7 +114,7 @@ class ServedTables:
         """The table, after making sure that there is room for the rows of `ids`."""
         table = self._table(name)
         _require("ids", ids, np.dtype("<i8"), 1)
-        self.require_room(len(ids) * table.stats().row_bytes)
+        self.require_room(len(ids) * table.row_bytes)
         return table
 
     def evict(self, now: Mapping[str, int]) -> dict[str, int]:

@@ -291,9 +291,12 @@ def _joined(parts: Sequence[tuple[np.ndarray | slice, np.ndarray]], count: int) 
 
 def _are_equal(one: Sequence[Bags], other: Sequence[Bags]) -> bool:
     return len(one) == len(other) and all(
-        a.table == b.table
-        and a.pooling == b.pooling
-        and np.array_equal(a.ids, b.ids)
-        and np.array_equal(a.row_splits, b.row_splits)
+        a is b
+        or (
+            a.table == b.table
+            and a.pooling == b.pooling
+            and np.array_equal(a.ids, b.ids)
+            and np.array_equal(a.row_splits, b.row_splits)
+        )
         for a, b in zip(one, other, strict=True)
     )
