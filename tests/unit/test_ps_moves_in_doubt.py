@@ -173,3 +173,32 @@ def test_a_piece_whose_taker_moved_house_follows_it(tmp_path: Path, monkeypatch:
         assert store.ownership.holes() == ()
     for server in (giver, taker):
         server.close()
+
+
+def test_another_server_at_the_takers_address_settles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    giver, taker = started(None), started(tmp_path / "taker")
+    with filled(giver) as store:
+        moves = giver._dispatcher._moves
+        heard, tries = moves._connect, threading.Semaphore(0)
+
+        def counted(address: str) -> Link:
+            tries.release()
+            return heard(address)
+
+        monkeypatch.setattr(moves, "_connect", lambda address: DeafLink(address, timeout=5))
+        assert moved(giver.address, taker.address, wait=0.3)["pending"] is True
+        port = taker.port
+        taker.close()
+        with started(tmp_path / "stranger", port) as stranger:
+            monkeypatch.setattr(moves, "_connect", counted)
+            for _ in range(3):
+                assert tries.acquire(timeout=60)
+            # Wherever the taker is now, it has the piece.
+            assert asked(giver.address).giving is not None
+            assert asked(stranger.address).ranges == ()
+        taker = started(tmp_path / "taker", port)
+        wait_for(lambda: asked(giver.address).giving is None)
+        assert asked(taker.address).ranges == ((0, 2048),)
+        assert store.lookup([BAGS])[0].eq(1.0).all()
+    for server in (giver, taker):
+        server.close()
