@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 
 import typer
 
-from monolith.cli.checkpoint import checkpoint
-from monolith.cli.data_worker import data_worker
-from monolith.cli.dispatcher import dispatcher
-from monolith.cli.env import env
-from monolith.cli.evaluate import evaluate
-from monolith.cli.export import export
-from monolith.cli.export_table import export_table
-from monolith.cli.import_table import import_table
-from monolith.cli.inspect import inspect
-from monolith.cli.launch import launch
-from monolith.cli.log import log
-from monolith.cli.predict import predict
-from monolith.cli.probe import probe
-from monolith.cli.ps import ps
-from monolith.cli.rebalance import rebalance
 from monolith.cli.signals import add_siguser1_handler
-from monolith.cli.train import train
 from monolith.errors import (
     CheckpointMismatchError,
     ConfigError,
@@ -51,6 +36,27 @@ _EXIT_CODE_HELP = (
 )
 
 
+_VERBS = (
+    "train",
+    "evaluate",
+    "predict",
+    "export",
+    "inspect",
+    "import-table",
+    "export-table",
+    "launch",
+    "ps",
+    "rebalance",
+    "probe",
+    "dispatcher",
+    "data-worker",
+    "checkpoint",
+    "log",
+    "env",
+)
+"""In the order of the help. Only the one that is asked for is imported: what others need takes longer than many a verb."""
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     app = typer.Typer(
@@ -61,26 +67,10 @@ def run(arguments: Sequence[str]) -> int:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for verb in (
-        train,
-        evaluate,
-        predict,
-        export,
-        inspect,
-        import_table,
-        export_table,
-        ps,
-        rebalance,
-        probe,
-        dispatcher,
-        data_worker,
-        env,
-    ):
-        app.command()(verb)
-    # What follows the script belongs to the script.
-    app.command(context_settings={"allow_interspersed_args": False})(launch)
-    app.add_typer(checkpoint)
-    app.add_typer(log)
+    # With a callback it stays a program of verbs, however many are added.
+    app.callback()(lambda: None)
+    for name in arguments[:1] if arguments and arguments[0] in _VERBS else _VERBS:
+        _add(app, name)
     add_siguser1_handler()
     try:
         typer.main.get_command(app)(args=list(arguments), prog_name="monolith")
@@ -90,3 +80,13 @@ def run(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command line speaks to a person
         return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)
     return 0
+
+
+def _add(app: typer.Typer, name: str) -> None:
+    attribute = name.replace("-", "_")
+    verb = getattr(importlib.import_module(f"monolith.cli.{attribute}"), attribute)
+    if isinstance(verb, typer.Typer):
+        app.add_typer(verb)
+    else:
+        # What follows the script of a launch belongs to the script.
+        app.command(context_settings={"allow_interspersed_args": name != "launch"})(verb)

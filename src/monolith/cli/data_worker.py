@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from monolith.cli.job import named
+from monolith.cli.given_files import named
 from monolith.cli.options import Json
 from monolith.cli.serving import (
     Grace,

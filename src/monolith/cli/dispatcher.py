@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from monolith.cli.job import read_yaml
+from monolith.cli.given_files import read_yaml
 from monolith.cli.options import Json
 from monolith.cli.serving import (
     Grace,

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from monolith.cli.job import Job, load_job
-from monolith.cli.options import Json, Sets, Target, run_flags
+from monolith.cli.options import Json, Sets, Target
 from monolith.cli.output import show
+from monolith.cli.run_flags import run_flags
 
 __all__ = ["evaluate"]
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import typer
 
-from monolith.cli.job import read_yaml
+from monolith.cli.given_files import read_yaml
 from monolith.cli.options import Json
 from monolith.cli.output import show
 from monolith.cli.progress import showing_progress

@@ -13,25 +13,22 @@ A YAML file has the fields of `JobConfig`:
 
 from __future__ import annotations
 
-import functools
-import importlib
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 from pydantic import Field, JsonValue
 from torch import nn
 
+from monolith.cli.given_files import named, read_yaml
 from monolith.config import Config
-from monolith.errors import ConfigError, StorageError
+from monolith.errors import ConfigError
 from monolith.features.batch import Batch
 from monolith.train import Estimator, RunConfig, RunnerConfig
 from monolith.train.estimator import Mode
 
-__all__ = ["Job", "JobConfig", "load_job", "named", "read_yaml"]
+__all__ = ["Job", "JobConfig", "load_job"]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 
@@ -102,19 +99,6 @@ def load_job(target: str, sets: Sequence[str] = (), flags: Mapping[str, object] 
     return JobConfig.from_json(json.dumps({**tree, "run": settings.model_dump(mode="json")}))
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The fields in a YAML file; a `ConfigError` if it has none."""
-    try:
-        tree = yaml.safe_load(Path(path).read_text())
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not YAML: {error}") from None
-    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
-        raise ConfigError(f"{path}: expected fields and values, got {type(tree).__name__}")
-    return tree
-
-
 def _assign(tree: dict[str, Any], assignment: str) -> None:
     path, equals, text = assignment.partition("=")
     *parents, last = path.split(".")
@@ -128,24 +112,3 @@ def _assign(tree: dict[str, Any], assignment: str) -> None:
         tree[last] = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {assignment}: the value is not YAML: {error}") from None
-
-
-def named(name: str) -> Any:  # noqa: ANN401 - whatever the user has under that name
-    """What `module:name` means, also in a module of the folder one works in; `ConfigError` if there is no such thing.
-
-    Example:
-        >>> named("torch.nn:Identity").__name__
-        'Identity'
-    """
-    module, _, attribute = name.partition(":")
-    # As with `python -m`: the folder one works in is where one's own modules are.
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigError(f"{name!r}: there is no module {error.name!r}; is it installed, or in this folder?") from None
-    except AttributeError as error:
-        raise ConfigError(f"{name!r}: {error}") from None

@@ -13,7 +13,8 @@ import typer
 from torch import Tensor
 
 from monolith.cli.job import Job, load_job
-from monolith.cli.options import Sets, Target, run_flags
+from monolith.cli.options import Sets, Target
+from monolith.cli.run_flags import run_flags
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch
 from monolith.serve import load

@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from monolith.cli.job import Job, load_job
-from monolith.cli.options import Json, Sets, Target, run_flags
+from monolith.cli.options import Json, Sets, Target
+from monolith.cli.run_flags import run_flags
 from monolith.cli.signals import stop_on_interrupt
 from monolith.train.hooks.progress import ProgressHook, json_lines, rich_lines
 
