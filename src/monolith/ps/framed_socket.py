@@ -21,7 +21,7 @@ import numpy as np
 
 from monolith.ps.frames import MAGIC, VERSION
 
-__all__ = ["HELLO", "MAX_MESSAGE_BYTES", "FramedSocket", "TooLongError", "Welcome", "hello", "local_name"]
+__all__ = ["FramedSocket", "HELLO", "MAX_MESSAGE_BYTES", "TooLongError", "Welcome", "hello", "local_name"]
 
 HELLO = struct.Struct(f"<{len(MAGIC)}sHH")
 """The fixed part of hello and welcome."""
