@@ -114,7 +114,7 @@ class LogState(Config):
 
 
 class ReadLog(Config):
-    """Segments after number `since` on the newest line; answer: `Segments`. With `name`, the bytes of one from `offset`: uint8."""
+    """Segments after number `since` on the newest line; answer: `Segments`. With `name`, the bytes of one: uint8."""
 
     since: Whole = 0
     name: str | None = None
