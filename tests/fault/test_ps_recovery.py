@@ -115,7 +115,7 @@ def started(folder: Path) -> Iterator[ForkedServer]:
         server.close()
 
 
-@pytest.mark.parametrize("kills", [pytest.param(8, id="quick"), pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(8, id="quick"), pytest.param(120, id="long", marks=pytest.mark.slow)])
 def test_every_acknowledged_push_is_there_once_however_often_servers_are_killed(tmp_path: Path, kills: int) -> None:
     chance, away = random.Random(7), []
     with servers(tmp_path, 2, 0.0) as processes:

@@ -217,6 +217,21 @@ def test_thousands_of_commits_become_a_snapshot_and_the_log_stays_short(
         assert rows(store, "count", [1]) == [[60.0]]
 
 
+def test_a_server_that_is_killed_again_and_again_has_a_short_log_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "monolith.ps.server_folder.needs_snapshot", lambda folder, log: len(LogReader(log.folder).sequences()) > 10
+    )
+    for life in range(12):
+        with server(tmp_path) as made, RemoteStore(made.address, [COUNT]) as store:
+            add(store, 1, 3)
+            assert rows(store, "count", [1]) == [[3.0 * (life + 1)]]
+            if life % 2:
+                killed(made)
+    assert len(LogReader(tmp_path / "log").sequences()) < 40
+
+
 def test_a_damaged_folder_is_refused_and_not_begun_anew(tmp_path: Path) -> None:
     with server(tmp_path) as made, RemoteStore(made.address, [COUNT]) as store:
         add(store, 1)

@@ -83,6 +83,9 @@ class ServerFolder:
             self._log.close()
             raise
         state.tables.on_new = self._log.add_tables
+        if self.restored:
+            # One that is started again and again would never commit often enough to look.
+            self._snapshot_if_due()
         self._flusher: threading.Thread | None = None
         if flush_secs:
             self._flusher = threading.Thread(
@@ -225,7 +228,11 @@ class ServerFolder:
             self._durable = max(self._durable, version)
             self._moved.notify_all()
         self._commits += 1
-        if self._commits % _LOOK_EVERY == 0 and self._scan is None and needs_snapshot(self.folder, self._log):
+        if self._commits % _LOOK_EVERY == 0:
+            self._snapshot_if_due()
+
+    def _snapshot_if_due(self) -> None:
+        if self._scan is None and needs_snapshot(self.folder, self._log):
             self._scan = self._threads.submit(self._write_snapshot)
 
     def _rows_written(self, written: Future[int], version: int) -> None:
