@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,6 @@ class Cluster:
         self.folder = folder
         self._settings = settings | {"num_ps": num_ps, "num_workers": num_workers, "model_dir": str(folder)} | given
         self._config = config
-        self._threads = ThreadPoolExecutor(32)
         self.trainers: dict[int, Trainer] = {}
 
     def runner(self, kind: str, index: int) -> RunnerConfig:
@@ -63,18 +63,27 @@ class Cluster:
         trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), config=self._config)
         if kind == "worker":
             self.trainers[index] = trainer
-        return self._threads.submit(
-            distributed_train,
-            trainer,
-            source,
-            self.runner(kind, index),
-            HostServiceDiscovery(self.folder / "discovery"),
-            hooks=hooks,
-            sleep=sleep,
-            **limits,
+        discovery = HostServiceDiscovery(self.folder / "discovery")
+        runner = self.runner(kind, index)
+        return _started(
+            lambda: distributed_train(trainer, source, runner, discovery, hooks=hooks, sleep=sleep, **limits)
         )
 
     def servers(self) -> list[Future[int]]:
         runner = self.runner("ps", 0)
         count = runner.num_required_ps + runner.num_redundant_ps
         return [self.start("ps", index) for index in range(count)]
+
+
+def _started(run: Callable[[], int]) -> Future[int]:
+    """`run` in a thread that does not keep a test which failed from ending."""
+    future: Future[int] = Future()
+
+    def tell() -> None:
+        try:
+            future.set_result(run())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=tell, daemon=True).start()
+    return future
