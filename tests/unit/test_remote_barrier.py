@@ -12,6 +12,7 @@ from monolith.ps import ParameterServer
 from monolith.ps.coordination_client import CoordinationClient
 from monolith.train.barrier import BarrierAlreadyPlacedError, WorkerBarrier
 from monolith.train.remote_barrier import RemoteBarrier
+from real_servers import until
 
 
 @pytest.fixture
@@ -101,8 +102,7 @@ def test_a_worker_that_died_is_not_waited_for(server: ParameterServer, chief: Co
     with CoordinationClient(server.address, index=1, epoch=1, lease=0.05) as worker:
         worker.enter("running")
         barrier.place("Save")
-    while barrier.unblocked():
-        threading.Event().wait(0.02)
+    until(lambda: barrier.unblocked() == [])
 
 
 def test_a_new_chief_lets_go_of_those_its_predecessor_held(server: ParameterServer, chief: CoordinationClient) -> None:

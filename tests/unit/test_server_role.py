@@ -12,6 +12,7 @@ from monolith.ps.server_group import ServerGroup
 from monolith.train import RunnerConfig
 from monolith.train.job_end import shut_down
 from monolith.train.server_role import announced, place_server, serve
+from real_servers import until
 
 
 def runner(model_dir: Path | str, index: int = 0) -> RunnerConfig:
@@ -22,8 +23,8 @@ def test_it_serves_under_its_index_until_the_chief_ends_it(tmp_path: Path) -> No
     discovery = HostServiceDiscovery(tmp_path / "discovery")
     thread = threading.Thread(target=serve, args=(runner(tmp_path, 1), discovery), daemon=True)
     thread.start()
-    while not (found := discovery.query("ps")):
-        threading.Event().wait(0.02)
+    until(lambda: discovery.query("ps"))
+    found = discovery.query("ps")
     assert list(found) == [1]
     with ServerGroup([found[1]]) as group:
         assert group.health()[0]["folder"] is True
