@@ -1,7 +1,7 @@
 """The script of the tests that run a cluster as processes: the same for servers and workers, told by the environment alone.
 
 What the original's distributed test binary does: `--case normal`, `deaf` (servers that never shut down), `slow` (a deadline is
-exceeded before the first step).
+exceeded before the first step). And `hang`: the chief stands still after two steps.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 import torch._dynamo  # the first optimizer of a process imports it, which takes seconds
@@ -21,7 +23,7 @@ from monolith.features import Batch, Feature
 from monolith.nn import EmbeddingCollection
 from monolith.ps import ParameterServer
 from monolith.table import Adagrad
-from monolith.train import Estimator, RunConfig, RunnerConfig, Trainer
+from monolith.train import Estimator, RunConfig, RunnerConfig, StepResult, Trainer
 from monolith.train.hooks import Hook
 
 COLUMNS = ("user_id", "item_id", "category_id")
@@ -55,6 +57,20 @@ class ClickModel(nn.Module):
         return ClickStream(ClickStreamConfig(users=100, items=100, batches=BATCHES, batch_size=32))
 
 
+class Hang(Hook):
+    """Goes on after its second step only when the file `go` is there; the file beside it says that it waits."""
+
+    def __init__(self, go: Path) -> None:
+        self._go, self._made = go, 0
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        self._made += 1
+        if self._made == 2:
+            self._go.with_name("waits").touch()
+            while not self._go.exists():
+                time.sleep(0.02)
+
+
 class SlowOnce(Hook):
     """A deadline is exceeded before the first step, the first time."""
 
@@ -75,12 +91,15 @@ def run(
         ParameterServer.wait = lambda self, timeout=None: threading.Event().wait()  # type: ignore[method-assign]
     config = RunConfig(embedding_prefetch_capacity=1, enable_embedding_postpush=True)
     estimator = Estimator(ClickModel(stack=stack, one_table=one_table), config, runner=RunnerConfig.from_env(environ))
-    step = estimator.train(hooks=[SlowOnce()] if case == "slow" else [])
+    hooks: list[Hook] = [SlowOnce()] if case == "slow" else []
+    if case == "hang" and estimator.runner.is_chief:
+        hooks = [Hang(Path(estimator.runner.model_dir, "go"))]
+    step = estimator.train(hooks=hooks)
     sys.stdout.write(f"{estimator.runner.server_type} {estimator.runner.index} ends at {step}\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--case", choices=["normal", "deaf", "slow"], default="normal")
+    parser.add_argument("--case", choices=["normal", "deaf", "slow", "hang"], default="normal")
     run(parser.parse_args().case)

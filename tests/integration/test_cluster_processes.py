@@ -11,6 +11,7 @@ from cluster_processes import environments, exit_codes, processes
 from monolith.checkpoint import restore_points
 from monolith.cluster import ClusterSpec, Task
 from monolith.testing.servers import free_ports
+from real_servers import until
 
 
 def saved_step(folder: Path) -> int:
@@ -41,6 +42,20 @@ def test_a_deadline_exceeded_at_the_first_step_is_tried_again(tmp_path: Path) ->
     with processes(environments(tmp_path, num_ps=1, num_workers=1), case="slow") as started:
         assert exit_codes(started) == [0, 0]
     assert saved_step(tmp_path) == BATCHES
+
+
+def test_a_new_chief_takes_over_from_one_that_was_killed(tmp_path: Path) -> None:
+    told = environments(tmp_path, num_ps=1, num_workers=2)
+    with processes(told, case="hang") as (server, chief, worker):
+        until((tmp_path / "model" / "waits").exists)
+        chief.kill()
+        chief.join()
+        (tmp_path / "model" / "go").touch()
+        with processes(told[1:2]) as (successor,):
+            assert exit_codes([successor, worker, server]) == [0, 0, 0]
+    # The number of steps is near: one that was made and not reported is missing, one whose late push died with the chief, and
+    # which was made again, counts twice. The rows have each batch once, as their servers see to it.
+    assert BATCHES - 2 <= saved_step(tmp_path) <= BATCHES + 1
 
 
 def test_tf_config_says_who_is_who(tmp_path: Path) -> None:
