@@ -89,6 +89,8 @@ class WorkerPositions:
             ended = self._current.model_copy(update={"ended": True, "state": None})
             for store in self._stores:
                 store.apply([], position=ended)  # type: ignore[attr-defined]
+            # Told once: a later run of the trainer may be over other stores, and these closed.
+            self._current = None
 
 
 def _furthest_behind(store: ServerGroup) -> HeldPosition | Position | None:
