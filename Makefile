@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constrain
 PYTEST := $(BIN)/python -m pytest
 EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
 
-.PHONY: help demo test check format test-core test-python test-slow servers bench clean distclean
+.PHONY: FORCE help demo test check format test-core test-python test-slow servers bench clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -87,7 +87,12 @@ $(VENV)/.tools: constraints.txt
 	@touch $@
 
 # Editable, with the build tools of .venv instead of a fresh copy of them, so a rebuild compiles only what has changed.
-$(VENV)/.extension: $(VENV)/.tools pyproject.toml $(EXTENSION_SOURCES)
+$(VENV)/.extension: $(VENV)/.tools $(VENV)/.modules pyproject.toml $(EXTENSION_SOURCES)
 	@echo "Building the extension and installing what is missing (the first time this takes minutes) ..."
 	@$(PIP) --no-build-isolation --config-settings=cmake.define.MONOLITH_WERROR=ON -e '.[dev]'
 	@touch $@
+
+# An editable install knows modules by name: one that was moved is looked for where it was until the next install.
+$(VENV)/.modules: $(VENV)/.tools FORCE
+	@find src/monolith -name '*.py' | sort | cmp -s - $@ || find src/monolith -name '*.py' | sort > $@
+FORCE:

@@ -18,8 +18,8 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         "monolith.data.synthetic",
-        "monolith.ps.server_store",
-        "monolith.ps.socket_service",
+        "monolith.ps.client.server_store",
+        "monolith.transport.socket_service",
         "monolith.train.distributed",
         "torch._dynamo",
         "torch.utils.tensorboard",

@@ -21,9 +21,10 @@ from typing import Protocol
 import numpy as np
 
 from monolith.ps import messages
-from monolith.ps.frames import decode, encode
-from monolith.ps.messages import Call, DeclaredTable, DeclareTables, Join, Push, TableGradient, TableRead
+from monolith.ps.messages import DeclaredTable, DeclareTables, Join, Push, TableGradient, TableRead
 from monolith.table import TableConfig
+from monolith.transport.calls import Call
+from monolith.transport.frames import decode, encode
 
 # Where setup_peers.sh puts Ray and Redis; behind our own packages, which stay as they are.
 sys.path.append(str(Path(__file__).parents[2] / ".venv-bench" / "exchange"))
@@ -33,7 +34,7 @@ GRPC_SERVER = """
 import sys, threading
 from concurrent.futures import ThreadPoolExecutor
 import grpc
-from monolith.ps.dispatch import Dispatcher
+from monolith.ps.server.dispatch import Dispatcher
 
 dispatcher = Dispatcher()
 
@@ -134,7 +135,7 @@ class RayActor(_Framed):
             import ray
         except ImportError as error:
             raise Unavailable("run benchmarks/setup_peers.sh") from error
-        from monolith.ps.dispatch import Dispatcher
+        from monolith.ps.server.dispatch import Dispatcher
 
         self._ray = ray
         environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

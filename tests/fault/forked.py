@@ -11,7 +11,9 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # The last is what the first optimizer of a process imports, for seconds.
-CONTEXT.set_forkserver_preload(["monolith.ps.server", "monolith.train", "monolith.data.synthetic", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(
+    ["monolith.ps.server.parameter_server", "monolith.train", "monolith.data.synthetic", "torch._dynamo"]
+)
 
 
 class Forked:

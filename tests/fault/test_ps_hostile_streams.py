@@ -13,11 +13,11 @@ import grpc
 import pyarrow as pa
 
 from monolith.ps import ClientConfig, RemoteStore
-from monolith.ps.framed_socket import HELLO, hello
-from monolith.ps.frames import decode, encode
-from monolith.ps.messages import Call
 from monolith.testing import sgd_table_config
 from monolith.testing.parameter_servers import server_process
+from monolith.transport.calls import Call
+from monolith.transport.framed_socket import HELLO, hello
+from monolith.transport.frames import decode, encode
 
 METHOD = "/arrow.flight.protocol.FlightService/DoExchange"
 DESCRIPTOR, HEADER, METADATA, BODY = 1, 2, 3, 1000  # fields of a FlightData message

@@ -11,10 +11,10 @@ import torch
 
 from monolith.errors import DeadlineExceededError, ServerError, UnavailableError
 from monolith.ps import ClientConfig, RemoteStore
-from monolith.ps.stream_pool import Transport
 from monolith.table import Bags, Zeros
 from monolith.table.config import Segment, TableConfig
 from monolith.testing.parameter_servers import server_process
+from monolith.transport.stream_pool import Transport
 
 TABLE = TableConfig(name="counts", segments=(Segment(dim=1, initializer=Zeros()),))
 BOTH = pytest.mark.parametrize("transport", ["socket", "flight"])

@@ -22,7 +22,7 @@ from forked import ForkedServer
 
 from monolith.errors import DeadlineExceededError, MonolithError, UnavailableError
 from monolith.ps import ClientConfig, RemoteStore, ServerStore
-from monolith.ps.remote_log import RemoteLog
+from monolith.ps.client.remote_log import RemoteLog
 from monolith.table import Bags, Gradient, Segment, Sgd, TableConfig, Zeros
 from monolith.testing.parameter_servers import ServerProcess
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monolith.ps.frames import BFLOAT16, VERSION, decode, encode
-from monolith.ps.messages import Apply, Call, Lookup, Push, TableGradient, TableRead
+from monolith.ps.messages import Apply, Lookup, Push, TableGradient, TableRead
+from monolith.transport.calls import Call
+from monolith.transport.frames import BFLOAT16, VERSION, decode, encode
 
 LOOKUP = (
     bytes.fromhex(

@@ -12,7 +12,7 @@ from monolith.errors import DeadlineExceededError
 from monolith.ps import ParameterServer
 from monolith.ps.benchmark import Measured, measure_servers
 from monolith.ps.benchmark_round import BenchmarkConfig, choose_servers
-from monolith.ps.coordination_client import CoordinationClient
+from monolith.ps.client.coordination_client import CoordinationClient
 
 SERVERS = ("a:1", "b:1", "b:2")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from monolith.errors import ConfigError, StalePushError
-from monolith.ps import coordination
-from monolith.ps.coordination import Coordination
 from monolith.ps.coordination_messages import Greet, Phase, Seen
+from monolith.ps.server import coordination
+from monolith.ps.server.coordination import Coordination
 
 
 class Clock:

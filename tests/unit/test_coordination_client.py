@@ -8,9 +8,9 @@ import pytest
 
 from monolith.errors import StalePushError
 from monolith.ps import ParameterServer
-from monolith.ps.coordination_client import CoordinationClient
-from monolith.ps.messages import Call
+from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.testing.parameter_servers import server_process
+from monolith.transport.calls import Call
 
 
 def test_steps_of_workers_add_up() -> None:

@@ -9,7 +9,7 @@ import torch
 from monolith.data.service.batch_frames import ColumnHead, arrays_of, batch_of
 from monolith.errors import InvalidArgumentError, ProtocolError
 from monolith.features import Ragged
-from monolith.ps.frames import decode, encode
+from monolith.transport.frames import decode, encode
 
 DTYPES = [
     torch.int64,

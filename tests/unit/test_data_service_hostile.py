@@ -23,9 +23,9 @@ from monolith.data.service import (
 )
 from monolith.data.service.dispatcher import DispatcherCalls
 from monolith.errors import AuthenticationError, ConfigError, MonolithError
-from monolith.ps.frames import Frame, decode, encode
-from monolith.ps.link import Link
-from monolith.ps.messages import Call
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame, decode, encode
+from monolith.transport.link import Link
 
 DATASET = {"kind": "click_stream", "fields": {"batches": 4, "batch_size": 2, "users": 9}, "splits": 2}
 JOIN = {"job": "j", "trainer": 0, "trainers": 1, "epoch": 0, "granted": 0, "session": 1, "nonce": 7}

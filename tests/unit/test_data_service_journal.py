@@ -15,9 +15,9 @@ from monolith.data.service.events import Event, Registered, SplitGranted, SplitM
 from monolith.data.service.journal import Journal
 from monolith.data.service.messages import RegisterDataset
 from monolith.errors import CorruptFileError, FencedError, StorageError
-from monolith.ps.frames import decode, encode
-from monolith.ps.messages import Call
 from monolith.testing import bit_flips
+from monolith.transport.calls import Call
+from monolith.transport.frames import decode, encode
 
 EVENTS: list[Event] = [
     Registered(job="é\n", dataset=DatasetConfig(kind="csv", paths=("a/*",), fields={"batch_size": 3})),

@@ -10,7 +10,7 @@ from monolith.data.service.messages import ReadBatch
 from monolith.data.service.open_splits import OpenSplits
 from monolith.data.service.split_stream import END
 from monolith.errors import StalePushError, StorageError
-from monolith.ps.answers import Answer
+from monolith.transport.answers import Answer
 
 
 class Stream:

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from monolith.errors import ConfigError, InvalidArgumentError, MonolithError, ProtocolError, ServerError
-from monolith.ps import ParameterServer, RemoteStore, ServerConfig, served_tables
-from monolith.ps.dispatch import Dispatcher
-from monolith.ps.frames import Frame, decode, encode
-from monolith.ps.messages import Call, DeclaredTable, DeclareTables, Join
-from monolith.ps.remote_errors import raised
-from monolith.ps.stream_pool import Transport, connector_to
+from monolith.ps import ParameterServer, RemoteStore, ServerConfig
+from monolith.ps.messages import DeclaredTable, DeclareTables, Join
+from monolith.ps.server import served_tables
+from monolith.ps.server.dispatch import Dispatcher
 from monolith.table import TableConfig
 from monolith.testing import sgd_table_config
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame, decode, encode
+from monolith.transport.remote_errors import raised
+from monolith.transport.stream_pool import Transport, connector_to
 
 PUSH = {"worker": "w", "epoch": 1, "sequence": 1}
 IDS, SPLITS = np.array([1, 2]), np.array([0, 1, 2])

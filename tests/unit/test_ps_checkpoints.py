@@ -35,10 +35,10 @@ from monolith.ps import (
     ServerParameters,
     ServerStore,
 )
+from monolith.ps.client.remote_log import RemoteLog
+from monolith.ps.client.server_checkpoints import server_shards
 from monolith.ps.messages import DeclaredTable
-from monolith.ps.remote_log import RemoteLog
-from monolith.ps.server_checkpoints import server_shards
-from monolith.ps.server_folder import ServerFolder
+from monolith.ps.server.folder import ServerFolder
 from monolith.table import Adagrad, Bags, Gradient, Segment, SlidingAdmission, TableConfig, bucket_of
 
 ITEM = TableConfig(name="item", segments=(Segment(dim=2, optimizer=Adagrad(learning_rate=0.5)),))

@@ -22,7 +22,7 @@ from monolith.ps import (
     ServerParameters,
     ServerStore,
 )
-from monolith.ps.server_parameters import _placed
+from monolith.ps.client.server_parameters import _placed
 from monolith.train import RunConfig, Trainer
 from monolith.train.cached import FetchCachedVariablesHook
 

@@ -25,13 +25,14 @@ from monolith.errors import (
 )
 from monolith.log import LogReader
 from monolith.ps import ClientConfig, DenseAdam, ParameterServer, RemoteStore, ServerConfig, ServerParameters
-from monolith.ps.frames import decode, encode
-from monolith.ps.messages import Call, DeclaredTable, Join, Position, Push, TableWrite
-from monolith.ps.remote_errors import raised
-from monolith.ps.server_folder import ServerFolder
-from monolith.ps.server_state import ServerState
+from monolith.ps.messages import DeclaredTable, Join, Position, Push, TableWrite
+from monolith.ps.server.folder import ServerFolder
+from monolith.ps.server.state import ServerState
 from monolith.table import Adagrad, Bags, Segment, SlidingAdmission, TableConfig
 from monolith.testing import sgd_table_config
+from monolith.transport.calls import Call
+from monolith.transport.frames import decode, encode
+from monolith.transport.remote_errors import raised
 
 ITEM = TableConfig(name="item", segments=(Segment(dim=2, optimizer=Adagrad(learning_rate=0.5)),))
 COUNT = sgd_table_config(1, name="count")
@@ -206,9 +207,9 @@ def test_tables_declared_later_and_their_filters_are_there_again(tmp_path: Path)
 def test_thousands_of_commits_become_a_snapshot_and_the_log_stays_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monolith.ps.server_folder._LOOK_EVERY", 1)
+    monkeypatch.setattr("monolith.ps.server.folder._LOOK_EVERY", 1)
     monkeypatch.setattr(
-        "monolith.ps.server_folder.needs_snapshot", lambda folder, log: len(LogReader(log.folder).sequences()) > 10
+        "monolith.ps.server.folder.needs_snapshot", lambda folder, log: len(LogReader(log.folder).sequences()) > 10
     )
     with server(tmp_path) as made, RemoteStore(made.address, [COUNT]) as store:
         add(store, 1, 60)
@@ -221,7 +222,7 @@ def test_a_server_that_is_killed_again_and_again_has_a_short_log_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "monolith.ps.server_folder.needs_snapshot", lambda folder, log: len(LogReader(log.folder).sequences()) > 10
+        "monolith.ps.server.folder.needs_snapshot", lambda folder, log: len(LogReader(log.folder).sequences()) > 10
     )
     for life in range(12):
         with server(tmp_path) as made, RemoteStore(made.address, [COUNT]) as store:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monolith.errors import ProtocolError
-from monolith.ps.frames import BFLOAT16, decode, encode
+from monolith.transport.frames import BFLOAT16, decode, encode
 
 HEADER = struct.Struct("<4sHHQQII")
 GOOD = encode(call=16, request=3, text='{"a": 1}', arrays=[np.arange(6).reshape(2, 3), np.ones(5, dtype=np.float32)])

@@ -30,13 +30,13 @@ from monolith.ps import (
     ServerParameters,
     socket_service,
 )
-from monolith.ps.deadlines import Deadlines
-from monolith.ps.dispatch import Dispatcher
-from monolith.ps.frames import decode, encode
-from monolith.ps.messages import Call
-from monolith.ps.stream_pool import StreamPool, Transport, connector_to
+from monolith.ps.server.dispatch import Dispatcher
 from monolith.table import Bags, Gradient
 from monolith.testing import sgd_table_config
+from monolith.transport.calls import Call
+from monolith.transport.deadlines import Deadlines
+from monolith.transport.frames import decode, encode
+from monolith.transport.stream_pool import StreamPool, Transport, connector_to
 
 BOTH = pytest.mark.parametrize("transport", ["socket", "flight"])
 ONE = Bags(table="t", ids=np.array([1]), row_splits=np.array([0, 1]))

@@ -16,11 +16,12 @@ import torch
 from monolith.errors import OwnershipChangedError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.bucket_messages import Buckets, MoveBuckets
-from monolith.ps.link import Exchange, Link
-from monolith.ps.messages import Call, TableWrite
-from monolith.ps.server_group import link_to
+from monolith.ps.client.server_group import link_to
+from monolith.ps.messages import TableWrite
 from monolith.table import Bags
 from monolith.testing import sgd_table_config
+from monolith.transport.calls import Call
+from monolith.transport.link import Exchange, Link
 
 TABLE = sgd_table_config(1, name="t")
 IDS = np.arange(300)

@@ -9,8 +9,8 @@ import pytest
 
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.ps.bucket_messages import Buckets
+from monolith.ps.client.rebalance_plan import planned_moves
 from monolith.ps.ownership import NOBODY, OwnedByServer, OwnershipMap, mask_of, ranges_of
-from monolith.ps.rebalance_plan import planned_moves
 from monolith.table.buckets import NUM_BUCKETS
 
 

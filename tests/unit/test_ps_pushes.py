@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 
 from monolith.errors import ConfigError, InvalidArgumentError, ProtocolError, StalePushError
-from monolith.ps.gate import ChangeGate
 from monolith.ps.messages import Join, Position, Push
-from monolith.ps.pushes import WINDOW, PushLedger
+from monolith.ps.server.gate import ChangeGate
+from monolith.ps.server.pushes import WINDOW, PushLedger
 
 
 def ledger(epoch: int = 1) -> PushLedger[int]:

@@ -12,11 +12,12 @@ import torch
 from monolith.errors import ConfigError, InvalidArgumentError, OwnershipChangedError, ServerError
 from monolith.ps import ParameterServer, RemoteStore, ServerConfig, ServerStore
 from monolith.ps.bucket_messages import Buckets, InstallBuckets, InstalledTable, MoveBuckets
-from monolith.ps.link import Link
-from monolith.ps.messages import Apply, Call, DeclaredTable, Lookup, Push, TableGradient, TableRead, TableWrite
+from monolith.ps.messages import Apply, DeclaredTable, Lookup, Push, TableGradient, TableRead, TableWrite
 from monolith.table import Bags
 from monolith.table.buckets import bucket_of
 from monolith.testing import sgd_table_config
+from monolith.transport.calls import Call
+from monolith.transport.link import Link
 
 TABLE = sgd_table_config(1, name="t")
 IDS = np.arange(300)

@@ -11,9 +11,10 @@ import torch
 
 from monolith.errors import ServerRestartedError, ServerRestoredError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig, ServerStore
-from monolith.ps.messages import Call, TableWrite
+from monolith.ps.messages import TableWrite
 from monolith.table import Bags
 from monolith.testing import sgd_table_config
+from monolith.transport.calls import Call
 
 TABLE = sgd_table_config(1, name="t")
 IDS = np.arange(100)

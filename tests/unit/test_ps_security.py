@@ -11,8 +11,8 @@ import pytest
 
 from monolith.errors import AuthenticationError, ConfigError, StorageError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig, ServerStore
-from monolith.ps.stream_pool import Transport
 from monolith.testing import sgd_table_config
+from monolith.transport.stream_pool import Transport
 
 TOKEN = "correct-horse-battery"
 

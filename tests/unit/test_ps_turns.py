@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from monolith.ps import ParameterServer
-from monolith.ps.turns import TURN_SECONDS
+from monolith.transport.turns import TURN_SECONDS
 
 
 def test_threads_take_short_turns_while_a_process_serves_and_python_s_own_again_afterwards() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from monolith.cluster import HostServiceDiscovery, TfConfigServiceDiscovery
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig
-from monolith.ps.server_group import ServerGroup
+from monolith.ps.client.server_group import ServerGroup
 from monolith.train import RunnerConfig
 from monolith.train.job_end import shut_down
 from monolith.train.server_role import announced, place_server, serve

@@ -13,7 +13,7 @@ import pytest
 
 from monolith.errors import DeadlineExceededError, InvalidArgumentError
 from monolith.ps import ParameterServer
-from monolith.ps.coordination_client import CoordinationClient
+from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.train.hooks import ChiefSyncHook, Hook, SyncHelper, TrainingHooksHelper, WorkerSyncHook
 from monolith.train.hooks.run import hooks_running
 from monolith.train.hooks.sync import WorkerStates

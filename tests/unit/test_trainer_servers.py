@@ -27,12 +27,12 @@ from monolith.ps import (
     ServerStore,
     tables_of,
 )
-from monolith.ps.answers import Answer
-from monolith.ps.frames import Frame
-from monolith.ps.messages import Call
-from monolith.ps.server_checkpoints import begin_server_saves
+from monolith.ps.client.server_checkpoints import begin_server_saves
 from monolith.table import Adagrad, Bags, Sgd, Zeros
 from monolith.train.hooks import Hook
+from monolith.transport.answers import Answer
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame
 
 FEATURES = [Feature(name=name, dim=4, optimizer=Adagrad(learning_rate=0.1)) for name in ("user_id", "item_id")]
 

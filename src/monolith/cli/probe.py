@@ -27,8 +27,8 @@ def probe(
     as_json: Json = False,
 ) -> None:
     """Ask a parameter server how it is. The exit code is 0 if it answered."""
-    from monolith.ps.messages import Call
-    from monolith.ps.server_group import ClientConfig, link_to
+    from monolith.ps.client.server_group import ClientConfig, link_to
+    from monolith.transport.calls import Call
 
     config = ClientConfig(
         timeout=float(timeout), token=read_token(token_file), tls_root_certs=tls_root_certs, max_streams=1

@@ -16,7 +16,7 @@ import typer
 from monolith.errors import StorageError
 
 if TYPE_CHECKING:
-    from monolith.ps.frame_server import FrameServer
+    from monolith.transport.frame_server import FrameServer
 
 __all__ = [
     "Grace",

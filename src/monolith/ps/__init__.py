@@ -1,12 +1,12 @@
 """Parameter servers: tables and dense parameters in other processes, for many workers."""
 
+from monolith.ps.client.read_ahead import ReadAhead
+from monolith.ps.client.remote_store import RemoteStore
+from monolith.ps.client.server_group import ClientConfig
+from monolith.ps.client.server_parameters import CachedParameters, ServerOptimizer, ServerParameters
+from monolith.ps.client.server_store import ServerStore, tables_of
 from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
-from monolith.ps.read_ahead import ReadAhead
-from monolith.ps.remote_store import RemoteStore
-from monolith.ps.server import ParameterServer, ServerConfig
-from monolith.ps.server_group import ClientConfig
-from monolith.ps.server_parameters import CachedParameters, ServerOptimizer, ServerParameters
-from monolith.ps.server_store import ServerStore, tables_of
+from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
 
 __all__ = [
     "CachedParameters",

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from monolith.errors import InvalidArgumentError
-from monolith.ps.link import finish_all
-from monolith.ps.messages import Call, Measure
-from monolith.ps.server_group import ClientConfig, ServerGroup
+from monolith.ps.client.server_group import ClientConfig, ServerGroup
+from monolith.ps.messages import Measure
+from monolith.transport.calls import Call
+from monolith.transport.link import finish_all
 
 __all__ = ["Measured", "measure_servers", "select_servers", "spin"]
 

@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from monolith.config import Config, Finite
-from monolith.ps.addresses import Address
 from monolith.ps.messages import DeclaredTable, Name, Time, Whole
 from monolith.ps.ownership import BucketRange, BucketRanges
+from monolith.transport.addresses import Address
 
 __all__ = ["Buckets", "Giving", "InstallBuckets", "Installed", "InstalledTable", "MoveBuckets", "Moved", "OwnBuckets"]
 

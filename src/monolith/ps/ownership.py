@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from monolith.config import Config
-from monolith.ps.addresses import Address
 from monolith.table.buckets import NUM_BUCKETS, bucket_owners, bucket_ranges
+from monolith.transport.addresses import Address
 
 __all__ = ["BucketRange", "BucketRanges", "NOBODY", "OwnedByServer", "OwnershipMap", "mask_of", "ranges_of"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from monolith.errors import ProtocolError
-from monolith.ps.frames import BFLOAT16
 from monolith.ps.messages import Wire
+from monolith.transport.frames import BFLOAT16
 
 __all__ = ["WIRE_DTYPES", "narrow", "widen"]
 

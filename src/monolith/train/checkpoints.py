@@ -35,7 +35,7 @@ from monolith.train.config import RunConfig
 from monolith.train.served_stores import begin_saves, served_stores
 
 if TYPE_CHECKING:
-    from monolith.ps.server_group import ServerGroup
+    from monolith.ps.client.server_group import ServerGroup
     from monolith.train.trainer import Trainer
 
 __all__ = ["DENSE_ONLY", "DenseOnlyCheckpoints", "RunCheckpoints", "tables_of"]

@@ -17,7 +17,7 @@ from monolith.errors import ConfigError
 from monolith.features.batch import Batch
 from monolith.ps.benchmark import measure_servers
 from monolith.ps.benchmark_round import BenchmarkConfig, choose_servers
-from monolith.ps.coordination_client import CoordinationClient
+from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.train.hooks.hook import Hook
 from monolith.train.job_end import HeartBeat, shut_down, tell_scheduler
 from monolith.train.mlp_hand_over import handed_over

@@ -11,9 +11,9 @@ from typing import Self
 
 from monolith.cluster.yarn import maybe_finish_application, maybe_kill_application
 from monolith.errors import MonolithError
-from monolith.ps.messages import Call
-from monolith.ps.server_group import ClientConfig, link_to
+from monolith.ps.client.server_group import ClientConfig, link_to
 from monolith.train.hooks.checkpoint import Metric
+from monolith.transport.calls import Call
 
 __all__ = ["HeartBeat", "shut_down", "tell_scheduler"]
 

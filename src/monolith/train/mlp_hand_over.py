@@ -8,8 +8,8 @@ from pathlib import Path
 
 from monolith.checkpoint.storage import is_remote
 from monolith.cluster.mlp_roles import HandOver, mlp_pass
-from monolith.ps.frame_server import ListenConfig
 from monolith.train.runner import RunnerConfig
+from monolith.transport.frame_server import ListenConfig
 
 __all__ = ["handed_over"]
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from monolith.errors import ConfigError
 from monolith.nn import embedding_collections
+from monolith.ps.client.server_parameters import CachedParameters, ServerOptimizer
+from monolith.ps.client.server_store import ServerStore
 from monolith.ps.messages import DeclaredTable
-from monolith.ps.server_parameters import CachedParameters, ServerOptimizer
-from monolith.ps.server_store import ServerStore
 from monolith.train.cached import FetchCachedVariablesHook
 from monolith.train.dense_origin import server_optimizer
 from monolith.train.hooks.hook import Hook

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from monolith.errors import InvalidArgumentError
-from monolith.ps.coordination_client import CoordinationClient
+from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.train.barrier import BarrierAlreadyPlacedError, Callback
 
 __all__ = ["RemoteBarrier"]

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from monolith.errors import ServerError
-from monolith.ps.coordination_client import CoordinationClient
+from monolith.ps.client.coordination_client import CoordinationClient
 
 __all__ = ["RemoteStates"]
 

@@ -14,8 +14,8 @@ from monolith.cluster.discovery_config import DiscoveryConfig
 from monolith.cluster.role import ServerType, role_from_environment
 from monolith.config import NonNegative, Positive
 from monolith.errors import ConfigError
-from monolith.ps.server import ServerConfig
-from monolith.ps.server_group import ClientConfig
+from monolith.ps.client.server_group import ClientConfig
+from monolith.ps.server.parameter_server import ServerConfig
 
 __all__ = ["PREFIX", "RunnerConfig"]
 

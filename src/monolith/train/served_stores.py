@@ -12,7 +12,7 @@ from monolith.checkpoint.restore import RestoreChoices
 from monolith.table.store import Store
 
 if TYPE_CHECKING:
-    from monolith.ps.server_group import ServerGroup
+    from monolith.ps.client.server_group import ServerGroup
 
 __all__ = ["begin_saves", "mark_initialised", "prepare_stores", "served_stores"]
 
@@ -28,7 +28,7 @@ def served_stores(stores: Iterable[Store]) -> list[ServerGroup]:
         []
     """
     # Whoever has such a store has loaded its module; others need not pay for it.
-    module = sys.modules.get("monolith.ps.server_group")
+    module = sys.modules.get("monolith.ps.client.server_group")
     return [] if module is None else [store for store in stores if isinstance(store, module.ServerGroup)]
 
 
@@ -36,7 +36,7 @@ def begin_saves(stores: Sequence[ServerGroup], path: str, *, step: int) -> Calla
     """Let the servers decide what is in the checkpoint at `path`; calling the answer waits for what they write."""
     if not stores:
         return None
-    from monolith.ps.server_checkpoints import begin_server_saves
+    from monolith.ps.client.server_checkpoints import begin_server_saves
 
     saves = [begin_server_saves(store.links, path, step=step) for store in stores]
     return lambda: tuple(entry for save in saves for entry in save.finish())
@@ -51,7 +51,7 @@ def prepare_stores(
     """
     if not stores:
         return lambda: None
-    from monolith.ps.server_checkpoints import prepare_servers
+    from monolith.ps.client.server_checkpoints import prepare_servers
 
     prepared = [prepare_servers(store.links, path, only_fresh=only_fresh, **choices) for store in stores]
 

@@ -16,7 +16,7 @@ from monolith.cluster.net import concat_ip_and_port, split_address
 from monolith.cluster.ray_discovery import RayServiceDiscovery
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.yarn import get_local_host
-from monolith.ps.server import ParameterServer, ServerConfig
+from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
 from monolith.train.runner import RunnerConfig
 
 __all__ = ["announced", "place_server", "serve"]

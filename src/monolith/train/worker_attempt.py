@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from monolith.errors import ConfigError
 from monolith.features.batch import Batch
-from monolith.ps.coordination_client import CoordinationClient
-from monolith.ps.server_group import ClientConfig
-from monolith.ps.server_store import ServerStore
+from monolith.ps.client.coordination_client import CoordinationClient
+from monolith.ps.client.server_group import ClientConfig
+from monolith.ps.client.server_store import ServerStore
 from monolith.train.hooks.barrier import BarrierHook, BarrierSaverListener
 from monolith.train.hooks.global_step import GlobalStepHook
 from monolith.train.hooks.hook import Hook

@@ -15,8 +15,8 @@ from monolith.table.store import Store
 from monolith.train.served_stores import served_stores
 
 if TYPE_CHECKING:
+    from monolith.ps.client.server_group import ServerGroup
     from monolith.ps.messages import HeldPosition, Position
-    from monolith.ps.server_group import ServerGroup
 
 __all__ = ["Place", "WorkerPositions"]
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from monolith.config import Config
 from monolith.errors import InvalidArgumentError, ProtocolError
 from monolith.features import Batch, Ragged, num_rows
-from monolith.ps.frames import BFLOAT16
+from monolith.transport.frames import BFLOAT16
 
 __all__ = ["ColumnHead", "arrays_of", "batch_of"]
 

@@ -9,11 +9,11 @@ from pydantic import Field
 
 from monolith.config import Config, Positive
 from monolith.errors import ConfigError, ProtocolError
-from monolith.ps.frame_server import read_pem
-from monolith.ps.frames import Frame
-from monolith.ps.link import Link
-from monolith.ps.messages import Call
-from monolith.ps.stream_pool import Transport
+from monolith.transport.calls import Call
+from monolith.transport.frame_server import read_pem
+from monolith.transport.frames import Frame
+from monolith.transport.link import Link
+from monolith.transport.stream_pool import Transport
 
 __all__ = ["DataClientConfig", "Nothing", "ask", "link_to", "told"]
 

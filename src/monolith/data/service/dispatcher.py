@@ -14,11 +14,12 @@ from monolith.data.service.events import Event
 from monolith.data.service.jobs import Jobs
 from monolith.data.service.journal import Journal
 from monolith.data.service.worker_pool import WorkerPool
-from monolith.ps.answers import Answer, json_answer, message_of
-from monolith.ps.frame_calls import FrameCalls
-from monolith.ps.frame_server import FrameServer, ListenConfig, require_safe
-from monolith.ps.frames import Frame
-from monolith.ps.messages import Call, Read
+from monolith.ps.messages import Read
+from monolith.transport.answers import Answer, json_answer, message_of
+from monolith.transport.calls import Call
+from monolith.transport.frame_calls import FrameCalls
+from monolith.transport.frame_server import FrameServer, ListenConfig, require_safe
+from monolith.transport.frames import Frame
 
 __all__ = ["DataDispatcher", "DispatcherCalls", "DispatcherConfig"]
 

@@ -10,7 +10,7 @@ from monolith.data.service.dispatcher import DataDispatcher, DispatcherConfig
 from monolith.data.service.kinds import Kinds
 from monolith.data.service.worker import DataWorker, DataWorkerConfig
 from monolith.errors import InvalidArgumentError
-from monolith.ps.frame_server import FrameServer, ListenConfig
+from monolith.transport.frame_server import FrameServer, ListenConfig
 
 __all__ = ["MlpDataServers"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from monolith.data.service.messages import ReadBatch
 from monolith.data.service.split_stream import END, SplitStream
 from monolith.errors import StalePushError
-from monolith.ps.answers import Answer
+from monolith.transport.answers import Answer
 
 __all__ = ["OpenSplits"]
 

@@ -19,8 +19,8 @@ from monolith.data.service.split_readers import LocalSplits, RemoteSplits, Split
 from monolith.data.sources.source import Position, Source
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch
-from monolith.ps.link import Link
-from monolith.ps.messages import Call
+from monolith.transport.calls import Call
+from monolith.transport.link import Link
 
 __all__ = ["DEFAULT_JOB", "DataServiceSource"]
 

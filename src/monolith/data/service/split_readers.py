@@ -14,9 +14,9 @@ from monolith.data.service.messages import ReadBatch, ReadPart
 from monolith.data.service.split_stream import position_of
 from monolith.errors import DeadlineExceededError, UnavailableError
 from monolith.features import Batch
-from monolith.ps.frames import Frame
-from monolith.ps.link import Exchange, Link
-from monolith.ps.messages import Call
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame
+from monolith.transport.link import Exchange, Link
 
 __all__ = ["LocalSplits", "RemoteSplits", "Splits"]
 

@@ -12,7 +12,7 @@ from monolith.data.service.kinds import SplitReader
 from monolith.data.service.messages import MAX_POSITION, ReadPart
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch
-from monolith.ps.answers import Answer
+from monolith.transport.answers import Answer
 
 __all__ = ["END", "SplitStream", "WAIT", "position_of"]
 

@@ -16,12 +16,12 @@ from monolith.data.service.messages import Address, ReadBatch
 from monolith.data.service.open_splits import OpenSplits
 from monolith.data.service.split_stream import SplitStream
 from monolith.errors import ConfigError, InvalidArgumentError, ServerError
-from monolith.ps.answers import Answer, json_answer, message_of
-from monolith.ps.frame_calls import FrameCalls
-from monolith.ps.frame_server import FrameServer, ListenConfig, require_safe
-from monolith.ps.frames import Frame
-from monolith.ps.link import Link
-from monolith.ps.messages import Call
+from monolith.transport.answers import Answer, json_answer, message_of
+from monolith.transport.calls import Call
+from monolith.transport.frame_calls import FrameCalls
+from monolith.transport.frame_server import FrameServer, ListenConfig, require_safe
+from monolith.transport.frames import Frame
+from monolith.transport.link import Link
 
 __all__ = ["DataWorker", "DataWorkerConfig"]
 

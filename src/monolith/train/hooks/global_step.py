@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
-    from monolith.ps.coordination_client import CoordinationClient
+    from monolith.ps.client.coordination_client import CoordinationClient
     from monolith.train.trainer import StepResult, Trainer
 
 __all__ = ["GlobalStepHook"]
@@ -20,7 +20,7 @@ class GlobalStepHook(Hook):
 
     Example:
         >>> from monolith.ps import ParameterServer
-        >>> from monolith.ps.coordination_client import CoordinationClient
+        >>> from monolith.ps.client.coordination_client import CoordinationClient
         >>> with ParameterServer() as server, CoordinationClient(server.address, index=0, epoch=1) as client:
         ...     hook = GlobalStepHook(client)
     """

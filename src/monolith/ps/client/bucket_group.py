@@ -1,0 +1,132 @@
+"""Servers that own buckets, as one group: who owns what, servers that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from monolith.errors import DeadlineExceededError, OwnershipChangedError, UnavailableError
+from monolith.ps.client.rebalance import rebalance_buckets
+from monolith.ps.client.server_group import FIND_SECONDS, ClientConfig, ServerGroup
+from monolith.ps.client.server_routes import ServerRoutes
+from monolith.ps.messages import DeclaredTable
+from monolith.ps.ownership import OwnershipMap
+from monolith.table.config import TableConfig
+from monolith.transport.addresses import distinct_addresses
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame
+from monolith.transport.link import Link
+
+__all__ = ["BucketGroup"]
+
+
+class BucketGroup(ServerGroup):
+    """Links to the servers that own the buckets now. Base of `ServerStore`, where the arguments are described."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        tables: Iterable[TableConfig | DeclaredTable] = (),
+        *,
+        ranges: Sequence[range] | None = None,
+        replace_lost: bool = False,
+        config: ClientConfig | None = None,
+        find: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        first = OwnershipMap.even(distinct_addresses(addresses), ranges)
+        self._retired: list[Link] = []
+        self._candidates: dict[str, Link] = {}
+        self._routes = ServerRoutes(
+            lambda: self.links,
+            keep=self._keep,
+            join=self._join_one_more,
+            timeout=(config or ClientConfig()).timeout,
+        )
+        super().__init__(addresses, tables, config=config, find=find)
+        try:
+            self._routes.begin(first, replace_lost=replace_lost)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ownership(self) -> OwnershipMap:
+        """Which server owns which buckets, as far as this worker knows."""
+        return self._routes.current.map()
+
+    def rebalance(
+        self, addresses: Sequence[str], *, report: Callable[[int, int], None] = lambda moved, planned: None
+    ) -> OwnershipMap:
+        """Let the servers at `addresses`, and no others, own all buckets, as equally as possible; who owns what then.
+
+        As few buckets move as must, a piece at a time, while other workers go on: none of their updates is lost or applied
+        twice. New servers must be running. One that is not in `addresses` owns nothing in the end and may be stopped when
+        all workers have made another step. If this fails in the middle, every bucket is still owned by somebody; call it again.
+
+        Args:
+            addresses: of all servers that shall have buckets. A server that holds dense parameters, or that the workers of a run
+                meet at, must stay.
+            report: called with the number of buckets moved so far, and of those to be moved.
+
+        Example:
+            >>> from monolith.ps import ParameterServer, ServerStore
+            >>> with ParameterServer() as one, ParameterServer() as two, ServerStore([one.address]) as store:
+            ...     grown = store.rebalance([one.address, two.address])
+            >>> [server.ranges for server in grown.servers]
+            [((0, 2048),), ((2048, 4096),)]
+        """
+        wanted, current = distinct_addresses(addresses), self._routes.settled().map()
+        links = {link.address: link for link in self.links}
+        try:
+            for address in wanted:
+                if address not in links:
+                    links[address] = self._candidates[address] = self._required(address)
+            rebalance_buckets(current, wanted, links, report=report, timeout=self.config.timeout)
+            return self._routes.settled().map()
+        finally:
+            # Those that were given buckets are servers of the group by now.
+            while self._candidates:
+                self._candidates.popitem()[1].close()
+
+    def close(self) -> None:
+        """Close all connections; the servers go on."""
+        for link in self._retired:
+            link.close()
+        super().close()
+
+    def _required(self, address: str) -> Link:
+        link = self._join_one_more(address, self.config.timeout)
+        if link is None:
+            raise UnavailableError(f"addresses: there is no server at {address}; start it first")
+        return link
+
+    def _ask_all(self, call: Call, text: str = "{}") -> list[Frame]:
+        try:
+            return super()._ask_all(call, text)
+        except OwnershipChangedError:
+            # One of them has left; those that have answered answer again.
+            self._routes.after(self._routes.current)
+            return super()._ask_all(call, text)
+
+    def _look_for(self, link: Link) -> None:
+        super()._look_for(link)
+        self._routes.look_around(link)
+
+    def _keep(self, links: list[Link], left: list[Link]) -> None:
+        # Closed in the end: other threads may still wait for an answer.
+        self._retired += left
+        self.links = links
+
+    def _join_one_more(self, address: str, seconds: float = FIND_SECONDS) -> Link | None:
+        if address in self._candidates:
+            return self._candidates.pop(address)
+        link = self._linked(address)
+        try:
+            link.call(Call.JOIN, self._join_text(), timeout=min(seconds, self.config.timeout))
+            self._declare_to(link)
+        except (UnavailableError, DeadlineExceededError):
+            link.close()
+            return None
+        except BaseException:
+            link.close()
+            raise
+        return link

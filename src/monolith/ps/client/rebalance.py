@@ -1,0 +1,88 @@
+"""Moving buckets between the servers of a group until each has its share."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from monolith.errors import InvalidArgumentError, MonolithError, UnavailableError
+from monolith.ps.bucket_messages import MoveBuckets, Moved
+from monolith.ps.client.rebalance_plan import BucketMove, planned_moves
+from monolith.ps.client.server_routes import ask_buckets
+from monolith.ps.coordination_messages import Members
+from monolith.ps.ownership import OwnershipMap
+from monolith.transport.calls import Call
+from monolith.transport.link import Link
+
+__all__ = ["rebalance_buckets"]
+
+PAUSE = 0.2
+"""Seconds until a taker that is missing is asked again."""
+WAIT = 5.0
+"""Seconds after which a giver says that a piece is still on its way."""
+
+
+def rebalance_buckets(
+    current: OwnershipMap,
+    addresses: Sequence[str],
+    links: Mapping[str, Link],
+    *,
+    report: Callable[[int, int], None],
+    timeout: float,
+) -> None:
+    """Move buckets from what `current` says until the servers at `addresses` own all; `links` lead to all of both."""
+    _require_may_leave([links[address] for address in current.addresses if address not in addresses])
+    moves = planned_moves(current, addresses)
+    planned, moved = sum(len(move.buckets) for move in moves), 0
+    number = secrets.randbits(62) | 1
+    try:
+        for move in moves:
+            while (piece := _next_piece(move, links[move.giver], number, timeout)) is not None:
+                moved += piece
+                report(moved, planned)
+    finally:
+        for address in {address for move in moves for address in (move.giver, move.taker)}:
+            # So that somebody else may move at once; whoever cannot be told waits for the lease.
+            with suppress(MonolithError):
+                _ask(links[address], MoveBuckets(buckets=None, taker=address, rebalance=number, wait=0.0))
+
+
+def _next_piece(move: BucketMove, giver: Link, number: int, timeout: float) -> int | None:
+    """Let `giver` give one piece and wait until it has arrived; how many buckets, or None if nothing was left."""
+    deadline = time.monotonic() + timeout
+    bounds = (move.buckets.start, move.buckets.stop)
+    wait = min(WAIT, timeout / 2)
+    while True:
+        moved = _ask(giver, MoveBuckets(buckets=bounds, taker=move.taker, rebalance=number, wait=wait))
+        if moved.buckets is not None and not moved.pending:
+            return moved.buckets[1] - moved.buckets[0]
+        if moved.buckets is None and moved.missing is None:
+            return None
+        if time.monotonic() >= deadline:
+            raise UnavailableError(f"{_why(moved, move)}; tried for {timeout:g} s")
+        time.sleep(0.0 if moved.pending else PAUSE)
+
+
+def _why(moved: Moved, move: BucketMove) -> str:
+    if moved.buckets is None:
+        return f"{move.taker} cannot be given buckets: {moved.missing}"
+    return (
+        f"the buckets {moved.buckets} are on their way from {move.giver} to {move.taker}, which does not answer; start it again, "
+        "and they arrive by themselves"
+    )
+
+
+def _ask(giver: Link, move: MoveBuckets) -> Moved:
+    return Moved.from_json(giver.call(Call.MOVE_BUCKETS, move.model_dump_json()).text)
+
+
+def _require_may_leave(links: Sequence[Link]) -> None:
+    for link in links:
+        if Members.from_json(link.call(Call.MEMBERS).text).members:
+            raise InvalidArgumentError(f"addresses: the workers of a run meet at {link.address}; it must stay")
+        if names := ask_buckets(link).dense:
+            raise InvalidArgumentError(
+                f"addresses: the server at {link.address} holds {len(names)} dense parameters, {names[0]!r} first; it must stay"
+            )

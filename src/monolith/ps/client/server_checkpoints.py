@@ -1,0 +1,146 @@
+"""Checkpoints of what parameter servers hold, taken and restored through a worker: the servers read and write, it only asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+
+from monolith.checkpoint.checkpoint_folder import begin_checkpoint
+from monolith.checkpoint.in_use import in_use
+from monolith.checkpoint.manifest import FileEntry
+from monolith.checkpoint.paths import base_name, is_absolute, parent_folder, relative_name
+from monolith.checkpoint.restore import RestoreChoices
+from monolith.checkpoint.storage import StrPath
+from monolith.config import Config
+from monolith.errors import MonolithError, StorageError
+from monolith.ps.ownership import mask_of
+from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
+from monolith.transport.calls import Call
+from monolith.transport.link import Link, finish_all
+
+__all__ = ["ServerSaves", "ServerShard", "begin_server_saves", "prepare_servers", "save_servers", "server_shards"]
+
+ATTEMPTS = 20
+"""How often a save is begun until no bucket is on its way between two servers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSaves:
+    """Checkpoints that servers are writing: what is in them is decided."""
+
+    links: Sequence[Link]
+    model_dir: str
+    token: int
+    wait: float = field(default=1.0)
+
+    def finish(self) -> tuple[FileEntry, ...]:
+        """Wait until all are complete and durable; their manifests, as the checkpoint that they belong to names them.
+
+        `StorageError` if one failed, or was begun by a server that is gone: it may be tried again.
+        """
+        try:
+            saved = _until_done(self.links, Call.SAVED, WaitForSave(token=self.token, wait=self.wait))
+        except MonolithError as error:
+            raise StorageError(f"the servers could not save: {error}") from error
+        return tuple(self._entry(one) for one in saved)
+
+    def _entry(self, saved: Saved) -> FileEntry:
+        assert saved.manifest is not None
+        path = f"{saved.folder}/{saved.manifest.name}"
+        return saved.manifest.model_copy(update={"name": relative_name(path, self.model_dir)})
+
+
+def begin_server_saves(links: Sequence[Link], path: StrPath, *, step: int, name: str | None = None) -> ServerSaves:
+    """Let every server take a checkpoint, named as the one at `path`; when this returns the servers go on changing."""
+    for attempt in range(ATTEMPTS):
+        save = Save(name=name or base_name(path), step=step, token=secrets.randbits(63))
+        frames = finish_all([link.begin(Call.SAVE, save.model_dump_json())[0] for link in links])
+        saves = ServerSaves(links=links, model_dir=_absolute(parent_folder(path)), token=save.token)
+        if _is_whole([SaveBegun.from_json(frame.text) for frame in frames]):
+            return saves
+        saves.finish()
+        time.sleep(0.05 * 2 ** min(attempt, 5))
+    raise StorageError(f"{path}: buckets were on their way between servers in {ATTEMPTS} attempts; save again later")
+
+
+def save_servers(links: Sequence[Link], path: StrPath, *, step: int = 0) -> None:
+    """Write a checkpoint of what the servers hold and nothing else; it is complete and durable when this returns."""
+    # Names in the folders of servers must not meet, whatever folders the checkpoints are in.
+    saves = begin_server_saves(links, path, step=step, name=f"{base_name(path)}.{secrets.token_hex(4)}")
+    begin_checkpoint(path, state={}, step=step, servers=saves.finish).finish()
+
+
+def prepare_servers(
+    links: Sequence[Link], path: StrPath, *, only_fresh: bool = False, **choices: Unpack[RestoreChoices]
+) -> Callable[[], None]:
+    """Let the servers read what each gets of a checkpoint; calling the answer lets all of them put it in place.
+
+    Their number need not be that of the save. With `only_fresh`, servers that hold a state worth keeping keep it.
+    """
+    wanted = [shard.link for shard in server_shards(links) if not (only_fresh and shard.is_initialised())]
+    token = secrets.randbits(63)
+    restore = Restore(
+        path=_absolute(path),
+        token=token,
+        wait=1.0,
+        aliases=dict(choices.get("aliases") or {}),
+        allow_new_tables=choices.get("allow_new_tables", False),
+        allow_new_segments=choices.get("allow_new_segments", False),
+        reset_admission=choices.get("reset_admission", False),
+    )
+    with in_use(path):
+        _until_done(wanted, Call.RESTORE, restore)
+
+    def put_in_place() -> None:
+        _until_done(wanted, Call.COMMIT_RESTORE, CommitRestore(token=token, wait=1.0))
+
+    return put_in_place
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerShard:
+    """One server, for `PsMonitor`."""
+
+    link: Link
+
+    def is_initialised(self) -> bool:
+        """Whether it holds a state that is worth keeping."""
+        return json.loads(self.link.call(Call.IS_INITIALISED).text)["initialised"] is True
+
+    def mark_initialised(self) -> None:
+        """Say that it does."""
+        self.link.call(Call.MARK_INITIALISED)
+
+
+def server_shards(links: Sequence[Link]) -> list[ServerShard]:
+    """Each server by itself."""
+    return [ServerShard(link=link) for link in links]
+
+
+def _is_whole(begun: Sequence[SaveBegun]) -> bool:
+    """Whether every bucket was owned by one server at its cut; servers that were never told are asked for nothing."""
+    told = [one.ranges for one in begun if one.ranges is not None]
+    return not told or bool((np.sum([mask_of(ranges) for ranges in told], axis=0) == 1).all())
+
+
+def _until_done(links: Sequence[Link], call: Call, message: Config) -> list[Saved]:
+    """Ask until all have done; each call is short, however long the work takes."""
+    done: dict[int, Saved] = {}
+    while waiting := [number for number in range(len(links)) if number not in done]:
+        frames = finish_all([links[number].begin(call, message.model_dump_json())[0] for number in waiting])
+        answers = zip(waiting, (Saved.from_json(frame.text) for frame in frames), strict=True)
+        done |= {number: saved for number, saved in answers if saved.done}
+    return [done[number] for number in range(len(links))]
+
+
+def _absolute(path: StrPath) -> str:
+    text = os.fspath(path)
+    return text if is_absolute(text) else str(Path(text).absolute())

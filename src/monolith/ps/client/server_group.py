@@ -1,0 +1,288 @@
+"""What a worker does with all of its servers alike: join, declare tables, ask for sizes, expire rows, end."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from monolith.config import Config, Positive
+from monolith.errors import ConfigError, InvalidArgumentError, StorageError
+from monolith.ps import messages
+from monolith.ps.client.server_checkpoints import prepare_servers, save_servers
+from monolith.ps.client.server_routes import ask_buckets
+from monolith.ps.client.server_search import follow_server
+from monolith.ps.messages import DeclaredTable, HeldPosition, Position, Push, Wire
+from monolith.table.buckets import NUM_BUCKETS
+from monolith.table.config import TableConfig
+from monolith.table.embedding_table import TableStats
+from monolith.transport.addresses import distinct_addresses
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame
+from monolith.transport.link import Link, finish_all
+from monolith.transport.stream_pool import Transport
+
+__all__ = ["ClientConfig", "ServerGroup", "link_to"]
+
+FIND_SECONDS = 2.0
+"""How long an address is asked whether a server that is missed is there now."""
+
+
+class ClientConfig(Config):
+    """How a worker talks to its servers.
+
+    Example:
+        >>> ClientConfig(worker="worker-0", epoch=2, wire="bfloat16").timeout
+        30.0
+    """
+
+    worker: messages.Name | None = None
+    """The worker's name, kept when it is started again; None: a new one, and nobody takes its place."""
+    epoch: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+    """Which life of the worker this is, larger than all before; None: the time in nanoseconds."""
+    timeout: Positive = 30.0
+    """Seconds a call may take, retries included."""
+    wire: Wire = "float32"
+    """Precision of rows and gradients on the way; the narrow ones halve the traffic, and round."""
+    token: Annotated[str | None, Field(repr=False)] = None
+    """What the servers ask for."""
+    tls_root_certs: Path | None = None
+    """PEM of whom the servers' certificates are signed by; None: no TLS."""
+    transport: Transport | None = None
+    """How frames travel: "socket", or "flight", which can encrypt; None: Flight with `tls_root_certs`, sockets without. The
+    servers must do the same."""
+    ordered: bool = True
+    """Whether a change waits for lookups begun before it, so that a run can be repeated bit by bit. False lets both go on at
+    the same time: rows read ahead then have the update before them, or not yet."""
+    max_streams: Annotated[int, Field(ge=1)] = 4
+    """Streams to each server: threads of this process that can be under way at once."""
+    on_restart: Literal["rejoin", "raise"] = "rejoin"
+    """What to do with a server that was started again and has restored itself: go on with it, or raise `ServerRestoredError`.
+    One that has lost what it held always raises `ServerRestartedError`."""
+
+
+def link_to(address: str, config: ClientConfig) -> Link:
+    """The way to one server, as `config` says."""
+    return Link(
+        address,
+        timeout=config.timeout,
+        token=config.token,
+        tls_root_certs=_certificates(config.tls_root_certs),
+        max_streams=config.max_streams,
+        transport=config.transport,
+    )
+
+
+class ServerGroup:
+    """Links to servers, joined as one worker. Base of `RemoteStore` and `ServerStore`."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        tables: Iterable[TableConfig | DeclaredTable] = (),
+        *,
+        config: ClientConfig | None = None,
+        find: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        self.config = config or ClientConfig()
+        self._find = find
+        self._rejoining = threading.RLock()
+        self._worker = self.config.worker or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._epoch = time.time_ns() if self.config.epoch is None else self.config.epoch
+        self._nonce = secrets.randbits(63)
+        self._sequences = itertools.count(1)
+        self._declared: dict[str, DeclaredTable] = {}
+        self.joined: list[dict[str, object]] = []
+        """What each server answered when it was joined."""
+        self.links = [self._linked(address) for address in distinct_addresses(addresses)]
+        try:
+            self._join()
+            self.declare(tables)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the servers are now."""
+        return tuple(link.address for link in self.links)
+
+    @property
+    def worker(self) -> str:
+        """The name it has joined with."""
+        return self._worker
+
+    @property
+    def epoch(self) -> int:
+        """The epoch it has joined in."""
+        return self._epoch
+
+    def declare(self, tables: Iterable[TableConfig | DeclaredTable]) -> None:
+        """Let every server make these tables, unless they are there with the same configuration."""
+        declared = [t if isinstance(t, DeclaredTable) else DeclaredTable(config=t) for t in tables]
+        if declared:
+            self._ask_all(Call.DECLARE_TABLES, messages.DeclareTables(tables=tuple(declared)).model_dump_json())
+            self._declared |= {table.config.name: table for table in declared}
+
+    def configs(self) -> dict[str, TableConfig]:
+        """The configuration of every table on the servers."""
+        return {table.config.name: table.config for table in self._served()}
+
+    def stats(self) -> dict[str, TableStats]:
+        """The size of every table, all servers together."""
+        answers = [json.loads(frame.text)["tables"] for frame in self._ask_all(Call.STATS)]
+        return {name: TableStats.total([TableStats(**answer[name]) for answer in answers]) for name in answers[0]}
+
+    def evict(self, *, now: int | Mapping[str, int] | None = None) -> dict[str, int]:
+        """Remove expired rows of all tables at `now`, by default the newest event time of each; how many, by table."""
+        stats = self.stats()
+        if now is None:
+            moments = {name: one.max_event_time for name, one in stats.items()}
+        else:
+            moments = dict(now) if isinstance(now, Mapping) else dict.fromkeys(stats, now)
+        text = messages.Evict(push=self.next_push(), now=moments).model_dump_json()
+        counts = [json.loads(frame.text)["evicted"] for frame in self._ask_all(Call.EVICT, text)]
+        return {name: sum(count[name] for count in counts) for name in moments}
+
+    def health(self) -> list[dict[str, object]]:
+        """What each server says about itself: tables, bytes, whether it is initialised, seconds since it started."""
+        return [json.loads(frame.text) for frame in self._ask_all(Call.HEALTH)]
+
+    def is_initialised(self) -> bool:
+        """Whether every server has been given its state since it started."""
+        return all(json.loads(frame.text)["initialised"] for frame in self._ask_all(Call.IS_INITIALISED))
+
+    def mark_initialised(self) -> None:
+        """From now on, until it is started anew, each server has state that is worth keeping."""
+        self._ask_all(Call.MARK_INITIALISED)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Let the servers save what they hold, each in its own folder; `folder` becomes the checkpoint that names them.
+
+        All servers need a folder, `monolith ps --folder`, on a disk that whoever restores it can read.
+        """
+        save_servers(self.links, folder)
+
+    def restore(self, folder: str | os.PathLike[str]) -> None:
+        """Let the servers restore a checkpoint, whatever number of servers has saved it; on an error nothing has changed."""
+        self.prepare_restore(folder)()
+
+    def prepare_restore(
+        self, folder: str | os.PathLike[str], *, buckets: range = range(NUM_BUCKETS)
+    ) -> Callable[[], None]:
+        """Let every server read the buckets it owns; calling the answer lets all of them put them in place."""
+        if len(buckets) != NUM_BUCKETS:
+            raise InvalidArgumentError(f"buckets: a server restores what it owns, expected all of them, got {buckets}")
+        return prepare_servers(self.links, folder)
+
+    def prepare_fresh(self, folder: str | os.PathLike[str]) -> Callable[[], None]:
+        """Like `prepare_restore`, but servers that hold a state worth keeping keep it."""
+        return prepare_servers(self.links, folder, only_fresh=True)
+
+    def rejoin(self) -> None:
+        """After `ServerRestartedError`: take the servers as they are now, and declare the tables to those that are new."""
+        for link in self.links:
+            link.instance = 0
+        self._join()
+        self.declare(list(self._declared.values()))
+
+    def positions(self) -> list[dict[str, HeldPosition] | None]:
+        """How far each server says this worker is in its data, by channel; None: the server had not met the worker before."""
+        known = [joined["known"] is True for joined in self.joined]
+        found: list[dict[str, HeldPosition] | None] = []
+        for number, frame in enumerate(self._ask_all(Call.JOIN, self._join_text())):
+            held = {channel: HeldPosition(**one) for channel, one in json.loads(frame.text)["positions"].items()}
+            found.append(held if held or any(known[number : number + 1]) else None)
+        return found
+
+    def shut_down_servers(self) -> None:
+        """Ask all servers to end."""
+        self._ask_all(Call.SHUTDOWN)
+
+    def close(self) -> None:
+        """Close all connections; the servers go on."""
+        for link in self.links:
+            link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.addresses))}, worker={self._worker!r})"
+
+    def _linked(self, address: str) -> Link:
+        link = link_to(address, self.config)
+        if self.config.on_restart == "rejoin":
+            link.on_restored = lambda meant: self._join_restored(link, meant)
+        link.on_unavailable = lambda: self._look_for(link)
+        return link
+
+    def _join(self) -> None:
+        self.joined = [json.loads(frame.text) for frame in self._ask_all(Call.JOIN, self._join_text())]
+        if self._find is not None:
+            for link in self.links:
+                link.server = ask_buckets(link).server
+
+    def _join_text(self) -> str:
+        return messages.Join(worker=self._worker, epoch=self._epoch, nonce=self._nonce).model_dump_json()
+
+    def _join_restored(self, link: Link, meant: int) -> None:
+        """Go on with a server that has restored itself since the life `meant`."""
+        with self._rejoining:
+            if link.instance != meant:
+                return  # another thread has done it
+            link.instance = 0
+            link.call(Call.JOIN, self._join_text())
+            self._declare_to(link)
+
+    def _declare_to(self, link: Link) -> None:
+        if self._declared:
+            declare = messages.DeclareTables(tables=tuple(self._declared.values()))
+            link.call(Call.DECLARE_TABLES, declare.model_dump_json())
+
+    def _look_for(self, link: Link) -> None:
+        """Ask whether the server of `link` is at another address now."""
+        if self._find is not None:
+            soon = self.config.model_copy(update={"timeout": min(self.config.timeout, FIND_SECONDS)})
+            follow_server(link, self.addresses, self._find, lambda address: link_to(address, soon))
+
+    def next_push(self, position: Position | None = None) -> Push:
+        """The number of the next change this worker makes; `position`: the batch it belongs to."""
+        return Push(worker=self._worker, epoch=self._epoch, sequence=next(self._sequences), position=position)
+
+    def _ask_all(self, call: Call, text: str = "{}") -> list[Frame]:
+        return finish_all([link.begin(call, text)[0] for link in self.links])
+
+    def _served(self) -> tuple[DeclaredTable, ...]:
+        # The servers were given the same declarations; the first speaks for all.
+        return messages.DeclareTables.from_json(self.links[0].call(Call.CONFIGS).text).tables
+
+
+def _certificates(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"ClientConfig.tls_root_certs: cannot read {path}: {error.strerror}") from error
+
+
+def require_known(names: Iterable[str], declared: Mapping[str, DeclaredTable]) -> None:
+    """Raise unless all tables have been declared by this worker."""
+    for name in names:
+        if name not in declared:
+            known = ", ".join(map(repr, declared)) or "none"
+            raise ConfigError(f"table: this store has not declared {name!r}; it has {known}")

@@ -1,0 +1,246 @@
+"""Dense parameters that live on servers, and copies of them that a worker's model reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import MappingProxyType
+from typing import overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from monolith.errors import InvalidArgumentError
+from monolith.ps import messages
+from monolith.ps.client.server_group import ServerGroup
+from monolith.ps.client.server_routes import ask_buckets
+from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame
+from monolith.transport.link import Exchange, Link, finish_all
+
+__all__ = ["CachedParameters", "ServerOptimizer", "ServerParameters"]
+
+
+class ServerParameters:
+    """Named float32 tensors on the servers of a store, each on one of them, with an optimizer beside it.
+
+    The first worker that declares them gives the values; those that come later find them, on the servers that hold them. New
+    ones are placed alike by all workers: the largest first, each on the server with the least so far.
+
+    Example:
+        >>> from monolith.ps import DenseSgd, ParameterServer, ServerParameters, ServerStore
+        >>> with ParameterServer() as server, ServerStore([server.address]) as store:
+        ...     origin = ServerParameters(store, {"w": torch.tensor([5.0])}, DenseSgd(learning_rate=1.0))
+        ...     origin.apply({"w": torch.tensor([1.0])})
+        ...     origin.read()
+        {'w': tensor([4.])}
+    """
+
+    def __init__(
+        self, group: ServerGroup, parameters: Mapping[str, Tensor], optimizer: DenseSgd | DenseAdagrad | DenseAdam
+    ) -> None:
+        self._group = group
+        self._names = tuple(parameters)
+        values = {name: _array(name, tensor) for name, tensor in parameters.items()}
+        links = list(group.links)
+        sizes = {name: array.size for name, array in values.items()}
+        placed = _placed(sizes, len(links), _found(self._names, links))
+        self._link_of = {name: links[number] for name, number in placed.items()}
+        answers = self._ask(
+            Call.DECLARE_DENSE,
+            self._names,
+            lambda names: messages.DeclareDense(names=names, optimizer=optimizer).model_dump_json(),
+            values,
+        )
+        self.created = any(json.loads(frame.text)["created"] for _, frame in answers)
+        """Whether this worker was the first."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, in the order given."""
+        return self._names
+
+    def read(self) -> dict[str, Tensor]:
+        """The values now, as new tensors."""
+        answers = self._ask(
+            Call.READ_DENSE, self._names, lambda names: messages.ReadDense(names=names).model_dump_json()
+        )
+        found = {n: torch.from_numpy(a.copy()) for names, f in answers for n, a in zip(names, f.arrays, strict=True)}
+        return {name: found[name] for name in self._names}
+
+    def apply(
+        self,
+        gradients: Mapping[str, Tensor],
+        *,
+        learning_rate: float | None = None,
+        position: messages.Position | None = None,
+    ) -> None:
+        """One step of the servers' optimizer for each parameter that has a gradient here; `position`: the batch it is of."""
+        push = self._group.next_push(position)
+        self._send(
+            Call.APPLY_DENSE,
+            gradients,
+            lambda names: messages.ApplyDense(push=push, names=names, learning_rate=learning_rate).model_dump_json(),
+        )
+
+    def assign(self, values: Mapping[str, Tensor]) -> None:
+        """Set the values of some parameters; the optimizers' state stays."""
+        self._assign(values, add=False)
+
+    def assign_add(self, values: Mapping[str, Tensor]) -> None:
+        """Add to the values of some parameters."""
+        self._assign(values, add=True)
+
+    def _assign(self, values: Mapping[str, Tensor], *, add: bool) -> None:
+        push = self._group.next_push()
+        self._send(
+            Call.ASSIGN_DENSE,
+            values,
+            lambda names: messages.AssignDense(push=push, names=names, add=add).model_dump_json(),
+        )
+
+    def _send(self, call: Call, tensors: Mapping[str, Tensor], text: Callable[[tuple[str, ...]], str]) -> None:
+        if unknown := set(tensors) - set(self._names):
+            raise InvalidArgumentError(f"parameters: there is no {min(unknown)!r}; there are {', '.join(self._names)}")
+        self._ask(call, tuple(tensors), text, {name: _array(name, tensor) for name, tensor in tensors.items()})
+
+    def _ask(
+        self,
+        call: Call,
+        names: Iterable[str],
+        text: Callable[[tuple[str, ...]], str],
+        arrays: Mapping[str, np.ndarray] | None = None,
+    ) -> list[tuple[tuple[str, ...], Frame]]:
+        """Ask each server that has some of `names` about those; which names, and the answer."""
+        asked: list[tuple[tuple[str, ...], Exchange]] = []
+        wanted = list(names)
+        for link in dict.fromkeys(self._link_of[name] for name in wanted):
+            mine = tuple(name for name in wanted if self._link_of[name] is link)
+            sent = [] if arrays is None else [arrays[name] for name in mine]
+            asked.append((mine, link.prepared(call, text(mine), sent)))
+        frames = finish_all([exchange for _, exchange in asked])
+        return [(mine, frame) for (mine, _), frame in zip(asked, frames, strict=True)]
+
+
+class CachedParameters:
+    """The parameters of `module`, trained on servers: reads use the module's copies, gradients go to the origin.
+
+    `fetch` begins to read the origin, beside whatever the worker does; `assign` waits for it and puts the values into the
+    module. Calling `fetch` before every step and `assign` after it, a step reads what was there before the step before; the
+    hook `monolith.train.cached.FetchCachedVariablesHook` does so, after a first round that is waited for.
+
+    Example:
+        >>> from monolith.ps import CachedParameters, DenseSgd, ParameterServer, ServerStore
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> with ParameterServer() as server, ServerStore([server.address]) as store:
+        ...     cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+        ...     cached.origin.assign({"weight": torch.tensor([[7.0]])})
+        ...     cached.fetch()
+        ...     cached.assign()
+        >>> model.weight.item()
+        7.0
+    """
+
+    def __init__(self, module: nn.Module, group: ServerGroup, optimizer: DenseSgd | DenseAdagrad | DenseAdam) -> None:
+        self._parameters = dict(module.named_parameters())
+        self.origin = ServerParameters(group, self._parameters, optimizer)
+        """The parameters on the servers."""
+        self.position: messages.Position | None = None
+        """The batch that the next `push` is of, if servers are told."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="monolith-fetch")
+        self._fetched: Future[dict[str, Tensor]] | None = None
+        self.fetch()
+        self.assign()
+
+    def fetch(self) -> None:
+        """Begin to read the origin; the module keeps what it has."""
+        self._fetched = self._thread.submit(self.origin.read)
+
+    def assign(self) -> None:
+        """Wait for what `fetch` began and put it into the module; an error of the fetch is raised here."""
+        if self._fetched is None:
+            return
+        fetched, self._fetched = self._fetched, None
+        values = fetched.result()
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(values[name])
+
+    def push(self) -> None:
+        """Send what backward has left in the module to the origin.
+
+        Waits for a fetch that is under way: it reads what was there before this step, whatever the timing.
+        """
+        if self._fetched is not None:
+            wait([self._fetched])
+        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        self.origin.apply(gradients, position=self.position)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The module's own parameters: the copies."""
+        return list(self._parameters.values())
+
+
+class ServerOptimizer(torch.optim.Optimizer):
+    """The dense optimizer of a worker whose parameters are on servers: `step` sends the gradients there.
+
+    Example:
+        >>> from monolith.ps import CachedParameters, DenseSgd, ParameterServer, ServerOptimizer, ServerStore
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> with ParameterServer() as server, ServerStore([server.address]) as store:
+        ...     cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+        ...     before = model.weight.item()
+        ...     model(torch.ones(1, 1)).sum().backward()
+        ...     ServerOptimizer(cached).step()
+        ...     after = cached.origin.read()["weight"].item()
+        >>> model.weight.item() == before, round(before - after, 6)
+        (True, 1.0)
+    """
+
+    def __init__(self, cached: CachedParameters) -> None:
+        super().__init__(cached.parameters(), {})
+        self._cached = cached
+
+    def set_position(self, position: messages.Position | None) -> None:
+        """Say which batch the next step is of; a successor of this worker then counts it once."""
+        dense = None if position is None else position.model_copy(update={"channel": "dense"})
+        self._cached.position = dense
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Send the gradients to the servers, which make one step of their optimizer."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._cached.push()
+        return loss
+
+
+def _found(names: Iterable[str], links: Sequence[Link]) -> dict[str, int]:
+    """The number of the server of each name that is declared already."""
+    wanted = set(names)
+    return {name: number for number, link in enumerate(links) for name in ask_buckets(link).dense if name in wanted}
+
+
+def _placed(sizes: Mapping[str, int], servers: int, found: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
+    """The number of the server of each name; those that were found stay where they are."""
+    held = [sum(sizes[name] for name, at in found.items() if at == number) for number in range(servers)]
+    server_of = dict(found)
+    for name in sorted(sizes.keys() - found.keys(), key=lambda name: (-sizes[name], name)):
+        number = held.index(min(held))
+        held[number] += sizes[name]
+        server_of[name] = number
+    return server_of
+
+
+def _array(name: str, tensor: Tensor) -> np.ndarray:
+    if tensor.dtype != torch.float32:
+        raise InvalidArgumentError(f"dense parameter {name!r}: expected float32, got {tensor.dtype}")
+    return tensor.detach().cpu().contiguous().numpy()

@@ -1,0 +1,286 @@
+"""Which server is asked for which id: what the servers of a group say they own, kept up to date."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from monolith.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    MonolithError,
+    OwnershipChangedError,
+    ServerRestartedError,
+    UnavailableError,
+)
+from monolith.ps.bucket_messages import Buckets, OwnBuckets
+from monolith.ps.ownership import OwnedByServer, OwnershipMap, mask_of, ranges_of
+from monolith.table.buckets import NUM_BUCKETS
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame
+from monolith.transport.link import Link, finish_each
+
+__all__ = ["Route", "ServerRoutes", "ask_buckets"]
+
+ASK_SECONDS = 2.0
+"""How long a server that does not answer holds up those that ask all of them."""
+PAUSE = 0.05
+"""Seconds between two looks at buckets that are on their way."""
+SILENT = 5.0
+"""Seconds until a server that buckets were once given to, and that did not answer, is asked again."""
+LOOKS = 5
+"""How often buckets must be missing before they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """How requests are split, at one moment."""
+
+    links: tuple[Link, ...]
+    """Servers that own something."""
+    versions: tuple[int, ...]
+    """Of the buckets of each."""
+    owners: np.ndarray
+    """int64 [NUM_BUCKETS]: the number of the link of each bucket; behind the last link: it is on its way."""
+
+    @property
+    def groups(self) -> int:
+        """Parts that ids are split into: one for each link, and one more if some are on their way."""
+        return len(self.links) + bool((self.owners == len(self.links)).any())
+
+    def map(self) -> OwnershipMap:
+        """The same as a value that can be shown and kept."""
+        return OwnershipMap(
+            servers=tuple(
+                OwnedByServer(address=link.address, version=version, ranges=ranges_of(self.owners == number))
+                for number, (link, version) in enumerate(zip(self.links, self.versions, strict=True))
+            )
+        )
+
+
+@dataclass
+class _Known:
+    version: int
+    mask: np.ndarray
+
+
+class ServerRoutes:
+    """Asks the servers of a group what they own, at first and whenever a request was refused.
+
+    Args:
+        links: those of the group now.
+        keep: told the links to servers of the group, and those to servers that have left it.
+        join: a link to one more server that this worker has joined, by its address; None if it does not answer.
+    """
+
+    def __init__(
+        self,
+        links: Callable[[], Sequence[Link]],
+        *,
+        keep: Callable[[list[Link], list[Link]], None],
+        join: Callable[[str], Link | None],
+        timeout: float,
+    ) -> None:
+        self._links, self._keep, self._join = links, keep, join
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._known: dict[Link, _Known] = {}
+        self._is_open = False
+        self._silent: dict[str, float] = {}
+        self.current = Route(links=(), versions=(), owners=np.zeros(NUM_BUCKETS, dtype=np.int64))
+        """The newest."""
+
+    def begin(self, first: OwnershipMap, *, replace_lost: bool = False) -> None:
+        """Give servers that have never owned anything what `first` says, unless others own something else already.
+
+        With `replace_lost` they are given what nobody owns then.
+        """
+        links = list(self._links())
+        told = [ask_buckets(link) for link in links]
+        if all(one.version == 0 or one.ranges == mine.ranges for one, mine in zip(told, first.servers, strict=True)):
+            # All begin with the same server, so that of two who disagree one is refused before it has changed anything.
+            for link, one, mine in sorted(zip(links, told, first.servers, strict=True), key=lambda e: e[0].address):
+                if one.version == 0 and not self._given(link, mine.ranges):
+                    break
+        try:
+            self.settled()
+        except ConfigError:
+            # Not while one does not answer or a piece is on its way: what is missing may be there.
+            if not replace_lost or self._is_open:
+                raise
+            self._replace_lost()
+            self.settled()
+
+    def after(self, route: Route) -> Route:
+        """A newer one than `route`."""
+        with self._lock:
+            if self.current is route:
+                self._fetch()
+            return self.current
+
+    def settled(self) -> Route:
+        """The newest, when nothing is on its way any more; raises if buckets have no owner and none of them comes."""
+        deadline, looks = time.monotonic() + self._timeout, 0
+        with self._lock:
+            while not self._fetch():
+                looks += 1
+                # A piece that arrives while all are asked may be seen on neither side, but not several times in a row.
+                if time.monotonic() >= deadline or (looks >= LOOKS and not self._is_open):
+                    names = ", ".join(link.address for link in self._links())
+                    missing = list(ranges_of(self.current.owners == len(self.current.links)))
+                    raise ConfigError(f"addresses: nobody of {names} owns the buckets {missing}; name all servers")
+                time.sleep(PAUSE)
+            return self.current
+
+    def look_around(self, away: Link) -> None:
+        """Find out whether others own what `away`, which does not answer, had; does nothing while somebody asks already."""
+        if self._known and self._lock.acquire(blocking=False):
+            try:
+                # Whatever is wrong with others, whoever asks them is told.
+                with suppress(MonolithError):
+                    self._fetch(away)
+            finally:
+                self._lock.release()
+
+    def _replace_lost(self) -> None:
+        """Give what nobody owns to servers that have never owned anything, in equal shares."""
+        missing = np.flatnonzero(self.current.owners == len(self.current.links))
+        fresh = sorted(
+            (link for link in self._links() if ask_buckets(link).version == 0), key=lambda link: link.address
+        )
+        for link, share in zip(fresh, np.array_split(missing, max(1, len(fresh))), strict=False):
+            mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
+            mask[share] = True
+            self._given(link, ranges_of(mask))
+
+    def _given(self, link: Link, ranges: tuple[tuple[int, int], ...]) -> bool:
+        try:
+            link.call(Call.OWN_BUCKETS, OwnBuckets(ranges=ranges).model_dump_json())
+        except OwnershipChangedError:
+            return False
+        return True
+
+    def _fetch(self, away: Link | None = None) -> bool:
+        """Ask all servers but `away`; whether every bucket has one owner."""
+        links = list(self._links())
+        asked = _ask_each([link for link in links if link is not away])
+        told: dict[Link, Buckets | None] = {}
+        for link in links:
+            answer = asked.get(link)
+            if isinstance(answer, ServerRestartedError) and not self._had(link):
+                # It had nothing of ours, and has lost it: whoever is led there again joins it anew.
+                link.left = True
+                self._keep([other for other in self._links() if other is not link], [link])
+            else:
+                told[link] = self._claimed_again(link, _buckets(answer))
+        if not self._claimed(told).all():
+            told |= self._follow(told)
+        claims = self._claims(told)
+        counted = sum((known.mask.astype(np.int64) for known in claims.values()), np.zeros(NUM_BUCKETS, dtype=np.int64))
+        # Of two that claim a bucket one has given it away since it was asked: ask again.
+        for known in claims.values():
+            known.mask = known.mask & (counted == 1)
+        self._is_open = bool((counted > 1).any()) or any(one is None or one.giving for one in told.values())
+        self._put_in_place(told, claims)
+        return bool((counted == 1).all())
+
+    def _claimed_again(self, link: Link, told: Buckets | None) -> Buckets | None:
+        # Giving and taking are durable at once, the first claim is not: a server that was started again may have lost it, and
+        # nothing else then.
+        if told is not None and told.version == 0 and self._had(link):
+            own = OwnBuckets(ranges=ranges_of(self._known[link].mask))
+            return Buckets.from_json(link.call(Call.OWN_BUCKETS, own.model_dump_json()).text)
+        return told
+
+    def _had(self, link: Link) -> bool:
+        return link in self._known and bool(self._known[link].mask.any())
+
+    def _claimed(self, told: dict[Link, Buckets | None]) -> np.ndarray:
+        mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
+        for link, one in told.items():
+            if one is not None:
+                mask |= mask_of(one.ranges)
+            elif link in self._known:
+                mask |= self._known[link].mask
+        return mask
+
+    def _follow(self, told: dict[Link, Buckets | None]) -> dict[Link, Buckets | None]:
+        """Servers that buckets were given to, and that this worker does not know yet."""
+        found: dict[Link, Buckets | None] = {}
+        now = time.monotonic()
+        asked = {link.address for link in told} | {at for at, since in self._silent.items() if now - since < SILENT}
+        waiting = _takers(told.values()) - asked
+        while waiting:
+            address = waiting.pop()
+            asked.add(address)
+            link = self._join(address)
+            if link is None:
+                self._silent[address] = now
+            else:
+                found[link] = ask_buckets(link)
+                waiting |= _takers([found[link]]) - asked
+        return found
+
+    def _claims(self, told: dict[Link, Buckets | None]) -> dict[Link, _Known]:
+        claims = {link: _Known(one.version, mask_of(one.ranges)) for link, one in told.items() if one is not None}
+        answered = sum((known.mask for known in claims.values()), np.zeros(NUM_BUCKETS, dtype=np.bool_))
+        for link, one in told.items():
+            if one is None and link in self._known:
+                # It does not answer now. What nobody else claims is still its own; the rest it gave away before.
+                known = self._known[link]
+                claims[link] = _Known(known.version, known.mask & ~answered)
+        return claims
+
+    def _put_in_place(self, told: dict[Link, Buckets | None], claims: dict[Link, _Known]) -> None:
+        for link, one in told.items():
+            if one is not None:
+                link.server, link.left = one.server, _has_left(one)
+            elif link in claims:
+                # It does not answer, and others own all that it had.
+                link.left = not claims[link].mask.any()
+        self._keep([link for link in told if not link.left], [link for link in told if link.left])
+        self._known = claims
+        owning = [(link, known) for link, known in claims.items() if known.mask.any()]
+        owners = np.full(NUM_BUCKETS, len(owning), dtype=np.int64)
+        for number, (_, known) in enumerate(owning):
+            owners[known.mask] = number
+        self.current = Route(
+            links=tuple(link for link, _ in owning), versions=tuple(known.version for _, known in owning), owners=owners
+        )
+
+
+def ask_buckets(link: Link) -> Buckets:
+    """What the server says about itself."""
+    return Buckets.from_json(link.call(Call.BUCKETS).text)
+
+
+def _ask_each(links: Sequence[Link]) -> dict[Link, Frame | Exception]:
+    """What each answers."""
+    seconds = [min(link.timeout, ASK_SECONDS) for link in links]
+    outcomes = finish_each(
+        [link.begin(Call.BUCKETS, "{}", timeout=limit)[0] for link, limit in zip(links, seconds, strict=True)]
+    )
+    return dict(zip(links, outcomes, strict=True))
+
+
+def _buckets(outcome: Frame | Exception | None) -> Buckets | None:
+    """What a server says; None: it does not answer, or was not asked."""
+    if outcome is None or isinstance(outcome, UnavailableError | DeadlineExceededError | OwnershipChangedError):
+        return None
+    if isinstance(outcome, Exception):
+        raise outcome
+    return Buckets.from_json(outcome.text)
+
+
+def _takers(told: Iterable[Buckets | None]) -> set[str]:
+    known = [one for one in told if one is not None]
+    return {address for one in known for address in one.gave} | {one.giving.taker for one in known if one.giving}
+
+
+def _has_left(told: Buckets) -> bool:
+    return told.version > 0 and told.giving is None and not told.ranges and not told.dense

@@ -1,0 +1,303 @@
+"""`ServerStore`: tables spread over parameter servers, as one `Store`."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import numpy as np
+import torch
+
+from monolith.errors import InvalidArgumentError
+from monolith.features.declaration import declare_tables
+from monolith.features.feature import Feature
+from monolith.ps import messages
+from monolith.ps.client.bag_split import (
+    IdSplit,
+    pooled_rows,
+    single_gradients,
+    split_by_owner,
+    split_ids,
+    summed_gradients,
+)
+from monolith.ps.client.bucket_group import BucketGroup
+from monolith.ps.client.parted_call import Part, Places, run_parts
+from monolith.ps.client.remote_store import float_rows, row_matrix
+from monolith.ps.client.server_group import ClientConfig, require_known
+from monolith.ps.client.server_routes import Route
+from monolith.ps.messages import DeclaredTable, Position, Push
+from monolith.ps.precision import WIRE_DTYPES, narrow, widen
+from monolith.table.arrays import Ids, Values, id_array
+from monolith.table.config import TableConfig
+from monolith.table.store import Bags, Gradient, join_gradients
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame
+from monolith.transport.link import Exchange
+
+__all__ = ["ServerStore", "tables_of"]
+
+REMEMBERED = 32
+"""Requests whose split is kept: the gradients of a batch come soon after its lookup."""
+
+MAX_AHEAD = 16
+"""Lookups begun and not taken; beyond, the oldest is forgotten: its batch never came."""
+
+_INT64 = np.dtype("<i8")
+
+
+def tables_of(features: Sequence[Feature], *, seed: int = 0) -> list[DeclaredTable]:
+    """The tables that an `EmbeddingCollection` of `features` needs on its servers.
+
+    Example:
+        >>> [table.config.name for table in tables_of([Feature(name="user", dim=8)])]
+        ['user']
+    """
+    declaration = declare_tables(features, seed=seed)
+    return [DeclaredTable(config=table.config, admission=table.admission) for table in declaration.tables]
+
+
+class ServerStore(BucketGroup):
+    """A `Store` whose rows are spread over servers: each id belongs to a bucket, each bucket to a server.
+
+    A request asks every server once, all at the same time, for the distinct ids it owns; pooling happens here. Gradients
+    are summed by id here, and every server takes one step with the sums. Whatever the number of servers, rows and lookups are
+    those of a `LocalStore`, bit for bit, with two exceptions: a narrow `wire` rounds, and rows of less than 32 bits that
+    round at random round differently.
+
+    A server applies its part of a call at most once. A call that fails may have been applied by some servers and not by
+    others. Any thread may call.
+
+    Args:
+        addresses: the servers, host:port each.
+        tables: declared on all of them.
+        ranges: the buckets of each server, by default `bucket_ranges`; servers that own some already keep those.
+        replace_lost: let servers that are new own the buckets that nobody owns, after others were lost with their folders. Only
+            with the addresses of all servers that are left: what one that is not named owns would be owned twice.
+        config: how to talk to them.
+        find: the addresses of all servers now, asked when one does not answer: it may have been started again elsewhere.
+
+    Example:
+        >>> from monolith.nn import EmbeddingCollection
+        >>> from monolith.ps import ParameterServer, ServerStore, tables_of
+        >>> features = [Feature(name="user", dim=2), Feature(name="item", dim=3)]
+        >>> with ParameterServer() as one, ParameterServer() as two:
+        ...     with ServerStore([one.address, two.address], tables_of(features)) as store:
+        ...         embeddings = EmbeddingCollection(features, store)
+        ...         output = embeddings({"user": torch.tensor([1, 2]), "item": torch.tensor([3, 4])})
+        ...         output["item"].sum().backward()
+        ...         embeddings.step()
+        ...         store.stats()["item"].rows
+        2
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        tables: Iterable[TableConfig | DeclaredTable] = (),
+        *,
+        ranges: Sequence[range] | None = None,
+        replace_lost: bool = False,
+        config: ClientConfig | None = None,
+        find: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        self._splits: OrderedDict[int, tuple[Route, Bags, IdSplit]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._ahead: deque[tuple[tuple[Bags, ...], Future[list[torch.Tensor]]]] = deque(maxlen=MAX_AHEAD)
+        self._thread: ThreadPoolExecutor | None = None
+        super().__init__(addresses, tables, ranges=ranges, replace_lost=replace_lost, config=config, find=find)
+
+    def prefetch(self, requests: Sequence[Bags]) -> None:
+        """Begin a lookup whose answer the next `lookup` with equal `requests` takes.
+
+        It sees what was applied before this call, and nothing of what is applied later: a change made through this store
+        waits for it, unless `ClientConfig.ordered` is off.
+        """
+        with self._lock:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="monolith-prefetch")
+            self._ahead.append((tuple(requests), self._thread.submit(self._lookup, requests)))
+
+    def lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
+        """One float32 [bags, dim] per request; an empty bag is zeros. Never inserts."""
+        begun = self._begun(requests)
+        return self._lookup(requests) if begun is None else begun.result()
+
+    def close(self) -> None:
+        """Close all connections; the servers go on."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        super().close()
+
+    def _begun(self, requests: Sequence[Bags]) -> Future[list[torch.Tensor]] | None:
+        with self._lock:
+            for place, (asked, future) in enumerate(self._ahead):
+                if _are_equal(asked, requests):
+                    # Those before it were begun for batches that never came.
+                    self._ahead = deque(list(self._ahead)[place + 1 :], maxlen=MAX_AHEAD)
+                    return future
+        return None
+
+    def _lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
+        route = self._routes.current
+        splits = [self._split(bags, route) for bags in requests]
+        reads = tuple(messages.TableRead(table=bags.table, pooling="none") for bags in requests)
+
+        def begin(part: Part) -> Exchange:
+            text = messages.Lookup(tables=reads, wire=self.config.wire, map=part.version).model_dump_json()
+            wanted = [split.ids[places] for split, places in zip(splits, part.places, strict=True)]
+            return part.link.prepared(Call.LOOKUP, text, wanted)
+
+        answers = self._run(route, [(split.ids, split.sizes) for split in splits], begin)
+        pooled = []
+        for place, (bags, split) in enumerate(zip(requests, splits, strict=True)):
+            parts = [(places[place], widen(frame.arrays[place], bags.table)) for places, frame in answers]
+            pooled.append(torch.from_numpy(pooled_rows(_joined(parts, len(split.ids)), split, bags)))
+        return pooled
+
+    def apply(
+        self,
+        gradients: Sequence[Gradient],
+        *,
+        step: int = 0,
+        event_time: int = 0,
+        position: Position | None = None,
+    ) -> None:
+        """One optimizer step per table and id, with the sum of its gradients in all `gradients`.
+
+        `position` says which batch of this worker they are of: a successor that goes on from there counts it once.
+        """
+        self._keep_order()
+        joined = join_gradients(gradients)
+        require_known([gradient.bags.table for gradient in joined], self._declared)
+        tables = tuple(
+            messages.TableGradient(table=g.bags.table, pooling="none", learning_rates=g.learning_rates) for g in joined
+        )
+        route, wire = self._routes.current, WIRE_DTYPES[self.config.wire]
+        flat = [self._flat(gradient, route) for gradient in joined]
+        pushes = self._pushes(position)
+
+        # All servers see every step, those without an id of it too: event time and HashNet scales follow the steps.
+        def begin(part: Part) -> Exchange:
+            apply = messages.Apply(push=pushes(part), tables=tables, step=step, event_time=event_time, map=part.version)
+            mine = [(ids[at], rows[at]) for (ids, rows, _), at in zip(flat, part.places, strict=True)]
+            shapes = [shape for ids, rows in mine for shape in ((_INT64, ids.shape), (wire, rows.shape))]
+            exchange, views = part.link.begin(Call.APPLY_GRADIENTS, apply.model_dump_json(), shapes)
+            for place, (ids, rows) in enumerate(mine):
+                views[2 * place][...] = ids
+                narrow(rows, views[2 * place + 1])
+            return exchange
+
+        self._run(route, [(ids, sizes) for ids, _, sizes in flat], begin)
+
+    def assign(self, table: str, ids: Ids, values: Values, *, event_time: int = 0) -> None:
+        """Set the embeddings of `ids` to `values` [n, dim]."""
+        self._write(Call.ASSIGN, table, ids, values, event_time)
+
+    def assign_add(self, table: str, ids: Ids, values: Values, *, event_time: int = 0) -> None:
+        """Add `values` [n, dim] to the embeddings of `ids`."""
+        self._write(Call.ASSIGN_ADD, table, ids, values, event_time)
+
+    def reinitialize(self, table: str, ids: Ids, *, event_time: int = 0) -> torch.Tensor:
+        """Reset value and state of `ids`; int32 [n]: 1 it had a row, 0 it is new."""
+        wanted = id_array(ids)
+        order, answers = self._each(Call.REINITIALIZE, table, wanted.reshape(-1), None, event_time)
+        existed = np.empty(wanted.size, dtype=np.int32)
+        for places, frame in answers:
+            existed[order[places[0]]] = frame.arrays[0]
+        return torch.from_numpy(existed).reshape(wanted.shape)
+
+    def _write(self, call: Call, table: str, ids: Ids, values: Values, event_time: int) -> None:
+        wanted = id_array(ids).reshape(-1)
+        self._each(call, table, wanted, row_matrix(values, len(wanted)), event_time)
+
+    def _each(
+        self, call: Call, table: str, ids: np.ndarray, values: np.ndarray | None, event_time: int
+    ) -> tuple[np.ndarray, list[tuple[Places, Frame]]]:
+        """Ask each server about its own of `ids`; the order in which they were asked, and the answers."""
+        self._keep_order()
+        route = self._routes.current
+        order, sizes = split_by_owner(ids, route.owners, route.groups)
+        ids, pushes = ids[order], self._pushes(None)
+
+        def begin(part: Part) -> Exchange:
+            write = messages.TableWrite(push=pushes(part), table=table, event_time=event_time, map=part.version)
+            (at,) = part.places
+            arrays = [ids[at]] if values is None else [ids[at], values[order[at]]]
+            return part.link.prepared(call, write.model_dump_json(), arrays)
+
+        return order, self._run(route, [(ids, sizes)], begin)
+
+    def _run(
+        self, route: Route, tables: Sequence[tuple[np.ndarray, list[int]]], begin: Callable[[Part], Exchange]
+    ) -> list[tuple[Places, Frame]]:
+        ids, sizes = [ids for ids, _ in tables], [sizes for _, sizes in tables]
+        return run_parts(self._routes, route, ids, sizes, begin, timeout=self.config.timeout)
+
+    def _pushes(self, position: Position | None) -> Callable[[Part], Push]:
+        """The number of the change that a part is: one for all servers, and a new one for each further round."""
+        made: dict[int, Push] = {}
+
+        def push(part: Part) -> Push:
+            number = made.setdefault(part.round, made.get(part.round) or self.next_push(position))
+            # The server has had this batch, but not this part of it.
+            return number.model_copy(update={"position": None}) if part.again else number
+
+        return push
+
+    def _keep_order(self) -> None:
+        if self.config.ordered:
+            with self._lock:
+                begun = [future for _, future in self._ahead]
+            wait(begun)
+
+    def _flat(self, gradient: Gradient, route: Route) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Ids and gradients in the order of the servers, and how many each has."""
+        bags, values = gradient.bags, float_rows(gradient.values)
+        if values.ndim != 2 or len(values) != len(bags.row_splits) - 1:
+            raise InvalidArgumentError(
+                f"gradients of table {bags.table!r}: expected [{len(bags.row_splits) - 1}, dim], got {list(values.shape)}"
+            )
+        split = self._split(bags, route)
+        if self._declared[bags.table].admission is not None:
+            ids, rows = single_gradients(values, split, bags)
+            return np.concatenate(ids), np.concatenate(rows), [len(part) for part in ids]
+        return split.ids, summed_gradients(values, split, bags), split.sizes
+
+    def _split(self, bags: Bags, route: Route) -> IdSplit:
+        with self._lock:
+            known = self._splits.get(id(bags))
+        # Kept together with the bags themselves, so that no other object can have their address. Their ids are compared:
+        # arrays can be written to, and a row for another id would be wrong without a word.
+        if known is not None and known[0] is route and known[1] is bags and known[2].is_of(bags.ids):
+            return known[2]
+        split = split_ids(bags.ids, route.owners, route.groups)
+        with self._lock:
+            self._splits[id(bags)] = (route, bags, split)
+            if len(self._splits) > REMEMBERED:
+                self._splits.popitem(last=False)
+        return split
+
+
+def _joined(parts: Sequence[tuple[np.ndarray | slice, np.ndarray]], count: int) -> np.ndarray:
+    """The rows of all parts, each at its places."""
+    if len(parts) == 1:
+        return parts[0][1]
+    joined = np.empty((count, parts[0][1].shape[1]), dtype=np.float32)
+    for places, rows in parts:
+        joined[places] = rows
+    return joined
+
+
+def _are_equal(one: Sequence[Bags], other: Sequence[Bags]) -> bool:
+    return len(one) == len(other) and all(
+        a is b
+        or (
+            a.table == b.table
+            and a.pooling == b.pooling
+            and np.array_equal(a.ids, b.ids)
+            and np.array_equal(a.row_splits, b.row_splits)
+        )
+        for a, b in zip(one, other, strict=True)
+    )

@@ -1,0 +1,51 @@
+"""Buckets that another server gives to this one. See `monolith.ps.server.bucket_moves`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from monolith.errors import ConfigError, InvalidArgumentError, MemoryLimitError, ProtocolError
+from monolith.ps.bucket_messages import InstallBuckets, Installed
+from monolith.ps.server.bucket_transfer import put_rows, require_rows
+from monolith.ps.server.mover_lease import MoverLease
+from monolith.ps.server.owned_buckets import OwnedBuckets
+from monolith.ps.server.state import ServerState
+
+__all__ = ["BucketInstalls", "REFUSALS"]
+
+REFUSALS = (ConfigError, InvalidArgumentError, MemoryLimitError, ProtocolError)
+"""Errors of a taker that has not installed a transfer and never will."""
+
+
+class BucketInstalls:
+    """What a server does as a taker; `commit` makes everything durable, if the server keeps anything."""
+
+    def __init__(
+        self, state: ServerState, owned: OwnedBuckets, lease: MoverLease, *, commit: Callable[[], object]
+    ) -> None:
+        self._state, self._owned, self._lease, self._commit = state, owned, lease, commit
+
+    def install(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> Installed:
+        """Own the buckets of a transfer from now on, unless that has happened before."""
+        again = self._install(install, arrays)
+        # Also if it had been done before: the answer that got lost may have been that it could not be made durable.
+        self._commit()
+        return Installed(again=again)
+
+    def _install(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> bool:
+        with self._state.gate.closed(changes=True):
+            try:
+                if self._owned.has_installed(install):
+                    return True
+                if install.rebalance:
+                    self._lease.require(install.rebalance)
+                require_rows(self._state.tables, install, arrays)
+                put_rows(self._state.tables, install, arrays)
+            except (*REFUSALS, MemoryError):
+                self._owned.refuse(install)
+                raise
+            self._owned.install(install)
+            self._state.initialised = True
+            return False

@@ -1,0 +1,101 @@
+"""One piece of buckets as a message: the rows of all tables, and what the tables know besides them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from monolith.errors import InvalidArgumentError
+from monolith.ps.bucket_messages import Giving, InstallBuckets, InstalledTable
+from monolith.ps.server.served_tables import ServedTables, require_count
+from monolith.table.buckets import bucket_of
+from monolith.table.embedding_table import EmbeddingTable
+from monolith.table.table_state import TableState
+
+__all__ = ["drop_rows", "packed_transfer", "piece_size", "put_rows", "require_rows"]
+
+
+def piece_size(tables: ServedTables, owned: int, limit: int) -> int:
+    """How many of `owned` buckets have about `limit` bytes of rows; at least one."""
+    stored = sum(len(table) * (table.row_bytes + 16) for table in tables.all())
+    return max(1, limit * owned // stored) if stored else owned
+
+
+def packed_transfer(
+    tables: ServedTables, giving: Giving, *, giver: int, rebalance: int
+) -> tuple[InstallBuckets, list[np.ndarray]]:
+    """What the taker of a piece is sent: a text and arrays."""
+    described, arrays = [], []
+    for declared, table in zip(tables.declared(), tables.all(), strict=True):
+        found, state = table.rows_of_buckets(range(*giving.buckets)), table.state()
+        arrays += [found.ids, found.times.astype(np.int64), found.rows]
+        described.append(
+            InstalledTable(
+                declared=declared,
+                max_event_time=state.max_event_time,
+                updates=state.updates,
+                hashnet_scales=state.hashnet_scales,
+            )
+        )
+    install = InstallBuckets(
+        giver=giver,
+        number=giving.number,
+        server=giving.server,
+        rebalance=rebalance,
+        buckets=giving.buckets,
+        tables=tuple(described),
+    )
+    return install, arrays
+
+
+def require_rows(tables: ServedTables, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
+    """Make the tables of a transfer if need be, and raise unless its rows fit them."""
+    require_count(arrays, 3 * len(install.tables))
+    tables.declare([one.declared for one in install.tables])
+    for place, one in enumerate(install.tables):
+        ids, times, rows = arrays[3 * place : 3 * place + 3]
+        table = tables.writable(one.declared.config.name, ids)
+        fits = times.dtype == np.int64 and times.shape == ids.shape and rows.dtype == np.uint8
+        if not fits or rows.shape != (len(ids), table.row_bytes):
+            raise InvalidArgumentError(
+                f"rows of table {table.name!r}: expected {len(ids)} of {table.row_bytes} bytes, and a time for each"
+            )
+        buckets, (first, end) = bucket_of(ids), install.buckets
+        if ((buckets < first) | (buckets >= end)).any() or ((times < 0) | (times >= 2**32)).any():
+            raise InvalidArgumentError(f"rows of table {table.name!r}: expected ids of the buckets {install.buckets}")
+        if len(one.hashnet_scales) != len(table.state().hashnet_scales):
+            raise InvalidArgumentError(f"table {table.name!r}: expected a scale for each of its segments")
+
+
+def put_rows(tables: ServedTables, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
+    """Have exactly these rows in the buckets of a transfer; on an error none of them."""
+    drop_rows(tables, install.buckets)
+    try:
+        for place, one in enumerate(install.tables):
+            ids, times, rows = arrays[3 * place : 3 * place + 3]
+            table = tables.writable(one.declared.config.name, ids)
+            table.insert_rows(ids, times.astype(np.uint32), rows)
+            _catch_up(table, one)
+    except BaseException:
+        drop_rows(tables, install.buckets)
+        raise
+
+
+def drop_rows(tables: ServedTables, buckets: tuple[int, int]) -> None:
+    """Remove the rows of `buckets` from all tables."""
+    for table in tables.all():
+        table.erase(table.rows_of_buckets(range(*buckets)).ids)
+
+
+def _catch_up(table: EmbeddingTable, sent: InstalledTable) -> None:
+    """All servers of a group see every step; one that is new begins where the others are."""
+    mine = table.state()
+    newer = sent.updates > mine.updates
+    table.set_state(
+        TableState(
+            max_event_time=max(mine.max_event_time, sent.max_event_time),
+            updates=sent.updates if newer else mine.updates,
+            hashnet_scales=sent.hashnet_scales if newer else mine.hashnet_scales,
+        )
+    )

@@ -1,0 +1,53 @@
+"""Calls that read and change dense parameters."""
+
+from __future__ import annotations
+
+from monolith.ps import messages
+from monolith.ps.server.state import ServerState
+from monolith.transport.answers import Answer, Calls, json_answer, message_of
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame
+
+__all__ = ["DenseCalls"]
+
+
+class DenseCalls:
+    """Declare, read, apply, assign."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._gate, self._dense, self._pushes = state.gate, state.dense, state.pushes
+
+    def calls(self) -> Calls:
+        """What is called for which number."""
+        return {
+            Call.DECLARE_DENSE: self._declare_dense,
+            Call.READ_DENSE: self._read_dense,
+            Call.APPLY_DENSE: self._apply_dense,
+            Call.ASSIGN_DENSE: self._assign_dense,
+        }
+
+    def _declare_dense(self, frame: Frame) -> Answer:
+        declare = message_of(messages.DeclareDense, frame)
+        with self._gate.changing():
+            return json_answer(created=self._dense.declare(declare.names, frame.arrays, declare.optimizer))
+
+    def _read_dense(self, frame: Frame) -> Answer:
+        return Answer(arrays=tuple(self._dense.read(message_of(messages.ReadDense, frame).names)))
+
+    def _apply_dense(self, frame: Frame) -> Answer:
+        apply = message_of(messages.ApplyDense, frame)
+
+        def action() -> Answer:
+            self._dense.apply(apply.names, frame.arrays, apply.learning_rate)
+            return Answer()
+
+        return self._pushes.once(apply.push, action)
+
+    def _assign_dense(self, frame: Frame) -> Answer:
+        assign = message_of(messages.AssignDense, frame)
+
+        def action() -> Answer:
+            self._dense.assign(assign.names, frame.arrays, add=assign.add)
+            return Answer()
+
+        return self._pushes.once(assign.push, action)

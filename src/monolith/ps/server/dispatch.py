@@ -1,0 +1,198 @@
+"""From a request frame to an answer frame: what a parameter server does, without the network around it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from monolith.errors import FencedError, ProtocolError, ServerRestoredError
+from monolith.ps import messages
+from monolith.ps.server.bucket_calls import BucketCalls
+from monolith.ps.server.bucket_installs import BucketInstalls
+from monolith.ps.server.bucket_moves import PIECE_BYTES, BucketMoves
+from monolith.ps.server.coordination import Coordination
+from monolith.ps.server.coordination_calls import CoordinationCalls
+from monolith.ps.server.dense_calls import DenseCalls
+from monolith.ps.server.folder import ServerFolder
+from monolith.ps.server.identity import kept_identity
+from monolith.ps.server.log_calls import LogCalls
+from monolith.ps.server.mover_lease import MoverLease
+from monolith.ps.server.owned_buckets import OwnedBuckets
+from monolith.ps.server.save_calls import SaveCalls
+from monolith.ps.server.state import ServerState
+from monolith.ps.server.table_calls import TableCalls
+from monolith.transport.answers import Answer, json_answer, message_of
+from monolith.transport.calls import CHANGES, Call
+from monolith.transport.frame_calls import FrameCalls
+from monolith.transport.frames import Frame, allocate
+from monolith.transport.link import Link
+
+__all__ = ["Dispatcher"]
+
+PEER_SECONDS = 10.0
+"""How long another server may take to answer."""
+
+
+class Dispatcher(FrameCalls):
+    """Answers frames. `answer` may run in many threads, and never raises: what is wrong comes back as an error frame.
+
+    Example:
+        >>> import json
+        >>> from monolith.transport.frames import decode, encode
+        >>> dispatcher = Dispatcher()
+        >>> answer = decode(dispatcher.answer(encode(call=Call.HEALTH, request=1, text="{}")))
+        >>> json.loads(answer.text)["tables"]
+        0
+    """
+
+    def __init__(
+        self,
+        *,
+        memory_limit: int | None = None,
+        max_frame_bytes: int = 2**28,
+        folder: Path | None = None,
+        log_flush_secs: float | None = None,
+        take_over: bool = False,
+        connect: Callable[[str], Link] = lambda address: Link(address, timeout=PEER_SECONDS),
+        move_piece_bytes: int = PIECE_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(max_frame_bytes=max_frame_bytes)
+        self._clock = clock
+        self._started = clock()
+        self._state = state = ServerState(memory_limit=memory_limit)
+        self._folder: ServerFolder | None = None
+        self._saves = SaveCalls(state, lambda: self._folder)
+        self._owned = owned = OwnedBuckets()
+        state.parts["ownership"] = owned
+        state.ranges = lambda: [range(*pair) for pair in owned.ranges] if owned.version else None
+        lease = MoverLease(clock=clock)
+        installs = BucketInstalls(state, owned, lease, commit=self.commit)
+        self._moves = BucketMoves(
+            state, owned, lease, commit=self.commit, connect=connect, piece_bytes=move_piece_bytes
+        )
+        self._calls = {
+            Call.HEALTH: self._health,
+            Call.JOIN: self._join,
+            Call.IS_INITIALISED: self._is_initialised,
+            Call.MARK_INITIALISED: self._mark_initialised,
+            Call.MEASURE: self._measure,
+            Call.SHUTDOWN: self._shutdown,
+            **TableCalls(state, owned).calls(),
+            **BucketCalls(state, owned, self._moves, installs, durable=folder is not None).calls(),
+            **DenseCalls(state).calls(),
+            **self._saves.calls(),
+            **LogCalls(lambda: self._folder).calls(),
+            **CoordinationCalls(Coordination(clock=clock)).calls(),
+        }
+        # Last: what the calls above keep is restored with the rest.
+        if folder is not None:
+            self._folder = ServerFolder(folder, state, flush_secs=log_flush_secs, take_over=take_over)
+            owned.identify(kept_identity(folder, owned.server))
+        self._moves.resume()
+
+    def commit(self) -> None:
+        """Return when everything so far is durable; without a folder there is nothing to wait for."""
+        if self._folder is not None:
+            self._folder.commit()
+
+    def stop(self, *, grace: float) -> bool:
+        """As of every server; buckets on their way stay so."""
+        self._moves.stop()
+        return super().stop(grace=grace)
+
+    def close(self) -> None:
+        """Let go of the folder; after `stop`."""
+        self._saves.close()
+        self._moves.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    def _called(self, frame: Frame) -> Answer:
+        answer = super()._called(frame)
+        if self._folder is not None and frame.call in CHANGES:
+            try:
+                self._folder.acknowledge()
+            except FencedError:
+                # Another process does the work: this one is in the way.
+                self.stop_asked.set()
+                raise
+        return answer
+
+    def _require_mine(self, frame: Frame) -> None:
+        if self._restored and frame.instance not in (0, self.instance):
+            raise ServerRestoredError(
+                f"the server was started again and has restored itself to number {self._restored} of its log; rejoin() and go on"
+            )
+        super()._require_mine(frame)
+
+    @property
+    def _restored(self) -> int:
+        return 0 if self._folder is None else self._folder.restored
+
+    def _answered(self, frame: Frame) -> np.ndarray:
+        # Rows are written into the answer itself.
+        return self._lookup(frame) if frame.call == Call.LOOKUP else super()._answered(frame)
+
+    def _known(self) -> list[int]:
+        return sorted([*super()._known(), Call.LOOKUP])
+
+    def _health(self, frame: Frame) -> Answer:
+        return json_answer(
+            tables=len(self._state.tables.declared()),
+            dense=len(self._state.dense),
+            bytes=self._state.tables.nbytes + self._state.dense.nbytes,
+            initialised=self._state.initialised,
+            seconds=self._clock() - self._started,
+            folder=self._folder is not None,
+            restored=self._restored,
+            sequence=0 if self._folder is None else self._folder.sequence,
+        )
+
+    def _join(self, frame: Frame) -> Answer:
+        join = message_of(messages.Join, frame)
+        known = self._state.pushes.join(join)
+        positions = self._state.pushes.positions(join.worker)
+        return json_answer(
+            restored=self._restored,
+            known=known,
+            positions={channel: position.model_dump() for channel, position in positions.items()},
+        )
+
+    def _lookup(self, frame: Frame) -> np.ndarray:
+        lookup = message_of(messages.Lookup, frame)
+        self._owned.require_read(lookup.map)
+        shapes = self._state.tables.lookup_shapes(lookup, frame.arrays)
+        size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in shapes)
+        if size > self._max_frame_bytes:
+            raise ProtocolError(
+                f"lookup: the answer would have {size:,} bytes, the limit is {self._max_frame_bytes:,}; ask for fewer ids"
+            )
+        buffer, views = allocate(
+            call=Call.LOOKUP, request=frame.request, instance=self.instance, text="{}", shapes=shapes
+        )
+        self._state.tables.lookup(lookup, frame.arrays, views)
+        # Rows that were given away while they were read may have been removed.
+        self._owned.require_read(lookup.map)
+        return buffer
+
+    def _is_initialised(self, frame: Frame) -> Answer:
+        return json_answer(initialised=self._state.initialised)
+
+    def _mark_initialised(self, frame: Frame) -> Answer:
+        with self._state.gate.changing():
+            self._state.initialised = True
+        return Answer()
+
+    def _measure(self, frame: Frame) -> Answer:
+        from monolith.ps.benchmark import spin
+
+        return json_answer(throughput=spin(message_of(messages.Measure, frame).seconds, clock=self._clock))
+
+    def _shutdown(self, frame: Frame) -> Answer:
+        self.stop_asked.set()
+        return Answer()

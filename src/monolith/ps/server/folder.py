@@ -1,0 +1,289 @@
+"""The folder of a parameter server: a log of its changes, snapshots and checkpoints, from which it restores itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from monolith.checkpoint.checkpoint_folder import begin_checkpoint
+from monolith.checkpoint.lineage import LOG, needs_snapshot
+from monolith.checkpoint.manifest import MANIFEST, FileEntry
+from monolith.checkpoint.pending import PendingCheckpoint
+from monolith.checkpoint.reachability import remove_unreachable
+from monolith.checkpoint.restore import prepare_tables
+from monolith.checkpoint.restore_points import RestorePoint, find_restore_point
+from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
+from monolith.durable_file import write_durably
+from monolith.errors import InvalidArgumentError, MonolithError
+from monolith.log import ChangeLog
+from monolith.ps.server.state import ServerState
+
+__all__ = ["ServerFolder"]
+
+_RESTORING = "restoring"
+"""A file that is there while the folder does not yet have what the server was given."""
+_LOOK_EVERY = 64
+"""Commits after which it is looked whether a snapshot is due: that reads many files."""
+
+_logger = logging.getLogger(__name__)
+
+
+class ServerFolder:
+    """Keeps `state` in `folder`, a model_dir of its own. Made before the server listens: then the state is what it last was.
+
+    Args:
+        folder: on a local disk; created if need be.
+        state: an empty one, restored here.
+        flush_secs: None: the log is written with checkpoints only; above 0: so often in the background, which is what a crash
+            costs at most; 0: `acknowledge` returns only when everything so far is durable.
+        take_over: take the folder from a process that still holds it, and is fenced by that.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     kept = ServerFolder(Path(folder), ServerState(), flush_secs=0)
+        ...     kept.restored, kept.commit()
+        ...     kept.close()
+        ...     again = ServerFolder(Path(folder), ServerState(), flush_secs=0)
+        ...     again.restored
+        ...     again.close()
+        (0, 1)
+        1
+    """
+
+    def __init__(
+        self, folder: Path, state: ServerState, *, flush_secs: float | None = None, take_over: bool = False
+    ) -> None:
+        self.folder = folder
+        self.restored = 0
+        """The number of the log that the server has restored itself to; 0: it found nothing."""
+        self._state = state
+        self._flush_secs = flush_secs
+        # One commit, save or restore at a time. Not an RLock: a save begins on one thread and ends on another.
+        self._writing = threading.Lock()
+        self._moved = threading.Condition()
+        self._durable = state.gate.changes
+        self._leading = False
+        self._commits = 0
+        self._marked = (folder / _RESTORING).exists()
+        # Whether the log begins with rows that are in no snapshot yet: then a commit alone leads nowhere.
+        self._rootless = False
+        self._scan: Future[OpenSnapshot] | None = None
+        self._closing = threading.Event()
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="monolith-ps-folder")
+        # The lock comes first: what a predecessor writes after it was read would be lost.
+        self._log = ChangeLog(folder / LOG, [], take_over=take_over)
+        try:
+            self._restore_itself()
+        except BaseException:
+            self._log.close()
+            raise
+        state.tables.on_new = self._log.add_tables
+        if self.restored:
+            # One that is started again and again would never commit often enough to look.
+            self._snapshot_if_due()
+        self._flusher: threading.Thread | None = None
+        if flush_secs:
+            self._flusher = threading.Thread(
+                target=self._flush, args=(flush_secs,), name="monolith-ps-log", daemon=True
+            )
+            self._flusher.start()
+
+    @property
+    def sequence(self) -> int:
+        """The last number committed."""
+        return self._log.sequence
+
+    @property
+    def log_folder(self) -> Path:
+        """Where the segments are."""
+        return self._log.folder
+
+    @property
+    def changed(self) -> int:
+        """Ids whose rows are not committed."""
+        return self._log.changed
+
+    def require_own(self) -> None:
+        """Raise `FencedError` if another process has taken the folder."""
+        self._log.require_own()
+
+    def acknowledge(self) -> None:
+        """Return when what was changed so far may be acknowledged; `FencedError` if it must not be."""
+        if self._flush_secs != 0:
+            self.require_own()
+            return
+        version = self._state.gate.changes
+        with self._moved:
+            # Whoever comes first commits for all that wait.
+            self._moved.wait_for(lambda: self._durable >= version or not self._leading)
+            if self._durable >= version:
+                return
+            self._leading = True
+        try:
+            self.commit()
+        finally:
+            with self._moved:
+                self._leading = False
+                self._moved.notify_all()
+
+    def commit(self) -> int:
+        """Commit now; the sequence number, durable."""
+        with self._writing:
+            return self._commit()
+
+    def begin_save(self, name: str, *, step: int) -> tuple[Sequence[range] | None, Future[FileEntry]]:
+        """Take a checkpoint, decided when this returns: the buckets owned then, and, once it is durable, its manifest."""
+        self._writing.acquire()
+        try:
+            snapshot = self._ended_scan()
+            with self._state.gate.closed():
+                version, ranges = self._state.gate.changes, self._state.ranges()
+                pending = begin_checkpoint(
+                    self.folder / name,
+                    state=self._state.state(),
+                    step=step,
+                    tables=self._state.tables.all(),
+                    log=self._log,
+                    snapshot=snapshot,
+                    state_in_log=True,
+                    buckets=None if ranges is None else [(one.start, one.stop) for one in ranges],
+                )
+        except BaseException:
+            self._writing.release()
+            raise
+        assert pending.commit is not None  # there is a log
+        pending.commit.add_done_callback(lambda written: self._rows_written(written, version))
+        return ranges, self._threads.submit(self._finish, pending)
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Around what gives the server other rows, with the gate closed inside; when the block is left they are durable.
+
+        If the process dies before, the server is not initialised when it is started again: nobody can tell what it is.
+        """
+        with self._writing:
+            self._drop_scan()
+            write_durably(self.folder / _RESTORING, b"")
+            self._marked = True
+            yield
+            self._log.reopen(self._state.tables.all(), parent=0)
+            self._rootless = not self._log.complete
+            self._commit()
+
+    def close(self) -> None:
+        """Commit what is left, unless only checkpoints are wanted, and let another process have the folder."""
+        self._closing.set()
+        if self._flusher is not None:
+            self._flusher.join()
+        try:
+            if self._flush_secs is not None and self._durable < self._state.gate.changes:
+                self.commit()
+        except MonolithError as error:
+            _logger.error("what changed last could not be written: %s", error)
+        finally:
+            self._threads.shutdown()
+            with self._writing:
+                self._drop_scan()
+                self._log.close()
+
+    def _restore_itself(self) -> None:
+        point = _newest(self.folder)
+        if point is not None:
+            where = point.checkpoint or f"{self.folder}/{LOG}"
+            state = point.state()
+            self._state.declare_saved(state, where)
+            # Rows that are on their way to another server are not owned, and must not be lost before it has them.
+            report, put_in_place = prepare_tables(point, self._state.tables.all(), owned=False, reset_admission=True)
+            self._state.load_state(state, where)
+            put_in_place()
+            self._log.reopen(self._state.tables.all(), parent=report.parent)
+            self.restored = point.sequence
+            self._durable = self._state.gate.changes
+        if self._marked:
+            self._state.initialised = False
+
+    def _commit(self) -> int:
+        snapshot = self._write_snapshot() if self._rootless else self._ended_scan()
+        with self._state.gate.closed():
+            version, state = self._state.gate.changes, self._state.state()
+            written = self._log.commit_in_background(step=self._state.step, source=state.pop("source"), dense=state)
+        sequence = written.result()
+        if snapshot is not None:
+            snapshot.close(sequence)
+            self._rootless = False
+            self._threads.submit(self._clean)
+        self._committed(version)
+        if self._marked and self._state.initialised:
+            (self.folder / _RESTORING).unlink()
+            self._marked = False
+        return sequence
+
+    def _committed(self, version: int) -> None:
+        with self._moved:
+            self._durable = max(self._durable, version)
+            self._moved.notify_all()
+        self._commits += 1
+        if self._commits % _LOOK_EVERY == 0:
+            self._snapshot_if_due()
+
+    def _snapshot_if_due(self) -> None:
+        if self._scan is None and needs_snapshot(self.folder, self._log):
+            self._scan = self._threads.submit(self._write_snapshot)
+
+    def _rows_written(self, written: Future[int], version: int) -> None:
+        try:
+            if written.exception() is None:
+                self._committed(version)
+        finally:
+            self._writing.release()
+
+    def _finish(self, pending: PendingCheckpoint) -> FileEntry:
+        pending.finish()
+        self._clean()
+        return FileEntry.of(MANIFEST, (Path(pending.path) / MANIFEST).read_bytes())
+
+    def _clean(self) -> None:
+        """Remove what nothing needs any more; not what belongs to a successor."""
+        try:
+            self.require_own()
+            remove_unreachable(self.folder)
+        except MonolithError as error:
+            _logger.warning("%s: what is not needed any more stays for now: %s", self.folder, error)
+
+    def _write_snapshot(self) -> OpenSnapshot:
+        return write_snapshot(self.folder, self._state.tables.all(), self._log)
+
+    def _ended_scan(self) -> OpenSnapshot | None:
+        if self._scan is None or not self._scan.done():
+            return None
+        scan, self._scan = self._scan, None
+        try:
+            return scan.result()
+        except MonolithError as error:
+            _logger.warning("%s: a snapshot could not be written, the next one will be: %s", self.folder, error)
+            return None
+
+    def _drop_scan(self) -> None:
+        scan, self._scan = self._scan, None
+        if scan is not None and scan.exception() is None:
+            scan.result().abandon()
+
+    def _flush(self, every: float) -> None:
+        while not self._closing.wait(every):
+            if self._durable < self._state.gate.changes:
+                try:
+                    self.commit()
+                except MonolithError as error:
+                    _logger.warning("the log could not be written, its changes wait for the next commit: %s", error)
+
+
+def _newest(folder: Path) -> RestorePoint | None:
+    try:
+        return find_restore_point(folder)
+    except InvalidArgumentError:
+        return None  # there is nothing, not even something damaged

@@ -1,0 +1,92 @@
+"""`ParameterServer`: tables and dense parameters for many workers, over streams that stay open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from monolith.ps.server.bucket_moves import PIECE_BYTES
+from monolith.ps.server.dispatch import PEER_SECONDS, Dispatcher
+from monolith.transport.frame_server import FrameServer, ListenConfig, read_pem, require_safe
+from monolith.transport.link import Link
+
+__all__ = ["ParameterServer", "ServerConfig"]
+
+
+class ServerConfig(ListenConfig):
+    """Where a server listens, whom it lets in, how much it takes, and what it keeps.
+
+    Example:
+        >>> ServerConfig(memory_limit=8 * 2**30).host
+        '127.0.0.1'
+    """
+
+    memory_limit: Annotated[int | None, Field(gt=0)] = None
+    """Bytes that tables and dense parameters may take; a push beyond is refused. None: no limit."""
+    folder: Path | None = None
+    """Where it keeps what it holds: a log of the changes, snapshots and checkpoints, on a disk that survives it. A server that is
+    started on a folder with a log restores itself from it. None: in memory only."""
+    log_flush_secs: Annotated[float | None, Field(ge=0)] = None
+    """Seconds between two commits to the log in `folder`, which is what a crash costs at most. 0: nothing that was acknowledged
+    is ever lost; a push is answered when it is durable. None: the log is written with checkpoints only."""
+    take_over: bool = False
+    """Take `folder` from a process that still holds it, such as one that hangs; that one is fenced and ends."""
+    tls_root_certs: Path | None = None
+    """PEM of whom the certificates of other servers are signed by, for moving buckets to them; None: `tls_cert`, its own."""
+    move_piece_bytes: Annotated[int, Field(gt=0)] = PIECE_BYTES
+    """Rows given to another server at a time; changes to a piece wait while it is on its way."""
+
+
+class ParameterServer(FrameServer):
+    """Serves until `close`. It has started when the constructor returns.
+
+    Requests are handled by gRPC's threads, which unpack arrays and call the core; nothing else runs here.
+
+    Example:
+        >>> from monolith.ps import ParameterServer, RemoteStore
+        >>> from monolith.testing import sgd_table_config
+        >>> with ParameterServer() as server, RemoteStore(server.address) as store:
+        ...     store.declare([sgd_table_config(2, name="item")])
+        ...     store.stats()["item"].rows
+        0
+    """
+
+    def __init__(self, config: ServerConfig | None = None) -> None:
+        self.config = config or ServerConfig()
+        require_safe(self.config)
+        self._dispatcher = Dispatcher(
+            memory_limit=self.config.memory_limit,
+            max_frame_bytes=self.config.max_message_bytes,
+            folder=self.config.folder,
+            log_flush_secs=self.config.log_flush_secs,
+            take_over=self.config.take_over,
+            connect=self._connect,
+            move_piece_bytes=self.config.move_piece_bytes,
+        )
+        try:
+            super().__init__(self.config, self._dispatcher)
+        except BaseException:
+            self._dispatcher.close()
+            raise
+
+    def _connect(self, address: str) -> Link:
+        """The way to another server of the same group, which asks for the same token."""
+        certificates = self.config.tls_root_certs or self.config.tls_cert
+        return Link(
+            address,
+            timeout=PEER_SECONDS,
+            token=self.config.token,
+            tls_root_certs=None if certificates is None else read_pem(certificates, "tls_root_certs"),
+            transport=self.config.transport,
+        )
+
+    def close(self, *, grace: float = 5.0) -> bool:
+        """Finish what is under way, refuse what comes, stop listening; whether all ended within `grace` seconds.
+
+        A stream whose client neither sends nor closes cannot be ended from here: it goes with the process.
+        """
+        clean = super().close(grace=grace)
+        self._dispatcher.close()
+        return clean

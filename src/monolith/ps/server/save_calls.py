@@ -1,0 +1,118 @@
+"""Calls that save a server and give it back what was saved: begun by one call, asked after by others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from monolith.checkpoint.manifest import FileEntry
+from monolith.errors import InvalidArgumentError
+from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
+from monolith.ps.server.folder import ServerFolder
+from monolith.ps.server.restore_job import prepare_server
+from monolith.ps.server.state import ServerState
+from monolith.transport.answers import Answer, Calls, message_of
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame
+
+__all__ = ["SaveCalls"]
+
+Result = TypeVar("Result")
+
+
+class SaveCalls:
+    """Save, ask after it, restore in two steps. A server remembers the last of each kind."""
+
+    def __init__(self, state: ServerState, folder: Callable[[], ServerFolder | None]) -> None:
+        self._state, self._folder = state, folder
+        self._lock = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self._save: tuple[int, str, SaveBegun, Future[FileEntry]] | None = None
+        self._prepared: tuple[int, Future[Callable[[], None]]] | None = None
+        self._committed: tuple[int, Future[None]] | None = None
+
+    def calls(self) -> Calls:
+        """What is called for which number."""
+        return {
+            Call.SAVE: self._begin_save,
+            Call.SAVED: self._saved,
+            Call.RESTORE: self._restore,
+            Call.COMMIT_RESTORE: self._commit_restore,
+        }
+
+    def close(self) -> None:
+        """Wait for what is being restored."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    def _begin_save(self, frame: Frame) -> Answer:
+        save = message_of(Save, frame)
+        with self._lock:
+            if self._save is None or self._save[0] != save.token:
+                self._save = self._begun(save)
+            return Answer(text=self._save[2].model_dump_json())
+
+    def _begun(self, save: Save) -> tuple[int, str, SaveBegun, Future[FileEntry]]:
+        folder = self._folder()
+        if folder is None:
+            raise InvalidArgumentError("save: the server has no folder; start it with --folder")
+        path = str(folder.folder.absolute() / save.name)
+        ranges, entry = folder.begin_save(save.name, step=save.step)
+        begun = SaveBegun(ranges=None if ranges is None else tuple((one.start, one.stop) for one in ranges))
+        return save.token, path, begun, entry
+
+    def _saved(self, frame: Frame) -> Answer:
+        asked = message_of(WaitForSave, frame)
+        if self._save is None or self._save[0] != asked.token:
+            raise InvalidArgumentError(
+                f"save: {asked.token} is not the last one; the server may have been started again"
+            )
+        _, path, _, written = self._save
+        if not wait([written], asked.wait).done:
+            return _NOT_YET
+        return Answer(text=Saved(done=True, folder=path, manifest=written.result()).model_dump_json())
+
+    def _restore(self, frame: Frame) -> Answer:
+        restore = message_of(Restore, frame)
+        with self._lock:
+            if self._prepared is None or self._prepared[0] != restore.token:
+                self._prepared = restore.token, self._pool().submit(prepare_server, self._state, restore)
+            prepared = self._prepared[1]
+        return _outcome(prepared, restore.wait)
+
+    def _commit_restore(self, frame: Frame) -> Answer:
+        commit = message_of(CommitRestore, frame)
+        with self._lock:
+            if self._committed is None or self._committed[0] != commit.token:
+                if self._prepared is None or self._prepared[0] != commit.token or not self._prepared[1].done():
+                    raise InvalidArgumentError(f"restore: {commit.token} was not prepared here; begin again")
+                apply = self._prepared[1].result()
+                self._prepared, self._committed = None, (commit.token, self._pool().submit(self._put_in_place, apply))
+            committed = self._committed[1]
+        return _outcome(committed, commit.wait)
+
+    def _put_in_place(self, apply: Callable[[], None]) -> None:
+        folder = self._folder()
+        if folder is None:
+            with self._state.gate.closed(changes=True):
+                apply()
+            return
+        with folder.replacing(), self._state.gate.closed(changes=True):
+            apply()
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="monolith-ps-restore")
+        return self._threads
+
+
+def _outcome(future: Future[Result], seconds: float) -> Answer:
+    if not wait([future], seconds).done:
+        return _NOT_YET
+    future.result()
+    return Answer(text=Saved(done=True).model_dump_json())
+
+
+_NOT_YET = Answer(text=Saved(done=False).model_dump_json())

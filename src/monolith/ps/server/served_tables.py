@@ -1,0 +1,244 @@
+"""The tables of a parameter server, and the calls on them: check everything, then call the core."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from monolith import _core
+from monolith.errors import ConfigError, InvalidArgumentError, MemoryLimitError
+from monolith.ps.messages import Apply, DeclaredTable, Lookup, TableGradient, TableRead
+from monolith.ps.precision import WIRE_DTYPES, narrow, widen
+from monolith.table.admission import AdmissionFilter
+from monolith.table.embedding_table import EmbeddingTable, TableStats
+from monolith.transport.frames import Shape
+
+__all__ = ["ServedTables", "require_count"]
+
+_POOLINGS = {"sum": _core.Pooling.SUM, "mean": _core.Pooling.MEAN, "sqrtn": _core.Pooling.SQRTN}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Update:
+    """Gradients of one table that have been checked."""
+
+    table: EmbeddingTable
+    ids: np.ndarray
+    row_splits: np.ndarray | None
+    values: np.ndarray
+    gradient: TableGradient
+
+    def run(self, step: int, event_time: int) -> None:
+        rates = self.gradient.learning_rates
+        if self.row_splits is None:
+            self.table.apply_gradients(self.ids, self.values, learning_rates=rates, step=step, event_time=event_time)
+            return
+        self.table.apply_pooled_gradients(
+            self.ids,
+            self.row_splits,
+            self.values,
+            mode=self.gradient.pooling,  # type: ignore[arg-type] # "none" has no row_splits
+            learning_rates=rates,
+            step=step,
+            event_time=event_time,
+        )
+
+
+class ServedTables:
+    """Tables by name. Every method may run beside any other."""
+
+    def __init__(self, *, memory_limit: int | None = None) -> None:
+        self._memory_limit = memory_limit
+        self._tables: dict[str, EmbeddingTable] = {}
+        self._declared: dict[str, DeclaredTable] = {}
+        self._lock = threading.Lock()
+        self.on_new: Callable[[list[EmbeddingTable]], None] = lambda made: None
+        """Called with tables that are made, before anybody can write to them."""
+
+    def declare(self, tables: Iterable[DeclaredTable]) -> None:
+        """Make the tables that are not there; all of them or, on an error, none."""
+        with self._lock:
+            new = [table for table in tables if not self._is_there(table)]
+            names = [table.config.name for table in new]
+            if len(set(names)) != len(names):
+                raise ConfigError(f"tables: expected each table once, got {', '.join(names)}")
+            self.require_room(sum(table.config.initial_capacity * 4 * table.config.dim for table in new))
+            made = {table.config.name: _make(table) for table in new}
+            if made:
+                self.on_new(list(made.values()))
+            self._declared |= {table.config.name: table for table in new}
+            self._tables |= made
+
+    def declared(self) -> list[DeclaredTable]:
+        """What was declared, in order."""
+        return list(self._declared.values())
+
+    def all(self) -> list[EmbeddingTable]:
+        """The tables, in the order they were declared."""
+        return list(self._tables.values())
+
+    def lookup_shapes(self, lookup: Lookup, arrays: Sequence[np.ndarray]) -> list[Shape]:
+        """The arrays that `lookup` will fill, after checking those that came."""
+        dtype = WIRE_DTYPES[lookup.wire]
+        shapes: list[Shape] = []
+        for read, (ids, splits) in zip(lookup.tables, _bags(lookup.tables, arrays), strict=True):
+            rows = len(ids) if splits is None else len(splits) - 1
+            shapes.append((dtype, (rows, self._table(read.table).dim)))
+        return shapes
+
+    def lookup(self, lookup: Lookup, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray]) -> None:
+        """Write the rows of each table into its array of `out`."""
+        bags = _bags(lookup.tables, arrays)
+        for read, (ids, splits), view in zip(lookup.tables, bags, out, strict=True):
+            # The core writes into the frame itself: what the network sends is not copied together first.
+            rows = view if view.dtype == np.float32 else np.empty(view.shape, dtype=np.float32)
+            core = self._table(read.table)._core
+            if splits is None:
+                core.lookup(ids, rows)
+            else:
+                core.lookup_pooled(ids, splits, _POOLINGS[read.pooling], rows)
+            if rows is not view:
+                narrow(rows, view)
+
+    def apply(self, apply: Apply, arrays: Sequence[np.ndarray]) -> None:
+        """One optimizer step for each table and id; nothing has changed if anything was wrong."""
+        updates = self._checked(apply, arrays)
+        self.require_room(sum(len(update.ids) * update.table.row_bytes for update in updates))
+        for update in updates:
+            update.run(apply.step, apply.event_time)
+
+    def writable(self, name: str, ids: np.ndarray) -> EmbeddingTable:
+        """The table, after making sure that there is room for the rows of `ids`."""
+        table = self._table(name)
+        _require("ids", ids, np.dtype("<i8"), 1)
+        self.require_room(len(ids) * table.row_bytes)
+        return table
+
+    def evict(self, now: Mapping[str, int]) -> dict[str, int]:
+        """Remove what has expired at the times given; how many rows, by table."""
+        tables = {name: self._table(name) for name in now}
+        return {name: table.evict(now=now[name]) for name, table in tables.items()}
+
+    def stats(self) -> dict[str, TableStats]:
+        """The size of every table."""
+        return {name: table.stats() for name, table in self._tables.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held by tables and admission filters."""
+        tables = list(self._tables.values())
+        filters = [table.admission for table in tables if table.admission is not None]
+        return sum(table.stats().bytes for table in tables) + sum(one.nbytes for one in filters)
+
+    def require_room(self, more: int) -> None:
+        """Raise `MemoryLimitError` unless `more` bytes fit below the limit."""
+        if self._memory_limit is None:
+            return
+        used = self.nbytes
+        if used + more > self._memory_limit:
+            raise MemoryLimitError(
+                f"the tables hold {used:,} bytes, up to {more:,} more would not fit below the limit of {self._memory_limit:,}; "
+                "let rows expire, add servers, or raise --memory-limit"
+            )
+
+    def _is_there(self, table: DeclaredTable) -> bool:
+        there = self._declared.get(table.config.name)
+        if there is not None and there != table:
+            raise ConfigError(
+                f"table {table.config.name!r}: another worker has declared it differently: {_difference(there, table)}; "
+                "all workers need the same model"
+            )
+        return there is not None
+
+    def _checked(self, apply: Apply, arrays: Sequence[np.ndarray]) -> list[_Update]:
+        each = [2 if gradient.pooling == "none" else 3 for gradient in apply.tables]
+        require_count(arrays, sum(each))
+        names = [gradient.table for gradient in apply.tables]
+        if len(set(names)) != len(names):
+            raise InvalidArgumentError(f"tables: expected each table once, got {', '.join(names)}")
+        left = iter(arrays)
+        return [
+            self._update(gradient, [next(left) for _ in range(count)])
+            for gradient, count in zip(apply.tables, each, strict=True)
+        ]
+
+    def _update(self, gradient: TableGradient, arrays: Sequence[np.ndarray]) -> _Update:
+        table = self._table(gradient.table)
+        ids, splits = _bag(gradient, arrays[:-1])
+        rows = len(ids) if splits is None else len(splits) - 1
+        values = widen(arrays[-1], f"gradients of table {table.name!r}")
+        if values.shape != (rows, table.dim):
+            raise InvalidArgumentError(
+                f"gradients of table {table.name!r}: expected [{rows}, {table.dim}], got {list(values.shape)}"
+            )
+        _require_trainable(table, gradient)
+        return _Update(table=table, ids=ids, row_splits=splits, values=values, gradient=gradient)
+
+    def _table(self, name: str) -> EmbeddingTable:
+        try:
+            return self._tables[name]
+        except KeyError:
+            known = ", ".join(map(repr, self._tables)) or "none"
+            raise InvalidArgumentError(f"table: the server has no {name!r}; it has {known}") from None
+
+
+def _make(table: DeclaredTable) -> EmbeddingTable:
+    admission = None if table.admission is None else AdmissionFilter(table.admission)
+    return EmbeddingTable(table.config, admission=admission)
+
+
+def _bags(
+    reads: Sequence[TableRead | TableGradient], arrays: Sequence[np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray | None]]:
+    each = [1 if read.pooling == "none" else 2 for read in reads]
+    require_count(arrays, sum(each))
+    left = iter(arrays)
+    return [_bag(read, [next(left) for _ in range(count)]) for read, count in zip(reads, each, strict=True)]
+
+
+def _bag(read: TableRead | TableGradient, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+    _require(f"ids of table {read.table!r}", arrays[0], np.dtype("<i8"), 1)
+    if len(arrays) == 1:
+        return arrays[0], None
+    ids, splits = arrays
+    _require(f"row_splits of table {read.table!r}", splits, np.dtype("<i8"), 1)
+    # Checked here and not only by the core: a push must be right as a whole before its first table changes.
+    if not splits.size or splits[0] != 0 or splits[-1] != len(ids) or (np.diff(splits) < 0).any():
+        raise InvalidArgumentError(
+            f"row_splits of table {read.table!r}: expected to rise from 0 to {len(ids)}, the number of ids"
+        )
+    return ids, splits
+
+
+def _require_trainable(table: EmbeddingTable, gradient: TableGradient) -> None:
+    config, rates = table.config, gradient.learning_rates
+    if config.mode != "training":
+        raise InvalidArgumentError(f"table {table.name!r}: a serving table takes no gradients")
+    if any(segment.optimizer.kind == "delay_compensation" for segment in config.segments):
+        raise InvalidArgumentError(f"table {table.name!r}: DelayCompensation needs a table in the worker's process")
+    if rates is not None and len(rates) != len(config.segments):
+        raise InvalidArgumentError(
+            f"learning_rates of table {table.name!r}: expected {len(config.segments)}, one per segment, got {len(rates)}"
+        )
+
+
+def require_count(arrays: Sequence[np.ndarray], expected: int) -> None:
+    """Raise unless a frame came with `expected` arrays."""
+    if len(arrays) != expected:
+        raise InvalidArgumentError(f"arrays: expected {expected} for these tables, got {len(arrays)}")
+
+
+def _require(name: str, array: np.ndarray, dtype: np.dtype, dimensions: int) -> None:
+    if array.dtype != dtype or array.ndim != dimensions:
+        raise InvalidArgumentError(
+            f"{name}: expected {dtype} with {dimensions} dimension, got {array.dtype} {list(array.shape)}"
+        )
+
+
+def _difference(there: DeclaredTable, table: DeclaredTable) -> str:
+    old, new = there.config.model_dump(), table.config.model_dump()
+    names = [name for name in old if old[name] != new[name]]
+    return ", ".join(f"{name} was {old[name]!r}, is now {new[name]!r}" for name in names) or "its admission filter"

@@ -1,0 +1,79 @@
+"""The server's side of Arrow Flight: streams of frames in, streams of frames out. Imported only where a server is made."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from monolith.errors import UnavailableError
+from monolith.transport.frame_calls import FrameCalls
+
+__all__ = ["FlightService"]
+
+
+class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow is not typed
+    """Hands each frame of a `DoExchange` stream to `dispatcher` and sends its answer back."""
+
+    def __init__(
+        self,
+        dispatcher: FrameCalls,
+        *,
+        host: str,
+        port: int,
+        certificate: tuple[bytes, bytes] | None,
+        token: str | None,
+        max_streams: int,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._free = threading.Semaphore(max_streams)
+        self._max_streams = max_streams
+        make = flight.Location.for_grpc_tcp if certificate is None else flight.Location.for_grpc_tls
+        try:
+            super().__init__(
+                make(host, port),
+                tls_certificates=None if certificate is None else [flight.CertKeyPair(*certificate)],
+                middleware={} if token is None else {"token": _TokenCheck(token)},
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise UnavailableError(f"cannot listen on {host}:{port}: {error}") from None
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """One stream, until its client closes it."""
+        if not self._free.acquire(blocking=False):
+            raise flight.FlightUnavailableError(f"{self._max_streams} streams are open, no more are allowed")
+        try:
+            self._serve(reader, writer)
+        finally:
+            self._free.release()
+
+    def _serve(self, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter) -> None:
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+            # A message without application metadata is no frame, whatever else is in it: the empty one is refused as such.
+            data = b"" if chunk.app_metadata is None else chunk.app_metadata
+            writer.write_metadata(pa.py_buffer(self._dispatcher.answer(data)))
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc] # pyarrow is not typed
+    """Turns away every call, of whatever kind, that does not bring the token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str | bytes]]) -> None:
+        sent = headers.get("authorization", [""])[0]
+        given = sent if isinstance(sent, bytes) else sent.encode()
+        if not hmac.compare_digest(given, self._expected):
+            raise flight.FlightUnauthenticatedError("the token is missing or wrong")

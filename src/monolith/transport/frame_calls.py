@@ -1,0 +1,99 @@
+"""From a request frame to an answer frame, for any set of calls: what is wrong becomes an answer too."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+
+import numpy as np
+
+from monolith.errors import MonolithError, ProtocolError, ServerRestartedError, UnavailableError
+from monolith.transport.answers import Answer, Calls
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame, decode, encode, request_of
+from monolith.transport.remote_errors import described
+
+__all__ = ["FrameCalls"]
+
+_logger = logging.getLogger(__name__)
+
+
+class FrameCalls:
+    """Answers frames by their call. `answer` may run in many threads, and never raises.
+
+    Subclasses say what is called for which number.
+    """
+
+    def __init__(self, *, max_frame_bytes: int) -> None:
+        self.instance = secrets.randbits(63) | 1
+        """Which life of the server this is: not 0, and new in every process."""
+        self.stop_asked = threading.Event()
+        """Set when the server is asked to end."""
+        self._max_frame_bytes = max_frame_bytes
+        self._calls: Calls = {}
+        self._stopping = False
+        self._under_way = 0
+        self._idle = threading.Condition()
+
+    def answer(self, data: bytes | memoryview | np.ndarray) -> np.ndarray:
+        """The bytes of the answer to the request in `data`."""
+        with self._idle:
+            self._under_way += 1
+        try:
+            return self._answer(data)
+        finally:
+            with self._idle:
+                self._under_way -= 1
+                self._idle.notify_all()
+
+    def refused(self, head: np.ndarray, error: MonolithError) -> np.ndarray:
+        """The answer to a request of which only the beginning is at hand: it was too long to be read."""
+        return self._error(request_of(head), error)
+
+    def stop(self, *, grace: float) -> bool:
+        """Refuse what comes from now on and wait, `grace` seconds at most, until nothing is under way; whether that is so."""
+        with self._idle:
+            self._stopping = True
+            return self._idle.wait_for(lambda: self._under_way == 0, timeout=grace)
+
+    def _answer(self, data: bytes | memoryview | np.ndarray) -> np.ndarray:
+        try:
+            frame = decode(data, max_bytes=self._max_frame_bytes)
+        except MonolithError as error:
+            return self._error(request_of(data), error)
+        try:
+            if self._stopping:
+                raise UnavailableError("the server is stopping")
+            self._require_mine(frame)
+            return self._answered(frame)
+        except Exception as error:
+            if not isinstance(error, MonolithError):
+                _logger.exception("call %s failed", frame.call)
+            return self._error(frame.request, error)
+
+    def _answered(self, frame: Frame) -> np.ndarray:
+        """The bytes of the answer to a request that is meant for this server."""
+        answer = self._called(frame)
+        return encode(
+            call=frame.call, request=frame.request, instance=self.instance, text=answer.text, arrays=answer.arrays
+        )
+
+    def _called(self, frame: Frame) -> Answer:
+        if frame.call not in self._calls:
+            known = ", ".join(f"{call} {Call(call).name.lower()}" for call in self._known())
+            raise ProtocolError(f"call: {frame.call} is not known; known are {known}")
+        return self._calls[frame.call](frame)
+
+    def _known(self) -> list[int]:
+        return sorted(self._calls)
+
+    def _require_mine(self, frame: Frame) -> None:
+        if frame.instance not in (0, self.instance):
+            raise ServerRestartedError(
+                "the server was started again and has lost what it held; restore its tables, then rejoin()"
+            )
+
+    def _error(self, request: int, error: BaseException) -> np.ndarray:
+        text = described(error).model_dump_json()
+        return encode(call=Call.ERROR, request=request, instance=self.instance, text=text)

@@ -1,0 +1,156 @@
+"""Frames over a socket: what both ends of the socket transport do.
+
+    hello     of the client: magic "MOPS", version u16, length of the token u16, the token
+    welcome   of the server: magic "MOPS", version u16, what it says to the hello u16 (`Welcome`)
+    message   either way, any number: length u64, then a frame of that many bytes
+
+Everything is little endian.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+import time
+import weakref
+from contextlib import suppress
+from enum import IntEnum
+
+import numpy as np
+
+from monolith.transport.frames import MAGIC, VERSION
+
+__all__ = ["FramedSocket", "HELLO", "MAX_MESSAGE_BYTES", "TooLongError", "Welcome", "hello", "local_name"]
+
+HELLO = struct.Struct(f"<{len(MAGIC)}sHH")
+"""The fixed part of hello and welcome."""
+MAX_MESSAGE_BYTES = 2**31
+"""A longer message is none of ours, whatever the limits are."""
+
+_LENGTH = struct.Struct("<Q")
+_TIMEOUT = struct.Struct("@ll")
+_SKIPPED_AT_ONCE = 2**16
+_ROOM = 2**21
+
+
+class Welcome(IntEnum):
+    """What a server says to a hello."""
+
+    COME_IN = 0
+    WRONG_TOKEN = 1
+    TOO_MANY_STREAMS = 2
+    OTHER_VERSION = 3
+
+
+class TooLongError(Exception):
+    """A message was longer than allowed. It has been skipped; `head` is its beginning."""
+
+    def __init__(self, size: int, head: np.ndarray) -> None:
+        super().__init__(size)
+        self.size, self.head = size, head
+
+
+def local_name(host: str, port: int) -> str | None:
+    """Where a server that listens on `host` and `port` is found by processes of the same machine, besides; None: nowhere.
+
+    A Unix socket of Linux' abstract kind: it has no file, and goes with its process as a port does. The same bytes take less of
+    both processors than over TCP.
+    """
+    return f"\0monolith-frames/{host}:{port}" if sys.platform == "linux" else None
+
+
+def hello(token: str | None) -> bytes:
+    """What a client begins with."""
+    words = (token or "").encode()
+    return HELLO.pack(MAGIC, VERSION, len(words)) + words
+
+
+class FramedSocket:
+    """A connected socket. Errors are those of sockets: `TimeoutError`, `ConnectionError`, other `OSError`."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._limits: dict[int, float] = {}
+        # A store that was dropped without `close` lets go of its connections without a word, as with Flight. Not by __del__:
+        # of objects in a circle the socket may go first, and complain.
+        self._closed = weakref.finalize(self, connected.close)
+        # Waiting with a time limit is left to the kernel: a socket of Python with a timeout would ask it twice for each call.
+        connected.settimeout(None)
+        if connected.family == socket.AF_UNIX:
+            # Room for a message: each time it is full, both sides wait for each other. TCP finds out by itself.
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+        else:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, *parts: bytes | np.ndarray, deadline: float | None = None) -> None:
+        """Send the parts, one behind the other."""
+        left = [memoryview(part if isinstance(part, bytes) else part.data) for part in parts]
+        while left:
+            self._limit(socket.SO_SNDTIMEO, deadline)
+            try:
+                sent = self._socket.sendmsg(left)
+            except BlockingIOError:
+                continue  # the limit was over; whether the deadline is too is looked up there
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if left:
+                left[0] = left[0][sent:]
+
+    def send_frame(self, frame: np.ndarray, *, deadline: float | None = None) -> None:
+        """Send one message."""
+        self.send(_LENGTH.pack(len(frame)), frame, deadline=deadline)
+
+    def receive(self, size: int, *, deadline: float | None = None) -> np.ndarray:
+        """The next `size` bytes, in memory that nobody else has; `ConnectionError` if the other side ends before."""
+        # Memory is touched only as bytes come in: one who announces much and sends little costs little.
+        data = np.empty(size, dtype=np.uint8)
+        at = 0
+        while at < size:
+            self._limit(socket.SO_RCVTIMEO, deadline)
+            try:
+                got = self._socket.recv_into(data[at:].data, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                continue
+            if got == 0:
+                raise ConnectionResetError("the other side has closed the stream")
+            at += got
+        return data
+
+    def receive_frame(self, *, max_bytes: int = MAX_MESSAGE_BYTES, deadline: float | None = None) -> np.ndarray:
+        """The next message, of at most `max_bytes`; a longer one is skipped, and `TooLongError` has its beginning."""
+        (size,) = _LENGTH.unpack(self.receive(_LENGTH.size, deadline=deadline).data)
+        if size > MAX_MESSAGE_BYTES:
+            raise ConnectionAbortedError(f"a message claims {size:,} bytes")
+        if size <= max_bytes:
+            return self.receive(size, deadline=deadline)
+        head = self.receive(min(size, _SKIPPED_AT_ONCE), deadline=deadline)
+        for left in range(size - len(head), 0, -_SKIPPED_AT_ONCE):
+            self.receive(min(left, _SKIPPED_AT_ONCE), deadline=deadline)
+        raise TooLongError(size, head)
+
+    def stop_receiving(self) -> None:
+        """Let a thread that waits for bytes find the end; what is being sent is sent."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
+
+    def close(self) -> None:
+        """Close it; a thread that sends or receives gets an error."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._closed()
+
+    def _limit(self, option: int, deadline: float | None) -> None:
+        """Let the kernel wait until `deadline` at most; it may wake up a little before."""
+        if deadline is None:
+            if self._limits.pop(option, None) is not None:
+                self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEOUT.pack(0, 0))
+            return
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the deadline is over")
+        # Most calls have the same time left as the one before them: then nothing has to be said.
+        if not 0.9 * left <= self._limits.get(option, 0.0) <= left:
+            self._limits[option] = left
+            # 0 would mean no limit at all.
+            self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEOUT.pack(int(left), max(1, int(left % 1 * 1e6))))
