@@ -6,8 +6,9 @@ python benchmarks/parameter_server.py --quick    a short run to see that everyth
 One worker and one server, each a process. A step is a lookup and an Adagrad push of the same ids; there is no model in
 between. All sides take turns, turn by turn in every round, on the same batches; a ratio is the median of the rounds' own
 ratios. "prefetch" looks the next batch up while this one is pushed, and pushes while it goes on (`ordered=False`, late push).
-The exchange with peers is one lookup and one push of distinct ids without pooling; with grpcio and Ray actors the far side is
-our own dispatcher, so that only the transport differs.
+The exchange with peers is one lookup and one push of distinct ids without pooling. With grpcio and Ray actors both sides are our
+own frames and dispatcher, so that only the transport differs from "ours"; "store" is a whole `ServerStore`, which also makes ids
+distinct, splits, pools and sums.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from monolith.ps import ClientConfig, ServerStore
 from monolith.table import Adagrad, Bags, Gradient, LocalStore, Zeros
 from monolith.table.store import Store
 from monolith.testing.parameter_servers import ServerProcess, server_process
-from peers.ps_exchange import PEERS, Exchange
+from peers.ps_exchange import PEERS, Exchange, Sockets
 
 DIM = 16
 TABLE = TableConfig(name="t", segments=(Segment(dim=DIM, initializer=Zeros(), optimizer=Adagrad(learning_rate=0.1)),))
@@ -132,7 +133,7 @@ def latency(options: argparse.Namespace, server: ServerProcess) -> dict[str, flo
     return {"p50_ms": 1e3 * p50, "p99_ms": 1e3 * p99, "p99_of_p50": p99 / p50}
 
 
-class Ours:
+class WholeStore:
     """A `ServerStore` behind the interface of the peers."""
 
     def __init__(self, config: TableConfig) -> None:
@@ -162,7 +163,8 @@ def exchange(options: argparse.Namespace) -> dict[str, float | str]:
     gradients = rng.standard_normal((DISTINCT, DIM), dtype=np.float32)
     with ExitStack() as stack:
         sides: dict[str, Exchange] = {}
-        for name, start in {"ours": Ours, **{peer: PEERS[peer] for peer in options.peers}}.items():
+        ours = {"ours": Sockets, "store": WholeStore}
+        for name, start in {**ours, **{peer: PEERS[peer] for peer in options.peers}}.items():
             try:
                 sides[name] = start(TABLE)
                 stack.callback(sides[name].close)
@@ -173,11 +175,11 @@ def exchange(options: argparse.Namespace) -> dict[str, float | str]:
         for _ in range(options.rounds):
             for name, side in sides.items():
                 times[name].append(seconds(lambda side=side: _exchanges(side, turns, gradients)))  # type: ignore[misc]
-    result["ours_per_second"] = options.exchanges / statistics.median(times["ours"])
-    for name in sides:
-        if name != "ours":
-            ratios = [theirs / mine for theirs, mine in zip(times[name], times["ours"], strict=True)]
-            result[f"times_{name}"] = statistics.median(ratios)
+    for mine in ours:
+        result[f"{mine}_per_second"] = options.exchanges / statistics.median(times[mine])
+        for name in sides.keys() - ours.keys():
+            ratios = [theirs / own for theirs, own in zip(times[name], times[mine], strict=True)]
+            result[f"{mine}_times_{name}"] = statistics.median(ratios)
     return result
 
 

@@ -23,8 +23,10 @@ import numpy as np
 from monolith.ps import messages
 from monolith.ps.messages import DeclaredTable, DeclareTables, Join, Push, TableGradient, TableRead
 from monolith.table import TableConfig
+from monolith.testing.parameter_servers import ServerProcess
 from monolith.transport.calls import Call
-from monolith.transport.frames import decode, encode
+from monolith.transport.frames import Frame, decode, encode
+from monolith.transport.socket_stream import SocketConnector
 
 # Where setup_peers.sh puts Ray and Redis; behind our own packages, which stay as they are.
 sys.path.append(str(Path(__file__).parents[2] / ".venv-bench" / "exchange"))
@@ -89,13 +91,34 @@ class _Framed:
         self._call(Call.APPLY_GRADIENTS, apply.model_dump_json(), ids, gradients)
 
     def _call(self, call: Call, text: str, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        frame = decode(self._answer(encode(call=call, request=1, text=text, arrays=arrays)))
-        if frame.call == Call.ERROR:
-            raise RuntimeError(json.loads(frame.text)["message"])
-        return frame.arrays
+        return _arrays(decode(self._answer(encode(call=call, request=1, text=text, arrays=arrays))))
 
     def _answer(self, request: np.ndarray) -> bytes | np.ndarray:
         raise NotImplementedError
+
+
+def _arrays(answer: Frame) -> tuple[np.ndarray, ...]:
+    if answer.call == Call.ERROR:
+        raise RuntimeError(json.loads(answer.text)["message"])
+    return answer.arrays
+
+
+class Sockets(_Framed):
+    """Our own transport, with nothing of our client in front of it."""
+
+    def __init__(self, config: TableConfig) -> None:
+        self._server = ServerProcess()
+        self._stream = SocketConnector(self._server.address, token=None).open(deadline=time.monotonic() + 30)
+        super().__init__(config)
+
+    def close(self) -> None:
+        self._stream.close()
+        self._server.close()
+
+    def _call(self, call: Call, text: str, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        deadline = time.monotonic() + 30
+        self._stream.send(encode(call=call, request=1, text=text, arrays=arrays), deadline=deadline)
+        return _arrays(self._stream.receive(1, deadline=deadline))
 
 
 class Grpc(_Framed):
