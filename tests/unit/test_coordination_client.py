@@ -20,6 +20,7 @@ def test_steps_of_workers_add_up() -> None:
         CoordinationClient(server.address, index=1, epoch=1) as worker,
     ):
         assert [chief.report().step for _ in range(3)] == [0, 1, 2]
+        assert chief.members().step == 3  # the last report was still on its way
         assert worker.newest().step == 3
         worker.report()
         worker.report()

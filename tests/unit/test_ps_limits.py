@@ -28,11 +28,11 @@ from monolith.ps import (
     RemoteStore,
     ServerConfig,
     ServerParameters,
-    socket_service,
 )
 from monolith.ps.server.dispatch import Dispatcher
 from monolith.table import Bags, Gradient
 from monolith.testing import sgd_table_config
+from monolith.transport import socket_service
 from monolith.transport.calls import Call
 from monolith.transport.deadlines import Deadlines
 from monolith.transport.frames import decode, encode
