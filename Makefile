@@ -7,7 +7,8 @@ SHELL := bash
 
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 2
+# One more than the small machines have processors: many tests wait for processes and disks.
+WORKERS ?= 3
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -24,7 +25,7 @@ demo: $(VENV)/.extension ## Train, export and query a click model on ids that ne
 	@$(BIN)/python examples/03_demo.py $(ARGS)
 
 test: check test-core servers ## Everything CI runs: check, test-core and the Python tests
-	$(PYTEST) -n $(WORKERS) $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 check: $(VENV)/.extension ## Lint, formatting and strict types
 	$(BIN)/ruff check .
@@ -40,7 +41,7 @@ test-core: $(VENV)/.tools ## C++ tests under ASan + UBSan, then under TSan
 	$(call run_core_tests,build/tsan,thread,$(FIXED_ADDRESSES))
 
 test-python: $(VENV)/.extension servers ## The Python tests alone; ARGS goes to pytest, as in ARGS="-k save"
-	$(PYTEST) -n $(WORKERS) $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(VENV)/.extension ## Long campaigns: soak, crash and corruption runs
 	$(PYTEST) -m slow $(ARGS)
@@ -68,7 +69,7 @@ $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja 
   -DMONOLITH_PYTHON=OFF -DMONOLITH_TESTS=ON -DMONOLITH_WERROR=ON
 $(BIN)/cmake --build $(1)
 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
-  $(3) $(BIN)/ctest --test-dir $(1)/core --output-on-failure
+  $(3) $(BIN)/ctest --test-dir $(1)/core --output-on-failure --parallel $(WORKERS)
 endef
 comma := ,
 
