@@ -39,6 +39,7 @@ from monolith.ps.client.remote_log import RemoteLog
 from monolith.ps.client.server_checkpoints import server_shards
 from monolith.ps.messages import DeclaredTable
 from monolith.ps.server.folder import ServerFolder
+from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.table import Adagrad, Bags, Gradient, Segment, SlidingAdmission, TableConfig, bucket_of
 
 ITEM = TableConfig(name="item", segments=(Segment(dim=2, optimizer=Adagrad(learning_rate=0.5)),))
@@ -226,6 +227,21 @@ def test_a_server_without_a_folder_cannot_be_saved_and_says_what_to_do(tmp_path:
             store.save(tmp_path / "model.ckpt-1")
         assert store.stats()["item"].rows == 0
     assert not is_complete(tmp_path / "model.ckpt-1")
+
+
+def test_a_server_whose_rows_are_on_their_way_is_not_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with servers(tmp_path, 2) as store:
+        train(store)
+        store.save(tmp_path / "model.ckpt-1")
+        train(store)
+        now = values(store)
+        with monkeypatch.context() as moving:
+            moving.setattr(OwnedBuckets, "giving", property(lambda owned: "a piece"))
+            with pytest.raises(InvalidArgumentError, match="being moved; try again"):
+                store.restore(tmp_path / "model.ckpt-1")
+        assert values(store) == now
+        store.restore(tmp_path / "model.ckpt-1")
+        assert values(store) != now
 
 
 def test_a_restore_that_one_server_cannot_make_changes_none(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ class Dispatcher(FrameCalls):
         self._owned = owned = OwnedBuckets()
         state.parts["ownership"] = owned
         state.ranges = lambda: [range(*pair) for pair in owned.ranges] if owned.version else None
+        state.moving = lambda: owned.giving is not None
         lease = MoverLease(clock=clock)
         installs = BucketInstalls(state, owned, lease, commit=self.commit)
         self._moves = BucketMoves(

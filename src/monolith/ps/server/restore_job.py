@@ -8,13 +8,13 @@ from monolith.checkpoint.checkpoint_folder import part_paths, read_state
 from monolith.checkpoint.in_use import in_use
 from monolith.checkpoint.manifest import Manifest, read_manifest
 from monolith.checkpoint.restore import prepare_tables
-from monolith.errors import CorruptFileError
+from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.ps.saving_messages import Restore
 from monolith.ps.server.ledger_state import restore_positions
 from monolith.ps.server.state import ServerState, source_of
 from monolith.state_bytes import State
 
-__all__ = ["prepare_server"]
+__all__ = ["prepare_server", "require_settled"]
 
 
 def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
@@ -23,6 +23,7 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
     Rows are those of the buckets the server owns, from whichever parts have them. Dense parameters are all there are, since
     nobody knows yet which of them workers will ask this server for. What the server owns stays as it is.
     """
+    require_settled(state)
     ranges = state.ranges()
     with in_use(restore.path):
         manifest = read_manifest(restore.path)
@@ -41,6 +42,8 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
     ledgers = {path: str(source_of(part, path).get("ledger")) for path, part in parts.items()}
 
     def apply() -> None:
+        if state.ranges() != ranges:
+            raise InvalidArgumentError("restore: the server's buckets have changed since it was prepared; begin again")
         put_in_place()
         if parts:
             state.dense.load_state(*dense, elsewhere=True)
@@ -49,6 +52,12 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
         state.initialised, state.step = True, manifest.step
 
     return apply
+
+
+def require_settled(state: ServerState) -> None:
+    """Raise while rows are on their way to another server: they would come back after the restore, on one of the two."""
+    if state.moving():
+        raise InvalidArgumentError("restore: buckets of the server are being moved; try again when the move has ended")
 
 
 def _has_some(part: Manifest, ranges: Sequence[range] | None) -> bool:

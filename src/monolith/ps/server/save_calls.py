@@ -11,7 +11,7 @@ from monolith.checkpoint.manifest import FileEntry
 from monolith.errors import InvalidArgumentError
 from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.ps.server.folder import ServerFolder
-from monolith.ps.server.restore_job import prepare_server
+from monolith.ps.server.restore_job import prepare_server, require_settled
 from monolith.ps.server.state import ServerState
 from monolith.transport.answers import Answer, Calls, message_of
 from monolith.transport.calls import Call
@@ -94,6 +94,7 @@ class SaveCalls:
         return _outcome(committed, commit.wait)
 
     def _put_in_place(self, apply: Callable[[], None]) -> None:
+        require_settled(self._state)
         folder = self._folder()
         if folder is None:
             with self._state.gate.closed(changes=True):

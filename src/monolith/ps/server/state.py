@@ -54,6 +54,8 @@ class ServerState:
         """What else must survive, by name."""
         self.ranges: Callable[[], Sequence[range] | None] = lambda: None
         """The buckets it owns now; None: it was never told."""
+        self.moving: Callable[[], bool] = lambda: False
+        """Whether rows are on their way to another server."""
 
     def state(self) -> dict[str, State]:
         """All but the rows; while the gate is closed."""
