@@ -75,9 +75,10 @@ class ForkedServer:
 
 
 def _serve(pipe: Connection, folder: Path, flush: float | None, port: int) -> None:
-    from monolith.ps import ParameterServer, ServerConfig
+    from monolith.ps import ServerConfig
+    from same_port import started_again
 
-    server = ParameterServer(ServerConfig(folder=folder, log_flush_secs=flush, port=port))
+    server = started_again(ServerConfig(folder=folder, log_flush_secs=flush, port=port))
     pipe.send(server.port)
     # Nothing ever comes; it ends with the test, whatever becomes of that.
     with suppress(EOFError):

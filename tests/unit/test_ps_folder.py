@@ -33,6 +33,7 @@ from monolith.testing import sgd_table_config
 from monolith.transport.calls import Call
 from monolith.transport.frames import decode, encode
 from monolith.transport.remote_errors import raised
+from same_port import started_again
 
 ITEM = TableConfig(name="item", segments=(Segment(dim=2, optimizer=Adagrad(learning_rate=0.5)),))
 COUNT = sgd_table_config(1, name="count")
@@ -41,7 +42,7 @@ W0 = ClientConfig(worker="w0", epoch=1, timeout=20.0)
 
 @contextmanager
 def server(folder: Path | None, flush: float | None = 0, **options: object) -> Iterator[ParameterServer]:
-    with ParameterServer(ServerConfig(folder=folder, log_flush_secs=flush, **options)) as made:  # type: ignore[arg-type]
+    with started_again(ServerConfig(folder=folder, log_flush_secs=flush, **options)) as made:  # type: ignore[arg-type]
         yield made
 
 

@@ -22,6 +22,7 @@ from monolith.table import Bags
 from monolith.testing import sgd_table_config
 from monolith.transport.calls import Call
 from monolith.transport.link import Exchange, Link
+from same_port import started_again
 
 TABLE = sgd_table_config(1, name="t")
 IDS = np.arange(300)
@@ -51,7 +52,7 @@ class MuteLink(DeafLink):
 
 def started(folder: Path | None, port: int = 0) -> ParameterServer:
     # Nothing is written by itself: what must be durable is committed where it must be.
-    return ParameterServer(ServerConfig(folder=folder, port=port))
+    return started_again(ServerConfig(folder=folder, port=port))
 
 
 def asked(address: str) -> Buckets:

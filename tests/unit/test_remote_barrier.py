@@ -75,6 +75,7 @@ def test_after_a_report_nobody_is_asked_again(
 ) -> None:
     barrier = RemoteBarrier(worker, capacity=2)
     worker.report()
+    until(lambda: chief.members().step == 1)  # nobody waits for a report to arrive
     RemoteBarrier(chief, capacity=2).place("Save")
     worker.report()  # has the answer of the one before: no barrier yet
     with monkeypatch.context() as patch:
