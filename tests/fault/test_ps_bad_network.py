@@ -150,6 +150,8 @@ def cutting_relay(upstream: str, seed: int) -> Iterator[str]:
                 # reset, not an orderly end.
                 end.shutdown(socket.SHUT_RD)
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            # Also one that the peer has left already, which cannot be shut down any more.
+            with suppress(OSError):
                 end.close()
 
     def accept() -> None:
