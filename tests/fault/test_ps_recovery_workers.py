@@ -17,28 +17,13 @@ import torch
 from forked import Forked, ForkedServer
 from torch import nn
 
-from monolith import EmbeddingCollection, Feature, RunConfig, Trainer
+from counting_model import COUNTED, Counts
+from monolith import RunConfig, Trainer
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.ps import CachedParameters, ClientConfig, DenseSgd, ServerOptimizer, ServerStore, tables_of
-from monolith.table import Bags, Sgd, Zeros
+from monolith.table import Bags
 from monolith.train.hooks import Hook
 from monolith.train.trainer import StepResult
-
-FEATURES = [Feature(name="user_id", dim=1, optimizer=Sgd(learning_rate=1.0), initializer=Zeros())]
-
-
-class Counts(nn.Module):
-    def __init__(self, store: ServerStore) -> None:
-        super().__init__()
-        self.embeddings = EmbeddingCollection(FEATURES, store)
-        self.batches = nn.Parameter(torch.zeros(1))
-
-    def forward(self, batch: dict) -> torch.Tensor:
-        self.rows = self.embeddings(batch)["user_id"]
-        return torch.zeros(len(self.rows))
-
-    def extra_loss(self, batch: dict, logits: object) -> torch.Tensor:
-        return self.rows.sum() + self.batches.sum()
 
 
 class Tell(Hook):
@@ -77,7 +62,7 @@ def work(
 ) -> None:
     """A life of a worker: it trains what is left of its data."""
     config = ClientConfig(worker=name, epoch=epoch, timeout=120.0)
-    with ServerStore(addresses, tables_of(FEATURES), config=config) as store:
+    with ServerStore(addresses, tables_of(COUNTED), config=config) as store:
         counting(store, Tell(pipe), postpush=postpush, model_dir=model_dir).fit(clicks(batches))
 
 
@@ -149,7 +134,7 @@ def test_each_batch_of_each_worker_counts_once_on_every_server_whoever_is_killed
             campaign.kill(VICTIMS[number % 4] if number < 4 else chance.choice(VICTIMS))
         campaign.finish()
         addresses = [server.address for server in campaign.servers]
-        with ServerStore(addresses, tables_of(FEATURES), config=ClientConfig(timeout=60.0)) as store:
+        with ServerStore(addresses, tables_of(COUNTED), config=ClientConfig(timeout=60.0)) as store:
             ids, times = torch.cat([batch["user_id"] for batch in clicks(batches)]).unique(return_counts=True)
             bags = Bags(table="user_id", ids=ids.numpy(), row_splits=np.arange(len(ids) + 1))
             assert (-store.lookup([bags])[0].flatten() - 2 * times).abs().max() == 0, "rows"

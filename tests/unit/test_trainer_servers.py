@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from counting_model import COUNTED, Counts
 from monolith import EmbeddingCollection, Feature, RunConfig, Trainer
 from monolith.checkpoint import is_complete, read_manifest
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
@@ -28,7 +29,7 @@ from monolith.ps import (
     tables_of,
 )
 from monolith.ps.client.server_checkpoints import begin_server_saves
-from monolith.table import Adagrad, Bags, Sgd, Zeros
+from monolith.table import Adagrad, Bags
 from monolith.train.hooks import Hook
 from monolith.transport.answers import Answer
 from monolith.transport.calls import Call
@@ -168,25 +169,6 @@ def test_going_back_takes_the_servers_along(tmp_path: Path) -> None:
         reader = trainer(store, tmp_path, restore_to="step=9")
         assert reader.restore()
         assert store.lookup([ROW])[0].tolist() == whole.model.embeddings.store.lookup([ROW])[0].tolist()
-
-
-class Counts(nn.Module):
-    """Every occurrence of an id takes 1 from its row, every batch takes 1 from `batches`."""
-
-    def __init__(self, store: ServerStore) -> None:
-        super().__init__()
-        self.embeddings = EmbeddingCollection(COUNTED, store)
-        self.batches = nn.Parameter(torch.zeros(1))
-
-    def forward(self, batch: dict) -> torch.Tensor:
-        self.rows = self.embeddings(batch)["user_id"]
-        return torch.zeros(len(self.rows))
-
-    def extra_loss(self, batch: dict, logits: object) -> torch.Tensor:
-        return self.rows.sum() + self.batches.sum()
-
-
-COUNTED = [Feature(name="user_id", dim=1, optimizer=Sgd(learning_rate=1.0), initializer=Zeros())]
 
 
 def counting(store: ServerStore, *, postpush: bool) -> tuple[Trainer, CachedParameters]:

@@ -38,12 +38,16 @@ def gather(parts: np.ndarray, answers: Sequence[np.ndarray]) -> np.ndarray:
     return rows
 
 
-def pool(rows: np.ndarray, bags: Bags) -> torch.Tensor:
-    """What a lookup of `bags` returns, given the vector of each of its ids."""
-    sums = _core.pool(_core.Reduction.SUM, np.ascontiguousarray(rows), np.ascontiguousarray(bags.row_splits))
+def pool(rows: np.ndarray, places: np.ndarray, bags: Bags) -> torch.Tensor:
+    """What a lookup of `bags` returns, given the vectors of distinct ids and the place of each id of `bags` among them.
+
+    It goes through each bag in its order, as a table does: a sum has the same bits.
+    """
+    pooled = np.empty((len(bags.row_splits) - 1, rows.shape[1]), dtype=np.float32)
+    _core.pool_places(np.ascontiguousarray(rows), places, np.ascontiguousarray(bags.row_splits), pooled)
     if bags.pooling != "sum":
-        sums *= pooling_factors(bags)
-    return torch.from_numpy(sums)
+        pooled *= pooling_factors(bags)
+    return torch.from_numpy(pooled)
 
 
 def as_sum(gradient: Gradient) -> Gradient:

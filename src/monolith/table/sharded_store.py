@@ -72,7 +72,7 @@ class ShardedStore:
         pooled = []
         for place, (request, (_, inverse)) in enumerate(zip(requests, unique, strict=True)):
             rows = gather(owners[place], [answer[place].numpy() for answer in answers])
-            pooled.append(pool(rows[inverse], request))
+            pooled.append(pool(rows, inverse, request))
         return pooled
 
     def apply(self, gradients: Sequence[Gradient], *, step: int = 0, event_time: int = 0) -> None:

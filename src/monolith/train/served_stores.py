@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from monolith.checkpoint.manifest import FileEntry
 from monolith.checkpoint.restore import RestoreChoices
+from monolith.ps.client.server_checkpoints import begin_server_saves, prepare_servers
+from monolith.ps.client.server_group import ServerGroup
 from monolith.table.store import Store
-
-if TYPE_CHECKING:
-    from monolith.ps.client.server_group import ServerGroup
 
 __all__ = ["begin_saves", "mark_initialised", "prepare_stores", "served_stores"]
 
@@ -27,17 +25,13 @@ def served_stores(stores: Iterable[Store]) -> list[ServerGroup]:
         >>> served_stores([LocalStore([])])
         []
     """
-    # Whoever has such a store has loaded its module; others need not pay for it.
-    module = sys.modules.get("monolith.ps.client.server_group")
-    return [] if module is None else [store for store in stores if isinstance(store, module.ServerGroup)]
+    return [store for store in stores if isinstance(store, ServerGroup)]
 
 
 def begin_saves(stores: Sequence[ServerGroup], path: str, *, step: int) -> Callable[[], tuple[FileEntry, ...]] | None:
     """Let the servers decide what is in the checkpoint at `path`; calling the answer waits for what they write."""
     if not stores:
         return None
-    from monolith.ps.client.server_checkpoints import begin_server_saves
-
     saves = [begin_server_saves(store.links, path, step=step) for store in stores]
     return lambda: tuple(entry for save in saves for entry in save.finish())
 
@@ -51,8 +45,6 @@ def prepare_stores(
     """
     if not stores:
         return lambda: None
-    from monolith.ps.client.server_checkpoints import prepare_servers
-
     prepared = [prepare_servers(store.links, path, only_fresh=only_fresh, **choices) for store in stores]
 
     def put_in_place() -> None:

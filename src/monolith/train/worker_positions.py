@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from safetensors.torch import save
 
 from monolith.errors import InvalidArgumentError
+from monolith.ps.client.server_group import ServerGroup
+from monolith.ps.messages import HeldPosition, Position
 from monolith.state_bytes import State, pack_state, unpack_state
 from monolith.table.store import Store
 from monolith.train.served_stores import served_stores
-
-if TYPE_CHECKING:
-    from monolith.ps.client.server_group import ServerGroup
-    from monolith.ps.messages import HeldPosition, Position
 
 __all__ = ["Place", "WorkerPositions"]
 
@@ -77,8 +74,6 @@ class WorkerPositions:
         """The position of the batch that is trained now, `state` being that of its source behind it."""
         self._current = None
         if self.active:
-            from monolith.ps.messages import Position
-
             self.batches += 1
             self._current = Position(batches=self.batches, state=_encoded(state))
         return self._current
@@ -95,8 +90,6 @@ class WorkerPositions:
 
 def _furthest_behind(store: ServerGroup) -> HeldPosition | Position | None:
     """The position of the server that has had the fewest batches; None in a first life, and in one that has pushed already."""
-    from monolith.ps.messages import Position
-
     met = [held for held in store.positions() if held is not None]
     found = [position for held in met for position in held.values()]
     if not found or any(position.epoch == store.epoch for position in found):

@@ -16,7 +16,7 @@ from monolith.table.bag_parts import pooling_factors
 from monolith.table.buckets import bucket_of
 from monolith.table.store import Bags
 
-__all__ = ["IdSplit", "pooled_rows", "single_gradients", "split_by_owner", "split_ids", "summed_gradients"]
+__all__ = ["IdSplit", "single_gradients", "split_by_owner", "split_ids", "summed_gradients"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +61,6 @@ def split_by_owner(ids: np.ndarray, owners: np.ndarray, count: int) -> tuple[np.
     """The places of `ids` by server, in order within each, and how many each has."""
     order, sizes = _core.split_by_indices(owners[bucket_of(ids)], count)
     return order, sizes.tolist()
-
-
-def pooled_rows(rows: np.ndarray, split: IdSplit, bags: Bags) -> np.ndarray:
-    """What a lookup of `bags` returns, float32 [bags, dim], given the row of each of `split.ids`."""
-    pooled = np.empty((len(bags.row_splits) - 1, rows.shape[1]), dtype=np.float32)
-    _core.pool_places(rows, split.places, np.ascontiguousarray(bags.row_splits), pooled)
-    if bags.pooling != "sum":
-        pooled *= pooling_factors(bags)
-    return pooled
 
 
 def summed_gradients(values: np.ndarray, split: IdSplit, bags: Bags) -> np.ndarray:

@@ -16,7 +16,6 @@ from monolith.features.feature import Feature
 from monolith.ps import messages
 from monolith.ps.client.bag_split import (
     IdSplit,
-    pooled_rows,
     single_gradients,
     split_by_owner,
     split_ids,
@@ -30,6 +29,7 @@ from monolith.ps.client.server_routes import Route
 from monolith.ps.messages import DeclaredTable, Position, Push
 from monolith.ps.precision import WIRE_DTYPES, narrow, widen
 from monolith.table.arrays import Ids, Values, id_array
+from monolith.table.bag_parts import pool
 from monolith.table.config import TableConfig
 from monolith.table.store import Bags, Gradient, join_gradients
 from monolith.transport.calls import Call
@@ -153,7 +153,7 @@ class ServerStore(BucketGroup):
         pooled = []
         for place, (bags, split) in enumerate(zip(requests, splits, strict=True)):
             parts = [(places[place], widen(frame.arrays[place], bags.table)) for places, frame in answers]
-            pooled.append(torch.from_numpy(pooled_rows(_joined(parts, len(split.ids)), split, bags)))
+            pooled.append(pool(_joined(parts, len(split.ids)), split.places, bags))
         return pooled
 
     def apply(
