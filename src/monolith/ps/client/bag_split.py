@@ -1,60 +1,189 @@
-"""Bags cut by server and put together again: ids asked once each, rows pooled here, gradients summed here.
+"""Bags cut by server and put together again, in one of two ways.
 
-Pooling and summing go through the bag, and through the gradients of an id, in their order, as a table does. So the result of
-a sum is that of one table bit for bit.
+Short bags: each id is asked once (`DistinctIds`), rows are pooled here and gradients summed here, in the order of the bag, as a
+table does. So the result of a sum is that of one table bit for bit. Long bags: each server pools its own ids of every bag
+(`CutBags`), and what travels is one row for each bag instead of one for each id. The sums of several servers are added here, so
+their last bits can differ from those of one table.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
+import torch
 
 from monolith import _core
-from monolith.table.bag_parts import pooling_factors
+from monolith.table.bag_parts import pool, pooling_factors
 from monolith.table.buckets import bucket_of
 from monolith.table.store import Bags
 
-__all__ = ["IdSplit", "single_gradients", "split_by_owner", "split_ids", "summed_gradients"]
+__all__ = ["BagSplit", "CutBags", "DistinctIds", "Some", "are_long", "split_by_owner"]
+
+Some = np.ndarray | slice
+"""Some of the ids of a split, by their places in it."""
+
+
+class BagSplit(Protocol):
+    """What the servers are asked about the bags of one table."""
+
+    @property
+    def bags(self) -> Bags:
+        """What was split."""
+
+    @property
+    def ids(self) -> np.ndarray:
+        """int64: those of the first server, those of the second, ..."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many each server has."""
+
+    pooling: ClassVar[Literal["none", "sum"]]
+    """What the server does with them."""
+
+    def is_current(self) -> bool:
+        """Whether the bags are still what they were when they were split."""
+
+    def asked(self, some: Some) -> list[np.ndarray]:
+        """The arrays of a lookup of `some` ids."""
+
+    def pooled(self, answers: Sequence[tuple[Some, np.ndarray]]) -> torch.Tensor:
+        """What a lookup of the bags returns, given float32 rows for all ids."""
+
+    def pushed(self, values: np.ndarray) -> Callable[[Some], list[np.ndarray]]:
+        """For `values`, the gradients of the pooled bags: the arrays of a push of some ids, gradients last."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class IdSplit:
-    """The distinct ids of a request by server, and where each id of the request is among them."""
+class DistinctIds:
+    """The distinct ids of bags by server, and where each id of the bags is among them."""
 
+    bags: Bags
     ids: np.ndarray
-    """int64 [distinct]: those of the first server, those of the second, ..."""
     sizes: list[int]
-    """How many each server has."""
     places: np.ndarray
-    """int64 [n]: `ids[places]` are the ids of the request."""
+    """int64 [n]: `ids[places]` are the ids of the bags."""
+    pooling: ClassVar[Literal["none", "sum"]] = "none"
 
-    def is_of(self, ids: np.ndarray) -> bool:
-        """Whether this is the split of `ids`."""
+    @classmethod
+    def of(cls, bags: Bags, owners: np.ndarray, count: int) -> DistinctIds:
+        """Ask each id once, and its owner: `owners` has the server of every bucket, of `count`.
+
+        Example:
+            >>> bags = Bags(table="t", ids=np.array([7, 5, 7]), row_splits=np.array([0, 3]))
+            >>> split = DistinctIds.of(bags, np.zeros(4096, dtype=np.int64), 1)
+            >>> split.ids.tolist(), split.places.tolist()
+            ([7, 5], [0, 1, 0])
+        """
+        distinct, inverse, _ = _core.unique_with_inverse(np.ascontiguousarray(bags.ids))
+        if count == 1:
+            return cls(bags=bags, ids=distinct, sizes=[len(distinct)], places=inverse)
+        order, sizes = split_by_owner(distinct, owners, count)
+        place_of = np.empty_like(order)
+        place_of[order] = np.arange(len(order))
+        return cls(bags=bags, ids=distinct[order], sizes=sizes, places=place_of[inverse])
+
+    def is_current(self) -> bool:
+        """Whether the ids are still those of the bags."""
+        ids = self.bags.ids
         return len(ids) == len(self.places) and bool((self.ids[self.places] == ids).all())
 
-    def parts(self, rows: np.ndarray) -> list[np.ndarray]:
-        """`rows`, one for each of `ids`, by server."""
-        ends = np.cumsum([0, *self.sizes]).tolist()
-        return [rows[begin:end] for begin, end in pairwise(ends)]
+    def asked(self, some: Some) -> list[np.ndarray]:
+        """Ids."""
+        return [self.ids[some]]
+
+    def pooled(self, answers: Sequence[tuple[Some, np.ndarray]]) -> torch.Tensor:
+        """Pooled from the rows of the distinct ids."""
+        return pool(self._joined(answers), self.places, self.bags)
+
+    def pushed(self, values: np.ndarray) -> Callable[[Some], list[np.ndarray]]:
+        """Ids, and the sum of each id's gradients."""
+        summed = np.empty((len(self.ids), values.shape[1]), dtype=np.float32)
+        splits = np.ascontiguousarray(self.bags.row_splits)
+        _core.sum_places(_of_sums(values, self.bags), self.places, splits, summed)
+        return lambda some: [self.ids[some], summed[some]]
+
+    def _joined(self, answers: Sequence[tuple[Some, np.ndarray]]) -> np.ndarray:
+        if len(answers) == 1:
+            return answers[0][1]
+        joined = np.empty((len(self.ids), answers[0][1].shape[1]), dtype=np.float32)
+        for some, rows in answers:
+            joined[some] = rows
+        return joined
 
 
-def split_ids(ids: np.ndarray, owners: np.ndarray, count: int) -> IdSplit:
-    """Ask each id once, and its owner: `owners` has the server of every bucket, of `count`.
+@dataclass(frozen=True, kw_only=True)
+class CutBags:
+    """Every bag cut by server: all servers have all bags, each with its own ids of them, in their order."""
+
+    bags: Bags
+    ids: np.ndarray
+    sizes: list[int]
+    bag_of: np.ndarray
+    """int64 [n]: the bag of each of `ids`."""
+    order: np.ndarray | None
+    """`bags.ids[order]` are `ids`; None: one server has them all."""
+    pooling: ClassVar[Literal["none", "sum"]] = "sum"
+
+    @classmethod
+    def of(cls, bags: Bags, owners: np.ndarray, count: int) -> CutBags:
+        """Ask every server for the sums of its own ids.
+
+        Example:
+            >>> bags = Bags(table="t", ids=np.array([7, 5, 7]), row_splits=np.array([0, 1, 3]))
+            >>> split = CutBags.of(bags, np.zeros(4096, dtype=np.int64), 1)
+            >>> [array.tolist() for array in split.asked(slice(0, 3))]
+            [[7, 5, 7], [0, 1, 3]]
+        """
+        bag_of = _core.value_rowids(np.ascontiguousarray(bags.row_splits), len(bags.ids))
+        if count == 1:
+            return cls(bags=bags, ids=bags.ids, sizes=[len(bags.ids)], bag_of=bag_of, order=None)
+        order, sizes = split_by_owner(bags.ids, owners, count)
+        return cls(bags=bags, ids=bags.ids[order], sizes=sizes, bag_of=bag_of[order], order=order)
+
+    def is_current(self) -> bool:
+        """Whether the ids are still those of the bags."""
+        return self.order is None or bool((self.bags.ids[self.order] == self.ids).all())
+
+    def asked(self, some: Some) -> list[np.ndarray]:
+        """Ids, and the row splits of all bags."""
+        if self.order is None and isinstance(some, slice):
+            return [self.ids, self.bags.row_splits]
+        bags = self.bag_of[some]
+        # Parts that were refused and cut anew may join the ids of two servers: then the bags begin again in the middle.
+        order = np.argsort(bags, kind="stable")
+        ends = np.cumsum(np.bincount(bags, minlength=len(self.bags.row_splits) - 1))
+        return [self.ids[some][order], np.concatenate([[0], ends])]
+
+    def pooled(self, answers: Sequence[tuple[Some, np.ndarray]]) -> torch.Tensor:
+        """The servers' sums, added in the order of the answers."""
+        first = answers[0][1]
+        # The memory of a frame is not ours to write.
+        total = first if len(answers) == 1 and first.flags.writeable else first.copy()
+        for _, rows in answers[1:]:
+            total += rows
+        if self.bags.pooling != "sum":
+            total *= pooling_factors(self.bags)
+        return torch.from_numpy(total)
+
+    def pushed(self, values: np.ndarray) -> Callable[[Some], list[np.ndarray]]:
+        """Ids, row splits, and the gradients of all bags."""
+        values = _of_sums(values, self.bags)
+        return lambda some: [*self.asked(some), values]
+
+
+def are_long(bags: Bags, servers: int) -> bool:
+    """Whether bags are better pooled by the servers: fewer rows travel, nearly every server has ids of every bag.
 
     Example:
-        >>> split = split_ids(np.array([7, 5, 7]), np.zeros(4096, dtype=np.int64), 1)
-        >>> split.ids.tolist(), split.places.tolist()
-        ([7, 5], [0, 1, 0])
+        >>> bags = Bags(table="t", ids=np.arange(8), row_splits=np.array([0, 4, 8]))
+        >>> are_long(bags, servers=2), are_long(bags, servers=3)
+        (True, False)
     """
-    distinct, inverse, _ = _core.unique_with_inverse(np.ascontiguousarray(ids))
-    if count == 1:
-        return IdSplit(ids=distinct, sizes=[len(distinct)], places=inverse)
-    order, sizes = split_by_owner(distinct, owners, count)
-    place_of = np.empty_like(order)
-    place_of[order] = np.arange(len(order))
-    return IdSplit(ids=distinct[order], sizes=sizes, places=place_of[inverse])
+    return len(bags.ids) >= 2 * servers * (len(bags.row_splits) - 1)
 
 
 def split_by_owner(ids: np.ndarray, owners: np.ndarray, count: int) -> tuple[np.ndarray, list[int]]:
@@ -63,22 +192,6 @@ def split_by_owner(ids: np.ndarray, owners: np.ndarray, count: int) -> tuple[np.
     return order, sizes.tolist()
 
 
-def summed_gradients(values: np.ndarray, split: IdSplit, bags: Bags) -> np.ndarray:
-    """float32 [distinct, dim]: the gradient of each of `split.ids`, given those of the pooled bags."""
-    if bags.pooling != "sum":
-        values = values * pooling_factors(bags)
-    summed = np.empty((len(split.ids), values.shape[1]), dtype=np.float32)
-    _core.sum_places(values, split.places, np.ascontiguousarray(bags.row_splits), summed)
-    return summed
-
-
-def single_gradients(values: np.ndarray, split: IdSplit, bags: Bags) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Ids and gradients by server, each occurrence of an id by itself: what an admission filter has to count."""
-    if bags.pooling != "sum":
-        values = values * pooling_factors(bags)
-    bag_of = np.repeat(np.arange(len(values)), np.diff(bags.row_splits))
-    server_of = np.repeat(np.arange(len(split.sizes)), split.sizes)
-    order, sizes = _core.split_by_indices(server_of[split.places], len(split.sizes))
-    rows = np.take(values, bag_of[order], axis=0)
-    ends = np.cumsum(sizes)[:-1]
-    return np.split(bags.ids[order], ends), np.split(rows, ends)
+def _of_sums(values: np.ndarray, bags: Bags) -> np.ndarray:
+    """The gradients of the sums of bags, given those of what they were pooled to."""
+    return values if bags.pooling == "sum" else values * pooling_factors(bags)

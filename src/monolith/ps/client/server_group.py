@@ -61,6 +61,9 @@ class ClientConfig(Config):
     transport: Transport | None = None
     """How frames travel: "socket", or "flight", which can encrypt; None: Flight with `tls_root_certs`, sockets without. The
     servers must do the same."""
+    pool_on_servers: bool = True
+    """Whether bags with at least two ids for each server are summed by the servers: less travels. The sums of several servers
+    are then added by the worker, in another order than one table would. False: rows travel, and are always pooled here."""
     ordered: bool = True
     """Whether a change waits for lookups begun before it, so that a run can be repeated bit by bit. False lets both go on at
     the same time: rows read ahead then have the update before them, or not yet."""

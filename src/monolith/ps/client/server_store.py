@@ -14,13 +14,7 @@ from monolith.errors import InvalidArgumentError
 from monolith.features.declaration import declare_tables
 from monolith.features.feature import Feature
 from monolith.ps import messages
-from monolith.ps.client.bag_split import (
-    IdSplit,
-    single_gradients,
-    split_by_owner,
-    split_ids,
-    summed_gradients,
-)
+from monolith.ps.client.bag_split import BagSplit, CutBags, DistinctIds, are_long, split_by_owner
 from monolith.ps.client.bucket_group import BucketGroup
 from monolith.ps.client.parted_call import Part, Places, run_parts
 from monolith.ps.client.remote_store import float_rows, row_matrix
@@ -29,7 +23,6 @@ from monolith.ps.client.server_routes import Route
 from monolith.ps.messages import DeclaredTable, Position, Push
 from monolith.ps.precision import WIRE_DTYPES, narrow, widen
 from monolith.table.arrays import Ids, Values, id_array
-from monolith.table.bag_parts import pool
 from monolith.table.config import TableConfig
 from monolith.table.store import Bags, Gradient, join_gradients
 from monolith.transport.calls import Call
@@ -43,8 +36,6 @@ REMEMBERED = 32
 
 MAX_AHEAD = 16
 """Lookups begun and not taken; beyond, the oldest is forgotten: its batch never came."""
-
-_INT64 = np.dtype("<i8")
 
 
 def tables_of(features: Sequence[Feature], *, seed: int = 0) -> list[DeclaredTable]:
@@ -61,10 +52,11 @@ def tables_of(features: Sequence[Feature], *, seed: int = 0) -> list[DeclaredTab
 class ServerStore(BucketGroup):
     """A `Store` whose rows are spread over servers: each id belongs to a bucket, each bucket to a server.
 
-    A request asks every server once, all at the same time, for the distinct ids it owns; pooling happens here. Gradients
-    are summed by id here, and every server takes one step with the sums. Whatever the number of servers, rows and lookups are
-    those of a `LocalStore`, bit for bit, with two exceptions: a narrow `wire` rounds, and rows of less than 32 bits that
-    round at random round differently.
+    A request asks every server once, all at the same time, for the ids it owns: each id once, pooled here, or for long bags
+    the sum of its ids of each bag (`ClientConfig.pool_on_servers`). Every server takes one step with the sum of an id's
+    gradients. Whatever the number of servers, rows and lookups are those of a `LocalStore`, bit for bit, with three exceptions:
+    a narrow `wire` rounds, rows of less than 32 bits that round at random round differently, and several servers that pool
+    add in another order.
 
     A server applies its part of a call at most once. A call that fails may have been applied by some servers and not by
     others. Any thread may call.
@@ -102,7 +94,7 @@ class ServerStore(BucketGroup):
         config: ClientConfig | None = None,
         find: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        self._splits: OrderedDict[int, tuple[Route, Bags, IdSplit]] = OrderedDict()
+        self._splits: OrderedDict[int, tuple[Route, BagSplit]] = OrderedDict()
         self._lock = threading.Lock()
         self._ahead: deque[tuple[tuple[Bags, ...], Future[list[torch.Tensor]]]] = deque(maxlen=MAX_AHEAD)
         self._thread: ThreadPoolExecutor | None = None
@@ -142,19 +134,18 @@ class ServerStore(BucketGroup):
     def _lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
         route = self._routes.current
         splits = [self._split(bags, route) for bags in requests]
-        reads = tuple(messages.TableRead(table=bags.table, pooling="none") for bags in requests)
+        reads = tuple(messages.TableRead(table=split.bags.table, pooling=split.pooling) for split in splits)
 
         def begin(part: Part) -> Exchange:
             text = messages.Lookup(tables=reads, wire=self.config.wire, map=part.version).model_dump_json()
-            wanted = [split.ids[places] for split, places in zip(splits, part.places, strict=True)]
-            return part.link.prepared(Call.LOOKUP, text, wanted)
+            asked = [split.asked(some) for split, some in zip(splits, part.places, strict=True)]
+            return part.link.prepared(Call.LOOKUP, text, [array for arrays in asked for array in arrays])
 
-        answers = self._run(route, [(split.ids, split.sizes) for split in splits], begin)
-        pooled = []
-        for place, (bags, split) in enumerate(zip(requests, splits, strict=True)):
-            parts = [(places[place], widen(frame.arrays[place], bags.table)) for places, frame in answers]
-            pooled.append(pool(_joined(parts, len(split.ids)), split.places, bags))
-        return pooled
+        answers = self._run(route, splits, begin)
+        return [
+            split.pooled([(places[at], widen(frame.arrays[at], split.bags.table)) for places, frame in answers])
+            for at, split in enumerate(splits)
+        ]
 
     def apply(
         self,
@@ -171,25 +162,31 @@ class ServerStore(BucketGroup):
         self._keep_order()
         joined = join_gradients(gradients)
         require_known([gradient.bags.table for gradient in joined], self._declared)
-        tables = tuple(
-            messages.TableGradient(table=g.bags.table, pooling="none", learning_rates=g.learning_rates) for g in joined
-        )
         route, wire = self._routes.current, WIRE_DTYPES[self.config.wire]
-        flat = [self._flat(gradient, route) for gradient in joined]
+        splits = [self._push_split(gradient, route) for gradient in joined]
+        tables = tuple(
+            messages.TableGradient(table=g.bags.table, pooling=split.pooling, learning_rates=g.learning_rates)
+            for g, split in zip(joined, splits, strict=True)
+        )
+        parts_of = [split.pushed(float_rows(g.values)) for g, split in zip(joined, splits, strict=True)]
         pushes = self._pushes(position)
 
         # All servers see every step, those without an id of it too: event time and HashNet scales follow the steps.
         def begin(part: Part) -> Exchange:
             apply = messages.Apply(push=pushes(part), tables=tables, step=step, event_time=event_time, map=part.version)
-            mine = [(ids[at], rows[at]) for (ids, rows, _), at in zip(flat, part.places, strict=True)]
-            shapes = [shape for ids, rows in mine for shape in ((_INT64, ids.shape), (wire, rows.shape))]
+            pushed = [part_of(some) for part_of, some in zip(parts_of, part.places, strict=True)]
+            shapes = [
+                (wire if array is arrays[-1] else array.dtype, array.shape) for arrays in pushed for array in arrays
+            ]
             exchange, views = part.link.begin(Call.APPLY_GRADIENTS, apply.model_dump_json(), shapes)
-            for place, (ids, rows) in enumerate(mine):
-                views[2 * place][...] = ids
-                narrow(rows, views[2 * place + 1])
+            left = iter(views)
+            for *whole, rows in pushed:
+                for array in whole:
+                    next(left)[...] = array
+                narrow(rows, next(left))
             return exchange
 
-        self._run(route, [(ids, sizes) for ids, _, sizes in flat], begin)
+        self._run(route, splits, begin)
 
     def assign(self, table: str, ids: Ids, values: Values, *, event_time: int = 0) -> None:
         """Set the embeddings of `ids` to `values` [n, dim]."""
@@ -227,12 +224,12 @@ class ServerStore(BucketGroup):
             arrays = [ids[at]] if values is None else [ids[at], values[order[at]]]
             return part.link.prepared(call, write.model_dump_json(), arrays)
 
-        return order, self._run(route, [(ids, sizes)], begin)
+        return order, run_parts(self._routes, route, [ids], [sizes], begin, timeout=self.config.timeout)
 
     def _run(
-        self, route: Route, tables: Sequence[tuple[np.ndarray, list[int]]], begin: Callable[[Part], Exchange]
+        self, route: Route, splits: Sequence[BagSplit], begin: Callable[[Part], Exchange]
     ) -> list[tuple[Places, Frame]]:
-        ids, sizes = [ids for ids, _ in tables], [sizes for _, sizes in tables]
+        ids, sizes = [split.ids for split in splits], [split.sizes for split in splits]
         return run_parts(self._routes, route, ids, sizes, begin, timeout=self.config.timeout)
 
     def _pushes(self, position: Position | None) -> Callable[[Part], Push]:
@@ -252,42 +249,31 @@ class ServerStore(BucketGroup):
                 begun = [future for _, future in self._ahead]
             wait(begun)
 
-    def _flat(self, gradient: Gradient, route: Route) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """Ids and gradients in the order of the servers, and how many each has."""
-        bags, values = gradient.bags, float_rows(gradient.values)
-        if values.ndim != 2 or len(values) != len(bags.row_splits) - 1:
+    def _push_split(self, gradient: Gradient, route: Route) -> BagSplit:
+        bags, shape = gradient.bags, list(gradient.values.shape)
+        if len(shape) != 2 or shape[0] != len(bags.row_splits) - 1:
             raise InvalidArgumentError(
-                f"gradients of table {bags.table!r}: expected [{len(bags.row_splits) - 1}, dim], got {list(values.shape)}"
+                f"gradients of table {bags.table!r}: expected [{len(bags.row_splits) - 1}, dim], got {shape}"
             )
-        split = self._split(bags, route)
         if self._declared[bags.table].admission is not None:
-            ids, rows = single_gradients(values, split, bags)
-            return np.concatenate(ids), np.concatenate(rows), [len(part) for part in ids]
-        return split.ids, summed_gradients(values, split, bags), split.sizes
+            # An admission filter counts how often an id comes: sums by id would hide it.
+            return CutBags.of(bags, route.owners, route.groups)
+        return self._split(bags, route)
 
-    def _split(self, bags: Bags, route: Route) -> IdSplit:
+    def _split(self, bags: Bags, route: Route) -> BagSplit:
         with self._lock:
             known = self._splits.get(id(bags))
         # Kept together with the bags themselves, so that no other object can have their address. Their ids are compared:
         # arrays can be written to, and a row for another id would be wrong without a word.
-        if known is not None and known[0] is route and known[1] is bags and known[2].is_of(bags.ids):
-            return known[2]
-        split = split_ids(bags.ids, route.owners, route.groups)
+        if known is not None and known[0] is route and known[1].bags is bags and known[1].is_current():
+            return known[1]
+        pool_there = self.config.pool_on_servers and are_long(bags, len(route.links))
+        split = (CutBags if pool_there else DistinctIds).of(bags, route.owners, route.groups)
         with self._lock:
-            self._splits[id(bags)] = (route, bags, split)
+            self._splits[id(bags)] = (route, split)
             if len(self._splits) > REMEMBERED:
                 self._splits.popitem(last=False)
         return split
-
-
-def _joined(parts: Sequence[tuple[np.ndarray | slice, np.ndarray]], count: int) -> np.ndarray:
-    """The rows of all parts, each at its places."""
-    if len(parts) == 1:
-        return parts[0][1]
-    joined = np.empty((count, parts[0][1].shape[1]), dtype=np.float32)
-    for places, rows in parts:
-        joined[places] = rows
-    return joined
 
 
 def _are_equal(one: Sequence[Bags], other: Sequence[Bags]) -> bool:
