@@ -98,6 +98,8 @@ def test_each_call_keeps_its_number() -> None:
         "BUCKETS": 85,
         "MOVE_BUCKETS": 86,
         "INSTALL_BUCKETS": 87,
+        "TAKE_BACK": 88,
+        "REFUSE_TRANSFER": 89,
         "GREET": 96,
         "MEMBERS": 97,
         "REPORT": 98,

@@ -12,6 +12,7 @@ from monolith.cli import main
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.table import Bags
 from monolith.testing import sgd_table_config
+from moving_buckets import MuteLink, filled, moved, mover_done
 
 TOKEN = "correct-horse-battery"
 
@@ -43,3 +44,23 @@ def test_what_cannot_be_done_ends_with_an_error(capsys: pytest.CaptureFixture[st
         assert "no server at 127.0.0.1:9" in capsys.readouterr().err
         assert main([*command, "nowhere"]) == 2
         assert main([*command, ""]) == 2
+
+
+def test_a_piece_that_is_stuck_is_taken_back(capsys: pytest.CaptureFixture[str]) -> None:
+    with ParameterServer() as giver, ParameterServer() as taker, filled(giver):
+        giver._dispatcher._moves._delivery._connect = lambda address: MuteLink(address, timeout=1)
+        assert moved(giver.address, taker.address, wait=0.3)["pending"] is True
+        mover_done(giver.address)
+        command = ["rebalance", "--from", giver.address, "--take-back"]
+        assert main([*command, "--lost", "127.0.0.1:9"]) == 2
+        assert "nothing is on its way to 127.0.0.1:9" in capsys.readouterr().err
+        assert main([*command, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["settled"] == 1
+        assert told[giver.address] == {"buckets": [0, 2048], "taker": taker.address, "owner": giver.address}
+
+
+@pytest.mark.parametrize("options", [[], ["--to", "a:1", "--take-back"], ["--to", "a:1", "--lost", "b:1"]])
+def test_either_moves_or_takes_back(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rebalance", "--from", "a:1", *options]) == 2
+    assert "either --to, or --take-back" in capsys.readouterr().err

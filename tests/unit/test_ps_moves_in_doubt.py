@@ -2,82 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from monolith.errors import OwnershipChangedError, UnavailableError
-from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
-from monolith.ps.bucket_messages import Buckets, MoveBuckets
-from monolith.ps.client.server_group import link_to
+from monolith.errors import OwnershipChangedError
+from monolith.ps import ParameterServer
 from monolith.ps.messages import TableWrite
-from monolith.table import Bags
-from monolith.testing import sgd_table_config
 from monolith.transport.calls import Call
-from monolith.transport.link import Exchange, Link
-from same_port import started_again
-
-TABLE = sgd_table_config(1, name="t")
-IDS = np.arange(300)
-BAGS = Bags(table="t", ids=IDS, row_splits=np.arange(301))
-
-
-class DeafLink(Link):
-    """Delivers transfers and does not hear the answers, or does not even deliver them."""
-
-    delivers = True
-
-    def prepared(
-        self, call: Call, text: str, arrays: Sequence[np.ndarray], *, timeout: float | None = None
-    ) -> Exchange:
-        """As any link, but for transfers."""
-        exchange = super().prepared(call, text, arrays, timeout=timeout)
-        if call == Call.INSTALL_BUCKETS:
-            if self.delivers:
-                exchange.finish()
-            raise UnavailableError("the answer got lost")
-        return exchange
-
-
-class MuteLink(DeafLink):
-    delivers = False
-
-
-def started(folder: Path | None, port: int = 0) -> ParameterServer:
-    # Nothing is written by itself: what must be durable is committed where it must be.
-    return started_again(ServerConfig(folder=folder, port=port))
-
-
-def asked(address: str) -> Buckets:
-    link = link_to(address, ClientConfig())
-    try:
-        return Buckets.from_json(link.call(Call.BUCKETS).text)
-    finally:
-        link.close()
-
-
-def moved(giver: str, taker: str, *, wait: float) -> dict[str, object]:
-    link = link_to(giver, ClientConfig())
-    try:
-        move = MoveBuckets(buckets=(0, 2048), taker=taker, rebalance=3, wait=wait)
-        answer: dict[str, object] = json.loads(link.call(Call.MOVE_BUCKETS, move.model_dump_json()).text)
-        return answer
-    finally:
-        link.close()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+from monolith.transport.link import Link
+from moving_buckets import BAGS, IDS, DeafLink, MuteLink, asked, filled, moved, started, wait_for
 
 
 def crashed(server: ParameterServer, folder: Path) -> ParameterServer:
@@ -89,19 +27,13 @@ def crashed(server: ParameterServer, folder: Path) -> ParameterServer:
     return started(copy, port)
 
 
-def filled(giver: ParameterServer) -> ServerStore:
-    store = ServerStore([giver.address], [TABLE])
-    store.assign("t", IDS, torch.ones(len(IDS), 1))
-    return store
-
-
 @pytest.mark.parametrize("kind", [DeafLink, MuteLink])
 def test_a_giver_that_dies_in_doubt_asks_again_and_gives_once(
     tmp_path: Path, kind: type[DeafLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     giver, taker = started(tmp_path / "giver"), started(tmp_path / "taker")
     with filled(giver) as store:
-        monkeypatch.setattr(giver._dispatcher._moves, "_connect", lambda address: kind(address, timeout=5))
+        monkeypatch.setattr(giver._dispatcher._moves._delivery, "_connect", lambda address: kind(address, timeout=5))
         assert moved(giver.address, taker.address, wait=0.3)["pending"] is True
         # Neither answers for the piece as long as the giver does not know.
         assert asked(giver.address).ranges == ((2048, 4096),)
@@ -139,15 +71,17 @@ def test_a_taker_that_comes_back_without_its_memory_leaves_the_piece_with_the_gi
 ) -> None:
     giver, taker = started(None), started(None)
     with filled(giver) as store:
-        heard = giver._dispatcher._moves._connect
-        monkeypatch.setattr(giver._dispatcher._moves, "_connect", lambda address: MuteLink(address, timeout=5))
+        heard = giver._dispatcher._moves._delivery._connect
+        monkeypatch.setattr(
+            giver._dispatcher._moves._delivery, "_connect", lambda address: MuteLink(address, timeout=5)
+        )
         assert moved(giver.address, taker.address, wait=0.3)["pending"] is True
         reading = threading.Thread(target=lambda: store.lookup([BAGS]))
         reading.start()
         port = taker.port
         taker.close()
         taker = started(None, port)
-        monkeypatch.setattr(giver._dispatcher._moves, "_connect", heard)
+        monkeypatch.setattr(giver._dispatcher._moves._delivery, "_connect", heard)
         wait_for(lambda: asked(giver.address).giving is None)
         assert asked(giver.address).ranges == ((0, 4096),)
         # Whoever waited for the piece finds it.
@@ -162,13 +96,15 @@ def test_a_taker_that_comes_back_without_its_memory_leaves_the_piece_with_the_gi
 def test_a_piece_whose_taker_moved_house_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     giver, taker = started(None), started(tmp_path / "taker")
     with filled(giver) as store:
-        heard = giver._dispatcher._moves._connect
-        monkeypatch.setattr(giver._dispatcher._moves, "_connect", lambda address: MuteLink(address, timeout=5))
+        heard = giver._dispatcher._moves._delivery._connect
+        monkeypatch.setattr(
+            giver._dispatcher._moves._delivery, "_connect", lambda address: MuteLink(address, timeout=5)
+        )
         assert moved(giver.address, taker.address, wait=0.3)["pending"] is True
         taker.close()
         # It has never owned anything, and is known again.
         taker = started(tmp_path / "taker")
-        monkeypatch.setattr(giver._dispatcher._moves, "_connect", heard)
+        monkeypatch.setattr(giver._dispatcher._moves._delivery, "_connect", heard)
         answer = moved(giver.address, taker.address, wait=30)
         assert answer["pending"] is False
         assert store.lookup([BAGS])[0].eq(1.0).all()
@@ -180,7 +116,7 @@ def test_a_piece_whose_taker_moved_house_follows_it(tmp_path: Path, monkeypatch:
 def test_another_server_at_the_takers_address_settles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     giver, taker = started(None), started(tmp_path / "taker")
     with filled(giver) as store:
-        moves = giver._dispatcher._moves
+        moves = giver._dispatcher._moves._delivery
         heard, tries = moves._connect, threading.Semaphore(0)
 
         def counted(address: str) -> Link:

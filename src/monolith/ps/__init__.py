@@ -5,6 +5,7 @@ from monolith.ps.client.remote_store import RemoteStore
 from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.client.server_parameters import CachedParameters, ServerOptimizer, ServerParameters
 from monolith.ps.client.server_store import ServerStore, tables_of
+from monolith.ps.client.take_back import take_back_buckets
 from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
 
@@ -22,4 +23,5 @@ __all__ = [
     "ServerParameters",
     "ServerStore",
     "tables_of",
+    "take_back_buckets",
 ]

@@ -11,7 +11,22 @@ from monolith.ps.messages import DeclaredTable, Name, Time, Whole
 from monolith.ps.ownership import BucketRange, BucketRanges
 from monolith.transport.addresses import Address
 
-__all__ = ["Buckets", "Giving", "InstallBuckets", "Installed", "InstalledTable", "MoveBuckets", "Moved", "OwnBuckets"]
+__all__ = [
+    "Buckets",
+    "Giving",
+    "InstallBuckets",
+    "Installed",
+    "InstalledTable",
+    "MoveBuckets",
+    "Moved",
+    "OwnBuckets",
+    "RefuseTransfer",
+    "Refused",
+    "TakeBack",
+    "TakenBack",
+]
+
+_Wait = Annotated[float, Field(ge=0, le=300)]
 
 
 class OwnBuckets(Config):
@@ -58,7 +73,7 @@ class MoveBuckets(Config):
     taker: Address
     rebalance: Whole
     """Drawn by whoever moves: two who move at the same time are told apart."""
-    wait: Annotated[float, Field(ge=0, le=300)]
+    wait: _Wait
     """Seconds after which the answer is "not yet"."""
 
 
@@ -105,3 +120,42 @@ class Installed(Config):
 
     again: bool
     """It had been done before."""
+
+
+class RefuseTransfer(Config):
+    """Never install this transfer, unless that has happened. Answer: `Refused`."""
+
+    giver: Whole
+    number: Whole
+    server: Whole
+    """As in `InstallBuckets`."""
+
+
+class Refused(Config):
+    """Who owns the buckets of a transfer from now on."""
+
+    installed: bool
+    """The taker: it had installed them, and that is durable."""
+
+
+class TakeBack(Config):
+    """Own again the piece that is on its way, if there is one and its taker has not got it. Answer: `TakenBack`."""
+
+    lost: Address | None = None
+    """The taker, if it does not answer and never will: what it may have had is given up."""
+    rebalance: Whole
+    """As in `MoveBuckets`."""
+    wait: _Wait
+
+
+class TakenBack(Config):
+    """What became of the piece that was on its way."""
+
+    buckets: BucketRange | None = None
+    """The piece; None: nothing was on its way."""
+    arrived: bool = False
+    """The taker has it, and keeps it."""
+    missing: str | None = None
+    """Why the taker cannot be asked; the piece is still on its way."""
+    pending: bool = False
+    """The taker is being asked; ask again."""

@@ -43,6 +43,8 @@ class Call(IntEnum):
     BUCKETS = 85
     MOVE_BUCKETS = 86
     INSTALL_BUCKETS = 87
+    TAKE_BACK = 88
+    REFUSE_TRANSFER = 89
     GREET = 96
     MEMBERS = 97
     REPORT = 98
@@ -76,6 +78,8 @@ CHANGES: frozenset[int] = frozenset(
         Call.OWN_BUCKETS,
         Call.MOVE_BUCKETS,
         Call.INSTALL_BUCKETS,
+        Call.TAKE_BACK,
+        Call.REFUSE_TRANSFER,
     }
 )
 """Calls that change what a server holds: acknowledged by its owner only, and in a durable commit if it loses nothing."""

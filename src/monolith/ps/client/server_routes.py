@@ -91,6 +91,7 @@ class ServerRoutes:
         self._lock = threading.Lock()
         self._known: dict[Link, _Known] = {}
         self._is_open = False
+        self._disputed: tuple[tuple[int, int], ...] = ()
         self._silent: dict[str, float] = {}
         self.current = Route(links=(), versions=(), owners=np.zeros(NUM_BUCKETS, dtype=np.int64))
         """The newest."""
@@ -131,9 +132,7 @@ class ServerRoutes:
                 looks += 1
                 # A piece that arrives while all are asked may be seen on neither side, but not several times in a row.
                 if time.monotonic() >= deadline or (looks >= LOOKS and not self._is_open):
-                    names = ", ".join(link.address for link in self._links())
-                    missing = list(ranges_of(self.current.owners == len(self.current.links)))
-                    raise ConfigError(f"addresses: nobody of {names} owns the buckets {missing}; name all servers")
+                    raise ConfigError(self._what_is_wrong())
                 time.sleep(PAUSE)
             return self.current
 
@@ -157,6 +156,16 @@ class ServerRoutes:
             mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
             mask[share] = True
             self._given(link, ranges_of(mask))
+
+    def _what_is_wrong(self) -> str:
+        names = ", ".join(link.address for link in self._links())
+        if self._disputed:
+            return (
+                f"addresses: more than one of {names} owns the buckets {list(self._disputed)}: a server that was given up as "
+                "lost is back; stop it"
+            )
+        missing = list(ranges_of(self.current.owners == len(self.current.links)))
+        return f"addresses: nobody of {names} owns the buckets {missing}; name all servers"
 
     def _given(self, link: Link, ranges: tuple[tuple[int, int], ...]) -> bool:
         try:
@@ -185,7 +194,8 @@ class ServerRoutes:
         # Of two that claim a bucket one has given it away since it was asked: ask again.
         for known in claims.values():
             known.mask = known.mask & (counted == 1)
-        self._is_open = bool((counted > 1).any()) or any(one is None or one.giving for one in told.values())
+        self._disputed = ranges_of(counted > 1)
+        self._is_open = bool(self._disputed) or any(one is None or one.giving for one in told.values())
         self._put_in_place(told, claims)
         return bool((counted == 1).all())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monolith.ps.bucket_messages import InstallBuckets, MoveBuckets, OwnBuckets
+from monolith.ps.bucket_messages import InstallBuckets, MoveBuckets, OwnBuckets, RefuseTransfer, TakeBack
 from monolith.ps.server.bucket_installs import BucketInstalls
 from monolith.ps.server.bucket_moves import BucketMoves
 from monolith.ps.server.owned_buckets import OwnedBuckets
@@ -15,7 +15,7 @@ __all__ = ["BucketCalls"]
 
 
 class BucketCalls:
-    """Own, ask, move, install. `durable`: whether what the server holds survives its process."""
+    """Own, ask, move, install, take back, refuse. `durable`: whether what the server holds survives its process."""
 
     def __init__(
         self, state: ServerState, owned: OwnedBuckets, moves: BucketMoves, installs: BucketInstalls, *, durable: bool
@@ -30,6 +30,8 @@ class BucketCalls:
             Call.BUCKETS: self._buckets,
             Call.MOVE_BUCKETS: self._move,
             Call.INSTALL_BUCKETS: self._install,
+            Call.TAKE_BACK: self._take_back,
+            Call.REFUSE_TRANSFER: self._refuse,
         }
 
     def _own(self, frame: Frame) -> Answer:
@@ -48,3 +50,9 @@ class BucketCalls:
     def _install(self, frame: Frame) -> Answer:
         installed = self._installs.install(message_of(InstallBuckets, frame), frame.arrays)
         return Answer(text=installed.model_dump_json())
+
+    def _take_back(self, frame: Frame) -> Answer:
+        return Answer(text=self._moves.take_back(message_of(TakeBack, frame)).model_dump_json())
+
+    def _refuse(self, frame: Frame) -> Answer:
+        return Answer(text=self._installs.refuse(message_of(RefuseTransfer, frame)).model_dump_json())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from monolith.errors import ConfigError, InvalidArgumentError, MemoryLimitError, ProtocolError
-from monolith.ps.bucket_messages import InstallBuckets, Installed
+from monolith.ps.bucket_messages import InstallBuckets, Installed, Refused, RefuseTransfer
 from monolith.ps.server.bucket_transfer import put_rows, require_rows
 from monolith.ps.server.mover_lease import MoverLease
 from monolith.ps.server.owned_buckets import OwnedBuckets
@@ -33,6 +33,15 @@ class BucketInstalls:
         # Also if it had been done before: the answer that got lost may have been that it could not be made durable.
         self._commit()
         return Installed(again=again)
+
+    def refuse(self, transfer: RefuseTransfer) -> Refused:
+        """Never own the buckets of a transfer, unless they are owned already."""
+        with self._state.gate.closed(changes=True):
+            installed = self._owned.refuse(transfer)
+        if installed:
+            # Its giver forgets the rows when it hears that.
+            self._commit()
+        return Refused(installed=installed)
 
     def _install(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> bool:
         with self._state.gate.closed(changes=True):

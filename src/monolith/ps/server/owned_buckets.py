@@ -14,7 +14,7 @@ from monolith.errors import (
     OwnershipChangedError,
     UnavailableError,
 )
-from monolith.ps.bucket_messages import Buckets, Giving, InstallBuckets
+from monolith.ps.bucket_messages import Buckets, Giving, InstallBuckets, RefuseTransfer
 from monolith.ps.messages import Whole
 from monolith.ps.ownership import BucketRanges, mask_of, ranges_of
 
@@ -140,8 +140,7 @@ class OwnedBuckets:
     def has_installed(self, install: InstallBuckets) -> bool:
         """Whether this transfer was installed before; raises if it was refused before, or cannot be installed."""
         known = self._known
-        if install.server != known.server:
-            raise UnavailableError(f"server: this is {known.server}, the transfer is meant for {install.server}")
+        self._require_meant(install)
         if install.number <= self._refused.get(install.giver, 0):
             raise InvalidArgumentError(f"transfer {install.number} was refused before")
         if install.number <= known.installed.get(str(install.giver), 0):
@@ -162,9 +161,17 @@ class OwnedBuckets:
         # A gain needs no new version: whoever does not know of it asks for none of these buckets here.
         self._set(version=max(1, self._known.version), ranges=ranges_of(mask), installed=installed)
 
-    def refuse(self, install: InstallBuckets) -> None:
-        """Never install this transfer: its sender is told so, and keeps the buckets."""
-        self._refused[install.giver] = max(install.number, self._refused.get(install.giver, 0))
+    def refuse(self, transfer: InstallBuckets | RefuseTransfer) -> bool:
+        """Never install this transfer, unless that has happened, which is returned: its sender then keeps the buckets."""
+        self._require_meant(transfer)
+        if transfer.number <= self._known.installed.get(str(transfer.giver), 0):
+            return True
+        self._refused[transfer.giver] = max(transfer.number, self._refused.get(transfer.giver, 0))
+        return False
+
+    def has(self, giving: Giving) -> bool:
+        """Whether the buckets of a piece are owned here."""
+        return not (mask_of([giving.buckets]) & ~mask_of(self._known.ranges)).any()
 
     def identify(self, server: int) -> None:
         """Be this server: the one whose folder it has."""
@@ -180,6 +187,10 @@ class OwnedBuckets:
             self._known = _Known.from_json(str(state))
         except ConfigError as error:
             raise CorruptFileError(f"what the server owned cannot be read: {error}") from None
+
+    def _require_meant(self, transfer: InstallBuckets | RefuseTransfer) -> None:
+        if transfer.server != self.server:
+            raise UnavailableError(f"server: this is {self.server}, the transfer is meant for {transfer.server}")
 
     def _set(self, **changes: object) -> None:
         self._known = self._known.model_copy(update=changes)
