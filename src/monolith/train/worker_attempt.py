@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from monolith.errors import ConfigError
@@ -23,6 +23,7 @@ from monolith.train.placement import Placement
 from monolith.train.preconditions import is_resumable
 from monolith.train.remote_barrier import RemoteBarrier
 from monolith.train.remote_states import RemoteStates
+from monolith.train.retry import TEMPORARY
 from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import DATA_ENDED
 
@@ -102,7 +103,8 @@ class WorkerAttempt:
             self._trainer.hooks = (*self._common_hooks(common), *placed, *self._hooks)
             if self._first and self._config.is_chief:
                 self._wait_for_workers(common)
-            return self._fit()
+            with self._waited_for(common):
+                return self._fit()
 
     def _store(self, servers: Sequence[str], talking: ClientConfig) -> ServerStore:
         return ServerStore(servers, self._placement.tables, config=talking, find=lambda: list(self._find()))
@@ -117,6 +119,23 @@ class WorkerAttempt:
                 f"RunConfig.model_dir: servers {', '.join(without)} have no folder to save their part in; start them with "
                 "MONOLITH_MODEL_DIR, `monolith launch --model-dir` or `monolith ps --folder`"
             )
+
+    @contextmanager
+    def _waited_for(self, common: CoordinationClient) -> Iterator[None]:
+        """Tell the chief behind the block that it need not wait for this worker: it then ends the servers.
+
+        Not by a hook: those behind it would ask servers that are gone, and a worker would wait for them without an end. One that
+        comes back after a failure still needs them.
+        """
+        comes_back = False
+        try:
+            yield
+        except TEMPORARY:
+            comes_back = True
+            raise
+        finally:
+            if self._several and not self._config.is_chief and not comes_back:
+                RemoteStates(common).finish_worker(self._config.index)
 
     def _fit(self) -> int:
         self._first = False

@@ -118,9 +118,10 @@ class ChiefSyncHook(Hook):
 
 
 class WorkerSyncHook(Hook):
-    """In worker `index`: begin when the chief has restored, and tell it at the end, however that comes.
+    """In worker `index`: begin when the chief has restored, and let it wait from then on.
 
-    `DeadlineExceededError` if the chief has not restored within `timeout_seconds`.
+    Who trains calls `WorkerStates.finish_worker` when all hooks have ended, however that comes: the servers they ask may be gone
+    then. `DeadlineExceededError` if the chief has not restored within `timeout_seconds`.
 
     Example:
         >>> hook = WorkerSyncHook(SyncHelper(2), index=1)
@@ -151,10 +152,6 @@ class WorkerSyncHook(Hook):
                 )
             _log.info("worker %d waits for the chief to restore", self.index)
             self._sleep(self.poll_seconds)
-
-    def end(self, trainer: Trainer, error: BaseException | None) -> None:
-        """Tell the chief."""
-        self._states.finish_worker(self.index)
 
 
 class TrainingHooksHelper:
