@@ -35,8 +35,12 @@ class SocketService:
         self._stopping = False
         self._listeners = _listeners(host, port, backlog=max_streams)
         self.port: int = self._listeners[0].getsockname()[1]
-        for listener in self._listeners:
-            threading.Thread(target=self._accept, args=(listener,), name="monolith-ps-accept", daemon=True).start()
+        self._accepting = [
+            threading.Thread(target=self._accept, args=(listener,), name="monolith-ps-accept", daemon=True)
+            for listener in self._listeners
+        ]
+        for thread in self._accepting:
+            thread.start()
 
     def shutdown(self) -> None:
         """Stop listening, send the answers that are on their way, wait until every connection has ended."""
@@ -49,6 +53,9 @@ class SocketService:
                 # Closing alone does not wake a thread that waits in accept.
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
+        for thread in self._accepting:
+            # As long as it is in accept, the address is taken: a successor could not listen there.
+            thread.join()
         with self._ended:
             self._ended.wait_for(lambda: not self._connections)
 
