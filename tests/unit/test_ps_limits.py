@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
@@ -32,11 +33,14 @@ from monolith.ps import (
 from monolith.ps.server.dispatch import Dispatcher
 from monolith.table import Bags, Gradient
 from monolith.testing import sgd_table_config
+from monolith.testing.servers import free_ports
 from monolith.transport import socket_service
 from monolith.transport.calls import Call
 from monolith.transport.deadlines import Deadlines
+from monolith.transport.framed_socket import local_name
 from monolith.transport.frames import decode, encode
 from monolith.transport.stream_pool import StreamPool, Transport, connector_to
+from same_port import started_again
 
 BOTH = pytest.mark.parametrize("transport", ["socket", "flight"])
 ONE = Bags(table="t", ids=np.array([1]), row_splits=np.array([0, 1]))
@@ -50,8 +54,16 @@ def silent() -> Iterator[str]:
 
 
 def unused_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
+
+
+def insist(address: str, config: ClientConfig) -> RemoteStore:
+    """A store at `address`; tried until the time that `config` gives was enough to hear what is said there."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(DeadlineExceededError):
+            return RemoteStore(address, config=config)
+    raise AssertionError("nothing was said")
 
 
 def test_beyond_the_memory_limit_updates_are_refused_and_reading_goes_on() -> None:
@@ -109,7 +121,7 @@ def test_more_streams_than_allowed_are_turned_away_until_one_is_free(transport: 
             RemoteStore(server.address, config=client),
             pytest.raises(UnavailableError, match="streams are open"),
         ):
-            RemoteStore(server.address, config=ClientConfig(timeout=0.5, transport=transport))
+            insist(server.address, ClientConfig(timeout=0.5, transport=transport))
         with RemoteStore(server.address, config=client) as store:
             assert store.stats() == {}
 
@@ -130,10 +142,34 @@ def test_a_server_that_never_answers_costs_the_timeout_and_no_more(silent: str, 
     assert len(outcome) == 1
 
 
+def test_a_server_that_accepts_nobody_costs_the_timeout_and_no_more(silent: str) -> None:
+    host, _, port = silent.rpartition(":")
+    with socket.socket(socket.AF_UNIX) as nearby, ExitStack() as waiting:
+        nearby.bind(local_name(host, int(port)))
+        nearby.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(nearby.getsockname())
+        connector = connector_to(silent, transport="socket", timeout=30, token=None, tls_root_certs=None)
+        outcome: list[BaseException | None] = []
+
+        def ask() -> None:
+            with pytest.raises(DeadlineExceededError) as caught:
+                connector.open(deadline=time.monotonic() + 0.2)
+            outcome.append(caught.value)
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(timeout=60)
+        assert len(outcome) == 1
+
+
 @BOTH
 def test_no_server_at_all_is_unavailable(transport: Transport) -> None:
     with pytest.raises(UnavailableError, match=r"tried for 0\.3 s"):
-        RemoteStore(unused_address(), config=ClientConfig(timeout=0.3, transport=transport))
+        insist(unused_address(), ClientConfig(timeout=0.3, transport=transport))
 
 
 def test_a_stream_that_nobody_uses_for_long_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +196,10 @@ def test_a_store_that_is_dropped_lets_go_of_its_connections(recwarn: pytest.Warn
 
 def test_a_client_waits_for_a_server_that_starts_later() -> None:
     address, stores = unused_address(), []
-    waiting = threading.Thread(target=lambda: stores.append(RemoteStore(address, config=ClientConfig(timeout=30))))
+    patient = ClientConfig(timeout=120)
+    waiting = threading.Thread(target=lambda: stores.append(RemoteStore(address, config=patient)), daemon=True)
     waiting.start()
-    with ParameterServer(ServerConfig(port=int(address.rpartition(":")[2]))):
+    with started_again(ServerConfig(port=int(address.rpartition(":")[2]))):
         waiting.join()
         stores[0].close()
     assert len(stores) == 1
@@ -178,7 +215,7 @@ def test_a_server_that_was_started_again_is_not_taken_for_the_one_before(transpo
     link = store.links[0]
     link.pool.close()
     server.close()
-    with ParameterServer(again) as fresh:
+    with started_again(again) as fresh:
         # The same client over a new connection.
         connector = connector_to(link.address, transport=transport, timeout=5, token=None, tls_root_certs=None)
         link.pool = StreamPool(link.address, connector)
@@ -234,3 +271,14 @@ def test_a_deadline_is_kept_beside_later_and_ended_ones() -> None:
         with deadlines.watch(time.monotonic() + 0.01, expired.set) as late:
             assert expired.wait(30)
             assert late.is_set()
+
+
+def test_a_deadline_is_kept_after_one_whose_end_failed() -> None:
+    def fail() -> None:
+        raise OSError("it cannot be ended")
+
+    deadlines, expired = Deadlines(), threading.Event()
+    with deadlines.watch(time.monotonic(), fail) as late:
+        assert late.wait(60)
+        with deadlines.watch(time.monotonic(), expired.set):
+            assert expired.wait(60)

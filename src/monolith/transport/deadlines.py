@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 __all__ = ["Deadlines"]
+
+_log = logging.getLogger(__name__)
 
 
 class Deadlines:
@@ -64,4 +67,8 @@ class Deadlines:
                     self._wakes_at = 0.0
             for _, expire, late in expired:
                 late.set()
-                expire()
+                try:
+                    expire()
+                except Exception:
+                    # The thread goes on: without it nothing would ever be too late.
+                    _log.exception("what has taken too long could not be ended")

@@ -77,6 +77,8 @@ class SocketConnector:
         if self._name is None:
             return None
         local = socket.socket(socket.AF_UNIX)
+        # Where many wait to be accepted it would wait behind them without an end; TCP does so within the deadline.
+        local.setblocking(False)
         try:
             local.connect(self._name)
         except OSError:
