@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from monolith.data.service import (
     DataWorker,
     DataWorkerConfig,
 )
+from monolith.testing.servers import free_ports
 
 ROWS = 600
 
@@ -30,11 +30,6 @@ def dataset(tmp_path: Path) -> DatasetConfig:
     return DatasetConfig(kind="csv", paths=(f"{tmp_path}/*.csv",), fields=fields)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def rows(address: str, dataset: DatasetConfig, config: DataClientConfig) -> list[int]:
     """What two trainers get that take turns."""
     source = DataServiceSource(address, dataset, config=config)
@@ -45,7 +40,7 @@ def rows(address: str, dataset: DatasetConfig, config: DataClientConfig) -> list
 
 @pytest.mark.parametrize("seed", range(2))
 def test_connections_that_are_reset_leave_every_row_once(dataset: DatasetConfig, seed: int) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     with (
         DataDispatcher() as dispatcher,
         cutting_relay(dispatcher.address, seed) as front,

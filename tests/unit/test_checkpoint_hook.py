@@ -38,6 +38,7 @@ class Saver:
         self.ledger, self.mode, self.write = ledger, mode, write
         self.begun: list[int] = []
         self.hurried: list[int] = []
+        self.is_hurried = threading.Event()
         self.preparation: Future[None] | None = None
 
     def is_saved(self, trainer: Trainer) -> bool:
@@ -62,6 +63,7 @@ class Saver:
 
             def hurry(pending) -> None:  # noqa: N805
                 self.hurried.append(step)
+                self.is_hurried.set()
 
         return Pending()
 
@@ -262,11 +264,14 @@ def test_a_save_is_hurried_by_those_who_wait_for_it() -> None:
         def after_step(self, trainer: Trainer, result: StepResult) -> None:
             self.seen.append(list(self.saver.hurried))
 
-    saver = Saver(Ledger())
+    def write_until_hurried(step: int) -> None:
+        assert saver.is_hurried.wait(60)
+
+    saver = Saver(Ledger(), write=write_until_hurried)
     watch = Watch(saver)
     run(3, watch, NoFirstSaveCheckpointSaverHook(saver, save_steps=1))
     assert watch.seen == [[], [], []], "training does not wait"
-    assert saver.hurried == [3]
+    assert saver.hurried == [1, 3], "the end waits for the save under way, then for its own"
 
 
 def test_a_save_waits_for_its_preparation_and_training_does_not() -> None:

@@ -9,15 +9,11 @@ from pathlib import Path
 
 from monolith.cluster import HandOver, MLPEnv, mlp_pass
 from monolith.data.service import DataServiceSource, DatasetConfig, MlpDataServers
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from monolith.testing.servers import free_ports
 
 
 def test_the_roles_of_a_job_serve_a_trainer_until_worker_0_is_gone(tmp_path: Path) -> None:
-    dispatcher, worker = free_port(), free_port()
+    dispatcher, worker, trainer = free_ports(3)
     job = {
         "MLP_SSH_PORT": "22",
         "MLP_ROLE_INDEX": "0",
@@ -54,7 +50,7 @@ def test_the_roles_of_a_job_serve_a_trainer_until_worker_0_is_gone(tmp_path: Pat
     for thread in threads:
         thread.start()
     try:
-        left = role("worker", free_port())
+        left = role("worker", trainer)
         assert left.dispatcher == f"grpc://127.0.0.1:{dispatcher}"
         dataset = DatasetConfig(kind="click_stream", fields={"batches": 3, "batch_size": 2, "users": 9})
         assert len(list(DataServiceSource(left.dispatcher, dataset))) == 3

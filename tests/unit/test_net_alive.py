@@ -9,6 +9,7 @@ import pytest
 
 from monolith import InvalidArgumentError
 from monolith.cluster import NodeAliveChecker, check_port
+from monolith.testing.servers import free_ports
 
 
 class Network:
@@ -56,8 +57,8 @@ def test_brackets_of_ipv6_are_not_part_of_the_host() -> None:
 
 
 def test_a_real_port_answers_until_it_is_closed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
         assert check_port("127.0.0.1", port)
     assert not check_port("127.0.0.1", port, 0.0)
 
@@ -89,8 +90,7 @@ def test_no_node_is_no_dead_node() -> None:
 
 
 def test_a_real_server_is_alive_and_its_closed_port_dead() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        closed = f"127.0.0.1:{gone.getsockname()[1]}"
+    closed = f"127.0.0.1:{free_ports(1)[0]}"
     with socket.create_server(("127.0.0.1", 0)) as server:
         checker = NodeAliveChecker([closed, f"127.0.0.1:{server.getsockname()[1]}"])
     assert checker.get_dead_nodes() == [closed]

@@ -9,6 +9,7 @@ from pathlib import Path
 from monolith.cluster import HostServiceDiscovery, TfConfigServiceDiscovery
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig
 from monolith.ps.client.server_group import ServerGroup
+from monolith.testing.servers import free_ports
 from monolith.train import RunnerConfig
 from monolith.train.job_end import shut_down
 from monolith.train.server_role import announced, place_server, serve
@@ -52,12 +53,13 @@ def test_a_folder_of_its_own_is_kept_and_a_remote_model_dir_gives_none(tmp_path:
 
 def test_a_successor_takes_the_port_of_its_predecessor(tmp_path: Path) -> None:
     discovery = HostServiceDiscovery(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
+        address = f"127.0.0.1:{port}"
         discovery.register("ps", 0, address)
         # Someone is there, perhaps only hanging: its port is not shared.
         assert place_server(ServerConfig(), runner(tmp_path), discovery).port == 0
-    assert place_server(ServerConfig(), runner(tmp_path), discovery).port == int(address.rpartition(":")[2])
+    assert place_server(ServerConfig(), runner(tmp_path), discovery).port == port
     assert place_server(ServerConfig(), runner(tmp_path, 1), discovery).port == 0
     assert place_server(ServerConfig(port=7), runner(tmp_path), discovery).port == 7
     discovery.register("ps", 0, "elsewhere:7001")

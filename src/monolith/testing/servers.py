@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +23,8 @@ __all__ = ["ConsulServer", "LocalServer", "ServerError", "ZooKeeperServer", "fre
 _START_SECS = 60.0
 _STOP_SECS = 20.0
 _JARS = Path("/usr/share/java")
+# Below those that systems give to whoever asks for any, connections included.
+_PORTS = range(15_000, 32_768)
 
 
 class ServerError(MonolithError):
@@ -28,17 +32,20 @@ class ServerError(MonolithError):
 
 
 def free_ports(count: int) -> list[int]:
-    """Different TCP ports of 127.0.0.1 that nobody listens on just now.
+    """Different TCP ports of 127.0.0.1 that nobody listens on just now, nor gets from the system by chance a moment later.
 
     Example:
         >>> len(set(free_ports(3)))
         3
     """
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
+    found: list[int] = []
+    with ExitStack() as held:
+        while len(found) < count:
+            port = secrets.choice(_PORTS)
+            with suppress(OSError):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+                found.append(port)
+    return found
 
 
 class LocalServer(ABC):
