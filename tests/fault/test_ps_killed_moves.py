@@ -1,4 +1,5 @@
-"""Danger: a server that dies while it gives or takes buckets loses updates, doubles them, or leaves buckets to nobody."""
+"""Danger: a server that dies while it gives or takes buckets or dense parameters loses updates, doubles them, or leaves some to
+nobody."""
 
 from __future__ import annotations
 
@@ -13,22 +14,24 @@ import pytest
 import torch
 
 from monolith.errors import ServerError
-from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
+from monolith.ps import ClientConfig, DenseSgd, ParameterServer, ServerConfig, ServerParameters, ServerStore
 from monolith.table import Bags, Gradient, Sgd, Zeros
 from monolith.table.config import Segment, TableConfig
 from monolith.testing.parameter_servers import ServerProcess
 
 TABLE = TableConfig(name="counts", segments=(Segment(dim=4, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),))
 IDS = np.arange(3000) * 2**33 + 5
+DENSE = {f"d{number}": torch.zeros(64) for number in range(6)}
 PATIENT = ClientConfig(timeout=120)
 
 
 class Worker(threading.Thread):
-    """Adds 1 to random ids until told to stop; keeps count of what it pushed, which is all that can have arrived."""
+    """Adds 1 to random ids and takes 1 from all dense parameters until told to stop, and keeps count of what it pushed, which is
+    all that can have arrived."""
 
     def __init__(self, addresses: list[str], seed: int) -> None:
         super().__init__()
-        self.counted = np.zeros(len(IDS))
+        self.counted, self.steps = np.zeros(len(IDS)), 0
         self.error: BaseException | None = None
         self.ending = threading.Event()
         self._addresses, self._random = addresses, np.random.default_rng(seed)
@@ -36,12 +39,15 @@ class Worker(threading.Thread):
     def run(self) -> None:
         try:
             with ServerStore(self._addresses, [TABLE], config=PATIENT) as store:
+                origin = ServerParameters(store, DENSE, DenseSgd(learning_rate=1.0))
                 while not self.ending.is_set():
                     places = self._random.integers(0, len(IDS), size=200)
                     bags = Bags(table="counts", ids=IDS[places], row_splits=np.arange(201))
                     assert bool((-store.lookup([bags])[0][:, 0].numpy() >= self.counted[places]).all())
                     store.apply([Gradient(bags=bags, values=torch.ones(200, 4))])
                     np.add.at(self.counted, places, 1)
+                    origin.apply({name: torch.ones(64) for name in DENSE})
+                    self.steps += 1
         except BaseException as error:
             self.error = error
 
@@ -103,11 +109,12 @@ def test_killing_givers_and_takers_loses_no_update_and_doubles_none(
                 worker.start()
             for turn in range(kills):
                 outcome: list[BaseException] = []
-                wanted = addresses if turn % 2 == 0 else addresses[:2]
+                leaving = addresses[turn // 2 % 3] if turn % 2 else None
+                wanted = [address for address in addresses if address != leaving]
                 moving = threading.Thread(target=rebalance, args=(store, wanted, outcome))
                 moving.start()
                 moving.join(rng.uniform(0.02, 0.5))
-                # The third is the taker of even turns and the giver of odd ones, the first two the other way round.
+                # Whoever left in an odd turn, a giver, is the taker of the even one after it.
                 group.kill_and_restart(rng.choice(killable))
                 moving.join(180)
                 assert outcome == []
@@ -119,8 +126,10 @@ def test_killing_givers_and_takers_loses_no_update_and_doubles_none(
                 worker.join(120)
                 assert worker.error is None
             (rows,) = store.lookup([Bags(table="counts", ids=IDS, row_splits=np.arange(len(IDS) + 1))])
+            dense = ServerParameters(store, DENSE, DenseSgd(learning_rate=1.0)).read()
         expected = -sum(worker.counted for worker in workers)
         assert rows[:, 0].numpy().tolist() == expected.tolist()
+        assert all(value.eq(-sum(worker.steps for worker in workers)).all() for value in dense.values())
     finally:
         for worker in workers:
             worker.ending.set()

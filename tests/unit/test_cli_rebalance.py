@@ -57,7 +57,12 @@ def test_a_piece_that_is_stuck_is_taken_back(capsys: pytest.CaptureFixture[str])
         assert main([*command, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert told["settled"] == 1
-        assert told[giver.address] == {"buckets": [0, 2048], "taker": taker.address, "owner": giver.address}
+        assert told[giver.address] == {
+            "buckets": [0, 2048],
+            "dense": [],
+            "taker": taker.address,
+            "owner": giver.address,
+        }
 
 
 @pytest.mark.parametrize("options", [[], ["--to", "a:1", "--take-back"], ["--to", "a:1", "--lost", "b:1"]])

@@ -74,6 +74,20 @@ def test_a_newer_epoch_fences_the_older_and_counts_from_anew() -> None:
     assert done == ["old", "new"]
 
 
+def test_an_epoch_that_another_server_has_met_fences_as_if_it_had_joined_here() -> None:
+    done, pushes = [], ledger()
+    pushes.once(push(4), lambda: done.append("old") or 0)  # type: ignore[func-returns-value]
+    pushes.meet("w", epoch=2, nonce=2)
+    with pytest.raises(StalePushError, match="is over"):
+        pushes.once(push(5), lambda: pytest.fail("applied"))
+    # Its numbers are its own: an answer to the earlier life's would lose an update.
+    assert pushes.join(Join(worker="w", epoch=2, nonce=2))
+    pushes.once(push(4, epoch=2), lambda: done.append("new") or 0)  # type: ignore[func-returns-value]
+    assert done == ["old", "new"]
+    pushes.meet("w", epoch=1, nonce=1)
+    pushes.once(push(5, epoch=2), lambda: 0)
+
+
 def test_workers_do_not_share_numbers() -> None:
     done, pushes = [], ledger()
     pushes.join(Join(worker="v", epoch=0, nonce=2))

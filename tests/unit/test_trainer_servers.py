@@ -217,7 +217,7 @@ def test_a_successor_of_a_worker_that_died_in_a_push_counts_each_batch_once_on_e
 
 
 def dense_at(cached: CachedParameters) -> str:
-    return cached.origin._link_of["batches"].address
+    return cached.origin._routes._link_of["batches"].address
 
 
 @contextmanager

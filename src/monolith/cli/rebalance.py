@@ -83,7 +83,10 @@ def _taken_back(of: list[str], lost: list[str], config: ClientConfig) -> dict[st
     from monolith.ps import take_back_buckets
 
     pieces = take_back_buckets(of, lost=lost, config=config)
-    settled = {p.giver: {"buckets": p.buckets, "taker": p.taker, "owner": p.owner} for p in pieces}
+    settled = {
+        piece.giver: {"buckets": piece.buckets, "dense": piece.dense, "taker": piece.taker, "owner": piece.owner}
+        for piece in pieces
+    }
     return {"settled": len(settled), **settled}
 
 

@@ -1,10 +1,10 @@
-"""The JSON text of the calls that say, and change, which buckets a server owns."""
+"""The JSON text of the calls that say, and change, what a server owns: buckets, and dense parameters."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from monolith.config import Config, Finite
 from monolith.ps.messages import DeclaredTable, Name, Time, Whole
@@ -36,7 +36,7 @@ class OwnBuckets(Config):
 
 
 class Giving(Config):
-    """Buckets on their way to another server: neither of the two answers for them."""
+    """Buckets, or dense parameters, on their way to another server: neither of the two answers for them."""
 
     number: Whole
     """Which transfer of the giver this is."""
@@ -45,7 +45,17 @@ class Giving(Config):
     """The taker's identity."""
     durable: bool
     """Whether what the taker owns survives its process."""
-    buckets: BucketRange
+    buckets: BucketRange | None = None
+    dense: tuple[Name, ...] = ()
+    """The names of the parameters; none: these are buckets."""
+    positions: str = ""
+    """How far each worker was with the parameters when they were given, as a ledger; not told to those who ask."""
+
+    def __str__(self) -> str:
+        """What it is, in words."""
+        if self.buckets is not None:
+            return f"the buckets {self.buckets}"
+        return f"the dense parameters {', '.join(map(repr, self.dense[:3]))}{', ...' if len(self.dense) > 3 else ''}"
 
 
 class Buckets(Config):
@@ -63,13 +73,18 @@ class Buckets(Config):
     """Whether what it owns survives its process."""
     dense: tuple[Name, ...] = ()
     """The dense parameters it holds."""
+    dense_bytes: tuple[Whole, ...] = ()
+    """The size of each."""
+    gave_dense: tuple[Name, ...] = ()
+    """Dense parameters that it gave to others."""
 
 
 class MoveBuckets(Config):
-    """Give the first piece of what the server owns of `buckets` to the server at `taker`. Answer: `Moved`."""
+    """Give the first piece of what the server owns of `buckets`, or of `dense`, to the server at `taker`. Answer: `Moved`."""
 
-    buckets: BucketRange | None
-    """None: whoever moves has done."""
+    buckets: BucketRange | None = None
+    dense: tuple[Name, ...] = ()
+    """Names of dense parameters; neither these nor buckets: whoever moves has done."""
     taker: Address
     rebalance: Whole
     """Drawn by whoever moves: two who move at the same time are told apart."""
@@ -81,7 +96,8 @@ class Moved(Config):
     """What became of a move."""
 
     buckets: BucketRange | None = None
-    """The piece that was given; None: nothing was left to give, or the taker is missing."""
+    dense: tuple[Name, ...] = ()
+    """The piece that was given, buckets or dense parameters; neither: nothing was left to give, or the taker is missing."""
     missing: str | None = None
     """Why the taker cannot be asked; nothing has changed."""
     pending: bool = False
@@ -101,7 +117,11 @@ class InstalledTable(Config):
 
 
 class InstallBuckets(Config):
-    """Own these buckets from now on, with these rows. A transfer that comes again changes nothing. Answer: `Installed`."""
+    """Own these buckets from now on, with these rows, or these dense parameters. Answer: `Installed`.
+
+    A transfer that comes again changes nothing. Arrays: those of the tables; or, of dense parameters, their packed state:
+    structure and tensors, uint8.
+    """
 
     giver: Whole
     """Its identity."""
@@ -111,8 +131,17 @@ class InstallBuckets(Config):
     """The taker that is meant."""
     rebalance: Whole
     """As in `MoveBuckets`; 0: not known any more, since the giver was started again."""
-    buckets: BucketRange
-    tables: tuple[InstalledTable, ...]
+    buckets: BucketRange | None = None
+    tables: tuple[InstalledTable, ...] = ()
+    dense: tuple[Name, ...] = ()
+    positions: str = ""
+    """As in `Giving`."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> InstallBuckets:
+        if (self.buckets is None) != bool(self.dense):
+            raise ValueError("expected either buckets or dense parameters")
+        return self
 
 
 class Installed(Config):
@@ -151,8 +180,8 @@ class TakeBack(Config):
 class TakenBack(Config):
     """What became of the piece that was on its way."""
 
-    buckets: BucketRange | None = None
-    """The piece; None: nothing was on its way."""
+    found: bool = False
+    """Whether there was one."""
     arrived: bool = False
     """The taker has it, and keeps it."""
     missing: str | None = None

@@ -59,6 +59,12 @@ class SaveBegun(Config):
 
     ranges: BucketRanges | None
     """The buckets that the server owned; None: it was never told which."""
+    dense: tuple[Name, ...] = ()
+    """The dense parameters that workers train there."""
+    moving_dense: tuple[Name, ...] = ()
+    """Those that it holds and was giving to another server."""
+    gave_dense: tuple[Name, ...] = ()
+    """Those that it gave away before."""
 
 
 class WaitForSave(Config):

@@ -42,6 +42,7 @@ class BucketGroup(ServerGroup):
             timeout=(config or ClientConfig()).timeout,
         )
         super().__init__(addresses, tables, config=config, find=find)
+        self.replaces_lost = replace_lost
         try:
             self._routes.begin(first, replace_lost=replace_lost)
         except BaseException:
@@ -63,8 +64,8 @@ class BucketGroup(ServerGroup):
         all workers have made another step. If this fails in the middle, every bucket is still owned by somebody; call it again.
 
         Args:
-            addresses: of all servers that shall have buckets. A server that holds dense parameters, or that the workers of a run
-                meet at, must stay.
+            addresses: of all servers that shall have buckets. Dense parameters of those that leave move to those that stay. A
+                server that the workers of a run meet at must stay.
             report: called with the number of buckets moved so far, and of those to be moved.
 
         Example:
@@ -86,6 +87,10 @@ class BucketGroup(ServerGroup):
             # Those that were given buckets are servers of the group by now.
             while self._candidates:
                 self._candidates.popitem()[1].close()
+
+    def look_around(self) -> None:
+        """Find servers that what these had was given to."""
+        self._routes.after(self._routes.current)
 
     def close(self) -> None:
         """Close all connections; the servers go on."""

@@ -1,4 +1,4 @@
-"""Moving buckets between the servers of a group until each has its share."""
+"""Moving buckets between the servers of a group until each has its share, and dense parameters from those that leave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from monolith.errors import InvalidArgumentError, MonolithError, UnavailableError
 from monolith.ps.bucket_messages import MoveBuckets, Moved
-from monolith.ps.client.rebalance_plan import BucketMove, planned_moves
+from monolith.ps.client.rebalance_plan import BucketMove, DenseMove, planned_dense_moves, planned_moves
 from monolith.ps.client.server_routes import ask_buckets
 from monolith.ps.coordination_messages import Members
 from monolith.ps.ownership import OwnershipMap
@@ -33,44 +33,70 @@ def rebalance_buckets(
     timeout: float,
 ) -> None:
     """Move buckets from what `current` says until the servers at `addresses` own all; `links` lead to all of both."""
-    _require_may_leave([links[address] for address in current.addresses if address not in addresses])
+    _require_may_leave([link for address, link in links.items() if address not in addresses])
     moves = planned_moves(current, addresses)
     planned, moved = sum(len(move.buckets) for move in moves), 0
     number = secrets.randbits(62) | 1
     try:
+        # First: a server that owns no bucket and does not answer has then nothing that workers would wait for.
+        for dense in planned_dense_moves(_held(links, timeout), addresses):
+            while _next_piece(dense, links[dense.giver], number, timeout) is not None:
+                pass
         for move in moves:
             while (piece := _next_piece(move, links[move.giver], number, timeout)) is not None:
                 moved += piece
                 report(moved, planned)
     finally:
-        for address in {address for move in moves for address in (move.giver, move.taker)}:
+        for address, link in links.items():
             # So that somebody else may move at once; whoever cannot be told waits for the lease.
             with suppress(MonolithError):
-                _ask(links[address], MoveBuckets(buckets=None, taker=address, rebalance=number, wait=0.0))
+                _ask(link, MoveBuckets(taker=address, rebalance=number, wait=0.0))
 
 
-def _next_piece(move: BucketMove, giver: Link, number: int, timeout: float) -> int | None:
+def _held(links: Mapping[str, Link], timeout: float) -> dict[str, dict[str, int]]:
+    """The dense parameters of each server, by address, when none is on its way."""
+    deadline = time.monotonic() + timeout
+    while True:
+        told = {address: ask_buckets(link) for address, link in links.items()}
+        giving = next((one.giving for one in told.values() if one.giving is not None), None)
+        if giving is None:
+            return {address: dict(zip(one.dense, one.dense_bytes, strict=True)) for address, one in told.items()}
+        if time.monotonic() >= deadline:
+            raise UnavailableError(
+                f"{giving} are on their way to {giving.taker}, which does not answer; start it again, and they arrive by "
+                "themselves"
+            )
+        time.sleep(PAUSE)
+
+
+def _next_piece(move: BucketMove | DenseMove, giver: Link, number: int, timeout: float) -> int | None:
     """Let `giver` give one piece and wait until it has arrived; how many buckets, or None if nothing was left."""
     deadline = time.monotonic() + timeout
-    bounds = (move.buckets.start, move.buckets.stop)
-    wait = min(WAIT, timeout / 2)
+    wanted = MoveBuckets(
+        buckets=(move.buckets.start, move.buckets.stop) if isinstance(move, BucketMove) else None,
+        dense=move.names if isinstance(move, DenseMove) else (),
+        taker=move.taker,
+        rebalance=number,
+        wait=min(WAIT, timeout / 2),
+    )
     while True:
-        moved = _ask(giver, MoveBuckets(buckets=bounds, taker=move.taker, rebalance=number, wait=wait))
-        if moved.buckets is not None and not moved.pending:
-            return moved.buckets[1] - moved.buckets[0]
-        if moved.buckets is None and moved.missing is None:
+        moved = _ask(giver, wanted)
+        if (moved.buckets is not None or moved.dense) and not moved.pending:
+            return 0 if moved.buckets is None else moved.buckets[1] - moved.buckets[0]
+        if not moved.pending and moved.missing is None:
             return None
         if time.monotonic() >= deadline:
             raise UnavailableError(f"{_why(moved, move)}; tried for {timeout:g} s")
         time.sleep(0.0 if moved.pending else PAUSE)
 
 
-def _why(moved: Moved, move: BucketMove) -> str:
-    if moved.buckets is None:
-        return f"{move.taker} cannot be given buckets: {moved.missing}"
+def _why(moved: Moved, move: BucketMove | DenseMove) -> str:
+    if not moved.pending:
+        return f"{move.taker} cannot be given anything: {moved.missing}"
+    what = f"{len(moved.dense)} dense parameters" if moved.buckets is None else f"the buckets {moved.buckets}"
     return (
-        f"the buckets {moved.buckets} are on their way from {move.giver} to {move.taker}, which does not answer; start it again, "
-        "and they arrive by themselves"
+        f"{what} are on their way from {move.giver} to {move.taker}, which does not answer; start it again, and they arrive "
+        "by themselves"
     )
 
 
@@ -82,7 +108,3 @@ def _require_may_leave(links: Sequence[Link]) -> None:
     for link in links:
         if Members.from_json(link.call(Call.MEMBERS).text).members:
             raise InvalidArgumentError(f"addresses: the workers of a run meet at {link.address}; it must stay")
-        if names := ask_buckets(link).dense:
-            raise InvalidArgumentError(
-                f"addresses: the server at {link.address} holds {len(names)} dense parameters, {names[0]!r} first; it must stay"
-            )

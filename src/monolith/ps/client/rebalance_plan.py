@@ -1,8 +1,8 @@
-"""Which buckets go where when the set of servers changes: as few as possible."""
+"""Which buckets and dense parameters go where when the set of servers changes: as few as possible."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from monolith.errors import InvalidArgumentError
 from monolith.ps.ownership import OwnershipMap, mask_of, ranges_of
 from monolith.table.buckets import NUM_BUCKETS
 
-__all__ = ["BucketMove", "planned_moves"]
+__all__ = ["BucketMove", "DenseMove", "planned_dense_moves", "planned_moves"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,34 @@ class BucketMove:
     giver: str
     taker: str
     buckets: range
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseMove:
+    """Dense parameters that one server gives to another."""
+
+    giver: str
+    taker: str
+    names: tuple[str, ...]
+
+
+def planned_dense_moves(held: Mapping[str, Mapping[str, int]], addresses: Sequence[str]) -> list[DenseMove]:
+    """The moves after which only servers at `addresses` hold dense parameters; `held`: bytes by server and name.
+
+    Only those of servers that leave move: the largest first, each to the server with the least so far.
+
+    Example:
+        >>> planned_dense_moves({"a:1": {"v": 8}, "b:1": {"w": 4, "x": 6}}, ["a:1", "c:1"])
+        [DenseMove(giver='b:1', taker='c:1', names=('x', 'w'))]
+    """
+    sizes = {address: sum(held.get(address, {}).values()) for address in addresses}
+    moves: dict[tuple[str, str], list[str]] = {}
+    leaving = [(size, name, at) for at, one in held.items() if at not in sizes for name, size in one.items()]
+    for size, name, giver in sorted(leaving, key=lambda one: (-one[0], one[1])):
+        taker = min(addresses, key=lambda address: sizes[address])
+        sizes[taker] += size
+        moves.setdefault((giver, taker), []).append(name)
+    return [DenseMove(giver=giver, taker=taker, names=tuple(names)) for (giver, taker), names in moves.items()]
 
 
 def planned_moves(current: OwnershipMap, addresses: Sequence[str]) -> list[BucketMove]:

@@ -128,7 +128,15 @@ def server_shards(links: Sequence[Link]) -> list[ServerShard]:
 def _is_whole(begun: Sequence[SaveBegun]) -> bool:
     """Whether every bucket was owned by one server at its cut; servers that were never told are asked for nothing."""
     told = [one.ranges for one in begun if one.ranges is not None]
-    return not told or bool((np.sum([mask_of(ranges) for ranges in told], axis=0) == 1).all())
+    buckets = not told or bool((np.sum([mask_of(ranges) for ranges in told], axis=0) == 1).all())
+    return buckets and _has_all_dense(begun)
+
+
+def _has_all_dense(begun: Sequence[SaveBegun]) -> bool:
+    """Whether no dense parameter was in two cuts, nor in none because it moved between them."""
+    trained = [name for one in begun for name in one.dense]
+    kept = {*trained, *(name for one in begun for name in one.moving_dense)}
+    return len(set(trained)) == len(trained) and all(name in kept for one in begun for name in one.gave_dense)
 
 
 def _until_done(links: Sequence[Link], call: Call, message: Config) -> list[Saved]:

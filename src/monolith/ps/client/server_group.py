@@ -107,6 +107,8 @@ class ServerGroup:
         self._declared: dict[str, DeclaredTable] = {}
         self.joined: list[dict[str, object]] = []
         """What each server answered when it was joined."""
+        self.replaces_lost = False
+        """Whether servers that do not answer are lost, and what they had begins anew elsewhere."""
         self.links = [self._linked(address) for address in distinct_addresses(addresses)]
         try:
             self._join()
@@ -191,6 +193,9 @@ class ServerGroup:
     def prepare_fresh(self, folder: str | os.PathLike[str]) -> Callable[[], None]:
         """Like `prepare_restore`, but servers that hold a state worth keeping keep it."""
         return prepare_servers(self.links, folder, only_fresh=True)
+
+    def look_around(self) -> None:
+        """Find servers that what these had was given to; here there are none."""
 
     def rejoin(self) -> None:
         """After `ServerRestartedError`: take the servers as they are now, and declare the tables to those that are new."""

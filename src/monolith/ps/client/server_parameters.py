@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from types import MappingProxyType
 from typing import overload
 
 import numpy as np
@@ -14,12 +13,10 @@ from torch import Tensor, nn
 
 from monolith.errors import InvalidArgumentError
 from monolith.ps import messages
+from monolith.ps.client.dense_routes import DensePart, DenseRoutes
 from monolith.ps.client.server_group import ServerGroup
-from monolith.ps.client.server_routes import ask_buckets
 from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
 from monolith.transport.calls import Call
-from monolith.transport.frames import Frame
-from monolith.transport.link import Exchange, Link, finish_all
 
 __all__ = ["CachedParameters", "ServerOptimizer", "ServerParameters"]
 
@@ -28,7 +25,8 @@ class ServerParameters:
     """Named float32 tensors on the servers of a store, each on one of them, with an optimizer beside it.
 
     The first worker that declares them gives the values; those that come later find them, on the servers that hold them. New
-    ones are placed alike by all workers: the largest first, each on the server with the least so far.
+    ones are placed alike by all workers: the largest first, each on the server with the least so far. When servers leave
+    (`ServerStore.rebalance`) theirs move to others, and calls follow them.
 
     Example:
         >>> from monolith.ps import DenseSgd, ParameterServer, ServerParameters, ServerStore
@@ -45,14 +43,13 @@ class ServerParameters:
         self._group = group
         self._names = tuple(parameters)
         values = {name: _array(name, tensor) for name, tensor in parameters.items()}
-        links = list(group.links)
-        sizes = {name: array.size for name, array in values.items()}
-        placed = _placed(sizes, len(links), _found(self._names, links))
-        self._link_of = {name: links[number] for name, number in placed.items()}
-        answers = self._ask(
+        self._routes = DenseRoutes(group, {name: array.size for name, array in values.items()})
+        answers = self._routes.ask(
             Call.DECLARE_DENSE,
             self._names,
-            lambda names: messages.DeclareDense(names=names, optimizer=optimizer).model_dump_json(),
+            lambda part: messages.DeclareDense(
+                names=part.names, optimizer=optimizer, replace_lost=group.replaces_lost
+            ).model_dump_json(),
             values,
         )
         self.created = any(json.loads(frame.text)["created"] for _, frame in answers)
@@ -65,8 +62,8 @@ class ServerParameters:
 
     def read(self) -> dict[str, Tensor]:
         """The values now, as new tensors."""
-        answers = self._ask(
-            Call.READ_DENSE, self._names, lambda names: messages.ReadDense(names=names).model_dump_json()
+        answers = self._routes.ask(
+            Call.READ_DENSE, self._names, lambda part: messages.ReadDense(names=part.names).model_dump_json()
         )
         found = {n: torch.from_numpy(a.copy()) for names, f in answers for n, a in zip(names, f.arrays, strict=True)}
         return {name: found[name] for name in self._names}
@@ -79,11 +76,13 @@ class ServerParameters:
         position: messages.Position | None = None,
     ) -> None:
         """One step of the servers' optimizer for each parameter that has a gradient here; `position`: the batch it is of."""
-        push = self._group.next_push(position)
+        push = self._numbered(position)
         self._send(
             Call.APPLY_DENSE,
             gradients,
-            lambda names: messages.ApplyDense(push=push, names=names, learning_rate=learning_rate).model_dump_json(),
+            lambda part: messages.ApplyDense(
+                push=push(part), names=part.names, learning_rate=learning_rate
+            ).model_dump_json(),
         )
 
     def assign(self, values: Mapping[str, Tensor]) -> None:
@@ -95,34 +94,28 @@ class ServerParameters:
         self._assign(values, add=True)
 
     def _assign(self, values: Mapping[str, Tensor], *, add: bool) -> None:
-        push = self._group.next_push()
+        push = self._numbered(None)
         self._send(
             Call.ASSIGN_DENSE,
             values,
-            lambda names: messages.AssignDense(push=push, names=names, add=add).model_dump_json(),
+            lambda part: messages.AssignDense(push=push(part), names=part.names, add=add).model_dump_json(),
         )
 
-    def _send(self, call: Call, tensors: Mapping[str, Tensor], text: Callable[[tuple[str, ...]], str]) -> None:
+    def _numbered(self, position: messages.Position | None) -> Callable[[DensePart], messages.Push]:
+        """The number of the change that a part is: one for all servers, and a new one for each further round."""
+        made: dict[int, messages.Push] = {}
+
+        def push(part: DensePart) -> messages.Push:
+            if part.round not in made:
+                made[part.round] = self._group.next_push(position)
+            return made[part.round]
+
+        return push
+
+    def _send(self, call: Call, tensors: Mapping[str, Tensor], text: Callable[[DensePart], str]) -> None:
         if unknown := set(tensors) - set(self._names):
             raise InvalidArgumentError(f"parameters: there is no {min(unknown)!r}; there are {', '.join(self._names)}")
-        self._ask(call, tuple(tensors), text, {name: _array(name, tensor) for name, tensor in tensors.items()})
-
-    def _ask(
-        self,
-        call: Call,
-        names: Iterable[str],
-        text: Callable[[tuple[str, ...]], str],
-        arrays: Mapping[str, np.ndarray] | None = None,
-    ) -> list[tuple[tuple[str, ...], Frame]]:
-        """Ask each server that has some of `names` about those; which names, and the answer."""
-        asked: list[tuple[tuple[str, ...], Exchange]] = []
-        wanted = list(names)
-        for link in dict.fromkeys(self._link_of[name] for name in wanted):
-            mine = tuple(name for name in wanted if self._link_of[name] is link)
-            sent = [] if arrays is None else [arrays[name] for name in mine]
-            asked.append((mine, link.prepared(call, text(mine), sent)))
-        frames = finish_all([exchange for _, exchange in asked])
-        return [(mine, frame) for (mine, _), frame in zip(asked, frames, strict=True)]
+        self._routes.ask(call, tuple(tensors), text, {name: _array(name, tensor) for name, tensor in tensors.items()})
 
 
 class CachedParameters:
@@ -221,23 +214,6 @@ class ServerOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._cached.push()
         return loss
-
-
-def _found(names: Iterable[str], links: Sequence[Link]) -> dict[str, int]:
-    """The number of the server of each name that is declared already."""
-    wanted = set(names)
-    return {name: number for number, link in enumerate(links) for name in ask_buckets(link).dense if name in wanted}
-
-
-def _placed(sizes: Mapping[str, int], servers: int, found: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
-    """The number of the server of each name; those that were found stay where they are."""
-    held = [sum(sizes[name] for name, at in found.items() if at == number) for number in range(servers)]
-    server_of = dict(found)
-    for name in sorted(sizes.keys() - found.keys(), key=lambda name: (-sizes[name], name)):
-        number = held.index(min(held))
-        held[number] += sizes[name]
-        server_of[name] = number
-    return server_of
 
 
 def _array(name: str, tensor: Tensor) -> np.ndarray:

@@ -67,6 +67,12 @@ class Route:
 class _Known:
     version: int
     mask: np.ndarray
+    dense: frozenset[str]
+    """The dense parameters it holds."""
+
+    @property
+    def anything(self) -> bool:
+        return bool(self.mask.any()) or bool(self.dense)
 
 
 class ServerRoutes:
@@ -187,7 +193,7 @@ class ServerRoutes:
                 self._keep([other for other in self._links() if other is not link], [link])
             else:
                 told[link] = self._claimed_again(link, _buckets(answer))
-        if not self._claimed(told).all():
+        if not self._claimed(told).all() or _missing_dense(told.values()):
             told |= self._follow(told)
         claims = self._claims(told)
         counted = sum((known.mask.astype(np.int64) for known in claims.values()), np.zeros(NUM_BUCKETS, dtype=np.int64))
@@ -202,13 +208,13 @@ class ServerRoutes:
     def _claimed_again(self, link: Link, told: Buckets | None) -> Buckets | None:
         # Giving and taking are durable at once, the first claim is not: a server that was started again may have lost it, and
         # nothing else then.
-        if told is not None and told.version == 0 and self._had(link):
+        if told is not None and told.version == 0 and link in self._known and self._known[link].mask.any():
             own = OwnBuckets(ranges=ranges_of(self._known[link].mask))
             return Buckets.from_json(link.call(Call.OWN_BUCKETS, own.model_dump_json()).text)
         return told
 
     def _had(self, link: Link) -> bool:
-        return link in self._known and bool(self._known[link].mask.any())
+        return link in self._known and self._known[link].anything
 
     def _claimed(self, told: dict[Link, Buckets | None]) -> np.ndarray:
         mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
@@ -237,13 +243,18 @@ class ServerRoutes:
         return found
 
     def _claims(self, told: dict[Link, Buckets | None]) -> dict[Link, _Known]:
-        claims = {link: _Known(one.version, mask_of(one.ranges)) for link, one in told.items() if one is not None}
+        claims = {
+            link: _Known(one.version, mask_of(one.ranges), frozenset(one.dense))
+            for link, one in told.items()
+            if one is not None
+        }
         answered = sum((known.mask for known in claims.values()), np.zeros(NUM_BUCKETS, dtype=np.bool_))
+        dense = frozenset().union(*(known.dense for known in claims.values()))
         for link, one in told.items():
             if one is None and link in self._known:
                 # It does not answer now. What nobody else claims is still its own; the rest it gave away before.
                 known = self._known[link]
-                claims[link] = _Known(known.version, known.mask & ~answered)
+                claims[link] = _Known(known.version, known.mask & ~answered, known.dense - dense)
         return claims
 
     def _put_in_place(self, told: dict[Link, Buckets | None], claims: dict[Link, _Known]) -> None:
@@ -252,7 +263,7 @@ class ServerRoutes:
                 link.server, link.left = one.server, _has_left(one)
             elif link in claims:
                 # It does not answer, and others own all that it had.
-                link.left = not claims[link].mask.any()
+                link.left = not claims[link].anything
         self._keep([link for link in told if not link.left], [link for link in told if link.left])
         self._known = claims
         owning = [(link, known) for link, known in claims.items() if known.mask.any()]
@@ -285,6 +296,13 @@ def _buckets(outcome: Frame | Exception | None) -> Buckets | None:
     if isinstance(outcome, Exception):
         raise outcome
     return Buckets.from_json(outcome.text)
+
+
+def _missing_dense(told: Iterable[Buckets | None]) -> bool:
+    """Whether dense parameters were given to servers that were not asked."""
+    known = [one for one in told if one is not None]
+    held = {name for one in known for name in one.dense}
+    return any(name not in held for one in known for name in one.gave_dense)
 
 
 def _takers(told: Iterable[Buckets | None]) -> set[str]:

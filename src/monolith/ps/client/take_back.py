@@ -1,4 +1,4 @@
-"""Taking back buckets that are on their way to a server that does not come for them."""
+"""Taking back what is on its way to a server that does not come for it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ WAIT = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class SettledPiece:
-    """A piece of buckets that was on its way, and is no longer."""
+    """A piece that was on its way, and is no longer: buckets, or dense parameters."""
 
     giver: str
     taker: str
-    buckets: tuple[int, int]
+    buckets: tuple[int, int] | None = None
+    dense: tuple[str, ...] = ()
     owner: str
     """Who owns it now: the giver, or the taker, which had it already."""
 
@@ -76,11 +77,17 @@ def _require_lost(lost: Sequence[str], pieces: Mapping[str, Giving], told: Mappi
             raise InvalidArgumentError(f"lost: nothing is on its way to {address}, but to {named}")
     for giver, giving in pieces.items():
         for address, one in told.items():
-            if giving.taker in lost and (mask_of(one.ranges) & mask_of([giving.buckets])).any():
+            if giving.taker in lost and _has_some(one, giving):
                 raise InvalidArgumentError(
-                    f"lost: {address} owns some of the buckets {giving.buckets}: {giving.taker} had them from {giver} and has "
-                    "given them on; start it again"
+                    f"lost: {address} owns some of {giving}: {giving.taker} had them from {giver} and has given them on; "
+                    "start it again"
                 )
+
+
+def _has_some(told: Buckets, giving: Giving) -> bool:
+    if giving.buckets is None:
+        return not set(told.dense).isdisjoint(giving.dense)
+    return bool((mask_of(told.ranges) & mask_of([giving.buckets])).any())
 
 
 def _settled(link: Link, giving: Giving, *, lost: bool, timeout: float) -> SettledPiece:
@@ -90,26 +97,27 @@ def _settled(link: Link, giving: Giving, *, lost: bool, timeout: float) -> Settl
             back = _ask(link, giving, lost=lost, number=number, wait=min(WAIT, timeout / 2))
             if back.missing is not None:
                 raise UnavailableError(
-                    f"the buckets {giving.buckets} are on their way from {link.address} to {giving.taker}, which may have them "
+                    f"{giving} are on their way from {link.address} to {giving.taker}, which may have them "
                     f"and cannot be asked: {back.missing}; start it again, or say that it is lost for good"
                 )
             if not back.pending:
                 owner = giving.taker if back.arrived else link.address
-                return SettledPiece(giver=link.address, taker=giving.taker, buckets=giving.buckets, owner=owner)
+                return SettledPiece(
+                    giver=link.address, taker=giving.taker, buckets=giving.buckets, dense=giving.dense, owner=owner
+                )
             if time.monotonic() >= deadline:
                 raise UnavailableError(f"{link.address} was asking {giving.taker} for {timeout:g} s; try again")
     finally:
         # So that somebody else may move at once; whoever cannot be told waits for the lease.
         with suppress(MonolithError):
-            done = MoveBuckets(buckets=None, taker=giving.taker, rebalance=number, wait=0.0)
+            done = MoveBuckets(taker=giving.taker, rebalance=number, wait=0.0)
             link.call(Call.MOVE_BUCKETS, done.model_dump_json())
 
 
 def _ask(link: Link, giving: Giving, *, lost: bool, number: int, wait: float) -> TakenBack:
     back = TakeBack(lost=giving.taker if lost else None, rebalance=number, wait=wait)
     taken = TakenBack.from_json(link.call(Call.TAKE_BACK, back.model_dump_json()).text)
-    if taken.buckets is not None:
+    if taken.found:
         return taken
     # It was settled by itself meanwhile: taken, or refused by the taker.
-    kept = (mask_of(ask_buckets(link).ranges) & mask_of([giving.buckets])).any()
-    return TakenBack(buckets=giving.buckets, arrived=not kept)
+    return TakenBack(found=True, arrived=not _has_some(ask_buckets(link), giving))

@@ -41,7 +41,7 @@ class BucketCalls:
         return self._buckets(frame)
 
     def _buckets(self, frame: Frame) -> Answer:
-        told = self._owned.told(durable=self._durable, dense=self._state.dense.declared())
+        told = self._owned.told(durable=self._durable, dense=self._state.dense.sizes())
         return Answer(text=told.model_dump_json())
 
     def _move(self, frame: Frame) -> Answer:

@@ -1,4 +1,4 @@
-"""Buckets that another server gives to this one. See `monolith.ps.server.bucket_moves`."""
+"""Buckets and dense parameters that another server gives to this one. See `monolith.ps.server.bucket_moves`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 
 from monolith.errors import ConfigError, InvalidArgumentError, MemoryLimitError, ProtocolError
 from monolith.ps.bucket_messages import InstallBuckets, Installed, Refused, RefuseTransfer
-from monolith.ps.server.bucket_transfer import put_rows, require_rows
+from monolith.ps.server.bucket_transfer import put_rows
+from monolith.ps.server.dense_transfer import put_dense
 from monolith.ps.server.mover_lease import MoverLease
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
@@ -28,7 +29,7 @@ class BucketInstalls:
         self._state, self._owned, self._lease, self._commit = state, owned, lease, commit
 
     def install(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> Installed:
-        """Own the buckets of a transfer from now on, unless that has happened before."""
+        """Own what is in a transfer from now on, unless that has happened before."""
         again = self._install(install, arrays)
         # Also if it had been done before: the answer that got lost may have been that it could not be made durable.
         self._commit()
@@ -50,8 +51,10 @@ class BucketInstalls:
                     return True
                 if install.rebalance:
                     self._lease.require(install.rebalance)
-                require_rows(self._state.tables, install, arrays)
-                put_rows(self._state.tables, install, arrays)
+                if install.buckets is None:
+                    put_dense(self._state, install, arrays)
+                else:
+                    put_rows(self._state.tables, install, arrays)
             except (*REFUSALS, MemoryError):
                 self._owned.refuse(install)
                 raise

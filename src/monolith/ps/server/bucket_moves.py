@@ -1,4 +1,4 @@
-"""Moving buckets from one running server to another, so that no update is lost or doubled whichever of them dies.
+"""Moving buckets, or dense parameters, from one running server to another, so that no update is lost or doubled whichever dies.
 
 The giver stops to own a piece and makes that durable, then sends its rows until it knows what became of them. The taker
 owns the piece from the moment it has the rows, makes that durable, and answers. Then the giver forgets the rows. In between
@@ -16,6 +16,8 @@ from monolith.errors import DeadlineExceededError, InvalidArgumentError, Monolit
 from monolith.ps.bucket_messages import Buckets, Giving, MoveBuckets, Moved, TakeBack, TakenBack
 from monolith.ps.ownership import mask_of, ranges_of
 from monolith.ps.server.bucket_transfer import piece_size
+from monolith.ps.server.dense_transfer import dense_piece
+from monolith.ps.server.ledger_state import dense_positions_text
 from monolith.ps.server.mover_lease import MoverLease
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
@@ -74,14 +76,14 @@ class BucketMoves:
         self._delivery.close()
 
     def move(self, move: MoveBuckets) -> Moved:
-        """Give away the first piece of `move.buckets` that is owned here."""
+        """Give away the first piece of what `move` names that is owned here."""
         with self._lock:
-            if move.buckets is None:
+            if move.buckets is None and not move.dense:
                 self._lease.end(move.rebalance)
                 return Moved()
             self._lease.require(move.rebalance)
             try:
-                giving = self._given(move, move.buckets)
+                giving = self._given(move)
             except _TakerMissing as error:
                 return Moved(missing=str(error))
         return Moved() if giving is None else self._delivery.outcome(giving, move.wait)
@@ -95,14 +97,14 @@ class BucketMoves:
                 return TakenBack()
             if back.lost not in (None, giving.taker):
                 raise InvalidArgumentError(
-                    f"lost: {giving.buckets} are on their way to {giving.taker}, not to {back.lost}; say whether that is lost"
+                    f"lost: {giving} are on their way to {giving.taker}, not to {back.lost}; say whether that is lost"
                 )
             return self._delivery.take_back(giving, lost=back.lost is not None, wait=back.wait)
 
-    def _given(self, move: MoveBuckets, buckets: tuple[int, int]) -> Giving | None:
+    def _given(self, move: MoveBuckets) -> Giving | None:
         """The piece that is on its way, or the next one; None: there is none."""
         if self._owned.giving is None:
-            return self._begin(move, buckets)
+            return self._begin(move)
         self._require_same(self._owned.giving, move)
         return self._owned.giving
 
@@ -110,34 +112,47 @@ class BucketMoves:
         if giving.taker != move.taker:
             if self._asked(move.taker).server != giving.server:
                 raise InvalidArgumentError(
-                    f"buckets: {giving.buckets} are on their way to {giving.taker}, and stay so until it answers; start it again"
+                    f"move: {giving} are on their way to {giving.taker}, and stay so until it answers; start it again"
                 )
             with self._state.gate.closed(changes=True):
                 self._owned.redirect(move.taker)
 
-    def _begin(self, move: MoveBuckets, buckets: tuple[int, int]) -> Giving | None:
-        owned = mask_of(self._owned.ranges)
-        wanted = ranges_of(owned & mask_of([buckets]))
-        if not wanted:
+    def _begin(self, move: MoveBuckets) -> Giving | None:
+        buckets = None if move.buckets is None else self._next_buckets(move.buckets)
+        dense = () if buckets else dense_piece(self._state.dense.sizes(), move.dense, self._piece_bytes)
+        if buckets is None and not dense:
             return None
         # Asked before anything changes: a taker that is not there costs nothing.
         taker = self._asked(move.taker)
         if taker.server == self._owned.server:
             raise InvalidArgumentError(f"taker: {move.taker} is the giver itself")
-        first, end = wanted[0]
-        end = min(end, first + piece_size(self._state.tables, int(owned.sum()), self._piece_bytes))
         with self._state.gate.closed(changes=True):
             giving = self._owned.begin_giving(
-                taker=move.taker, server=taker.server, durable=taker.durable, buckets=(first, end)
+                taker=move.taker,
+                server=taker.server,
+                durable=taker.durable,
+                buckets=buckets,
+                dense=dense,
+                positions=dense_positions_text(self._state.pushes) if dense else "",
             )
+            self._state.dense.set_declared(dense, declared=False)
         try:
             self._commit()
         except MonolithError:
             with self._state.gate.closed(changes=True):
+                self._state.dense.set_declared(dense, declared=True)
                 self._owned.cancel_giving()
             raise
         self._delivery.start(giving, rebalance=move.rebalance)
         return giving
+
+    def _next_buckets(self, buckets: tuple[int, int]) -> tuple[int, int] | None:
+        owned = mask_of(self._owned.ranges)
+        wanted = ranges_of(owned & mask_of([buckets]))
+        if not wanted:
+            return None
+        first, end = wanted[0]
+        return first, min(end, first + piece_size(self._state.tables, int(owned.sum()), self._piece_bytes))
 
     def _asked(self, address: str) -> Buckets:
         link = self._connect(address)

@@ -13,7 +13,7 @@ from monolith.table.buckets import bucket_of
 from monolith.table.embedding_table import EmbeddingTable
 from monolith.table.table_state import TableState
 
-__all__ = ["drop_rows", "packed_transfer", "piece_size", "put_rows", "require_rows"]
+__all__ = ["drop_rows", "packed_rows", "piece_size", "put_rows"]
 
 
 def piece_size(tables: ServedTables, owned: int, limit: int) -> int:
@@ -22,10 +22,11 @@ def piece_size(tables: ServedTables, owned: int, limit: int) -> int:
     return max(1, limit * owned // stored) if stored else owned
 
 
-def packed_transfer(
+def packed_rows(
     tables: ServedTables, giving: Giving, *, giver: int, rebalance: int
 ) -> tuple[InstallBuckets, list[np.ndarray]]:
-    """What the taker of a piece is sent: a text and arrays."""
+    """What the taker of buckets is sent: a text and arrays."""
+    assert giving.buckets is not None
     described, arrays = [], []
     for declared, table in zip(tables.declared(), tables.all(), strict=True):
         found, state = table.rows_of_buckets(range(*giving.buckets)), table.state()
@@ -49,7 +50,25 @@ def packed_transfer(
     return install, arrays
 
 
-def require_rows(tables: ServedTables, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
+def put_rows(tables: ServedTables, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
+    """Have exactly these rows in the buckets of a transfer; on an error none of them."""
+    assert install.buckets is not None
+    _require_rows(tables, install, install.buckets, arrays)
+    drop_rows(tables, install.buckets)
+    try:
+        for place, one in enumerate(install.tables):
+            ids, times, rows = arrays[3 * place : 3 * place + 3]
+            table = tables.writable(one.declared.config.name, ids)
+            table.insert_rows(ids, times.astype(np.uint32), rows)
+            _catch_up(table, one)
+    except BaseException:
+        drop_rows(tables, install.buckets)
+        raise
+
+
+def _require_rows(
+    tables: ServedTables, install: InstallBuckets, piece: tuple[int, int], arrays: Sequence[np.ndarray]
+) -> None:
     """Make the tables of a transfer if need be, and raise unless its rows fit them."""
     require_count(arrays, 3 * len(install.tables))
     tables.declare([one.declared for one in install.tables])
@@ -61,25 +80,11 @@ def require_rows(tables: ServedTables, install: InstallBuckets, arrays: Sequence
             raise InvalidArgumentError(
                 f"rows of table {table.name!r}: expected {len(ids)} of {table.row_bytes} bytes, and a time for each"
             )
-        buckets, (first, end) = bucket_of(ids), install.buckets
+        buckets, (first, end) = bucket_of(ids), piece
         if ((buckets < first) | (buckets >= end)).any() or ((times < 0) | (times >= 2**32)).any():
-            raise InvalidArgumentError(f"rows of table {table.name!r}: expected ids of the buckets {install.buckets}")
+            raise InvalidArgumentError(f"rows of table {table.name!r}: expected ids of the buckets {piece}")
         if len(one.hashnet_scales) != len(table.state().hashnet_scales):
             raise InvalidArgumentError(f"table {table.name!r}: expected a scale for each of its segments")
-
-
-def put_rows(tables: ServedTables, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
-    """Have exactly these rows in the buckets of a transfer; on an error none of them."""
-    drop_rows(tables, install.buckets)
-    try:
-        for place, one in enumerate(install.tables):
-            ids, times, rows = arrays[3 * place : 3 * place + 3]
-            table = tables.writable(one.declared.config.name, ids)
-            table.insert_rows(ids, times.astype(np.uint32), rows)
-            _catch_up(table, one)
-    except BaseException:
-        drop_rows(tables, install.buckets)
-        raise
 
 
 def drop_rows(tables: ServedTables, buckets: tuple[int, int]) -> None:

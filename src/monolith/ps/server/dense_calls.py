@@ -1,8 +1,9 @@
-"""Calls that read and change dense parameters."""
+"""Calls that read and change dense parameters; those that another server has, or will, are refused before anything happens."""
 
 from __future__ import annotations
 
 from monolith.ps import messages
+from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
 from monolith.transport.answers import Answer, Calls, json_answer, message_of
 from monolith.transport.calls import Call
@@ -14,8 +15,8 @@ __all__ = ["DenseCalls"]
 class DenseCalls:
     """Declare, read, apply, assign."""
 
-    def __init__(self, state: ServerState) -> None:
-        self._gate, self._dense, self._pushes = state.gate, state.dense, state.pushes
+    def __init__(self, state: ServerState, owned: OwnedBuckets) -> None:
+        self._gate, self._dense, self._pushes, self._owned = state.gate, state.dense, state.pushes, owned
 
     def calls(self) -> Calls:
         """What is called for which number."""
@@ -29,15 +30,25 @@ class DenseCalls:
     def _declare_dense(self, frame: Frame) -> Answer:
         declare = message_of(messages.DeclareDense, frame)
         with self._gate.changing():
+            if declare.replace_lost:
+                self._owned.claim_dense(declare.names)
+            self._owned.require_dense(declare.names)
             return json_answer(created=self._dense.declare(declare.names, frame.arrays, declare.optimizer))
 
     def _read_dense(self, frame: Frame) -> Answer:
-        return Answer(arrays=tuple(self._dense.read(message_of(messages.ReadDense, frame).names)))
+        names = message_of(messages.ReadDense, frame).names
+        self._owned.require_dense(names)
+        try:
+            return Answer(arrays=tuple(self._dense.read(names)))
+        finally:
+            # Those that were given away while they were read may have been removed.
+            self._owned.require_dense(names)
 
     def _apply_dense(self, frame: Frame) -> Answer:
         apply = message_of(messages.ApplyDense, frame)
 
         def action() -> Answer:
+            self._owned.require_dense(apply.names)
             self._dense.apply(apply.names, frame.arrays, apply.learning_rate)
             return Answer()
 
@@ -47,6 +58,7 @@ class DenseCalls:
         assign = message_of(messages.AssignDense, frame)
 
         def action() -> Answer:
+            self._owned.require_dense(assign.names)
             self._dense.assign(assign.names, frame.arrays, add=assign.add)
             return Answer()
 

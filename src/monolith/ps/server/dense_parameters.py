@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,8 +93,8 @@ class DenseParameters:
             for parameter, value in pairs:
                 parameter.values.copy_(parameter.values + value if add else value)
 
-    def state(self) -> dict[str, State]:
-        """Values, optimizers and their state by name; whoever packs it copies the tensors."""
+    def state(self, names: Collection[str] | None = None) -> dict[str, State]:
+        """Values, optimizers and their state by name, all or those of `names`; whoever packs it copies the tensors."""
         with self._lock:
             return {
                 name: {
@@ -104,7 +104,30 @@ class DenseParameters:
                     "declared": parameter.declared,
                 }
                 for name, parameter in self._parameters.items()
+                if names is None or name in names
             }
+
+    def take_over(self, state: Mapping[str, State]) -> None:
+        """Train here, from now on, what `state` of another server returned; on an error nothing has changed."""
+        taken = {name: _loaded(name, saved) for name, saved in state.items()}
+        with self._lock:
+            if there := next((name for name in taken if name in self._declared()), None):
+                raise InvalidArgumentError(f"dense parameter {there!r}: it is trained here already")
+            self._require_room(3 * sum(parameter.values.nbytes for parameter in taken.values()))
+            for parameter in taken.values():
+                parameter.declared = True
+            self._parameters |= taken
+
+    def set_declared(self, names: Collection[str], *, declared: bool) -> None:
+        """Whether workers train `names` here."""
+        with self._lock:
+            for name in names:
+                self._parameter(name).declared = declared
+
+    def drop(self, names: Collection[str]) -> None:
+        """Forget `names`."""
+        with self._lock:
+            self._parameters = {name: one for name, one in self._parameters.items() if name not in names}
 
     def load_state(self, *states: Mapping[str, State], elsewhere: bool = False) -> None:
         """Hold what `state` of one or several servers returned, and nothing else; on an error nothing has changed.
@@ -125,8 +148,12 @@ class DenseParameters:
 
     def declared(self) -> tuple[str, ...]:
         """The names of those that workers train here."""
+        return tuple(self.sizes())
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of the values of those that workers train here."""
         with self._lock:
-            return tuple(name for name, parameter in self._parameters.items() if parameter.declared)
+            return {name: self._parameters[name].values.nbytes for name in self._declared()}
 
     @property
     def nbytes(self) -> int:
@@ -135,6 +162,9 @@ class DenseParameters:
 
     def __len__(self) -> int:
         return len(self._parameters)
+
+    def _declared(self) -> list[str]:
+        return [name for name, parameter in self._parameters.items() if parameter.declared]
 
     def _matched(self, names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[tuple[_Parameter, torch.Tensor]]:
         _require_values(names, arrays)

@@ -71,6 +71,8 @@ class Dispatcher(FrameCalls):
         state.parts["ownership"] = owned
         state.ranges = lambda: [range(*pair) for pair in owned.ranges] if owned.version else None
         state.moving = lambda: owned.giving is not None
+        state.moving_dense = lambda: () if owned.giving is None else owned.giving.dense
+        state.gave_dense = lambda: owned.gave_dense
         lease = MoverLease(clock=clock)
         installs = BucketInstalls(state, owned, lease, commit=self.commit)
         self._moves = BucketMoves(
@@ -85,7 +87,7 @@ class Dispatcher(FrameCalls):
             Call.SHUTDOWN: self._shutdown,
             **TableCalls(state, owned).calls(),
             **BucketCalls(state, owned, self._moves, installs, durable=folder is not None).calls(),
-            **DenseCalls(state).calls(),
+            **DenseCalls(state, owned).calls(),
             **self._saves.calls(),
             **LogCalls(lambda: self._folder).calls(),
             **CoordinationCalls(Coordination(clock=clock)).calls(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +20,7 @@ from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
 from monolith.durable_file import write_durably
 from monolith.errors import InvalidArgumentError, MonolithError
 from monolith.log import ChangeLog
+from monolith.ps.saving_messages import SaveBegun
 from monolith.ps.server.state import ServerState
 
 __all__ = ["ServerFolder"]
@@ -136,13 +137,13 @@ class ServerFolder:
         with self._writing:
             return self._commit()
 
-    def begin_save(self, name: str, *, step: int) -> tuple[Sequence[range] | None, Future[FileEntry]]:
-        """Take a checkpoint, decided when this returns: the buckets owned then, and, once it is durable, its manifest."""
+    def begin_save(self, name: str, *, step: int) -> tuple[SaveBegun, Future[FileEntry]]:
+        """Take a checkpoint, decided when this returns: what was owned then, and, once it is durable, its manifest."""
         self._writing.acquire()
         try:
             snapshot = self._ended_scan()
             with self._state.gate.closed():
-                version, ranges = self._state.gate.changes, self._state.ranges()
+                version, begun = self._state.gate.changes, _begun(self._state)
                 pending = begin_checkpoint(
                     self.folder / name,
                     state=self._state.state(),
@@ -151,14 +152,14 @@ class ServerFolder:
                     log=self._log,
                     snapshot=snapshot,
                     state_in_log=True,
-                    buckets=None if ranges is None else [(one.start, one.stop) for one in ranges],
+                    buckets=None if begun.ranges is None else list(begun.ranges),
                 )
         except BaseException:
             self._writing.release()
             raise
         assert pending.commit is not None  # there is a log
         pending.commit.add_done_callback(lambda written: self._rows_written(written, version))
-        return ranges, self._threads.submit(self._finish, pending)
+        return begun, self._threads.submit(self._finish, pending)
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
@@ -280,6 +281,16 @@ class ServerFolder:
                     self.commit()
                 except MonolithError as error:
                     _logger.warning("the log could not be written, its changes wait for the next commit: %s", error)
+
+
+def _begun(state: ServerState) -> SaveBegun:
+    ranges = state.ranges()
+    return SaveBegun(
+        ranges=None if ranges is None else tuple((one.start, one.stop) for one in ranges),
+        dense=state.dense.declared(),
+        moving_dense=state.moving_dense(),
+        gave_dense=state.gave_dense(),
+    )
 
 
 def _newest(folder: Path) -> RestorePoint | None:

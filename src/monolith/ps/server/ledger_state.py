@@ -17,7 +17,15 @@ from monolith.ps.server.pushes import PushLedger, WorkerRecord
 from monolith.transport.answers import Answer
 from monolith.transport.remote_errors import RemoteError, described
 
-__all__ = ["ledger_text", "load_ledger", "restore_positions"]
+__all__ = [
+    "KnownWorker",
+    "dense_positions_text",
+    "ledger_text",
+    "load_ledger",
+    "read_ledger",
+    "restore_positions",
+    "take_dense_positions",
+]
 
 _DONE = Answer()
 
@@ -31,7 +39,9 @@ class _Outcome(Config):
     failure: RemoteError | None = None
 
 
-class _Worker(Config):
+class KnownWorker(Config):
+    """What a ledger knows of one worker."""
+
     epoch: int
     nonce: int
     highest: int
@@ -41,7 +51,7 @@ class _Worker(Config):
 
 
 class _Ledger(Config):
-    workers: dict[str, _Worker]
+    workers: dict[str, KnownWorker]
 
 
 def ledger_text(ledger: PushLedger[Answer]) -> str:
@@ -61,7 +71,7 @@ def ledger_text(ledger: PushLedger[Answer]) -> str:
 
 def load_ledger(ledger: PushLedger[Answer], text: str, where: str = "ledger") -> None:
     """Let `ledger` know what `ledger_text` wrote, and nothing else."""
-    ledger.replace({name: _record(worker) for name, worker in _read(text, where).items()})
+    ledger.replace({name: _record(worker) for name, worker in read_ledger(text, where).items()})
 
 
 def restore_positions(
@@ -72,33 +82,60 @@ def restore_positions(
     Epochs and numbers stay: workers that have joined go on pushing, and those that were replaced stay out. `others` are ledgers
     of servers that only dense parameters came from.
     """
-    found: dict[str, _Worker] = {}
+    found: dict[str, KnownWorker] = {}
     for text in texts:
-        for name, worker in _read(text, where).items():
+        for name, worker in read_ledger(text, where).items():
             found[name] = _behind(found[name], worker) if name in found else worker
     for text in others:
-        for name, worker in _read(text, where).items():
+        for name, worker in read_ledger(text, where).items():
             found[name] = _with_dense(found.get(name, _without_positions(worker)), worker)
-    records = dict(ledger.records())
     for name, worker in found.items():
-        known = records.setdefault(name, WorkerRecord(epoch=worker.epoch, nonce=worker.nonce))
-        known.epoch, known.nonce = max((known.epoch, known.nonce), (worker.epoch, worker.nonce))
-    for name, record in records.items():
+        ledger.meet(name, epoch=worker.epoch, nonce=worker.nonce)
+    for name, record in ledger.records().items():
         record.positions = dict(found[name].positions) if name in found else {}
-    ledger.replace(records)
 
 
-def _without_positions(worker: _Worker) -> _Worker:
+def dense_positions_text(ledger: PushLedger[Answer]) -> str:
+    """How far each worker is with the dense parameters, as JSON; while the gate is closed."""
+    workers = {
+        name: KnownWorker(
+            epoch=record.epoch,
+            nonce=record.nonce,
+            highest=-1,
+            numbers=(),
+            positions={channel: at for channel, at in record.positions.items() if channel == "dense"},
+        )
+        for name, record in ledger.records().items()
+    }
+    return _Ledger(workers=workers).model_dump_json()
+
+
+def take_dense_positions(ledger: PushLedger[Answer], workers: Mapping[str, KnownWorker], *, replace: bool) -> None:
+    """Know how far `workers` are with dense parameters that come from another server; while the gate is closed.
+
+    Of a worker that is known here too the position furthest behind counts; `replace`: only that of the other server, since
+    there were no dense parameters here.
+    """
+    for name, worker in workers.items():
+        known = ledger.meet(name, epoch=worker.epoch, nonce=worker.nonce)
+        both = [worker.positions["dense"]] if "dense" in worker.positions else []
+        if "dense" in known.positions and not replace:
+            both.append(known.positions["dense"])
+        if both:
+            known.positions["dense"] = min(both, key=lambda position: position.batches)
+
+
+def _without_positions(worker: KnownWorker) -> KnownWorker:
     return worker.model_copy(update={"positions": {}})
 
 
-def _with_dense(one: _Worker, other: _Worker) -> _Worker:
+def _with_dense(one: KnownWorker, other: KnownWorker) -> KnownWorker:
     both = [worker.positions["dense"] for worker in (one, other) if "dense" in worker.positions]
     behind = {"dense": min(both, key=lambda position: position.batches)} if both else {}
     return one.model_copy(update={"positions": one.positions | behind})
 
 
-def _behind(one: _Worker, other: _Worker) -> _Worker:
+def _behind(one: KnownWorker, other: KnownWorker) -> KnownWorker:
     newest, positions = max(one, other, key=lambda worker: worker.epoch), {}
     # Tables are on every server: one that has no position has had no batch. Dense parameters are on some.
     if "tables" in one.positions and "tables" in other.positions:
@@ -107,7 +144,7 @@ def _behind(one: _Worker, other: _Worker) -> _Worker:
     return _with_dense(newest.model_copy(update={"positions": positions | _dense(one)}), other)
 
 
-def _dense(worker: _Worker) -> dict[str, HeldPosition]:
+def _dense(worker: KnownWorker) -> dict[str, HeldPosition]:
     return {channel: position for channel, position in worker.positions.items() if channel == "dense"}
 
 
@@ -131,7 +168,7 @@ def _outcome(outcome: Answer | Exception) -> dict[str, object]:
     return {"text": outcome.text, "arrays": [array.tolist() for array in outcome.arrays]}
 
 
-def _record(worker: _Worker) -> WorkerRecord[Answer]:
+def _record(worker: KnownWorker) -> WorkerRecord[Answer]:
     outcomes = OrderedDict((number, _answer(worker.outcomes.get(number))) for number in worker.numbers)
     return WorkerRecord(
         epoch=worker.epoch,
@@ -151,7 +188,8 @@ def _answer(outcome: _Outcome | None) -> Answer | Exception:
     return Answer(text=outcome.text, arrays=tuple(np.array(array, dtype=np.int32) for array in outcome.arrays))
 
 
-def _read(text: str, where: str) -> Mapping[str, _Worker]:
+def read_ledger(text: str, where: str) -> Mapping[str, KnownWorker]:
+    """The workers that a text of a ledger knows; `CorruptFileError`, beginning with `where`, if it is none."""
     try:
         return _Ledger.from_json(text).workers
     except ConfigError as error:

@@ -1,8 +1,12 @@
-"""What a server knows about its buckets: those it owns, the piece it is giving away, what it was given."""
+"""What a server knows about its buckets: those it owns, the piece it is giving away, what it was given.
+
+Of dense parameters, which are trained where they were declared, only those that it has given away.
+"""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -33,6 +37,7 @@ class _Known(Config):
     gave: tuple[str, ...] = ()
     installed: dict[str, Whole] = {}
     """The number of the last transfer from each giver."""
+    gave_dense: tuple[str, ...] = ()
 
 
 class OwnedBuckets:
@@ -74,17 +79,25 @@ class OwnedBuckets:
         """The piece that is on its way to another server."""
         return self._known.giving
 
-    def told(self, *, durable: bool, dense: tuple[str, ...]) -> Buckets:
-        """What the server says about itself."""
+    @property
+    def gave_dense(self) -> tuple[str, ...]:
+        """Dense parameters that others hold now."""
+        return self._known.gave_dense
+
+    def told(self, *, durable: bool, dense: Mapping[str, int]) -> Buckets:
+        """What the server says about itself; `dense`: the parameters it holds, and their sizes."""
         known = self._known
+        giving = None if known.giving is None else known.giving.model_copy(update={"positions": ""})
         return Buckets(
             server=known.server,
             version=known.version,
             ranges=known.ranges,
-            giving=known.giving,
+            giving=giving,
             gave=known.gave,
             durable=durable,
-            dense=dense,
+            dense=tuple(dense),
+            dense_bytes=tuple(dense.values()),
+            gave_dense=known.gave_dense,
         )
 
     def require(self, version: int) -> None:
@@ -97,6 +110,19 @@ class OwnedBuckets:
         if version not in (0, self._known.version):
             raise _changed(self._known.version, version)
 
+    def require_dense(self, names: Collection[str]) -> None:
+        """Raise `OwnershipChangedError` if others hold some of these dense parameters, or will."""
+        away = {*self._known.gave_dense, *(self._known.giving.dense if self._known.giving is not None else ())}
+        for name in names:
+            if name in away:
+                raise OwnershipChangedError(
+                    f"dense parameter {name!r}: another server has it, or will; ask again who does"
+                )
+
+    def claim_dense(self, names: Collection[str]) -> None:
+        """Hold `names` here again although they were given away: whoever had them is lost."""
+        self._set(gave_dense=tuple(name for name in self._known.gave_dense if name not in names))
+
     def claim(self, ranges: BucketRanges) -> None:
         """Own `ranges` from the start."""
         if self._known.version == 0:
@@ -106,16 +132,35 @@ class OwnedBuckets:
                 f"ranges: the server owns {list(self._known.ranges)} already, not {list(ranges)}; ask it what it owns"
             )
 
-    def begin_giving(self, *, taker: str, server: int, durable: bool, buckets: tuple[int, int]) -> Giving:
-        """Stop to own `buckets`, all of which must be owned; they are on their way from now on."""
+    def begin_giving(
+        self,
+        *,
+        taker: str,
+        server: int,
+        durable: bool,
+        buckets: tuple[int, int] | None = None,
+        dense: tuple[str, ...] = (),
+        positions: str = "",
+    ) -> Giving:
+        """Stop to own `buckets`, all of which must be owned, or `dense`; they are on their way from now on."""
         if self._known.giving is not None:
             raise InvalidArgumentError(f"move: {self._known.giving!r} is still under way")
-        mask, piece = mask_of(self._known.ranges), mask_of([buckets])
+        number = self._known.transfers + 1
+        giving = Giving(
+            number=number,
+            taker=taker,
+            server=server,
+            durable=durable,
+            buckets=buckets,
+            dense=dense,
+            positions=positions,
+        )
+        mask, piece = mask_of(self._known.ranges), _mask(giving)
         if (piece & ~mask).any():
             raise InvalidArgumentError(f"buckets: the server owns {list(self._known.ranges)}, not all of {buckets}")
-        number = self._known.transfers + 1
-        giving = Giving(number=number, taker=taker, server=server, durable=durable, buckets=buckets)
-        self._set(version=self._known.version + 1, ranges=ranges_of(mask & ~piece), giving=giving, transfers=number)
+        # Dense parameters are known by their names: a map of buckets stays what it was.
+        version = self._known.version + (buckets is not None)
+        self._set(version=version, ranges=ranges_of(mask & ~piece), giving=giving, transfers=number)
         return giving
 
     def redirect(self, taker: str) -> None:
@@ -129,13 +174,14 @@ class OwnedBuckets:
         giving = self._known.giving
         assert giving is not None
         others = [address for address in self._known.gave if address != giving.taker]
-        self._set(giving=None, gave=(*others, giving.taker)[-REMEMBERED_TAKERS:])
+        gave_dense = tuple(dict.fromkeys((*self._known.gave_dense, *giving.dense)))
+        self._set(giving=None, gave=(*others, giving.taker)[-REMEMBERED_TAKERS:], gave_dense=gave_dense)
 
     def cancel_giving(self) -> None:
         """The taker does not own the piece and never will: it stays here."""
         giving = self._known.giving
         assert giving is not None
-        self._set(giving=None, ranges=ranges_of(mask_of(self._known.ranges) | mask_of([giving.buckets])))
+        self._set(giving=None, ranges=ranges_of(mask_of(self._known.ranges) | _mask(giving)))
 
     def has_installed(self, install: InstallBuckets) -> bool:
         """Whether this transfer was installed before; raises if it was refused before, or cannot be installed."""
@@ -147,19 +193,21 @@ class OwnedBuckets:
             return True
         if install.giver == known.server:
             raise InvalidArgumentError("taker: a server cannot give buckets to itself")
-        piece = mask_of([install.buckets])
-        if known.giving is not None and (piece & mask_of([known.giving.buckets])).any():
-            raise UnavailableError(f"buckets: some of {install.buckets} are still on their way from here; ask again")
+        piece = _mask(install)
+        if known.giving is not None and _overlap(install, known.giving):
+            raise UnavailableError(f"{known.giving} are still on their way from here; ask again")
         if (piece & mask_of(known.ranges)).any():
             raise InvalidArgumentError(f"buckets: some of {install.buckets} are owned here: {list(known.ranges)}")
         return False
 
     def install(self, install: InstallBuckets) -> None:
         """Own the buckets of a transfer."""
-        mask: np.ndarray = mask_of(self._known.ranges) | mask_of([install.buckets])
+        mask: np.ndarray = mask_of(self._known.ranges) | _mask(install)
         installed = {**self._known.installed, str(install.giver): install.number}
         # A gain needs no new version: whoever does not know of it asks for none of these buckets here.
-        self._set(version=max(1, self._known.version), ranges=ranges_of(mask), installed=installed)
+        version = self._known.version if install.buckets is None else max(1, self._known.version)
+        self._set(version=version, ranges=ranges_of(mask), installed=installed)
+        self.claim_dense(install.dense)
 
     def refuse(self, transfer: InstallBuckets | RefuseTransfer) -> bool:
         """Never install this transfer, unless that has happened, which is returned: its sender then keeps the buckets."""
@@ -168,10 +216,6 @@ class OwnedBuckets:
             return True
         self._refused[transfer.giver] = max(transfer.number, self._refused.get(transfer.giver, 0))
         return False
-
-    def has(self, giving: Giving) -> bool:
-        """Whether the buckets of a piece are owned here."""
-        return not (mask_of([giving.buckets]) & ~mask_of(self._known.ranges)).any()
 
     def identify(self, server: int) -> None:
         """Be this server: the one whose folder it has."""
@@ -194,6 +238,14 @@ class OwnedBuckets:
 
     def _set(self, **changes: object) -> None:
         self._known = self._known.model_copy(update=changes)
+
+
+def _mask(piece: Giving | InstallBuckets) -> np.ndarray:
+    return mask_of([] if piece.buckets is None else [piece.buckets])
+
+
+def _overlap(install: InstallBuckets, giving: Giving) -> bool:
+    return bool((_mask(install) & _mask(giving)).any()) or not set(install.dense).isdisjoint(giving.dense)
 
 
 def _changed(known: int, asked: int) -> OwnershipChangedError:

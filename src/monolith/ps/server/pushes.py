@@ -44,6 +44,11 @@ class WorkerRecord(Generic[Answer]):
     # Held while a push is applied: one that comes twice waits for the first, and a successor for its predecessor's last.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def begin(self, epoch: int, nonce: int) -> None:
+        """Another life of the worker: its numbers begin anew."""
+        self.epoch, self.nonce, self.highest = epoch, nonce, -1
+        self.outcomes.clear()
+
 
 class PushLedger(Generic[Answer]):
     """Which pushes of which workers were applied, and what they led to. `skipped` is the answer to a batch that came again.
@@ -82,8 +87,7 @@ class PushLedger(Generic[Answer]):
             if join.epoch < worker.epoch:
                 raise _stale(join.worker, join.epoch, worker.epoch)
             if join.epoch > worker.epoch:
-                worker.epoch, worker.nonce, worker.highest = join.epoch, join.nonce, -1
-                worker.outcomes.clear()
+                worker.begin(join.epoch, join.nonce)
             elif join.nonce != worker.nonce:
                 raise ConfigError(
                     f"worker: another process has joined as {join.worker!r} in epoch {join.epoch}; give each worker a name of "
@@ -117,7 +121,15 @@ class PushLedger(Generic[Answer]):
 
     def records(self) -> Mapping[str, WorkerRecord[Answer]]:
         """All workers; to be read while the gate is closed."""
-        return self._workers
+        return dict(self._workers)
+
+    def meet(self, name: str, *, epoch: int, nonce: int) -> WorkerRecord[Answer]:
+        """What is known of a worker that another server has met in `epoch`; while the gate is closed."""
+        with self._lock:
+            known = self._workers.setdefault(name, WorkerRecord(epoch=epoch, nonce=nonce))
+        if epoch > known.epoch:
+            known.begin(epoch, nonce)
+        return known
 
     def replace(self, records: Mapping[str, WorkerRecord[Answer]]) -> None:
         """Know these workers and no others; while the gate is closed, or before the first call."""

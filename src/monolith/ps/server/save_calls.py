@@ -59,8 +59,7 @@ class SaveCalls:
         if folder is None:
             raise InvalidArgumentError("save: the server has no folder; start it with --folder")
         path = str(folder.folder.absolute() / save.name)
-        ranges, entry = folder.begin_save(save.name, step=save.step)
-        begun = SaveBegun(ranges=None if ranges is None else tuple((one.start, one.stop) for one in ranges))
+        begun, entry = folder.begin_save(save.name, step=save.step)
         return save.token, path, begun, entry
 
     def _saved(self, frame: Frame) -> Answer:

@@ -55,7 +55,11 @@ class ServerState:
         self.ranges: Callable[[], Sequence[range] | None] = lambda: None
         """The buckets it owns now; None: it was never told."""
         self.moving: Callable[[], bool] = lambda: False
-        """Whether rows are on their way to another server."""
+        """Whether rows or dense parameters are on their way to another server."""
+        self.moving_dense: Callable[[], tuple[str, ...]] = lambda: ()
+        """Dense parameters that are on their way to another server."""
+        self.gave_dense: Callable[[], tuple[str, ...]] = lambda: ()
+        """Dense parameters that others hold."""
 
     def state(self) -> dict[str, State]:
         """All but the rows; while the gate is closed."""

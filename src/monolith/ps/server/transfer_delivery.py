@@ -20,7 +20,8 @@ from monolith.ps.bucket_messages import (
     TakenBack,
 )
 from monolith.ps.server.bucket_installs import REFUSALS
-from monolith.ps.server.bucket_transfer import drop_rows, packed_transfer
+from monolith.ps.server.bucket_transfer import drop_rows, packed_rows
+from monolith.ps.server.dense_transfer import packed_dense
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
 from monolith.transport.calls import Call
@@ -83,29 +84,29 @@ class TransferDelivery:
         with self._settled:
             self._settled.wait_for(lambda: giving.number in self._outcomes or self._stopping.is_set(), timeout=wait)
             if giving.number not in self._outcomes:
-                return Moved(buckets=giving.buckets, pending=True)
+                return Moved(buckets=giving.buckets, dense=giving.dense, pending=True)
             failure = self._outcomes[giving.number]
         if failure is not None:
             raise failure
-        return Moved(buckets=giving.buckets)
+        return Moved(buckets=giving.buckets, dense=giving.dense)
 
     def take_back(self, giving: Giving, *, lost: bool, wait: float) -> TakenBack:
         """Own the piece again if its taker has not got it, and says so, or is `lost` and does not answer."""
         if not self._asking.acquire(timeout=wait):
-            return TakenBack(buckets=giving.buckets, pending=True)
+            return TakenBack(found=True, pending=True)
         link = self._connect(giving.taker)
         try:
             if not self._is_current(giving):
-                return TakenBack(buckets=giving.buckets, arrived=not self._owned.has(giving))
+                return TakenBack()
             try:
                 has_answered = self._is_taker(link, giving, timeout=ASK_SECONDS)
             except (UnavailableError, DeadlineExceededError) as error:
                 if not lost:
-                    return TakenBack(buckets=giving.buckets, missing=str(error))
+                    return TakenBack(found=True, missing=str(error))
                 has_answered = False
             arrived = has_answered and self._has_arrived(link, giving)
-            self._settle(None if arrived else InvalidArgumentError(f"buckets: {giving.buckets} were taken back"))
-            return TakenBack(buckets=giving.buckets, arrived=arrived)
+            self._settle(None if arrived else InvalidArgumentError(f"move: {giving} were taken back"))
+            return TakenBack(found=True, arrived=arrived)
         finally:
             link.close()
             self._asking.release()
@@ -121,16 +122,25 @@ class TransferDelivery:
                 if not self._is_current(giving):
                     return
                 try:
-                    packed = packed or packed_transfer(
-                        self._state.tables, giving, giver=self._owned.server, rebalance=rebalance
-                    )
+                    packed = packed or self._packed(giving, rebalance)
                     self._settle(self._sent(*packed))
                     return
                 except Exception as error:
                     # Whatever it is: nobody else can find out what became of the piece.
-                    _logger.warning("buckets %s are on their way and wait for the taker: %s", giving.buckets, error)
+                    _logger.warning("%s are on their way and wait for the taker: %s", giving, error)
             pause = min(2 * pause, LONGEST_PAUSE)
             self._stopping.wait(pause)
+
+    def _packed(self, giving: Giving, rebalance: int) -> tuple[InstallBuckets, list[np.ndarray]]:
+        if giving.buckets is None:
+            return packed_dense(self._state, giving, giver=self._owned.server, rebalance=rebalance)
+        return packed_rows(self._state.tables, giving, giver=self._owned.server, rebalance=rebalance)
+
+    def _forget(self, giving: Giving) -> None:
+        if giving.buckets is None:
+            self._state.dense.drop(giving.dense)
+        else:
+            drop_rows(self._state.tables, giving.buckets)
 
     def _sent(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> Exception | None:
         """None: the taker owns the piece; an error: it does not and never will. Raises if that is not known."""
@@ -139,7 +149,7 @@ class TransferDelivery:
         link = self._connect(giving.taker)
         try:
             if not self._is_taker(link, giving):
-                return InvalidArgumentError(f"taker: {giving.taker} has lost what it held; the buckets stay here")
+                return InvalidArgumentError(f"taker: {giving.taker} has lost what it held; {giving} stay here")
             exchange = link.prepared(Call.INSTALL_BUCKETS, install.model_dump_json(), arrays)
             try:
                 exchange.finish()
@@ -170,9 +180,10 @@ class TransferDelivery:
         assert giving is not None
         with self._state.gate.closed(changes=True):
             if failure is not None:
+                self._state.dense.set_declared(giving.dense, declared=True)
                 self._owned.cancel_giving()
             else:
-                drop_rows(self._state.tables, giving.buckets)
+                self._forget(giving)
                 self._owned.finish_giving()
         try:
             self._commit()

@@ -1,0 +1,126 @@
+"""Which server is asked for which dense parameter. Those that a server refuses, because they have moved, are looked for again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from monolith.errors import DeadlineExceededError, OwnershipChangedError, UnavailableError
+from monolith.ps.bucket_messages import Buckets
+from monolith.ps.client.server_group import ServerGroup
+from monolith.ps.client.server_routes import ask_buckets
+from monolith.transport.calls import Call
+from monolith.transport.frames import Frame
+from monolith.transport.link import Link, finish_each
+
+__all__ = ["DensePart", "DenseRoutes"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
+"""Seconds between two looks for parameters that are on their way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DensePart:
+    """What one server is asked for."""
+
+    names: tuple[str, ...]
+    round: int
+    """0: the first attempt of the call."""
+
+
+class DenseRoutes:
+    """The servers of dense parameters, each held by one of the servers of `group`; `sizes`: of all of them, by name."""
+
+    def __init__(self, group: ServerGroup, sizes: Mapping[str, int]) -> None:
+        self._group, self._sizes = group, dict(sizes)
+        self._link_of: dict[str, Link] = {}
+
+    def ask(
+        self,
+        call: Call,
+        names: Iterable[str],
+        text: Callable[[DensePart], str],
+        arrays: Mapping[str, np.ndarray] | None = None,
+    ) -> list[tuple[tuple[str, ...], Frame]]:
+        """Ask each server that has some of `names` about those; which names, and the answer.
+
+        Refused are parts before anything has happened, so those and only those are sent again, to whoever has them then.
+        """
+        deadline, pause = time.monotonic() + self._group.config.timeout, FIRST_PAUSE
+        waiting, turn = list(names), 0
+        answers: list[tuple[tuple[str, ...], Frame]] = []
+        while waiting:
+            self._locate(waiting, again=turn > 0, deadline=deadline)
+            parts = [(link, DensePart(names=mine, round=turn)) for link, mine in self._by_server(waiting)]
+            outcomes = finish_each(
+                [
+                    link.prepared(call, text(part), [] if arrays is None else [arrays[name] for name in part.names])
+                    for link, part in parts
+                ]
+            )
+            waiting = []
+            for (_, part), outcome in zip(parts, outcomes, strict=True):
+                if isinstance(outcome, Frame):
+                    answers.append((part.names, outcome))
+                elif isinstance(outcome, OwnershipChangedError):
+                    waiting += part.names
+                else:
+                    raise outcome
+            if waiting and time.monotonic() >= deadline:
+                raise DeadlineExceededError(
+                    f"dense parameter {waiting[0]!r} was on its way between servers for {self._group.config.timeout:g} s"
+                )
+            if waiting and turn:
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            turn += 1
+        return answers
+
+    def _by_server(self, names: Sequence[str]) -> list[tuple[Link, tuple[str, ...]]]:
+        links = dict.fromkeys(self._link_of[name] for name in names)
+        return [(link, tuple(name for name in names if self._link_of[name] is link)) for link in links]
+
+    def _locate(self, names: Sequence[str], *, again: bool, deadline: float) -> None:
+        """Know a server for each of `names`; `again`: those known are not right any more."""
+        if not again and all(name in self._link_of for name in names):
+            return
+        links, found = self._found(deadline)
+        placed = _placed(self._sizes, len(links), found)
+        self._link_of = {name: links[number] for name, number in placed.items()}
+
+    def _found(self, deadline: float) -> tuple[list[Link], dict[str, int]]:
+        """The servers, and the number of the one that holds each name, if any does."""
+        while True:
+            links = list(self._group.links)
+            told = [ask_buckets(link) for link in links]
+            found = {name: number for number, one in enumerate(told) for name in one.dense if name in self._sizes}
+            away = sorted((_away(told) & self._sizes.keys()) - found.keys())
+            if not away or self._group.replaces_lost:
+                return links, found
+            if time.monotonic() >= deadline:
+                raise UnavailableError(
+                    f"dense parameter {away[0]!r}: it was given to a server that does not answer; start that again, or say "
+                    "that it is lost: replace_lost"
+                )
+            time.sleep(LONGEST_PAUSE)
+            self._group.look_around()
+
+
+def _away(told: Iterable[Buckets]) -> set[str]:
+    """Parameters that a server has given away, or is giving."""
+    return {name for one in told for name in (*one.gave_dense, *(one.giving.dense if one.giving else ()))}
+
+
+def _placed(sizes: Mapping[str, int], servers: int, found: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
+    """The number of the server of each name; those that were found stay where they are."""
+    held = [sum(sizes[name] for name, at in found.items() if at == number) for number in range(servers)]
+    server_of = dict(found)
+    for name in sorted(sizes.keys() - found.keys(), key=lambda name: (-sizes[name], name)):
+        number = held.index(min(held))
+        held[number] += sizes[name]
+        server_of[name] = number
+    return server_of
