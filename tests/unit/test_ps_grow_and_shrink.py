@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from monolith.errors import ConfigError, InvalidArgumentError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.ownership import OwnershipMap
 from monolith.table import Adagrad, Bags, Gradient, LocalStore, OneBit, Sgd, Zeros
+from same_port import started_again
 
 COUNTS = TableConfig(name="counts", segments=(Segment(dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),))
 MOMENTS = TableConfig(name="moments", segments=(Segment(dim=3, optimizer=Adagrad(learning_rate=0.1)),), seed=4)
@@ -173,7 +175,7 @@ def test_new_servers_own_what_was_lost_only_if_told_so(addresses: list[str]) -> 
             owned = store.rebalance([*addresses[:2], lost.address])
         left = [server for server in owned.servers if server.address in addresses]
         with pytest.raises(ConfigError, match="nobody of"):
-            ServerStore(addresses)
+            ServerStore(addresses, config=ClientConfig(timeout=0.5))
     with ServerStore(addresses, [COUNTS], replace_lost=True) as again, ServerStore(addresses) as other:
         assert other.ownership == again.ownership
         assert again.ownership.holes() == ()
@@ -181,6 +183,28 @@ def test_new_servers_own_what_was_lost_only_if_told_so(addresses: list[str]) -> 
         (rows,) = other.lookup([singles("counts")])
         # What the others own is untouched; what was lost begins anew, until it is restored.
         assert 0 < rows[:, 0].sum() < len(IDS)
+
+
+def test_a_worker_that_comes_while_a_new_server_is_down_waits_for_it(tmp_path: Path) -> None:
+    with ParameterServer() as one, ServerStore([one.address], [COUNTS]) as store:
+        two = ParameterServer(ServerConfig(folder=tmp_path))
+        store.rebalance([one.address, two.address])
+        port = two.port
+        two.close()
+        found: list[int] = []
+
+        def come() -> None:
+            # It has never heard of the second one.
+            with ServerStore([one.address]) as late:
+                found.append(len(late.ownership.servers))
+
+        coming = threading.Thread(target=come)
+        coming.start()
+        # Longer than a look at buckets that are missing takes.
+        coming.join(3.5)
+        with started_again(ServerConfig(folder=tmp_path, port=port)):
+            coming.join(60)
+            assert found == [2]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:

@@ -98,6 +98,7 @@ class ServerRoutes:
         self._known: dict[Link, _Known] = {}
         self._is_open = False
         self._disputed: tuple[tuple[int, int], ...] = ()
+        self._missed: set[str] = set()
         self._silent: dict[str, float] = {}
         self.current = Route(links=(), versions=(), owners=np.zeros(NUM_BUCKETS, dtype=np.int64))
         """The newest."""
@@ -115,7 +116,8 @@ class ServerRoutes:
                 if one.version == 0 and not self._given(link, mine.ranges):
                     break
         try:
-            self.settled()
+            # What was given to a server that does not answer is waited for, unless somebody says that it is lost.
+            self.settled(patient=not replace_lost)
         except ConfigError:
             # Not while one does not answer or a piece is on its way: what is missing may be there.
             if not replace_lost or self._is_open:
@@ -130,14 +132,15 @@ class ServerRoutes:
                 self._fetch()
             return self.current
 
-    def settled(self) -> Route:
+    def settled(self, *, patient: bool = True) -> Route:
         """The newest, when nothing is on its way any more; raises if buckets have no owner and none of them comes."""
         deadline, looks = time.monotonic() + self._timeout, 0
         with self._lock:
             while not self._fetch():
                 looks += 1
                 # A piece that arrives while all are asked may be seen on neither side, but not several times in a row.
-                if time.monotonic() >= deadline or (looks >= LOOKS and not self._is_open):
+                is_open = self._is_open or (patient and bool(self._missed))
+                if time.monotonic() >= deadline or (looks >= LOOKS and not is_open):
                     raise ConfigError(self._what_is_wrong())
                 time.sleep(PAUSE)
             return self.current
@@ -171,7 +174,10 @@ class ServerRoutes:
                 "lost is back; stop it"
             )
         missing = list(ranges_of(self.current.owners == len(self.current.links)))
-        return f"addresses: nobody of {names} owns the buckets {missing}; name all servers"
+        given = f", and {', '.join(sorted(self._missed))}, which some were given to, does not answer" * bool(
+            self._missed
+        )
+        return f"addresses: nobody of {names} owns the buckets {missing}{given}; name all servers"
 
     def _given(self, link: Link, ranges: tuple[tuple[int, int], ...]) -> bool:
         try:
@@ -195,6 +201,7 @@ class ServerRoutes:
                 told[link] = self._claimed_again(link, _buckets(answer))
         if not self._claimed(told).all() or _missing_dense(told.values()):
             told |= self._follow(told)
+        self._missed = _takers(told.values()) - {link.address for link in told}
         claims = self._claims(told)
         counted = sum((known.mask.astype(np.int64) for known in claims.values()), np.zeros(NUM_BUCKETS, dtype=np.int64))
         # Of two that claim a bucket one has given it away since it was asked: ask again.
