@@ -158,7 +158,10 @@ def test_processes_find_each_other_even_after_the_actor_that_knows_them_was_kill
         assert list(other.query("ps").items()) == [(0, "127.0.0.1:1000"), (1, "127.0.0.1:1001")]
         launcher.register("ps", 0, "127.0.0.1:2000")  # a successor of server 0
         actor = ray.get_actor("discovery-discovery-test", namespace="monolith")
+        life = lambda: ray.get(actor.__ray_call__.remote(lambda registry: os.getpid()))  # noqa: E731
+        first = life()
         ray.kill(actor, no_restart=False)
+        until(lambda: life() != first)  # it is killed a little later
         until(lambda: other.query("ps") == {0: "127.0.0.1:2000", 1: "127.0.0.1:1001"})
         server.deregister("ps", 0, "127.0.0.1:1000")
         assert other.query("ps")[0] == "127.0.0.1:2000"
