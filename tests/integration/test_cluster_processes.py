@@ -72,7 +72,8 @@ def test_tf_config_says_who_is_who(tmp_path: Path) -> None:
     assert saved_step(tmp_path) == BATCHES
 
 
-@pytest.mark.parametrize(("stack", "one_table"), [(False, False), (True, True)])
+@pytest.mark.parametrize("one_table", [False, True])
+@pytest.mark.parametrize("stack", [False, True])
 def test_the_mlp_scheduler_says_who_is_who(tmp_path: Path, stack: bool, one_table: bool) -> None:
     roles = [("PS", 0), ("PS", 1), ("WORKER", 0), ("WORKER", 1)]
     ports = dict(zip(roles, free_ports(4), strict=True))

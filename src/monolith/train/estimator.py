@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from monolith.train.heads import Head, column
 from monolith.train.hooks import Hook, TensorBoardHook
 from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import DATA_ENDED, Trainer
+
+if TYPE_CHECKING:
+    from monolith.train.local_servers import LocalServers
 
 __all__ = ["Estimator", "Mode"]
 
@@ -80,6 +84,7 @@ class Estimator:
         self.trainer = Trainer(model, optimizer or _optimizer(model), heads=heads, config=self._own_config())
         self._example: Batch | None = None
         self._train_source: Iterable[Batch] | None = None
+        self._local_servers = self._started_servers()
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -105,7 +110,8 @@ class Estimator:
         With a model_dir, the run continues from what is saved there and is saved now and then and when it ends.
 
         Where `runner` says that this process is one of several, it does its part of a run over servers and returns when that is
-        over, see `distributed_train`; a server serves. Afterwards the rows are gone with the servers.
+        over, see `distributed_train`; a server serves. Afterwards the rows are gone with the servers. Where it says that the run
+        is local and has servers, those are in this process, until `close`.
         """
         all_hooks = (*self._own_hooks(), *hooks)
         if self.runner.is_local:
@@ -170,6 +176,11 @@ class Estimator:
         base = self._export_base() if folder is None else Path(folder)
         return export_model(self.model, self._example_batch(example), base, heads=self.heads, step=self.trainer.step)
 
+    def close(self) -> None:
+        """End the servers in this process, if it has started some; what they hold is in the model_dir, or gone."""
+        if self._local_servers is not None:
+            self._local_servers.close()
+
     def data(self, mode: Mode, source: Iterable[Batch] | None = None) -> Iterable[Batch]:
         """`source` if there is one, otherwise the model's own batches for `mode`."""
         if source is not None:
@@ -203,6 +214,15 @@ class Estimator:
                 max_steps=max_steps,
                 hooks=hooks,
             )
+
+    def _started_servers(self) -> LocalServers | None:
+        if not self.runner.is_local or not self.runner.num_ps:
+            return None
+        from monolith.train.local_servers import LocalServers
+
+        servers = LocalServers(self.trainer, self.runner)
+        weakref.finalize(self, servers.close)
+        return servers
 
     def _own_config(self) -> RunConfig:
         """What this process keeps: in a run over several, the chief saves for all, and the others nothing."""

@@ -52,7 +52,8 @@ class RunnerConfig(DiscoveryConfig):
     index: _Count = 0
     """Its number among those of its kind. Worker 0 is the chief: it restores, saves, and ends the servers."""
     num_ps: _Count = 0
-    """Parameter servers that hold the tables; a local run has none."""
+    """Parameter servers that hold the tables. In a local run they are inside this process, to look into such a run; 0: the
+    tables are its own."""
     num_workers: Annotated[int, Field(ge=1)] = 1
     """Workers, the chief included. With several, dense parameters are on the servers too."""
     num_extra_ps: _Count = 0
