@@ -3,17 +3,19 @@
 python benchmarks/parameter_server.py            everything that is installed
 python benchmarks/parameter_server.py --quick    a short run to see that everything works; its numbers are not for quoting
 
-One worker and one server, each a process. A step is a lookup and an Adagrad push of the same ids; there is no model in
-between. All sides take turns, turn by turn in every round, on the same batches; a ratio is the median of the rounds' own
-ratios. "prefetch" looks the next batch up while this one is pushed, and pushes while it goes on (`ordered=False`, late push).
-The exchange with peers is one lookup and one push of distinct ids without pooling. With grpcio and Ray actors both sides are our
-own frames and dispatcher, so that only the transport differs from "ours"; "store" is a whole `ServerStore`, which also makes ids
-distinct, splits, pools and sums.
+One worker and one server, each a process. A step is a lookup and an Adagrad push of the same ids, one id to a bag and four
+(as in the table's own benchmark: those the server pools); there is no model in between. All sides take turns, turn by turn in
+every round, on the same batches; a ratio is the median of the rounds' own ratios. "prefetch" looks the next batch up while
+this one is pushed, and pushes while it goes on (`ordered=False`, late push). The local table and the server have the same
+number of threads. The exchange with peers is one lookup and one push
+of distinct ids without pooling. With grpcio and Ray actors both sides are our own frames and dispatcher, so that only the
+transport differs from "ours"; "store" is a whole `ServerStore`, which also makes ids distinct, splits, pools and sums.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -29,7 +31,7 @@ import numpy as np
 import torch
 
 import machine
-from monolith import EmbeddingTable, Segment, TableConfig
+from monolith import EmbeddingTable, Segment, TableConfig, set_num_threads
 from monolith.ps import ClientConfig, ServerStore
 from monolith.table import Adagrad, Bags, Gradient, LocalStore, Zeros
 from monolith.table.store import Store
@@ -39,12 +41,13 @@ from peers.ps_exchange import PEERS, Exchange, Sockets
 DIM = 16
 TABLE = TableConfig(name="t", segments=(Segment(dim=DIM, initializer=Zeros(), optimizer=Adagrad(learning_rate=0.1)),))
 DISTINCT = 8192
+BAGS = (1, 4)
 
 
-def batches(rng: np.random.Generator, count: int, ids: int, rows: int) -> list[Bags]:
-    """Zipf(1.05) over `rows` ids, one id per bag."""
+def batches(rng: np.random.Generator, count: int, ids: int, rows: int, bag: int = 1) -> list[Bags]:
+    """Zipf(1.05) over `rows` ids, `bag` ids to a bag."""
     drawn = [(rng.zipf(1.05, size=ids) % rows).astype(np.int64) for _ in range(count)]
-    return [Bags(table="t", ids=_spread(ranks), row_splits=np.arange(ids + 1)) for ranks in drawn]
+    return [Bags(table="t", ids=_spread(ranks), row_splits=np.arange(0, ids + 1, bag)) for ranks in drawn]
 
 
 def _spread(ranks: np.ndarray) -> np.ndarray:
@@ -94,9 +97,15 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def training(options: argparse.Namespace, server: ServerProcess) -> dict[str, float]:
-    turn = batches(np.random.default_rng(1), options.batches, options.ids, options.rows)
-    gradient = torch.randn(options.ids, DIM)
+def training(options: argparse.Namespace, threads: int, bag: int) -> dict[str, float]:
+    set_num_threads(threads)
+    with server_process("--threads", str(threads)) as server:
+        return _training(options, server, bag)
+
+
+def _training(options: argparse.Namespace, server: ServerProcess, bag: int) -> dict[str, float]:
+    turn = batches(np.random.default_rng(1), options.batches, options.ids, options.rows, bag)
+    gradient = torch.randn(options.ids // bag, DIM)
     local = LocalStore([EmbeddingTable(TABLE)])
     times: dict[str, list[float]] = {"local": [], "remote": [], "prefetch": []}
     local_cpu = server_cpu = 0.0
@@ -205,6 +214,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ids", type=int, default=16_384, help="ids of a step")
     parser.add_argument("--rows", type=int, help="rows of the table")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="of the local table, and of the server")
     parser.add_argument("--batches", type=int, default=20, help="steps of a turn")
     parser.add_argument("--lookups", type=int)
     parser.add_argument("--exchanges", type=int, help="exchanges of a turn")
@@ -220,8 +230,11 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
+    result: dict[str, object] = {"machine": machine.describe()}
+    for bag, threads in itertools.product(BAGS, options.threads):
+        result[f"step, bags of {bag}, {threads} threads"] = training(options, threads, bag)
     with server_process() as server:
-        result = {"machine": machine.describe(), "step": training(options, server), "lookup": latency(options, server)}
+        result["lookup"] = latency(options, server)
     result["exchange"] = exchange(options)
     json.dump(result, sys.stdout, indent=2)
     print()

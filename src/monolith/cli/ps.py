@@ -37,6 +37,10 @@ def ps(
     max_streams: Annotated[
         int | None, typer.Option(help="Streams open at the same time, by default 256.", min=1)
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Threads that share the work of one request, by default one per processor.", min=1),
+    ] = None,
     transport: Annotated[
         Literal["socket", "flight"] | None,
         typer.Option(help="How frames travel; by default over plain sockets, with a certificate over Flight."),
@@ -63,6 +67,10 @@ def ps(
     The first line of the output tells the address. As a process of a run, which the environment says (MONOLITH_NUM_PS and so on,
     TF_CONFIG, the MLP scheduler), it is announced to the others, and its folder is MODEL_DIR/ps/INDEX.
     """
+    if threads is not None:
+        from monolith.table import set_num_threads
+
+        set_num_threads(threads)
     given: dict[str, Any] = {
         "host": host,
         "port": port,

@@ -107,11 +107,12 @@ def allocate(
     start = b"".join(head).ljust(_padded(sum(map(len, head))), b"\0")
     sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in shapes]
     buffer = np.empty(len(start) + sum(map(_padded, sizes)), dtype=np.uint8)
-    buffer[: len(start)] = np.frombuffer(start, dtype=np.uint8)
+    buffer.data[: len(start)] = start
     at, views = len(start), []
     for (dtype, shape), size in zip(shapes, sizes, strict=True):
-        views.append(buffer[at : at + size].view(dtype).reshape(shape))
-        buffer[at + size : at + _padded(size)] = 0
+        views.append(np.ndarray(shape, dtype, buffer, at))
+        if size & 7:
+            buffer[at + size : at + _padded(size)] = 0
         at += _padded(size)
     return buffer, views
 
@@ -197,8 +198,8 @@ def _arrays(buffer: np.ndarray, at: int, shapes: Sequence[Shape]) -> tuple[np.nd
     arrays = []
     for (dtype, shape), size in zip(shapes, sizes, strict=True):
         try:
-            array = buffer[at : at + size].view(dtype).reshape(shape)
-        except (OverflowError, ValueError):
+            array: np.ndarray = np.ndarray(shape, dtype, buffer, at)
+        except (OverflowError, TypeError, ValueError):
             raise ProtocolError(f"frame: an array without elements claims the shape {list(shape)}") from None
         # gRPC hands over memory at any address, and the core reads whole words.
         arrays.append(array if array.flags.aligned else array.copy())

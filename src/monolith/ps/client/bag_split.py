@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -122,8 +123,6 @@ class CutBags:
     bags: Bags
     ids: np.ndarray
     sizes: list[int]
-    bag_of: np.ndarray
-    """int64 [n]: the bag of each of `ids`."""
     order: np.ndarray | None
     """`bags.ids[order]` are `ids`; None: one server has them all."""
     pooling: ClassVar[Literal["none", "sum"]] = "sum"
@@ -138,11 +137,16 @@ class CutBags:
             >>> [array.tolist() for array in split.asked(slice(0, 3))]
             [[7, 5, 7], [0, 1, 3]]
         """
-        bag_of = _core.value_rowids(np.ascontiguousarray(bags.row_splits), len(bags.ids))
         if count == 1:
-            return cls(bags=bags, ids=bags.ids, sizes=[len(bags.ids)], bag_of=bag_of, order=None)
+            return cls(bags=bags, ids=bags.ids, sizes=[len(bags.ids)], order=None)
         order, sizes = split_by_owner(bags.ids, owners, count)
-        return cls(bags=bags, ids=bags.ids[order], sizes=sizes, bag_of=bag_of[order], order=order)
+        return cls(bags=bags, ids=bags.ids[order], sizes=sizes, order=order)
+
+    @cached_property
+    def bag_of(self) -> np.ndarray:
+        """int64 [n]: the bag of each of `ids`."""
+        bag_of = _core.value_rowids(np.ascontiguousarray(self.bags.row_splits), len(self.bags.ids))
+        return bag_of if self.order is None else bag_of[self.order]
 
     def is_current(self) -> bool:
         """Whether the ids are still those of the bags."""

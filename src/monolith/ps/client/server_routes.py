@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -48,7 +49,7 @@ class Route:
     owners: np.ndarray
     """int64 [NUM_BUCKETS]: the number of the link of each bucket; behind the last link: it is on its way."""
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """Parts that ids are split into: one for each link, and one more if some are on their way."""
         return len(self.links) + bool((self.owners == len(self.links)).any())

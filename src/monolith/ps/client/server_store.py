@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -134,10 +135,10 @@ class ServerStore(BucketGroup):
     def _lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
         route = self._routes.current
         splits = [self._split(bags, route) for bags in requests]
-        reads = tuple(messages.TableRead(table=split.bags.table, pooling=split.pooling) for split in splits)
+        reads = tuple((split.bags.table, split.pooling) for split in splits)
 
         def begin(part: Part) -> Exchange:
-            text = messages.Lookup(tables=reads, wire=self.config.wire, map=part.version).model_dump_json()
+            text = _lookup_text(reads, self.config.wire, part.version)
             asked = [split.asked(some) for split, some in zip(splits, part.places, strict=True)]
             return part.link.prepared(Call.LOOKUP, text, [array for arrays in asked for array in arrays])
 
@@ -165,7 +166,7 @@ class ServerStore(BucketGroup):
         route, wire = self._routes.current, WIRE_DTYPES[self.config.wire]
         splits = [self._push_split(gradient, route) for gradient in joined]
         tables = tuple(
-            messages.TableGradient(table=g.bags.table, pooling=split.pooling, learning_rates=g.learning_rates)
+            _table_gradient(g.bags.table, split.pooling, g.learning_rates)
             for g, split in zip(joined, splits, strict=True)
         )
         parts_of = [split.pushed(float_rows(g.values)) for g, split in zip(joined, splits, strict=True)]
@@ -274,6 +275,20 @@ class ServerStore(BucketGroup):
             if len(self._splits) > REMEMBERED:
                 self._splits.popitem(last=False)
         return split
+
+
+# What is said about a batch is what was said about the one before it: only its arrays differ.
+@lru_cache(maxsize=256)
+def _lookup_text(reads: tuple[tuple[str, messages.Pooling], ...], wire: messages.Wire, version: int) -> str:
+    tables = tuple(messages.TableRead(table=table, pooling=pooling) for table, pooling in reads)
+    return messages.Lookup(tables=tables, wire=wire, map=version).model_dump_json()
+
+
+@lru_cache(maxsize=256)
+def _table_gradient(
+    table: str, pooling: messages.Pooling, learning_rates: tuple[float, ...] | None
+) -> messages.TableGradient:
+    return messages.TableGradient(table=table, pooling=pooling, learning_rates=learning_rates)
 
 
 def _are_equal(one: Sequence[Bags], other: Sequence[Bags]) -> bool:

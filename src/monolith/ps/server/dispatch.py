@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from monolith.errors import FencedError, ProtocolError, ServerRestoredError
 from monolith.ps import messages
+from monolith.ps.precision import WIRE_DTYPES
 from monolith.ps.server.bucket_calls import BucketCalls
 from monolith.ps.server.bucket_installs import BucketInstalls
 from monolith.ps.server.bucket_moves import PIECE_BYTES, BucketMoves
@@ -35,6 +37,8 @@ __all__ = ["Dispatcher"]
 
 PEER_SECONDS = 10.0
 """How long another server may take to answer."""
+MAX_REMEMBERED = 16384
+"""Characters of a lookup's text that is worth keeping: whoever sends long ones must not fill the memory."""
 
 
 class Dispatcher(FrameCalls):
@@ -167,9 +171,10 @@ class Dispatcher(FrameCalls):
         )
 
     def _lookup(self, frame: Frame) -> np.ndarray:
-        lookup = message_of(messages.Lookup, frame)
+        lookup = _lookup_of(frame.text)
         self._owned.require_read(lookup.map)
-        shapes = self._state.tables.lookup_shapes(lookup, frame.arrays)
+        reads = self._state.tables.reads(lookup, frame.arrays)
+        shapes = [(WIRE_DTYPES[lookup.wire], read.shape) for read in reads]
         size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in shapes)
         if size > self._max_frame_bytes:
             raise ProtocolError(
@@ -178,7 +183,7 @@ class Dispatcher(FrameCalls):
         buffer, views = allocate(
             call=Call.LOOKUP, request=frame.request, instance=self.instance, text="{}", shapes=shapes
         )
-        self._state.tables.lookup(lookup, frame.arrays, views)
+        self._state.tables.lookup(reads, views)
         # Rows that were given away while they were read may have been removed.
         self._owned.require_read(lookup.map)
         return buffer
@@ -199,3 +204,11 @@ class Dispatcher(FrameCalls):
     def _shutdown(self, frame: Frame) -> Answer:
         self.stop_asked.set()
         return Answer()
+
+
+# The lookups of a run differ in their arrays; their text is that of the one before.
+_remembered = lru_cache(maxsize=256)(messages.Lookup.from_json)
+
+
+def _lookup_of(text: str) -> messages.Lookup:
+    return _remembered(text) if len(text) <= MAX_REMEMBERED else messages.Lookup.from_json(text)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from monolith import _core
 from monolith.errors import ConfigError, InvalidArgumentError, MemoryLimitError
-from monolith.ps.messages import Apply, DeclaredTable, Lookup, TableGradient, TableRead
-from monolith.ps.precision import WIRE_DTYPES, narrow, widen
+from monolith.ps.messages import Apply, DeclaredTable, Lookup, Pooling, TableGradient, TableRead
+from monolith.ps.precision import narrow, widen
 from monolith.table.admission import AdmissionFilter
 from monolith.table.embedding_table import EmbeddingTable, TableStats
-from monolith.transport.frames import Shape
 
-__all__ = ["ServedTables", "require_count"]
+__all__ = ["ServedTables", "TableBags", "require_count"]
 
 _POOLINGS = {"sum": _core.Pooling.SUM, "mean": _core.Pooling.MEAN, "sqrtn": _core.Pooling.SQRTN}
 
@@ -45,6 +45,21 @@ class _Update:
             step=step,
             event_time=event_time,
         )
+
+
+class TableBags(NamedTuple):
+    """What is asked of one table, checked."""
+
+    table: EmbeddingTable
+    pooling: Pooling
+    ids: np.ndarray
+    row_splits: np.ndarray | None
+    """None: no bags, a row for each id."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the answer."""
+        return (len(self.ids) if self.row_splits is None else len(self.row_splits) - 1, self.table.dim)
 
 
 class ServedTables:
@@ -80,26 +95,25 @@ class ServedTables:
         """The tables, in the order they were declared."""
         return list(self._tables.values())
 
-    def lookup_shapes(self, lookup: Lookup, arrays: Sequence[np.ndarray]) -> list[Shape]:
-        """The arrays that `lookup` will fill, after checking those that came."""
-        dtype = WIRE_DTYPES[lookup.wire]
-        shapes: list[Shape] = []
-        for read, (ids, splits) in zip(lookup.tables, _bags(lookup.tables, arrays), strict=True):
-            rows = len(ids) if splits is None else len(splits) - 1
-            shapes.append((dtype, (rows, self._table(read.table).dim)))
-        return shapes
+    def reads(self, lookup: Lookup, arrays: Sequence[np.ndarray]) -> list[TableBags]:
+        """What a lookup asks for, checked."""
+        each = [1 if read.pooling == "none" else 2 for read in lookup.tables]
+        require_count(arrays, sum(each))
+        left = iter(arrays)
+        return [
+            TableBags(self._table(read.table), read.pooling, *_bag(read, [next(left) for _ in range(count)]))
+            for read, count in zip(lookup.tables, each, strict=True)
+        ]
 
-    def lookup(self, lookup: Lookup, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray]) -> None:
+    def lookup(self, reads: Sequence[TableBags], out: Sequence[np.ndarray]) -> None:
         """Write the rows of each table into its array of `out`."""
-        bags = _bags(lookup.tables, arrays)
-        for read, (ids, splits), view in zip(lookup.tables, bags, out, strict=True):
+        for read, view in zip(reads, out, strict=True):
             # The core writes into the frame itself: what the network sends is not copied together first.
             rows = view if view.dtype == np.float32 else np.empty(view.shape, dtype=np.float32)
-            core = self._table(read.table)._core
-            if splits is None:
-                core.lookup(ids, rows)
+            if read.row_splits is None:
+                read.table._core.lookup(read.ids, rows)
             else:
-                core.lookup_pooled(ids, splits, _POOLINGS[read.pooling], rows)
+                read.table._core.lookup_pooled(read.ids, read.row_splits, _POOLINGS[read.pooling], rows)
             if rows is not view:
                 narrow(rows, view)
 
@@ -190,26 +204,19 @@ def _make(table: DeclaredTable) -> EmbeddingTable:
     return EmbeddingTable(table.config, admission=admission)
 
 
-def _bags(
-    reads: Sequence[TableRead | TableGradient], arrays: Sequence[np.ndarray]
-) -> list[tuple[np.ndarray, np.ndarray | None]]:
-    each = [1 if read.pooling == "none" else 2 for read in reads]
-    require_count(arrays, sum(each))
-    left = iter(arrays)
-    return [_bag(read, [next(left) for _ in range(count)]) for read, count in zip(reads, each, strict=True)]
-
-
 def _bag(read: TableRead | TableGradient, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
     _require(f"ids of table {read.table!r}", arrays[0], np.dtype("<i8"), 1)
     if len(arrays) == 1:
         return arrays[0], None
     ids, splits = arrays
     _require(f"row_splits of table {read.table!r}", splits, np.dtype("<i8"), 1)
-    # Checked here and not only by the core: a push must be right as a whole before its first table changes.
-    if not splits.size or splits[0] != 0 or splits[-1] != len(ids) or (np.diff(splits) < 0).any():
+    # Checked here and not only by the call: a push must be right as a whole before its first table changes.
+    try:
+        _core.check_row_splits(splits, len(ids))
+    except InvalidArgumentError as error:
         raise InvalidArgumentError(
-            f"row_splits of table {read.table!r}: expected to rise from 0 to {len(ids)}, the number of ids"
-        )
+            f"row_splits of table {read.table!r}: expected to rise from 0 to {len(ids)}, the number of ids; {error}"
+        ) from None
     return ids, splits
 
 
