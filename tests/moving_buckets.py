@@ -32,11 +32,11 @@ class DeafLink(Link):
 
     delivers = True
 
-    def prepared(
-        self, call: Call, text: str, arrays: Sequence[np.ndarray], *, timeout: float | None = None
+    def begin(
+        self, call: Call, text: str = "{}", arrays: Sequence[np.ndarray] = (), *, timeout: float | None = None
     ) -> Exchange:
         """As any link, but for transfers."""
-        exchange = super().prepared(call, text, arrays, timeout=timeout)
+        exchange = super().begin(call, text, arrays, timeout=timeout)
         if call == Call.INSTALL_BUCKETS:
             if self.delivers:
                 exchange.finish()

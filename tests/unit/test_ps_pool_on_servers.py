@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -12,7 +12,8 @@ import torch
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.ps import ClientConfig, ParameterServer, ServerStore
 from monolith.table import Adagrad, Bags, Gradient, LocalStore
-from monolith.transport.link import Link
+from monolith.transport.calls import Call
+from monolith.transport.link import Exchange, Link
 
 TABLE = TableConfig(name="t", segments=(Segment(dim=6, optimizer=Adagrad(learning_rate=0.1)),))
 IDS = np.arange(200) * 2**40 + 7
@@ -44,10 +45,11 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     begin = Link.begin
 
-    def counted(self: Link, call: object, text: str, shapes: object = (), **more: object) -> object:
-        exchange, views = begin(self, call, text, shapes, **more)  # type: ignore[arg-type]
-        sizes.append(sum(view.nbytes for view in views))
-        return exchange, views
+    def counted(
+        self: Link, call: Call, text: str = "{}", arrays: Sequence[np.ndarray] = (), *, timeout: float | None = None
+    ) -> Exchange:
+        sizes.append(sum(array.nbytes for array in arrays))
+        return begin(self, call, text, arrays, timeout=timeout)
 
     monkeypatch.setattr(Link, "begin", counted)
     return sizes

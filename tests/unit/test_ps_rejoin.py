@@ -49,7 +49,7 @@ def test_a_push_that_was_applied_before_the_server_died_is_known_after(tmp_path:
         (link,) = store.links
         write = TableWrite(push=store.next_push(), table="t", map=1)
         arrays = [IDS, np.ones((100, 1), dtype=np.float32)]
-        heard, lost = (link.prepared(Call.ASSIGN_ADD, write.model_dump_json(), arrays) for _ in range(2))
+        heard, lost = (link.begin(Call.ASSIGN_ADD, write.model_dump_json(), arrays) for _ in range(2))
         heard.finish()
         server = restarted(server, tmp_path)
         lost.finish()  # the same push, meant for the earlier life

@@ -51,12 +51,12 @@ def test_a_taker_that_has_not_got_it_gives_it_up_and_never_takes_it(tmp_path: Pa
     sent: list[tuple[str, Sequence[np.ndarray], int]] = []
 
     class SpyingLink(MuteLink):
-        def prepared(
-            self, call: Call, text: str, arrays: Sequence[np.ndarray], *, timeout: float | None = None
+        def begin(
+            self, call: Call, text: str = "{}", arrays: Sequence[np.ndarray] = (), *, timeout: float | None = None
         ) -> Exchange:
             if call == Call.INSTALL_BUCKETS:
                 sent.append((text, arrays, self.instance))
-            return super().prepared(call, text, arrays, timeout=timeout)
+            return super().begin(call, text, arrays, timeout=timeout)
 
     with started(tmp_path / "giver") as giver, started(tmp_path / "taker") as taker, filled(giver) as store:
         stuck(giver, taker, lambda address: SpyingLink(address, timeout=1))

@@ -73,7 +73,7 @@ def measure_servers(
     text = Measure(seconds=seconds).model_dump_json()
     with ServerGroup(addresses, config=config) as group:
         timeout = seconds + group.config.timeout
-        answers = finish_all([link.begin(Call.MEASURE, text, timeout=timeout)[0] for link in group.links])
+        answers = finish_all([link.begin(Call.MEASURE, text, timeout=timeout) for link in group.links])
     speeds = [float(json.loads(answer.text)["throughput"]) for answer in answers]
     return [Measured(address=a, throughput=speed) for a, speed in zip(group.addresses, speeds, strict=True)]
 

@@ -9,7 +9,7 @@ from monolith.errors import ProtocolError
 from monolith.ps.messages import Wire
 from monolith.transport.frames import BFLOAT16
 
-__all__ = ["WIRE_DTYPES", "narrow", "widen"]
+__all__ = ["WIRE_DTYPES", "narrow", "narrowed", "widen"]
 
 WIRE_DTYPES: dict[Wire, np.dtype] = {
     "float32": np.dtype("<f4"),
@@ -27,6 +27,15 @@ def narrow(rows: np.ndarray, out: np.ndarray) -> None:
         # What float16 cannot hold becomes infinite, as it does in torch.
         with np.errstate(over="ignore"):
             out[...] = rows
+
+
+def narrowed(rows: np.ndarray, wire: Wire) -> np.ndarray:
+    """Float32 `rows` in the precision of `wire`, as `narrow` rounds; shares memory if nothing has to be rounded."""
+    if wire == "float32":
+        return rows
+    out = np.empty(rows.shape, dtype=WIRE_DTYPES[wire])
+    narrow(rows, out)
+    return out
 
 
 def widen(rows: np.ndarray, name: str) -> np.ndarray:

@@ -28,8 +28,9 @@ class FlightStream:
         descriptor = flight.FlightDescriptor.for_command(b"monolith")
         self._writer, self._reader = client.do_exchange(descriptor, options)
 
-    def send(self, frame: np.ndarray, *, deadline: float) -> None:
+    def send(self, *pieces: np.ndarray, deadline: float) -> None:
         """Send the bytes of a request."""
+        frame = np.concatenate(pieces)
         self._in_time(lambda: self._writer.write_metadata(pa.py_buffer(frame)), deadline)
 
     def receive(self, request: int, *, deadline: float) -> Frame:

@@ -97,9 +97,9 @@ class FramedSocket:
             if left:
                 left[0] = left[0][sent:]
 
-    def send_frame(self, frame: np.ndarray, *, deadline: float | None = None) -> None:
-        """Send one message."""
-        self.send(_LENGTH.pack(len(frame)), frame, deadline=deadline)
+    def send_frame(self, *pieces: np.ndarray, deadline: float | None = None) -> None:
+        """Send one message, the bytes of all `pieces`."""
+        self.send(_LENGTH.pack(sum(map(len, pieces))), *pieces, deadline=deadline)
 
     def receive(self, size: int, *, deadline: float | None = None) -> np.ndarray:
         """The next `size` bytes, in memory that nobody else has; `ConnectionError` if the other side ends before."""

@@ -30,6 +30,7 @@ __all__ = [
     "decode",
     "encode",
     "instance_of",
+    "pieces",
     "request_of",
     "set_instance",
 ]
@@ -98,13 +99,7 @@ def allocate(
     *, call: int, request: int, instance: int = 0, text: str, shapes: Sequence[Shape] = ()
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """The bytes of a frame whose arrays are still to be filled, and the arrays as views of them."""
-    words = text.encode()
-    head = [_HEADER.pack(MAGIC, VERSION, call, request, instance, len(shapes), len(words))]
-    for dtype, shape in shapes:
-        head.append(_SHAPE.pack(_CODES[dtype], len(shape)))
-        head.append(struct.pack(f"<{len(shape)}Q", *shape))
-    head.append(words)
-    start = b"".join(head).ljust(_padded(sum(map(len, head))), b"\0")
+    start = _start(call, request, instance, text, shapes)
     sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in shapes]
     buffer = np.empty(len(start) + sum(map(_padded, sizes)), dtype=np.uint8)
     buffer.data[: len(start)] = start
@@ -115,6 +110,26 @@ def allocate(
             buffer[at + size : at + _padded(size)] = 0
         at += _padded(size)
     return buffer, views
+
+
+def pieces(
+    *, call: int, request: int, instance: int = 0, text: str, arrays: Sequence[np.ndarray] = ()
+) -> list[np.ndarray]:
+    """The bytes of a frame, uint8 [n] each, to be sent one behind the other: arrays that are contiguous are not copied.
+
+    Example:
+        >>> parts = pieces(call=3, request=7, text="{}", arrays=[np.arange(3)])
+        >>> decode(np.concatenate(parts)).arrays
+        (array([0, 1, 2]),)
+    """
+    start = _start(call, request, instance, text, [(a.dtype, a.shape) for a in arrays])
+    parts = [np.frombuffer(start, dtype=np.uint8)]
+    for array in arrays:
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        parts.append(flat)
+        if flat.size & 7:
+            parts.append(np.zeros(-flat.size & 7, dtype=np.uint8))
+    return parts
 
 
 def decode(data: bytes | memoryview | np.ndarray, *, max_bytes: int = 2**31) -> Frame:
@@ -150,13 +165,25 @@ def request_of(data: bytes | memoryview | np.ndarray) -> int:
 
 
 def instance_of(frame: np.ndarray) -> int:
-    """The life of the server that a request, as `allocate` made it, is meant for."""
+    """The life of the server that a request is meant for, given its first piece."""
     return int(_INSTANCE.unpack_from(frame.data, _INSTANCE_AT)[0])
 
 
 def set_instance(frame: np.ndarray, instance: int) -> None:
-    """Let a request, as `allocate` made it, be meant for another life of the server."""
+    """Let a request, given its first piece, be meant for another life of the server."""
     _INSTANCE.pack_into(frame.data, _INSTANCE_AT, instance)
+
+
+def _start(call: int, request: int, instance: int, text: str, shapes: Sequence[Shape]) -> bytearray:
+    """What is before the arrays."""
+    words = text.encode()
+    start = bytearray(_HEADER.pack(MAGIC, VERSION, call, request, instance, len(shapes), len(words)))
+    for dtype, shape in shapes:
+        start += _SHAPE.pack(_CODES[dtype], len(shape))
+        start += struct.pack(f"<{len(shape)}Q", *shape)
+    start += words
+    start += bytes(-len(start) & 7)
+    return start
 
 
 def _shapes(buffer: np.ndarray, count: int) -> tuple[list[Shape], int]:

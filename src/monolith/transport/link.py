@@ -22,7 +22,7 @@ from monolith.errors import (
     UnavailableError,
 )
 from monolith.transport.calls import CHANGES, Call
-from monolith.transport.frames import Frame, Shape, allocate, instance_of, set_instance
+from monolith.transport.frames import Frame, instance_of, pieces, set_instance
 from monolith.transport.remote_errors import raised
 from monolith.transport.stream_pool import Stream, StreamPool, Transport, connector_to
 
@@ -69,28 +69,19 @@ class Link:
         return StreamPool(address, self._connector_to(address), max_streams=self._max_streams)
 
     def begin(
-        self, call: Call, text: str, shapes: Sequence[Shape] = (), *, timeout: float | None = None
-    ) -> tuple[Exchange, list[np.ndarray]]:
-        """A request whose arrays are still to be filled, and the arrays; then `send` and `finish` it."""
+        self, call: Call, text: str = "{}", arrays: Sequence[np.ndarray] = (), *, timeout: float | None = None
+    ) -> Exchange:
+        """A request that is still to be sent. Its arrays are not copied: nobody may write to them before it has finished."""
         request = next(self._requests)
-        frame, views = allocate(call=call, request=request, instance=self.instance, text=text, shapes=shapes)
+        frame = pieces(call=call, request=request, instance=self.instance, text=text, arrays=arrays)
         limit = self.timeout if timeout is None else timeout
-        return Exchange(self, frame, request, limit, changes=call in CHANGES), views
+        return Exchange(self, frame, request, limit, changes=call in CHANGES)
 
     def call(
         self, call: Call, text: str = "{}", arrays: Sequence[np.ndarray] = (), *, timeout: float | None = None
     ) -> Frame:
         """The answer to one request."""
-        return self.prepared(call, text, arrays, timeout=timeout).finish()
-
-    def prepared(
-        self, call: Call, text: str, arrays: Sequence[np.ndarray], *, timeout: float | None = None
-    ) -> Exchange:
-        """A request with its arrays, still to be sent."""
-        exchange, views = self.begin(call, text, [(a.dtype, a.shape) for a in arrays], timeout=timeout)
-        for view, array in zip(views, arrays, strict=True):
-            view[...] = array
-        return exchange
+        return self.begin(call, text, arrays, timeout=timeout).finish()
 
     def move_to(self, address: str) -> None:
         """The server is at another address from now on; what is under way is sent there when it fails."""
@@ -106,7 +97,7 @@ class Link:
 class Exchange:
     """One request under way."""
 
-    def __init__(self, link: Link, frame: np.ndarray, request: int, timeout: float, *, changes: bool) -> None:
+    def __init__(self, link: Link, frame: list[np.ndarray], request: int, timeout: float, *, changes: bool) -> None:
         self._link = link
         self._frame = frame
         self._request = request
@@ -138,9 +129,9 @@ class Exchange:
                 self._drop()
                 if self._link.on_restored is None or time.monotonic() >= self._deadline:
                     raise
-                self._link.on_restored(instance_of(self._frame))
+                self._link.on_restored(instance_of(self._frame[0]))
                 # The same request, under the same number: if it was applied before the server died, it is known there.
-                set_instance(self._frame, self._link.instance)
+                set_instance(self._frame[0], self._link.instance)
             except (UnavailableError, FencedError) as error:
                 self._drop()
                 self._look_for_server()
@@ -167,7 +158,7 @@ class Exchange:
         self._pool = self._link.pool
         self._stream = self._pool.take(deadline=self._deadline)
         self._in_doubt = self._changes
-        self._stream.send(self._frame, deadline=self._deadline)
+        self._stream.send(*self._frame, deadline=self._deadline)
 
     def _receive(self) -> Frame:
         assert self._stream is not None

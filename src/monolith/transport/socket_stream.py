@@ -21,10 +21,10 @@ class SocketStream:
         self._connection = connection
         self._address = address
 
-    def send(self, frame: np.ndarray, *, deadline: float) -> None:
+    def send(self, *pieces: np.ndarray, deadline: float) -> None:
         """Send the bytes of a request."""
         try:
-            self._connection.send_frame(frame, deadline=deadline)
+            self._connection.send_frame(*pieces, deadline=deadline)
         except OSError as error:
             raise _failure(self._address, error) from None
 

@@ -20,8 +20,8 @@ Transport = Literal["socket", "flight"]
 class Stream(Protocol):
     """One open exchange with a server: a request is sent, then its answer received."""
 
-    def send(self, frame: np.ndarray, *, deadline: float) -> None:
-        """Send the bytes of a request."""
+    def send(self, *pieces: np.ndarray, deadline: float) -> None:
+        """Send the bytes of a request, one piece behind the other."""
 
     def receive(self, request: int, *, deadline: float) -> Frame:
         """The answer to `request`; answers to others, which somebody delivered twice, are skipped."""

@@ -137,7 +137,7 @@ class RemoteSplits:
 
     def _ask(self, home: str, request: ReadBatch) -> None:
         link = self._links[home]
-        exchange, _ = link.begin(Call.READ_BATCH, request.model_dump_json())
+        exchange = link.begin(Call.READ_BATCH, request.model_dump_json())
         self._asked[request.split] = (request, exchange)
         exchange.send()
 

@@ -93,7 +93,7 @@ class CoordinationClient:
         seen = self._take_report()
         self._made += steps
         self._seen = Seen(step=max(seen.step, at_least), barrier=seen.barrier)
-        self._report, _ = self._link.begin(Call.REPORT, self._report_text())
+        self._report = self._link.begin(Call.REPORT, self._report_text())
         self._report.send()
         self._reported = True
         return self._seen

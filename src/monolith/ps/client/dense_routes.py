@@ -58,7 +58,7 @@ class DenseRoutes:
             parts = [(link, DensePart(names=mine, round=turn)) for link, mine in self._by_server(waiting)]
             outcomes = finish_each(
                 [
-                    link.prepared(call, text(part), [] if arrays is None else [arrays[name] for name in part.names])
+                    link.begin(call, text(part), [] if arrays is None else [arrays[name] for name in part.names])
                     for link, part in parts
                 ]
             )

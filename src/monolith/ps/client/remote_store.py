@@ -12,7 +12,7 @@ from monolith.errors import InvalidArgumentError
 from monolith.ps import messages
 from monolith.ps.client.server_group import ClientConfig, ServerGroup
 from monolith.ps.messages import DeclaredTable, Position
-from monolith.ps.precision import WIRE_DTYPES, narrow, widen
+from monolith.ps.precision import narrowed, widen
 from monolith.table.arrays import Ids, Values, contiguous, id_array
 from monolith.table.config import TableConfig
 from monolith.table.store import Bags, Gradient, join_gradients
@@ -76,18 +76,11 @@ class RemoteStore(ServerGroup):
             for g in joined
         )
         apply = messages.Apply(push=self.next_push(position), tables=tables, step=step, event_time=event_time)
-        wire = WIRE_DTYPES[self.config.wire]
-        shapes = []
+        arrays: list[np.ndarray] = []
         for gradient in joined:
-            shapes += [(gradient.bags.ids.dtype, gradient.bags.ids.shape)]
-            shapes += [(gradient.bags.row_splits.dtype, gradient.bags.row_splits.shape)]
-            shapes += [(wire, tuple(gradient.values.shape))]
-        exchange, views = self._link.begin(Call.APPLY_GRADIENTS, apply.model_dump_json(), shapes)
-        for place, gradient in enumerate(joined):
-            views[3 * place][...] = gradient.bags.ids
-            views[3 * place + 1][...] = gradient.bags.row_splits
-            narrow(float_rows(gradient.values), views[3 * place + 2])
-        exchange.finish()
+            arrays += [gradient.bags.ids, gradient.bags.row_splits]
+            arrays += [narrowed(float_rows(gradient.values), self.config.wire)]
+        self._link.call(Call.APPLY_GRADIENTS, apply.model_dump_json(), arrays)
 
     def assign(self, table: str, ids: Ids, values: Values, *, event_time: int = 0) -> None:
         """Set the embeddings of `ids` to `values` [n, dim]."""

@@ -62,7 +62,7 @@ def begin_server_saves(links: Sequence[Link], path: StrPath, *, step: int, name:
     """Let every server take a checkpoint, named as the one at `path`; when this returns the servers go on changing."""
     for attempt in range(ATTEMPTS):
         save = Save(name=name or base_name(path), step=step, token=secrets.randbits(63))
-        frames = finish_all([link.begin(Call.SAVE, save.model_dump_json())[0] for link in links])
+        frames = finish_all([link.begin(Call.SAVE, save.model_dump_json()) for link in links])
         saves = ServerSaves(links=links, model_dir=_absolute(parent_folder(path)), token=save.token)
         if _is_whole([SaveBegun.from_json(frame.text) for frame in frames]):
             return saves
@@ -143,7 +143,7 @@ def _until_done(links: Sequence[Link], call: Call, message: Config) -> list[Save
     """Ask until all have done; each call is short, however long the work takes."""
     done: dict[int, Saved] = {}
     while waiting := [number for number in range(len(links)) if number not in done]:
-        frames = finish_all([links[number].begin(call, message.model_dump_json())[0] for number in waiting])
+        frames = finish_all([links[number].begin(call, message.model_dump_json()) for number in waiting])
         answers = zip(waiting, (Saved.from_json(frame.text) for frame in frames), strict=True)
         done |= {number: saved for number, saved in answers if saved.done}
     return [done[number] for number in range(len(links))]

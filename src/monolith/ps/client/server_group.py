@@ -272,7 +272,7 @@ class ServerGroup:
         return Push(worker=self._worker, epoch=self._epoch, sequence=next(self._sequences), position=position)
 
     def _ask_all(self, call: Call, text: str = "{}") -> list[Frame]:
-        return finish_all([link.begin(call, text)[0] for link in self.links])
+        return finish_all([link.begin(call, text) for link in self.links])
 
     def _served(self) -> tuple[DeclaredTable, ...]:
         # The servers were given the same declarations; the first speaks for all.

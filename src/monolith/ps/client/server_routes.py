@@ -292,7 +292,7 @@ def _ask_each(links: Sequence[Link]) -> dict[Link, Frame | Exception]:
     """What each answers."""
     seconds = [min(link.timeout, ASK_SECONDS) for link in links]
     outcomes = finish_each(
-        [link.begin(Call.BUCKETS, "{}", timeout=limit)[0] for link, limit in zip(links, seconds, strict=True)]
+        [link.begin(Call.BUCKETS, "{}", timeout=limit) for link, limit in zip(links, seconds, strict=True)]
     )
     return dict(zip(links, outcomes, strict=True))
 

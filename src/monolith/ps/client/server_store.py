@@ -22,7 +22,7 @@ from monolith.ps.client.remote_store import float_rows, row_matrix
 from monolith.ps.client.server_group import ClientConfig, require_known
 from monolith.ps.client.server_routes import Route
 from monolith.ps.messages import DeclaredTable, Position, Push
-from monolith.ps.precision import WIRE_DTYPES, narrow, widen
+from monolith.ps.precision import narrowed, widen
 from monolith.table.arrays import Ids, Values, id_array
 from monolith.table.config import TableConfig
 from monolith.table.store import Bags, Gradient, join_gradients
@@ -140,7 +140,7 @@ class ServerStore(BucketGroup):
         def begin(part: Part) -> Exchange:
             text = _lookup_text(reads, self.config.wire, part.version)
             asked = [split.asked(some) for split, some in zip(splits, part.places, strict=True)]
-            return part.link.prepared(Call.LOOKUP, text, [array for arrays in asked for array in arrays])
+            return part.link.begin(Call.LOOKUP, text, [array for arrays in asked for array in arrays])
 
         answers = self._run(route, splits, begin)
         return [
@@ -163,7 +163,7 @@ class ServerStore(BucketGroup):
         self._keep_order()
         joined = join_gradients(gradients)
         require_known([gradient.bags.table for gradient in joined], self._declared)
-        route, wire = self._routes.current, WIRE_DTYPES[self.config.wire]
+        route = self._routes.current
         splits = [self._push_split(gradient, route) for gradient in joined]
         tables = tuple(
             _table_gradient(g.bags.table, split.pooling, g.learning_rates)
@@ -176,16 +176,8 @@ class ServerStore(BucketGroup):
         def begin(part: Part) -> Exchange:
             apply = messages.Apply(push=pushes(part), tables=tables, step=step, event_time=event_time, map=part.version)
             pushed = [part_of(some) for part_of, some in zip(parts_of, part.places, strict=True)]
-            shapes = [
-                (wire if array is arrays[-1] else array.dtype, array.shape) for arrays in pushed for array in arrays
-            ]
-            exchange, views = part.link.begin(Call.APPLY_GRADIENTS, apply.model_dump_json(), shapes)
-            left = iter(views)
-            for *whole, rows in pushed:
-                for array in whole:
-                    next(left)[...] = array
-                narrow(rows, next(left))
-            return exchange
+            arrays = [array for *whole, rows in pushed for array in (*whole, narrowed(rows, self.config.wire))]
+            return part.link.begin(Call.APPLY_GRADIENTS, apply.model_dump_json(), arrays)
 
         self._run(route, splits, begin)
 
@@ -223,7 +215,7 @@ class ServerStore(BucketGroup):
             write = messages.TableWrite(push=pushes(part), table=table, event_time=event_time, map=part.version)
             (at,) = part.places
             arrays = [ids[at]] if values is None else [ids[at], values[order[at]]]
-            return part.link.prepared(call, write.model_dump_json(), arrays)
+            return part.link.begin(call, write.model_dump_json(), arrays)
 
         return order, run_parts(self._routes, route, [ids], [sizes], begin, timeout=self.config.timeout)
 

@@ -150,7 +150,7 @@ class TransferDelivery:
         try:
             if not self._is_taker(link, giving):
                 return InvalidArgumentError(f"taker: {giving.taker} has lost what it held; {giving} stay here")
-            exchange = link.prepared(Call.INSTALL_BUCKETS, install.model_dump_json(), arrays)
+            exchange = link.begin(Call.INSTALL_BUCKETS, install.model_dump_json(), arrays)
             try:
                 exchange.finish()
             except REFUSALS as error:
