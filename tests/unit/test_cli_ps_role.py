@@ -11,6 +11,7 @@ import pytest
 from monolith.cli import main
 from monolith.cluster import HostServiceDiscovery
 from monolith.ps import ParameterServer
+from monolith.table import num_threads, set_num_threads
 
 Serve = Callable[..., tuple[ParameterServer, dict[int, str]]]
 
@@ -55,6 +56,16 @@ def test_by_itself_it_is_nobodys_and_keeps_nothing(serve: Serve) -> None:
     server, announced = serve("--max-streams", "3")
     assert announced == {}
     assert (server.config.folder, server.config.host, server.config.max_streams) == (None, "127.0.0.1", 3)
+
+
+def test_the_threads_of_a_request_can_be_limited(serve: Serve) -> None:
+    before = num_threads()
+    try:
+        serve("--threads", "7")
+        assert num_threads() == 7
+    finally:
+        set_num_threads(before)
+    assert main(["ps", "--threads", "0"]) == 2
 
 
 def test_in_a_job_the_others_find_it_for_as_long_as_it_serves_and_it_has_a_folder(serve: Serve, tmp_path: Path) -> None:
