@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 from hypothesis import HealthCheck, settings
 
@@ -22,3 +24,8 @@ settings.load_profile("quick")
 # interrupt would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Many processes are started that import the package: compiling it in each of them, and the tests in each run, takes minutes of
+# processor time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
