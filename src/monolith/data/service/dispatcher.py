@@ -14,6 +14,7 @@ from monolith.data.service.events import Event
 from monolith.data.service.jobs import Jobs
 from monolith.data.service.journal import Journal
 from monolith.data.service.worker_pool import WorkerPool
+from monolith.errors import StorageError
 from monolith.ps.messages import Read
 from monolith.transport.answers import Answer, json_answer, message_of
 from monolith.transport.calls import Call
@@ -50,7 +51,7 @@ class DispatcherCalls(FrameCalls):
     def __init__(self, config: DispatcherConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(max_frame_bytes=config.max_message_bytes)
         self._journal = None if config.folder is None else Journal(config.folder, take_over=config.take_over)
-        self.jobs = Jobs(record=self._record)
+        self.jobs = Jobs(record=self._record, happened=self._shorten)
         """What was handed out."""
         self._workers = WorkerPool(lease_secs=config.lease_secs, clock=clock)
         self._calls = {
@@ -75,6 +76,15 @@ class DispatcherCalls(FrameCalls):
     def _record(self, event: Event) -> None:
         if self._journal is not None:
             self._journal.append(event)
+
+    def _shorten(self) -> None:
+        if self._journal is None or not self._journal.is_long:
+            return
+        try:
+            self._journal.rewrite(self.jobs.states())
+        except StorageError as error:
+            _log.warning("the journal could not be shortened and grows on: %s", error)
+            self._journal.put_off()
 
     def _require_mine(self, frame: Frame) -> None:
         # With a journal it does not matter which life of the dispatcher answers; without one, trainers must notice.

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 
 from monolith.data.file_queue import FileQueue
 from monolith.data.service.dataset import DatasetConfig, Split
-from monolith.data.service.events import SplitMade
+from monolith.data.service.events import EpochState, SplitMade
 
 __all__ = ["EpochSplits"]
 
@@ -36,6 +36,38 @@ class EpochSplits:
         """Trainers that were told that there is no more."""
         self._waiting: deque[int] = deque()
         """Splits that nobody has, in the order they are to be given."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that were cut, in order."""
+        return tuple(split.file for split in self.splits[:: self._dataset.splits] if split.file is not None)
+
+    def state(self, before: EpochSplits | None) -> EpochState:
+        """All of it; files that are those of the epoch `before` are not said again."""
+        same = before is not None and before.files == self.files
+        return EpochState(
+            splits=len(self.splits),
+            files=None if same or self._files is None else self.files,
+            queue=None if self._files is None else self._files.state_dict(),
+            given=tuple((trainer, tuple(splits)) for trainer, splits in self.given.items()),
+            ended=tuple(sorted(self.ended)),
+            waiting=tuple(self._waiting),
+        )
+
+    @classmethod
+    def of_state(cls, dataset: DatasetConfig, state: EpochState, before: EpochSplits | None) -> EpochSplits:
+        """What `state` of an epoch said."""
+        epoch, parts = cls(dataset), dataset.splits
+        files = before.files if state.files is None and before is not None else state.files or ()
+        for number in range(state.splits):
+            file = files[number // parts] if files else None
+            epoch.splits.append(Split(number=number, file=file, part=number % parts, parts=parts))
+        if epoch._files is not None and state.queue is not None:
+            epoch._files.load_state_dict(state.queue)
+        epoch.given.update({trainer: list(splits) for trainer, splits in state.given})
+        epoch.ended.update(state.ended)
+        epoch._waiting.extend(state.waiting)
+        return epoch
 
     def cut(self, job: str, epoch: int) -> SplitMade | None:
         """The event of the next split that has not been cut yet; None when the data has ended."""

@@ -9,7 +9,17 @@ from pydantic import Field, TypeAdapter
 from monolith.config import Config
 from monolith.data.service.dataset import DatasetConfig, Split
 
-__all__ = ["EVENTS", "Event", "Registered", "SplitGranted", "SplitMade", "TrainerEnded", "TrainerJoined"]
+__all__ = [
+    "EVENTS",
+    "EpochState",
+    "Event",
+    "JobState",
+    "Registered",
+    "SplitGranted",
+    "SplitMade",
+    "TrainerEnded",
+    "TrainerJoined",
+]
 
 
 class Registered(Config):
@@ -62,6 +72,33 @@ class TrainerEnded(Config):
     trainer: int
 
 
-Event = Registered | TrainerJoined | SplitMade | SplitGranted | TrainerEnded
+class EpochState(Config):
+    """What became of one epoch."""
+
+    splits: int
+    """How many were cut."""
+    files: tuple[str, ...] | None
+    """The file of each group of splits; None: as in the epoch before, or none at all."""
+    queue: dict[str, int | str] | None
+    """Where the queue of files is."""
+    given: tuple[tuple[int, tuple[int, ...]], ...]
+    """Trainers, and the splits of each in the order it got them."""
+    ended: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+
+class JobState(Config):
+    """What all events of a job so far have led to."""
+
+    event: Literal["state"] = "state"
+    job: str
+    dataset: DatasetConfig
+    trainers: int
+    sessions: tuple[tuple[int, int, int], ...]
+    """Trainers, the newest session of each, and its nonce."""
+    epochs: tuple[tuple[int, EpochState], ...]
+
+
+Event = Registered | TrainerJoined | SplitMade | SplitGranted | TrainerEnded | JobState
 EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 """Reads an event back from its JSON."""

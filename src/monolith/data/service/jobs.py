@@ -8,7 +8,15 @@ from collections.abc import Callable
 
 from monolith.data.service.dataset import DatasetConfig, Split
 from monolith.data.service.epoch import EpochSplits
-from monolith.data.service.events import Event, Registered, SplitGranted, SplitMade, TrainerEnded, TrainerJoined
+from monolith.data.service.events import (
+    Event,
+    JobState,
+    Registered,
+    SplitGranted,
+    SplitMade,
+    TrainerEnded,
+    TrainerJoined,
+)
 from monolith.data.service.messages import DescribeSplit, Granted, Joined, JoinJob, NextSplit, Part, RegisterDataset
 from monolith.errors import InvalidArgumentError, StalePushError
 
@@ -46,9 +54,32 @@ class Job:
         elif isinstance(event, TrainerEnded):
             self.epochs[event.epoch].ended.add(event.trainer)
 
+    def state(self, name: str) -> JobState:
+        """What its events have led to, as one."""
+        numbers = sorted(self.epochs)
+        return JobState(
+            job=name,
+            dataset=self.dataset,
+            trainers=self.trainers,
+            sessions=tuple((trainer, session, self.nonces[trainer]) for trainer, session in self.sessions.items()),
+            epochs=tuple((number, self.epochs[number].state(self.epochs.get(number - 1))) for number in numbers),
+        )
+
+    @classmethod
+    def of_state(cls, state: JobState) -> Job:
+        """What `state` said."""
+        job = cls(state.dataset)
+        job.trainers = state.trainers
+        for trainer, session, nonce in state.sessions:
+            job.sessions[trainer], job.nonces[trainer] = session, nonce
+        for number, epoch in state.epochs:
+            job.epochs[number] = EpochSplits.of_state(state.dataset, epoch, job.epochs.get(number - 1))
+        return job
+
 
 class Jobs:
-    """All jobs. `record` is told every event before it happens; if it raises, nothing has changed. Safe from many threads.
+    """All jobs. `record` is told every event before it happens; if it raises, nothing has changed. `happened` is called behind
+    each. Safe from many threads.
 
     Example:
         >>> journal: list[Event] = []
@@ -62,8 +93,8 @@ class Jobs:
         ['registered', 'joined', 'made', 'granted']
     """
 
-    def __init__(self, *, record: Callable[[Event], None]) -> None:
-        self._record = record
+    def __init__(self, *, record: Callable[[Event], None], happened: Callable[[], None] = lambda: None) -> None:
+        self._record, self._happened = record, happened
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
 
@@ -71,8 +102,14 @@ class Jobs:
         """Let `event`, read from a journal, happen again."""
         if isinstance(event, Registered):
             self._jobs[event.job] = Job(event.dataset)
+        elif isinstance(event, JobState):
+            self._jobs[event.job] = Job.of_state(event)
         else:
             self._jobs[event.job].apply(event)
+
+    def states(self) -> list[Event]:
+        """What all events so far have led to, in as few; for `happened`, which nothing runs beside."""
+        return [job.state(name) for name, job in self._jobs.items()]
 
     def register(self, request: RegisterDataset) -> None:
         """Make a job, unless it is there and reads the same."""
@@ -147,6 +184,7 @@ class Jobs:
     def _happens(self, event: Event) -> None:
         self._record(event)
         self.apply(event)
+        self._happened()
 
     def _job(self, name: str) -> Job:
         if name not in self._jobs:

@@ -1,14 +1,20 @@
 """The journal of a dispatcher: one line for each event, on disk before it happens.
 
-A line is the CRC-32C of its JSON as 8 hexadecimal digits, a space, the JSON, a line feed.
+A line is the CRC-32C of its JSON as 8 hexadecimal digits, a space, the JSON, a line feed. When there are many, `rewrite` puts a
+shorter file in the place, which says the same.
+
+Whoever takes a journal over goes on in a file of another name, and notes that in the lock: the one before, should it go on, can
+write and rewrite only its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +29,11 @@ from monolith.log.writer_lock import WriterLock
 __all__ = ["Journal"]
 
 NAME = "journal"
+_NOTED = re.compile(rf"{NAME}\.[0-9a-f]{{16}}")
+LEAST_BYTES = 2**20
+"""A journal smaller than this is not rewritten."""
+GROWTH = 2
+"""How many times as large as when it was last rewritten it becomes before it is rewritten again."""
 
 
 class Journal:
@@ -46,13 +57,17 @@ class Journal:
     def __init__(self, folder: Path, *, take_over: bool = False) -> None:
         """`take_over` takes it from a process that still has it: that one is fenced, and its events do not happen any more."""
         self._path = folder / NAME
-        self._take_over = take_over
         with self._our_errors("open"):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = WriterLock(folder, take_over=take_over)
+            self._path = self._valid(folder)
             self._file: BinaryIO = self._path.open("a+b", buffering=0)
+            if not self._lock.replaced:
+                self._remove_others()
             sync_to_disk(folder)
             sync_to_disk(folder.parent)
+        self._least = LEAST_BYTES
+        """The size from which on it is rewritten."""
         self._size: int | None = None
         """Bytes of whole lines; None until they were read."""
         self._in_doubt = False
@@ -69,11 +84,11 @@ class Journal:
             yield self._event(line, number)
         self._size = len(data) - len(torn)
         with self._our_errors("write"):
-            if self._take_over:
-                # A file of its own: whoever had the old one open may still write to that.
-                write_durably(self._path, data[: self._size])
-                self._file.close()
-                self._file = self._path.open("ab", buffering=0)
+            if self._lock.replaced:
+                # Under a name of its own: whoever had the old one may still write to that, and put another in its place.
+                self._path = self._path.with_name(f"{NAME}.{secrets.token_hex(8)}")
+                self._replace(data[: self._size])
+                self._lock.leave_note(self._path.name)
             elif torn:
                 self._file.truncate(self._size)
 
@@ -82,8 +97,7 @@ class Journal:
         if self._size is None:
             deque(self.read(), maxlen=0)
         assert self._size is not None
-        text = event.model_dump_json().encode()
-        line = b"%08x %s\n" % (_core.crc32c(text), text)
+        line = _line(event)
         with self._our_errors("write"):
             if self._in_doubt:
                 # Whatever is there of a line that failed did not happen, and this one must not follow half of it.
@@ -97,6 +111,24 @@ class Journal:
         # Only now: a successor that was not there yet when the line was durable has read it.
         self.require_own()
 
+    @property
+    def is_long(self) -> bool:
+        """Whether it has grown so much that it should be rewritten."""
+        return self._size is not None and self._size > self._least
+
+    def rewrite(self, events: Iterable[Event]) -> None:
+        """Have `events`, which must lead to what all so far led to, instead of them; when this raises, nothing has changed."""
+        data = b"".join(map(_line, events))
+        with self._our_errors("write"):
+            self._replace(data)
+        self._in_doubt, self._size = False, len(data)
+        self._least = max(LEAST_BYTES, GROWTH * len(data))
+        self.require_own()
+
+    def put_off(self) -> None:
+        """Do not rewrite it before it has grown again."""
+        self._least = GROWTH * max(self._least, self._size or 0)
+
     def require_own(self) -> None:
         """Raise `FencedError` if a successor has taken the journal."""
         self._lock.require_own()
@@ -105,6 +137,29 @@ class Journal:
         """Let another process have it."""
         self._file.close()
         self._lock.release()
+
+    def _valid(self, folder: Path) -> Path:
+        """The journal that counts: the one that was noted, or the first, if none was."""
+        note = self._lock.note()
+        if not note and not any(folder.glob(f"{NAME}.*")):
+            return folder / NAME
+        if not _NOTED.fullmatch(note) or not (folder / note).exists():
+            raise CorruptFileError(
+                f"{folder}: writer.lock should name the journal that counts, one of {NAME}.*, and has {note!r}; restore both "
+                "from one copy"
+            )
+        return folder / note
+
+    def _replace(self, data: bytes) -> None:
+        write_durably(self._path, data)
+        self._file.close()
+        self._file = self._path.open("ab", buffering=0)
+
+    def _remove_others(self) -> None:
+        """Journals of those that were replaced, and what a rewrite that died has left: nobody reads them any more."""
+        for path in (*self._path.parent.glob(f"{NAME}*"), *self._path.parent.glob(f".{NAME}*.tmp")):
+            if path.name != self._path.name:
+                path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _our_errors(self, verb: str) -> Iterator[None]:
@@ -123,3 +178,8 @@ class Journal:
             return EVENTS.validate_json(text, strict=True)
         except ValidationError as error:
             raise CorruptFileError(f"{self._path}: line {number} is no event: {error.error_count()} errors") from None
+
+
+def _line(event: Event) -> bytes:
+    text = event.model_dump_json().encode()
+    return b"%08x %s\n" % (_core.crc32c(text), text)
