@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,27 +9,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import cluster_job
+from forked_processes import CONTEXT
 
 SECONDS = 120
-
-_context = multiprocessing.get_context("forkserver")
-# Modules that are installed: the process they are imported in does not know the folder of the tests.
-_context.set_forkserver_preload(
-    [
-        "monolith.data.synthetic",
-        "monolith.ps.client.server_store",
-        "monolith.transport.socket_service",
-        "monolith.train.distributed",
-        "torch._dynamo",
-        "torch.utils.tensorboard",
-    ]
-)
 
 
 @contextmanager
 def processes(environments: Sequence[Mapping[str, str]], **job: object) -> Iterator[list[BaseProcess]]:
     """One process of `cluster_job` for each environment; all have ended with the block."""
-    started = [_context.Process(target=_run, args=(dict(environ), job)) for environ in environments]
+    started = [CONTEXT.Process(target=_run, args=(dict(environ), job)) for environ in environments]
     for process in started:
         process.start()
     try:

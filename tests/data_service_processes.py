@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -13,6 +12,7 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
+from forked_processes import CONTEXT
 from monolith.data.service import (
     DataClientConfig,
     DataDispatcher,
@@ -23,10 +23,6 @@ from monolith.data.service import (
     DispatcherConfig,
 )
 from monolith.durable_file import write_durably
-
-# All are forked from one process that has imported everything: a new one costs milliseconds.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["monolith.data.service"])
 
 CLIENT = DataClientConfig(timeout=60, worker_timeout=2)
 
@@ -51,7 +47,7 @@ class Role:
         self.process.join()
 
     def _started(self) -> ForkServerProcess:
-        process = PROCESSES.Process(target=self._target, args=self._arguments, daemon=True)
+        process = CONTEXT.Process(target=self._target, args=self._arguments, daemon=True)
         process.start()
         return process
 

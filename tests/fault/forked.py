@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-CONTEXT = multiprocessing.get_context("forkserver")
-# The last is what the first optimizer of a process imports, for seconds.
-CONTEXT.set_forkserver_preload(
-    ["monolith.ps.server.parameter_server", "monolith.train", "monolith.data.synthetic", "torch._dynamo"]
-)
+from forked_processes import CONTEXT
 
 
 class Forked:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from data_service_processes import PROCESSES, Role, run_dispatcher, run_trainer, run_worker, wait_until
+from data_service_processes import Role, run_dispatcher, run_trainer, run_worker, wait_until
+from forked_processes import CONTEXT
 from monolith.data.service import DatasetConfig
 
 TRAINERS = 2
@@ -31,8 +32,8 @@ class Service:
     """All roles of a job, and how far its trainers are."""
 
     def __init__(self, folder: Path, data: DatasetConfig, *, workers: int) -> None:
-        port = PROCESSES.Value("i", 0)
-        self.steps = PROCESSES.Value("i", 0)
+        port = CONTEXT.Value("i", 0)
+        self.steps = CONTEXT.Value("i", 0)
         self.kept = [folder / f"trainer-{trainer}.json" for trainer in range(TRAINERS)]
         self.dispatcher = Role(run_dispatcher, folder / "dispatcher", port)
         wait_until(lambda: port.value != 0)

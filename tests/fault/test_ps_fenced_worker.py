@@ -10,10 +10,9 @@ import sys
 import numpy as np
 import torch
 
-from monolith.ps import ClientConfig, RemoteStore
+from monolith.ps import ClientConfig, ParameterServer, RemoteStore
 from monolith.table import Bags, Zeros
 from monolith.table.config import Segment, TableConfig
-from monolith.testing.parameter_servers import server_process
 
 TABLE = TableConfig(name="counts", segments=(Segment(dim=1, initializer=Zeros()),))
 
@@ -38,7 +37,7 @@ def count(store: RemoteStore, id_: int) -> float:
 
 
 def test_a_worker_that_wakes_up_after_its_successor_joined_changes_nothing() -> None:
-    with server_process() as server, RemoteStore(server.address, [TABLE]) as observer:
+    with ParameterServer() as server, RemoteStore(server.address, [TABLE]) as observer:
         worker = subprocess.Popen([sys.executable, "-c", WORKER, server.address], stdout=subprocess.PIPE, text=True)
         assert worker.stdout is not None
         try:

@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import pyarrow as pa
 
+from forked_processes import forked_server
 from monolith.ps import ClientConfig, RemoteStore
 from monolith.testing import sgd_table_config
-from monolith.testing.parameter_servers import server_process
 from monolith.transport.calls import Call
 from monolith.transport.framed_socket import HELLO, hello
 from monolith.transport.frames import decode, encode
@@ -71,7 +71,7 @@ def flipped(data: bytes, rng: random.Random) -> bytes:
 def test_no_flight_of_noise_ends_the_server_or_troubles_another() -> None:
     flight, table = ClientConfig(transport="flight"), sgd_table_config(1, name="t")
     with (
-        server_process("--transport", "flight") as server,
+        forked_server("--transport", "flight") as server,
         RemoteStore(server.address, [table], config=flight) as store,
     ):
         with grpc.insecure_channel(server.address) as channel:
@@ -108,7 +108,7 @@ def connection_of_noise(rng: random.Random) -> bytes:
 
 
 def test_no_connection_of_noise_ends_the_server_or_troubles_another() -> None:
-    with server_process("--max-streams", "4") as server:
+    with forked_server("--max-streams", "4") as server:
         host, _, port = server.address.rpartition(":")
         with RemoteStore(server.address, [sgd_table_config(1, name="t")]) as store:
             for seed in range(300):
@@ -129,7 +129,7 @@ def test_no_connection_of_noise_ends_the_server_or_troubles_another() -> None:
 
 
 def test_those_who_connect_and_say_nothing_do_not_keep_others_out() -> None:
-    with server_process("--max-streams", "2") as server:
+    with forked_server("--max-streams", "2") as server:
         host, _, port = server.address.rpartition(":")
         with contextlib.ExitStack() as stack:
             for _ in range(3):
@@ -139,7 +139,7 @@ def test_those_who_connect_and_say_nothing_do_not_keep_others_out() -> None:
 
 
 def test_a_message_that_is_announced_and_never_sent_takes_no_memory() -> None:
-    with server_process() as server:
+    with forked_server() as server:
         host, _, port = server.address.rpartition(":")
         with RemoteStore(server.address) as store, contextlib.ExitStack() as stack:
             before = resident_bytes(server.pid)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from forked_processes import forked_server
 from monolith.errors import DeadlineExceededError, ServerError, UnavailableError
 from monolith.ps import ClientConfig, RemoteStore
 from monolith.table import Bags, Zeros
 from monolith.table.config import Segment, TableConfig
-from monolith.testing.parameter_servers import server_process
 from monolith.transport.stream_pool import Transport
 
 TABLE = TableConfig(name="counts", segments=(Segment(dim=1, initializer=Zeros()),))
@@ -47,7 +47,7 @@ class Worker:
 
 @BOTH
 def test_what_was_acknowledged_is_read_exactly_once_until_the_kill_and_workers_are_told(transport: Transport) -> None:
-    with server_process("--transport", transport) as server:
+    with forked_server("--transport", transport) as server:
         workers = [Worker(server.address, number, transport) for number in range(3)]
         threads = [threading.Thread(target=worker.run) for worker in workers]
         for thread in threads:
@@ -74,7 +74,7 @@ def test_what_was_acknowledged_is_read_exactly_once_until_the_kill_and_workers_a
 def test_a_paused_server_costs_its_deadline_counts_nothing_twice_and_ends_when_told_to(transport: Transport) -> None:
     brief, patience = ClientConfig(timeout=1.0, transport=transport), ClientConfig(transport=transport)
     with (
-        server_process("--transport", transport) as server,
+        forked_server("--transport", transport) as server,
         RemoteStore(server.address, [TABLE], config=brief) as store,
     ):
         store.assign_add("counts", [1], torch.ones(1, 1))

@@ -20,11 +20,11 @@ import pytest
 import torch
 from forked import ForkedServer
 
+from forked_processes import ForkedServerProcess
 from monolith.errors import DeadlineExceededError, MonolithError, UnavailableError
 from monolith.ps import ClientConfig, RemoteStore, ServerStore
 from monolith.ps.client.remote_log import RemoteLog
 from monolith.table import Bags, Gradient, Segment, Sgd, TableConfig, Zeros
-from monolith.testing.parameter_servers import ServerProcess
 
 _log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def test_with_an_interval_a_kill_costs_what_came_after_the_last_commit_and_other
 def test_a_server_that_was_paused_and_replaced_acknowledges_nothing_when_it_wakes_up(tmp_path: Path) -> None:
     with ExitStack() as stack:
         options = ("--folder", str(tmp_path), "--log-flush-secs", "0", "--grace", "0.5")
-        stale = ServerProcess(options)
+        stale = ForkedServerProcess(options)
         stack.callback(stale.close)
         sent = acknowledged = 0
         failed: list[MonolithError] = []
@@ -187,7 +187,7 @@ def test_a_server_that_was_paused_and_replaced_acknowledges_nothing_when_it_wake
         pushing.start()
         assert going.wait(60)
         stale.pause()
-        heir = ServerProcess((*options, "--take-over"))
+        heir = ForkedServerProcess((*options, "--take-over"))
         stack.callback(heir.close)
         stale.resume()
         pushing.join(timeout=60)

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from forked_processes import run_script
 from monolith.checkpoint import restore_points
 from monolith.features import Batch
 from monolith.serve import Predictor, load
@@ -27,8 +28,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(example: str, *arguments: str) -> str:
-    command = [sys.executable, str(EXAMPLES / example), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env={"COLUMNS": "200"})
+    done = run_script(EXAMPLES / example, *arguments, environ={"COLUMNS": "200"})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from monolith.errors import StalePushError
-from monolith.ps import ParameterServer
+from monolith.ps import ParameterServer, ServerConfig
 from monolith.ps.client.coordination_client import CoordinationClient
-from monolith.testing.parameter_servers import server_process
 from monolith.transport.calls import Call
+from same_port import started_again
 
 
 def test_steps_of_workers_add_up() -> None:
@@ -41,14 +41,14 @@ def test_a_restored_step_counts_for_all() -> None:
 
 
 def test_a_server_that_was_started_anew_is_told_again() -> None:
-    with server_process() as first, CoordinationClient(first.address, index=0, epoch=1) as client:
+    with ParameterServer() as first, CoordinationClient(first.address, index=0, epoch=1) as client:
         client.enter("running")
         for _ in range(5):
             client.report()
         client.newest()
         assert client.newest().step == 5
-        first.kill()
-        with server_process("--port", first.address.rpartition(":")[2]):
+        first.close()
+        with started_again(ServerConfig(port=first.port)):
             assert client.members().step == 0
             client.report()
             assert client.members().step == 5

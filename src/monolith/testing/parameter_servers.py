@@ -23,13 +23,16 @@ class ServerProcess:
         self._start()
 
     def _start(self) -> None:
-        self._process = subprocess.Popen([*_COMMAND, *self._options], stdout=subprocess.PIPE, text=True)
+        self._process = self._begin(self._options)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the server ended with exit code {self._process.wait()} before it listened")
         self.address: str = json.loads(line)["address"]
         """host:port."""
+
+    def _begin(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen([*_COMMAND, *arguments], stdout=subprocess.PIPE, text=True)
 
     @property
     def pid(self) -> int:
