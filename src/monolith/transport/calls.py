@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["CHANGES", "Call"]
+__all__ = ["CHANGES", "READ_ONCE", "Call"]
 
 
 class Call(IntEnum):
@@ -83,3 +83,6 @@ CHANGES: frozenset[int] = frozenset(
     }
 )
 """Calls that change what a server holds: acknowledged by its owner only, and in a durable commit if it loses nothing."""
+
+READ_ONCE: frozenset[int] = frozenset({Call.APPLY_GRADIENTS})
+"""Calls whose floats may be read where the client can still write to them: they are not checked, and not kept."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from monolith.errors import MonolithError, ProtocolError, ServerRestartedError, UnavailableError
 from monolith.transport.answers import Answer, Calls
-from monolith.transport.calls import Call
-from monolith.transport.frames import Frame, decode, encode, request_of
+from monolith.transport.calls import READ_ONCE, Call
+from monolith.transport.frames import Frame, decode, encode, own, request_of
 from monolith.transport.remote_errors import described
 
 __all__ = ["FrameCalls"]
@@ -36,12 +36,20 @@ class FrameCalls:
         self._under_way = 0
         self._idle = threading.Condition()
 
-    def answer(self, data: bytes | memoryview | np.ndarray) -> np.ndarray:
-        """The bytes of the answer to the request in `data`."""
+    def answer(
+        self, data: bytes | memoryview | np.ndarray, *, is_shared: bool = False, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The bytes of the answer to the request in `data`.
+
+        Args:
+            data: a frame.
+            is_shared: the client can write to `data` meanwhile.
+            out: where a large answer may be written.
+        """
         with self._idle:
             self._under_way += 1
         try:
-            return self._answer(data)
+            return self._answer(data, is_shared, out)
         finally:
             with self._idle:
                 self._under_way -= 1
@@ -57,26 +65,33 @@ class FrameCalls:
             self._stopping = True
             return self._idle.wait_for(lambda: self._under_way == 0, timeout=grace)
 
-    def _answer(self, data: bytes | memoryview | np.ndarray) -> np.ndarray:
+    def _answer(self, data: bytes | memoryview | np.ndarray, is_shared: bool, out: np.ndarray | None) -> np.ndarray:
         try:
             frame = decode(data, max_bytes=self._max_frame_bytes)
+            if is_shared:
+                frame = own(frame, but_floats=frame.call in READ_ONCE)
         except MonolithError as error:
             return self._error(request_of(data), error)
         try:
             if self._stopping:
                 raise UnavailableError("the server is stopping")
             self._require_mine(frame)
-            return self._answered(frame)
+            return self._answered(frame, out)
         except Exception as error:
             if not isinstance(error, MonolithError):
                 _logger.exception("call %s failed", frame.call)
             return self._error(frame.request, error)
 
-    def _answered(self, frame: Frame) -> np.ndarray:
+    def _answered(self, frame: Frame, out: np.ndarray | None) -> np.ndarray:
         """The bytes of the answer to a request that is meant for this server."""
         answer = self._called(frame)
         return encode(
-            call=frame.call, request=frame.request, instance=self.instance, text=answer.text, arrays=answer.arrays
+            call=frame.call,
+            request=frame.request,
+            instance=self.instance,
+            text=answer.text,
+            arrays=answer.arrays,
+            out=out,
         )
 
     def _called(self, frame: Frame) -> Answer:

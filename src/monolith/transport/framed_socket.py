@@ -3,12 +3,16 @@
     hello     of the client: magic "MOPS", version u16, length of the token u16, the token
     welcome   of the server: magic "MOPS", version u16, what it says to the hello u16 (`Welcome`)
     message   either way, any number: length u64, then a frame of that many bytes
+    shared    over a Unix socket, instead: length u64 with the highest bit set; the frame is in the sender's shared room
+    room      over a Unix socket, of the client: size u64 with the second highest bit set, and the descriptor of memory of twice
+              that size: the rooms of the client and of the server (`SharedRoom`)
 
 Everything is little endian.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import sys
@@ -19,7 +23,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from monolith.transport.frames import MAGIC, VERSION
+from monolith.transport.frames import MAGIC, SHARED_FROM, VERSION
+from monolith.transport.shared_room import SharedRoom, make_room
 
 __all__ = ["FramedSocket", "HELLO", "MAX_MESSAGE_BYTES", "TooLongError", "Welcome", "hello", "local_name"]
 
@@ -29,6 +34,7 @@ MAX_MESSAGE_BYTES = 2**31
 """A longer message is none of ours, whatever the limits are."""
 
 _LENGTH = struct.Struct("<Q")
+_SHARED, _ROOM_COMES = 2**63, 2**62
 _TIMEOUT = struct.Struct("@ll")
 _SKIPPED_AT_ONCE = 2**16
 _ROOM = 2**21
@@ -69,15 +75,20 @@ def hello(token: str | None) -> bytes:
 class FramedSocket:
     """A connected socket. Errors are those of sockets: `TimeoutError`, `ConnectionError`, other `OSError`."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, *, makes_room: bool = False, takes_room: bool = False) -> None:
+        """`makes_room`: for its large frames, if the other end is on this machine; `takes_room`: that the other end makes."""
         self._socket = connected
+        is_local = connected.family == socket.AF_UNIX
+        self._makes_room, self._takes_room = makes_room and is_local, takes_room and is_local
+        self.room: SharedRoom | None = None
+        """Memory that the other end sees too, for large frames."""
         self._limits: dict[int, float] = {}
         # A store that was dropped without `close` lets go of its connections without a word, as with Flight. Not by __del__:
         # of objects in a circle the socket may go first, and complain.
         self._closed = weakref.finalize(self, connected.close)
         # Waiting with a time limit is left to the kernel: a socket of Python with a timeout would ask it twice for each call.
         connected.settimeout(None)
-        if connected.family == socket.AF_UNIX:
+        if is_local:
             # Room for a message: each time it is full, both sides wait for each other. TCP finds out by itself.
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
         else:
@@ -99,7 +110,13 @@ class FramedSocket:
 
     def send_frame(self, *pieces: np.ndarray, deadline: float | None = None) -> None:
         """Send one message, the bytes of all `pieces`."""
-        self.send(_LENGTH.pack(sum(map(len, pieces))), *pieces, deadline=deadline)
+        size = sum(map(len, pieces))
+        room = self._room_for(size)
+        if room is None:
+            self.send(_LENGTH.pack(size), *pieces, deadline=deadline)
+        else:
+            room.put(pieces)
+            self.send(_LENGTH.pack(_SHARED | size), deadline=deadline)
 
     def receive(self, size: int, *, deadline: float | None = None) -> np.ndarray:
         """The next `size` bytes, in memory that nobody else has; `ConnectionError` if the other side ends before."""
@@ -118,8 +135,13 @@ class FramedSocket:
         return data
 
     def receive_frame(self, *, max_bytes: int = MAX_MESSAGE_BYTES, deadline: float | None = None) -> np.ndarray:
-        """The next message, of at most `max_bytes`; a longer one is skipped, and `TooLongError` has its beginning."""
-        (size,) = _LENGTH.unpack(self.receive(_LENGTH.size, deadline=deadline).data)
+        """The next message, of at most `max_bytes`; a longer one is skipped, and `TooLongError` has its beginning.
+
+        It is in memory of its own, or a view of the shared room, valid until the next message is sent.
+        """
+        size = self._receive_length(deadline)
+        if size & _SHARED:
+            return self._found_in_room(size ^ _SHARED, max_bytes)
         if size > MAX_MESSAGE_BYTES:
             raise ConnectionAbortedError(f"a message claims {size:,} bytes")
         if size <= max_bytes:
@@ -128,6 +150,69 @@ class FramedSocket:
         for left in range(size - len(head), 0, -_SKIPPED_AT_ONCE):
             self.receive(min(left, _SKIPPED_AT_ONCE), deadline=deadline)
         raise TooLongError(size, head)
+
+    def _room_for(self, size: int) -> SharedRoom | None:
+        if size < SHARED_FROM:
+            return None
+        if self._makes_room and self.room is None:
+            self._makes_room = False
+            made = make_room()
+            if made is not None:
+                self.room, descriptor = made
+                try:
+                    word = _LENGTH.pack(_ROOM_COMES | len(self.room.outgoing))
+                    socket.send_fds(self._socket, [word], [descriptor])
+                finally:
+                    os.close(descriptor)
+        return None if self.room is None or size > len(self.room.outgoing) else self.room
+
+    def _found_in_room(self, size: int, max_bytes: int) -> np.ndarray:
+        if self.room is None or size > len(self.room.incoming):
+            raise ConnectionAbortedError(f"a message of {size:,} bytes is said to be in a room that has not got it")
+        if size > max_bytes:
+            raise TooLongError(size, self.room.incoming[:_SKIPPED_AT_ONCE].copy())
+        return self.room.incoming[:size]
+
+    def _receive_length(self, deadline: float | None) -> int:
+        if self._takes_room and self.room is None:
+            size = self._length_or_room(deadline)
+            if size is not None:
+                return size
+        return self._length(self.receive(_LENGTH.size, deadline=deadline).tobytes())
+
+    def _length(self, word: bytes) -> int:
+        (size,) = _LENGTH.unpack(word)
+        if size & _ROOM_COMES and not size & _SHARED:
+            raise ConnectionAbortedError("a room was announced where none is taken")
+        return int(size)
+
+    def _length_or_room(self, deadline: float | None) -> int | None:
+        """The length of the next message, or None: a room came, and is taken."""
+        word, descriptors = self._receive_with_descriptors(deadline)
+        try:
+            (size,) = _LENGTH.unpack(word)
+            if not descriptors or size & _SHARED or not size & _ROOM_COMES:
+                return self._length(word)
+            self.room = SharedRoom(descriptors[0], size ^ _ROOM_COMES, made_here=False)
+            return None
+        except (OSError, ValueError) as error:
+            raise ConnectionAbortedError(f"no room: {error}") from None
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _receive_with_descriptors(self, deadline: float | None) -> tuple[bytes, list[int]]:
+        while True:
+            self._limit(socket.SO_RCVTIMEO, deadline)
+            with suppress(BlockingIOError):
+                flags = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
+                word, descriptors, _, _ = socket.recv_fds(self._socket, _LENGTH.size, 1, flags)
+                break
+        if not word:
+            raise ConnectionResetError("the other side has closed the stream")
+        if len(word) < _LENGTH.size:
+            word += self.receive(_LENGTH.size - len(word), deadline=deadline).tobytes()
+        return word, descriptors
 
     def stop_receiving(self) -> None:
         """Let a thread that waits for bytes find the end; what is being sent is sent."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,11 +25,13 @@ from monolith.errors import ProtocolError
 __all__ = [
     "BFLOAT16",
     "Frame",
+    "SHARED_FROM",
     "VERSION",
     "allocate",
     "decode",
     "encode",
     "instance_of",
+    "own",
     "pieces",
     "request_of",
     "set_instance",
@@ -38,6 +40,8 @@ __all__ = [
 MAGIC = b"MOPS"
 VERSION = 1
 """The version of the protocol; a server answers frames of its own version only."""
+SHARED_FROM = 2**15
+"""Bytes of a frame that memory seen by both ends is worth it for: smaller ones go through a socket as fast."""
 MAX_DIMENSIONS = 8
 MAX_ARRAYS = 65536
 
@@ -57,6 +61,7 @@ _DTYPES: dict[int, np.dtype] = {
     6: BFLOAT16,
     7: np.dtype("u1"),
 }
+_FLOATS = (np.dtype("<f4"), np.dtype("<f2"), BFLOAT16)
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 Shape = tuple[np.dtype, tuple[int, ...]]
@@ -85,10 +90,18 @@ class Frame:
     """Read-only, and aligned to their element."""
 
 
-def encode(*, call: int, request: int, instance: int = 0, text: str, arrays: Sequence[np.ndarray] = ()) -> np.ndarray:
-    """The bytes of a frame: uint8 [n]."""
+def encode(
+    *,
+    call: int,
+    request: int,
+    instance: int = 0,
+    text: str,
+    arrays: Sequence[np.ndarray] = (),
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """The bytes of a frame: uint8 [n]; `out` as in `allocate`."""
     buffer, views = allocate(
-        call=call, request=request, instance=instance, text=text, shapes=[(a.dtype, a.shape) for a in arrays]
+        call=call, request=request, instance=instance, text=text, shapes=[(a.dtype, a.shape) for a in arrays], out=out
     )
     for view, array in zip(views, arrays, strict=True):
         view[...] = array
@@ -96,12 +109,23 @@ def encode(*, call: int, request: int, instance: int = 0, text: str, arrays: Seq
 
 
 def allocate(
-    *, call: int, request: int, instance: int = 0, text: str, shapes: Sequence[Shape] = ()
+    *,
+    call: int,
+    request: int,
+    instance: int = 0,
+    text: str,
+    shapes: Sequence[Shape] = (),
+    out: np.ndarray | None = None,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The bytes of a frame whose arrays are still to be filled, and the arrays as views of them."""
+    """The bytes of a frame whose arrays are still to be filled, and the arrays as views of them.
+
+    They are in `out`, uint8 [m], if the frame is large and fits, and in memory of their own otherwise.
+    """
     start = _start(call, request, instance, text, shapes)
     sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in shapes]
-    buffer = np.empty(len(start) + sum(map(_padded, sizes)), dtype=np.uint8)
+    size = len(start) + sum(map(_padded, sizes))
+    is_shared = out is not None and SHARED_FROM <= size <= len(out)
+    buffer = out[:size] if out is not None and is_shared else np.empty(size, dtype=np.uint8)
     buffer.data[: len(start)] = start
     at, views = len(start), []
     for (dtype, shape), size in zip(shapes, sizes, strict=True):
@@ -153,6 +177,16 @@ def decode(data: bytes | memoryview | np.ndarray, *, max_bytes: int = 2**31) -> 
     text = _text(buffer[at : at + text_size])
     arrays = _arrays(buffer, _padded(at + text_size), shapes)
     return Frame(call=call, request=request, instance=instance, text=text, arrays=arrays)
+
+
+def own(frame: Frame, *, but_floats: bool) -> Frame:
+    """The frame with copies of its arrays, which nobody else can write to; `but_floats`: those of floats stay where they are.
+
+    What is checked and then used must not change in between. Any float is as good as any other: whoever changes
+    gradients while they are read spoils what it has sent.
+    """
+    arrays = tuple(array if but_floats and array.dtype in _FLOATS else array.copy() for array in frame.arrays)
+    return replace(frame, arrays=arrays)
 
 
 def request_of(data: bytes | memoryview | np.ndarray) -> int:

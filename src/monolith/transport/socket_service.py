@@ -69,7 +69,7 @@ class SocketService:
                 # No descriptor is free, or the client has gone already.
                 time.sleep(0.05)
                 continue
-            connection = FramedSocket(connected)
+            connection = FramedSocket(connected, takes_room=True)
             with self._ended:
                 # Some more may knock than may come in; beyond, nobody is even asked who it is.
                 welcome = not self._stopping and len(self._connections) < self._most
@@ -125,7 +125,9 @@ class SocketService:
             )
             answer = self._calls.refused(long.head, error)
         else:
-            answer = self._calls.answer(data)
+            room = connection.room
+            is_shared = room is not None and room.is_incoming(data)
+            answer = self._calls.answer(data, is_shared=is_shared, out=None if room is None else room.outgoing)
         connection.send_frame(answer)
 
 

@@ -35,7 +35,9 @@ class SocketStream:
                 data = self._connection.receive_frame(deadline=deadline)
             except OSError as error:
                 raise _failure(self._address, error) from None
-            frame = decode(data)
+            room = self._connection.room
+            # The server may write there again as soon as the next request is under way.
+            frame = decode(data.copy() if room is not None and room.is_incoming(data) else data)
             # Requests are numbered from 1; 0 answers a frame whose number could not be read.
             if frame.request in (0, request):
                 return frame
@@ -58,7 +60,9 @@ class SocketConnector:
     def open(self, *, deadline: float) -> SocketStream:
         """A connection that the server has welcomed."""
         try:
-            connection = FramedSocket(self._nearby() or self._connected(max(0.001, deadline - time.monotonic())))
+            connection = FramedSocket(
+                self._nearby() or self._connected(max(0.001, deadline - time.monotonic())), makes_room=True
+            )
         except OSError as error:
             raise _failure(self._address, error) from None
         try:

@@ -141,9 +141,9 @@ class Dispatcher(FrameCalls):
     def _restored(self) -> int:
         return 0 if self._folder is None else self._folder.restored
 
-    def _answered(self, frame: Frame) -> np.ndarray:
+    def _answered(self, frame: Frame, out: np.ndarray | None) -> np.ndarray:
         # Rows are written into the answer itself.
-        return self._lookup(frame) if frame.call == Call.LOOKUP else super()._answered(frame)
+        return self._lookup(frame, out) if frame.call == Call.LOOKUP else super()._answered(frame, out)
 
     def _known(self) -> list[int]:
         return sorted([*super()._known(), Call.LOOKUP])
@@ -170,7 +170,7 @@ class Dispatcher(FrameCalls):
             positions={channel: position.model_dump() for channel, position in positions.items()},
         )
 
-    def _lookup(self, frame: Frame) -> np.ndarray:
+    def _lookup(self, frame: Frame, out: np.ndarray | None) -> np.ndarray:
         lookup = _lookup_of(frame.text)
         self._owned.require_read(lookup.map)
         reads = self._state.tables.reads(lookup, frame.arrays)
@@ -181,7 +181,7 @@ class Dispatcher(FrameCalls):
                 f"lookup: the answer would have {size:,} bytes, the limit is {self._max_frame_bytes:,}; ask for fewer ids"
             )
         buffer, views = allocate(
-            call=Call.LOOKUP, request=frame.request, instance=self.instance, text="{}", shapes=shapes
+            call=Call.LOOKUP, request=frame.request, instance=self.instance, text="{}", shapes=shapes, out=out
         )
         self._state.tables.lookup(reads, views)
         # Rows that were given away while they were read may have been removed.
