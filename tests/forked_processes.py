@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -18,6 +18,9 @@ from monolith.testing.parameter_servers import ServerProcess
 from real_servers import until
 
 __all__ = ["CONTEXT", "ForkedServerProcess", "forked_server", "run_script"]
+
+SECONDS = 600
+"""How long a script may take on a machine that has much else to do."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Modules that are installed: the process they are imported in does not know the folder of the tests. It is the same one for all
@@ -91,22 +94,26 @@ def forked_server(*options: str) -> Iterator[ServerProcess]:
 
 
 def run_script(
-    path: Path, *arguments: str, environ: Mapping[str, str] | None = None
+    path: Path, *arguments: str, environ: Mapping[str, str] | None = None, stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run a script as Python would with an empty environment, `environ` apart; what it wrote and its exit code."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        files = [Connection(os.dup(file.fileno())) for file in (out, err)]
-        process = CONTEXT.Process(target=_script, args=(*files, str(path), arguments, dict(environ or {})))
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
+        files[0].write(stdin)
+        files[0].seek(0)
+        ends = [Connection(os.dup(file.fileno())) for file in files]
+        process = CONTEXT.Process(target=_script, args=(ends, str(path), arguments, dict(environ or {})))
         process.start()
-        for file in files:
-            file.close()
-        process.join()
-        out.seek(0)
-        err.seek(0)
+        for end in ends:
+            end.close()
+        process.join(SECONDS)
         code = process.exitcode
+        process.kill()
+        process.join()
         process.close()
-        assert code is not None
-        return subprocess.CompletedProcess([str(path), *arguments], code, out.read(), err.read())
+        assert code is not None, f"{path} has not ended"
+        out, err = (file.seek(0) or file.read() for file in files[1:])
+        return subprocess.CompletedProcess([str(path), *arguments], code, out, err)
 
 
 def _command(stdout: Connection, arguments: list[str]) -> None:
@@ -117,11 +124,10 @@ def _command(stdout: Connection, arguments: list[str]) -> None:
     sys.exit(main(arguments))
 
 
-def _script(
-    stdout: Connection, stderr: Connection, path: str, arguments: Sequence[str], environ: Mapping[str, str]
-) -> None:
-    os.dup2(stdout.fileno(), 1)
-    os.dup2(stderr.fileno(), 2)
+def _script(ends: Sequence[Connection], path: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+    for number, end in enumerate(ends):
+        os.dup2(end.fileno(), number)
+    sys.stdin = os.fdopen(0, closefd=False)
     os.environ.clear()
     os.environ.update(environ)
     sys.argv = [path, *arguments]

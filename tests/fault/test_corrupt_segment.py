@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 
 from comparison import int64, snapshot
 from damage import assert_all_refused
+from forked_processes import run_script
 from log_tables import new_table, rebuilt, train
 from monolith.errors import CorruptFileError, StorageError
 from monolith.log import ChangeLog, LogReader, LogSegment, history
@@ -405,9 +404,9 @@ def test_lengths_in_a_file_ask_for_no_memory(pristine: bytes, tmp_path: Path) ->
         paths.append(tmp_path / change.__name__ / NAME)
         paths[-1].parent.mkdir()
         paths[-1].write_bytes(hostile.build())
-    child = subprocess.run(
-        [sys.executable, "-c", READ_WITH_LITTLE_MEMORY, *map(str, paths)], capture_output=True, text=True, timeout=300
-    )
+    script = tmp_path / "read.py"
+    script.write_text(READ_WITH_LITTLE_MEMORY)
+    child = run_script(script, *map(str, paths))
     assert child.returncode == 0, child.stderr
 
 

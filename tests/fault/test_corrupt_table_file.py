@@ -10,8 +10,6 @@ import os
 import re
 import resource
 import struct
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ import torch
 
 from comparison import int64, snapshot
 from damage import assert_all_refused
+from forked_processes import run_script
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, StorageError
 from monolith.table import Adagrad, Adam, OneBit, Sgd
@@ -336,12 +335,9 @@ def test_a_file_cannot_ask_for_room_it_does_not_fill(pristine: bytes, tmp_path: 
         hostile.set_config(initial_capacity=capacity)
         paths.append(tmp_path / str(capacity))
         paths[-1].write_bytes(hostile.build())
-    child = subprocess.run(
-        [sys.executable, "-c", LOAD_WITH_LITTLE_MEMORY, *map(str, paths)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    script = tmp_path / "load.py"
+    script.write_text(LOAD_WITH_LITTLE_MEMORY)
+    child = run_script(script, *map(str, paths))
     assert child.returncode == 0, child.stderr
 
 
@@ -386,11 +382,10 @@ def test_what_is_not_a_file_is_a_storage_error(tmp_path: Path) -> None:
 
 def test_a_named_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    script = "import sys; from monolith import EmbeddingTable; EmbeddingTable.load(sys.argv[1])"
-    # A call that waits does so for ever; the generous timeout only ends a test that has failed.
-    child = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "fifo")], capture_output=True, text=True, timeout=30
-    )
+    script = tmp_path / "load.py"
+    script.write_text("import sys; from monolith import EmbeddingTable; EmbeddingTable.load(sys.argv[1])")
+    # In a process of its own: a call that waits does so for ever.
+    child = run_script(script, str(tmp_path / "fifo"))
     assert "StorageError" in child.stderr
 
 

@@ -5,6 +5,7 @@ One small Ray of the test's own, started once: two processors, no dashboard, thi
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import time
@@ -21,7 +22,11 @@ from monolith.cluster.launch.on_ray import RayPlacement, RayRoles
 from monolith.cluster.ray_session import RaySession
 from real_servers import until
 
-pytest.importorskip("ray", reason="jobs on Ray need the package ray; pip install 'monolith-torch[ray]'")
+# Looked for, and not imported: that takes a second of every process that only collects tests.
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None,
+    reason="jobs on Ray need the package ray; pip install 'monolith-torch[ray]'",
+)
 
 PS0, WORKER0 = Role(RoleKind.PS, 0), Role(RoleKind.WORKER, 0)
 SMALL = RayPlacement(ps_cpus=0.0, worker_cpus=0.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forked_processes import run_script
 from monolith.data import Column, CsvSource, IteratorSource, ParquetSource
 from monolith.data.sources.arrow import columns_of, to_batch
 from monolith.errors import CorruptFileError, InvalidArgumentError, SchemaError, StorageError
@@ -250,16 +249,15 @@ def test_csv_over_many_blocks(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([batch["b"] for batch in batches]), a * a)
 
 
-def test_csv_from_standard_input() -> None:
-    script = (
+def test_csv_from_standard_input(tmp_path: Path) -> None:
+    script = tmp_path / "read.py"
+    script.write_text(
         "from monolith.data import *\n"
         "for batch in CsvSource('-', [Column(name='x')], batch_size=2, delimiter='\\t', names=['x', 'y']):\n"
         "    print(batch['x'].to_lists())\n"
     )
-    output = subprocess.run(
-        [sys.executable, "-c", script], input=b"1|2\ta\n\tb\n3\tc\n", check=True, capture_output=True
-    )
-    assert output.stdout == b"[[1, 2], []]\n[[3]]\n"
+    output = run_script(script, stdin="1|2\ta\n\tb\n3\tc\n")
+    assert (output.returncode, output.stdout) == (0, "[[1, 2], []]\n[[3]]\n")
 
 
 def test_python_rows() -> None:
