@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from forked_processes import ForkedServerProcess
 from monolith.errors import ServerError
 from monolith.ps import ClientConfig, DenseSgd, ParameterServer, ServerConfig, ServerParameters, ServerStore
 from monolith.table import Bags, Gradient, Sgd, Zeros
@@ -76,7 +77,7 @@ class Group:
         if number not in self.killable:
             return ParameterServer(ServerConfig(folder=folder, log_flush_secs=0, move_piece_bytes=2048))
         options = ["--folder", str(folder), "--log-flush-secs", "0", "--move-piece", "2KiB", "--port", str(port)]
-        return ServerProcess(options)
+        return ForkedServerProcess(options)
 
 
 def rebalance(store: ServerStore, addresses: list[str], outcome: list[BaseException]) -> None:
