@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 
+@lru_cache(maxsize=4096)
 def _no_path(name: str) -> str:
     """Names end up in files one day: none may lead out of a folder."""
     if not name.isprintable() or "\\" in name or not all(part.strip(".") for part in name.split("/")):

@@ -44,7 +44,8 @@ class ListenConfig(Config):
     transport: Transport | None = None
     """How frames travel: "socket", or "flight", which can encrypt; None: Flight with TLS, sockets without."""
     max_streams: Annotated[int, Field(gt=0)] = 256
-    """Streams open at the same time; a client has one for each of its threads that call. Further ones are turned away."""
+    """Streams open at the same time; a client has one for each of its threads that call. Further ones are turned away. One from
+    the same machine can take up to 8 MiB for large frames."""
 
 
 class FrameServer:

@@ -147,8 +147,9 @@ class PushLedger(Generic[Answer]):
         outcome = self._applied(worker, push, action)
         worker.outcomes[push.sequence] = outcome
         worker.highest = max(worker.highest, push.sequence)
-        for old in [number for number in worker.outcomes if number <= worker.highest - self._window]:
-            del worker.outcomes[old]
+        # Those that came out of turn stay until those before them go.
+        while next(iter(worker.outcomes)) <= worker.highest - self._window:
+            worker.outcomes.popitem(last=False)
         return outcome
 
     def _applied(self, worker: WorkerRecord[Answer], push: Push, action: Callable[[], Answer]) -> Answer | Exception:
