@@ -373,6 +373,7 @@ void init_file(nb::module_& m) {
       })
       .def_prop_ro("layout", &monolith::TableFile::layout)
       .def_prop_ro("rows", &monolith::TableFile::rows)
+      .def_prop_ro("checksum", &monolith::TableFile::checksum, "CRC-32C of the file, if its blocks have the checksums they should have.")
       .def_prop_ro("state", [](const monolith::TableFile& self) { return as_tuple(self.state()); })
       .def(
           "read_into",

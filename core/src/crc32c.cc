@@ -105,6 +105,17 @@ __attribute__((target("sse4.2"))) std::uint32_t extend_sse42(std::uint32_t crc, 
 
 #endif
 
+// The product of two polynomials over GF(2) modulo that of the checksum. As in a checksum, the highest bit is the coefficient of
+// 1, the next that of x, and so on.
+std::uint32_t multiply(std::uint32_t a, std::uint32_t b) noexcept {
+  std::uint32_t product = 0;
+  for (std::uint32_t bit = std::uint32_t{1} << 31; bit != 0; bit >>= 1) {
+    if ((a & bit) != 0) product ^= b;
+    b = (b >> 1) ^ ((b & 1u) != 0 ? kReversedPolynomial : 0u);
+  }
+  return product;
+}
+
 using Extend = std::uint32_t (*)(std::uint32_t, const void*, std::size_t) noexcept;
 
 Extend choose() noexcept {
@@ -127,6 +138,16 @@ std::uint32_t extend_portable(std::uint32_t crc, const void* data, std::size_t n
   }
   for (; n > 0; --n, ++bytes) crc = (crc >> 8) ^ kByteTables[0][(crc ^ *bytes) & 0xFFu];
   return ~crc;
+}
+
+std::uint32_t combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes) noexcept {
+  // Bytes that follow multiply the first part by x^8 each; the inversions at both ends of a checksum cancel out.
+  std::uint32_t power = std::uint32_t{1} << 23;
+  for (; second_bytes != 0; second_bytes >>= 1) {
+    if ((second_bytes & 1u) != 0) first = multiply(first, power);
+    power = multiply(power, power);
+  }
+  return first ^ second;
 }
 
 std::uint32_t extend(std::uint32_t crc, const void* data, std::size_t n) noexcept {

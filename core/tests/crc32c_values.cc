@@ -51,3 +51,16 @@ TEST("the chosen implementation equals bit-by-bit division, at every length, off
     CHECK_EQ(crc32c::extend_portable(expected[cut], bytes.data() + cut, end - cut), expected[end]);
   }
 }
+
+TEST("the checksum of a whole follows from those of its parts") {
+  std::mt19937_64 random(8);
+  std::vector<unsigned char> bytes(70000);
+  for (auto& byte : bytes) byte = static_cast<unsigned char>(random());
+  for (int i = 0; i < 2000; ++i) {
+    const std::size_t end = i < 20 ? static_cast<std::size_t>(i) : random() % (bytes.size() + 1);
+    const std::size_t cut = random() % (end + 1);
+    const std::uint32_t first = crc32c::value(bytes.data(), cut);
+    const std::uint32_t second = crc32c::value(bytes.data() + cut, end - cut);
+    CHECK_EQ(crc32c::combine(first, second, end - cut), crc32c::value(bytes.data(), end));
+  }
+}

@@ -15,7 +15,11 @@ std::uint32_t extend(std::uint32_t crc, const void* data, std::size_t n) noexcep
 
 inline std::uint32_t value(const void* data, std::size_t n) noexcept { return extend(0, data, n); }
 
-// The same function by table lookup only. Public so that tests can hold one implementation against the other.
+// The checksum of a followed by b, from those of a and b and the length of b: combine(value(a), value(b), size of b) ==
+// value(a + b). Takes microseconds whatever the length.
+std::uint32_t combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes) noexcept;
+
+// The same function as extend() by table lookup only. Public so that tests can hold one implementation against the other.
 std::uint32_t extend_portable(std::uint32_t crc, const void* data, std::size_t n) noexcept;
 
 }  // namespace monolith::crc32c

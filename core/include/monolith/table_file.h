@@ -39,6 +39,9 @@ class TableFile {
   const std::string& metadata() const noexcept;
   const std::string& layout() const noexcept;
   std::uint64_t rows() const noexcept;
+  // CRC-32C of all bytes of the file, derived from the checksums in it. That its blocks have theirs is found out by reading them:
+  // a file whose rows were all loaded without an error has this checksum.
+  std::uint32_t checksum() const noexcept;
 
   // Fills an empty table whose layout() equals this file's. Each block's checksum is verified before its rows are used.
   void load_into(Table& table);

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import mmap
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 from monolith import _core
 from monolith.checkpoint.manifest import FileEntry, TableEntry, check_sizes
 from monolith.checkpoint.storage import Folder
-from monolith.errors import CorruptFileError, StorageError
+from monolith.errors import CorruptFileError
 from monolith.table import EmbeddingTable, bucket_ranges, read_rows_into
 from monolith.table.buckets import NUM_BUCKETS
+from monolith.table.table_file import file_checksum
 
-__all__ = ["buckets_of", "file_checksum", "in_parallel", "read_table_file", "write_table_files", "write_tables"]
+__all__ = ["buckets_of", "in_parallel", "read_table_file", "write_table_files", "write_tables"]
 
 FILE_BYTES = 128 * 2**20
 """About as long as a file gets before a table is spread over more of them."""
 MAX_FILES = 64
-_CHUNK = 16 * 2**20
 _NAME = re.compile(r"(\d{4})-(\d{4})(\.\d+)?\.table")
 
 Item = TypeVar("Item")
@@ -75,9 +73,7 @@ def read_table_file(folder: Folder, entry: FileEntry, table: EmbeddingTable, buc
     """Upsert the rows of `buckets` that a file has; the file must be as it was written."""
     check_sizes(folder, (entry,))
     with folder.local(entry.name) as path:
-        if file_checksum(path) != entry.checksum:
-            raise CorruptFileError(f"{folder}/{entry.name}: its checksum is wrong; the file was altered")
-        read_rows_into(table, path, buckets)
+        read_rows_into(table, path, buckets, checksum=entry.checksum)
 
 
 def buckets_of(name: str) -> range:
@@ -91,27 +87,6 @@ def buckets_of(name: str) -> range:
     if found is None:
         raise CorruptFileError(f"{name!r}: expected the name of a table file, such as '0000-4095.table'")
     return range(int(found[1]), int(found[2]) + 1)
-
-
-def file_checksum(path: Path) -> str:
-    """The checksum that stands for a table file in a manifest.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = (Path(folder) / "digits").write_bytes(b"123456789")
-        ...     file_checksum(Path(folder) / "digits")
-        'crc32c:e3069283'
-    """
-    crc = 0
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for start in range(0, len(data), _CHUNK):
-                with memoryview(data)[start : start + _CHUNK] as chunk:
-                    crc = _core.crc32c(chunk, crc)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
-    return f"crc32c:{crc:08x}"
 
 
 def in_parallel(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
@@ -140,8 +115,9 @@ def _write(folder: Folder, name: str, table: EmbeddingTable, buckets: range) -> 
     with folder.scratch() as scratch:
         path = scratch / "rows.table"
         size = table.save(path, buckets=buckets)
-        if _core.TableFile(str(path)).rows == 0:
+        written = _core.TableFile(str(path))
+        if written.rows == 0:
             return None
-        entry = FileEntry(name=name, size=size, checksum=file_checksum(path))
+        entry = FileEntry(name=name, size=size, checksum=file_checksum(written))
         folder.put(name, path)
     return entry

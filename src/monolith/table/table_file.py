@@ -6,20 +6,23 @@ import os
 from typing import TYPE_CHECKING
 
 from monolith import _core
+from monolith.errors import CorruptFileError
 from monolith.table.arrays import file_name
 from monolith.table.buckets import bucket_bounds
 
 if TYPE_CHECKING:
     from monolith.table.embedding_table import EmbeddingTable
 
-__all__ = ["read_rows_into"]
+__all__ = ["file_checksum", "read_rows_into"]
 
 
-def read_rows_into(table: EmbeddingTable, path: str | os.PathLike[str], buckets: range | None = None) -> int:
+def read_rows_into(
+    table: EmbeddingTable, path: str | os.PathLike[str], buckets: range | None = None, *, checksum: str | None = None
+) -> int:
     """Upsert the rows of a table file, or those of some buckets, and return how many.
 
-    The file must have the table's `layout`. Several files may go into one table, one after the other or on several
-    threads. `TableState` stays as it is, except that the newest event time does not go back.
+    The file must have the table's `layout`, and the `checksum` if one is given. Several files may go into one table, one
+    after the other or on several threads. `TableState` stays as it is, except that the newest event time does not go back.
 
     Raises `CorruptFileError` for a file that is damaged or of another layout; rows before the damage may be in the table
     then, so fill a table that nobody uses yet.
@@ -37,4 +40,25 @@ def read_rows_into(table: EmbeddingTable, path: str | os.PathLike[str], buckets:
         2
     """
     first, last = bucket_bounds(buckets)
-    return _core.TableFile(file_name(path)).read_into(table._core, first, last)
+    file = _core.TableFile(file_name(path))
+    # Before the rows are read: it follows from the checksums of the blocks, and each block is checked as it is read.
+    if checksum is not None and checksum != file_checksum(file):
+        raise CorruptFileError(f"{path}: its checksum is wrong; the file was altered")
+    return file.read_into(table._core, first, last)
+
+
+def file_checksum(file: _core.TableFile) -> str:
+    """What stands for the content of a table file elsewhere: CRC-32C of all its bytes, if its blocks are not damaged.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from monolith import EmbeddingTable, Segment, TableConfig
+        >>> table = EmbeddingTable(TableConfig(name="item", segments=(Segment(dim=4),)))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = table.save(folder + "/item.table")
+        ...     data = Path(folder + "/item.table").read_bytes()
+        ...     file_checksum(_core.TableFile(folder + "/item.table")) == f"crc32c:{_core.crc32c(data):08x}"
+        True
+    """
+    return f"crc32c:{file.checksum:08x}"
