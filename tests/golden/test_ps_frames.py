@@ -114,5 +114,6 @@ def test_each_call_keeps_its_number() -> None:
         "DESCRIBE_SPLIT": 115,
         "FIND_WORKER": 116,
         "DATA_HEARTBEAT": 117,
+        "LEAVE_JOB": 118,
         "READ_BATCH": 120,
     }

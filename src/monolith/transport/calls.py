@@ -59,6 +59,7 @@ class Call(IntEnum):
     DESCRIBE_SPLIT = 115
     FIND_WORKER = 116
     DATA_HEARTBEAT = 117
+    LEAVE_JOB = 118
     READ_BATCH = 120
 
 

@@ -59,6 +59,7 @@ class DispatcherCalls(FrameCalls):
             Call.SHUTDOWN: self._shutdown,
             Call.REGISTER_DATASET: self._register,
             Call.JOIN_JOB: self._join,
+            Call.LEAVE_JOB: self._leave,
             Call.NEXT_SPLIT: self._next_split,
             Call.DESCRIBE_SPLIT: self._describe,
             Call.FIND_WORKER: self._find_worker,
@@ -108,6 +109,9 @@ class DispatcherCalls(FrameCalls):
     def _join(self, frame: Frame) -> Answer:
         joined = self.jobs.join(message_of(messages.JoinJob, frame))
         return Answer(text=joined.model_dump_json())
+
+    def _leave(self, frame: Frame) -> Answer:
+        return Answer(text=self.jobs.leave(message_of(messages.LeaveJob, frame)).model_dump_json())
 
     def _next_split(self, frame: Frame) -> Answer:
         granted = self.jobs.next_split(message_of(messages.NextSplit, frame))

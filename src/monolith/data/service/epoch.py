@@ -36,6 +36,8 @@ class EpochSplits:
         """Trainers that were told that there is no more."""
         self._waiting: deque[int] = deque()
         """Splits that nobody has, in the order they are to be given."""
+        self.places: dict[int, str] = {}
+        """Where splits begin that somebody read a part of before leaving."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -52,6 +54,7 @@ class EpochSplits:
             given=tuple((trainer, tuple(splits)) for trainer, splits in self.given.items()),
             ended=tuple(sorted(self.ended)),
             waiting=tuple(self._waiting),
+            places=tuple(self.places.items()),
         )
 
     @classmethod
@@ -67,6 +70,7 @@ class EpochSplits:
         epoch.given.update({trainer: list(splits) for trainer, splits in state.given})
         epoch.ended.update(state.ended)
         epoch._waiting.extend(state.waiting)
+        epoch.places.update(state.places)
         return epoch
 
     def cut(self, job: str, epoch: int) -> SplitMade | None:
@@ -109,3 +113,9 @@ class EpochSplits:
         self.ended.discard(trainer)
         self._waiting.extendleft(reversed(given[granted:]))
         del given[granted:]
+
+    def leave(self, *, trainer: int, opened: dict[int, str]) -> None:
+        """A trainer is gone for good: what it has of `opened` is for others, from those places on; the rest it has read."""
+        self.places |= opened
+        self._waiting.extendleft(reversed(opened))
+        self.given[trainer].clear()

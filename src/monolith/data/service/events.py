@@ -19,6 +19,7 @@ __all__ = [
     "SplitMade",
     "TrainerEnded",
     "TrainerJoined",
+    "TrainerLeft",
 ]
 
 
@@ -72,6 +73,19 @@ class TrainerEnded(Config):
     trainer: int
 
 
+class TrainerLeft(Config):
+    """A trainer is gone for good: what it had not read of `epoch` is for others, from its places in `opened` on."""
+
+    event: Literal["left"] = "left"
+    job: str
+    trainer: int
+    session: int
+    nonce: int
+    epoch: int
+    granted: int
+    opened: tuple[tuple[int, str], ...]
+
+
 class EpochState(Config):
     """What became of one epoch."""
 
@@ -85,6 +99,8 @@ class EpochState(Config):
     """Trainers, and the splits of each in the order it got them."""
     ended: tuple[int, ...]
     waiting: tuple[int, ...]
+    places: tuple[tuple[int, str], ...] = ()
+    """Splits that do not begin at their beginning, and where they do."""
 
 
 class JobState(Config):
@@ -99,6 +115,6 @@ class JobState(Config):
     epochs: tuple[tuple[int, EpochState], ...]
 
 
-Event = Registered | TrainerJoined | SplitMade | SplitGranted | TrainerEnded | JobState
+Event = Registered | TrainerJoined | SplitMade | SplitGranted | TrainerEnded | TrainerLeft | JobState
 EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 """Reads an event back from its JSON."""

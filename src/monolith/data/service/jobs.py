@@ -3,78 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 
-from monolith.data.service.dataset import DatasetConfig, Split
-from monolith.data.service.epoch import EpochSplits
+from monolith.data.service.dataset import Split
 from monolith.data.service.events import (
     Event,
     JobState,
     Registered,
     SplitGranted,
-    SplitMade,
     TrainerEnded,
     TrainerJoined,
+    TrainerLeft,
 )
-from monolith.data.service.messages import DescribeSplit, Granted, Joined, JoinJob, NextSplit, Part, RegisterDataset
+from monolith.data.service.job import Job
+from monolith.data.service.messages import (
+    DescribeSplit,
+    Granted,
+    Joined,
+    JoinJob,
+    LeaveJob,
+    NextSplit,
+    Part,
+    RegisterDataset,
+)
 from monolith.errors import InvalidArgumentError, StalePushError
 
-__all__ = ["Job", "Jobs"]
+__all__ = ["Jobs"]
 
 MAX_EPOCHS_AHEAD = 1
 """How far a trainer may be ahead of the first epoch that nobody has begun: one that asks for epoch 10**9 is wrong."""
-
-
-class Job:
-    """One dataset that is read, epoch by epoch, by some trainers."""
-
-    def __init__(self, dataset: DatasetConfig) -> None:
-        self.dataset = dataset
-        self.trainers = 0
-        """How many there are, as the last one that joined said."""
-        self.sessions: dict[int, int] = {}
-        """The newest session of each trainer."""
-        self.nonces: dict[int, int] = {}
-        """Who began it."""
-        self.epochs: dict[int, EpochSplits] = defaultdict(lambda: EpochSplits(dataset))
-
-    def apply(self, event: Event) -> None:
-        """Let `event` happen."""
-        if isinstance(event, TrainerJoined):
-            self.trainers = event.trainers
-            self.sessions[event.trainer], self.nonces[event.trainer] = event.session, event.nonce
-            for number, epoch in self.epochs.items():
-                if number >= event.epoch:
-                    epoch.take_back(trainer=event.trainer, granted=event.granted if number == event.epoch else 0)
-        elif isinstance(event, SplitMade):
-            self.epochs[event.epoch].add(event.split, event.files)
-        elif isinstance(event, SplitGranted):
-            self.epochs[event.epoch].grant(trainer=event.trainer, split=event.split)
-        elif isinstance(event, TrainerEnded):
-            self.epochs[event.epoch].ended.add(event.trainer)
-
-    def state(self, name: str) -> JobState:
-        """What its events have led to, as one."""
-        numbers = sorted(self.epochs)
-        return JobState(
-            job=name,
-            dataset=self.dataset,
-            trainers=self.trainers,
-            sessions=tuple((trainer, session, self.nonces[trainer]) for trainer, session in self.sessions.items()),
-            epochs=tuple((number, self.epochs[number].state(self.epochs.get(number - 1))) for number in numbers),
-        )
-
-    @classmethod
-    def of_state(cls, state: JobState) -> Job:
-        """What `state` said."""
-        job = cls(state.dataset)
-        job.trainers = state.trainers
-        for trainer, session, nonce in state.sessions:
-            job.sessions[trainer], job.nonces[trainer] = session, nonce
-        for number, epoch in state.epochs:
-            job.epochs[number] = EpochSplits.of_state(state.dataset, epoch, job.epochs.get(number - 1))
-        return job
 
 
 class Jobs:
@@ -126,12 +83,32 @@ class Jobs:
         """Begin the session that the trainer proposes, unless there was a newer one."""
         with self._lock:
             job = self._job(request.job)
-            newest = job.sessions.get(request.trainer, 0)
-            if request.session <= newest:
-                again = request.session == newest and request.nonce == job.nonces[request.trainer]
-                return Joined(joined=again, session=newest)
+            if (newest := _newest(job, request)) is not None:
+                return newest
+            self._require_number(job, request)
             self._require_fitting(job, request)
             self._happens(TrainerJoined(**request.model_dump()))
+            return Joined(joined=True, session=request.session)
+
+    def leave(self, request: LeaveJob) -> Joined:
+        """Give what a trainer had not read yet to the others, from the places where it stopped; in a session of its own."""
+        with self._lock:
+            job = self._job(request.job)
+            if (newest := _newest(job, request)) is not None:
+                return newest
+            if job.dataset.sharding == "static":
+                raise InvalidArgumentError(
+                    f"release: job {request.job!r} shares out its splits for good; only trainer {request.trainer} can read them"
+                )
+            self._require_fitting(job, request)
+            epoch = job.epochs.get(request.epoch)
+            had = [] if epoch is None else epoch.given[request.trainer][: request.granted]
+            if foreign := sorted({split for split, _ in request.opened} - set(had)):
+                raise InvalidArgumentError(
+                    f"open: split {foreign[0]} of epoch {request.epoch} was not trainer {request.trainer}'s; the state is of "
+                    "another run"
+                )
+            self._happens(TrainerLeft(**request.model_dump()))
             return Joined(joined=True, session=request.session)
 
     def next_split(self, request: NextSplit) -> Granted:
@@ -145,8 +122,10 @@ class Jobs:
                 raise _unknown_grants(request.granted, len(given))
             if request.granted == len(given) and request.trainer not in epoch.ended:
                 self._grant(job, request)
-            split = given[request.granted] if request.granted < len(given) else None
-            return Granted(split=split, splits=len(epoch.splits))
+            if request.granted == len(given):
+                return Granted(split=None, splits=len(epoch.splits))
+            split = given[request.granted]
+            return Granted(split=split, splits=len(epoch.splits), position=epoch.places.get(split, ""))
 
     def describe(self, request: DescribeSplit) -> Part:
         """What to read for a split; only for the trainer that has it."""
@@ -201,7 +180,7 @@ class Jobs:
             )
         return job
 
-    def _require_fitting(self, job: Job, request: JoinJob) -> None:
+    def _require_number(self, job: Job, request: JoinJob) -> None:
         if request.trainer >= request.trainers:
             raise InvalidArgumentError(f"trainer: expected less than {request.trainers}, got {request.trainer}")
         if job.dataset.sharding == "static" and job.trainers not in (0, request.trainers):
@@ -209,6 +188,8 @@ class Jobs:
                 f"trainers: job {request.job!r} is shared out to {job.trainers}, got {request.trainers}; use dynamic sharding "
                 "to change their number"
             )
+
+    def _require_fitting(self, job: Job, request: JoinJob | LeaveJob) -> None:
         self._require_near(job, request.epoch)
         epoch = job.epochs.get(request.epoch)
         known = 0 if epoch is None else len(epoch.given[request.trainer])
@@ -223,9 +204,19 @@ class Jobs:
             )
 
 
+def _newest(job: Job, request: JoinJob | LeaveJob) -> Joined | None:
+    """The answer to a request whose session is not new: whether it is the same request again."""
+    newest = job.sessions.get(request.trainer, 0)
+    if request.session > newest:
+        return None
+    again = request.session == newest and request.nonce == job.nonces[request.trainer]
+    return Joined(joined=again, session=newest)
+
+
 def _unknown_grants(granted: int, known: int) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"granted: the trainer says it had {granted} splits, the dispatcher knows of {known}; its journal is of another run"
+        f"granted: the trainer says it had {granted} splits, the dispatcher knows of {known}; its journal is of "
+        "another run, or the trainer was released"
     )
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "Heartbeat",
     "JoinJob",
     "Joined",
+    "LeaveJob",
     "Living",
     "NextSplit",
     "Part",
@@ -65,6 +66,22 @@ class Joined(Config):
     session: Whole
 
 
+class LeaveJob(Config):
+    """A trainer is gone for good, and this was its state: what it had not read is for others. Answer: `Joined`.
+
+    As `JoinJob`: it begins a session, so that the trainer, should it still run, is turned away.
+    """
+
+    job: Name
+    trainer: Whole
+    epoch: Whole
+    granted: Whole
+    opened: tuple[tuple[Whole, Position], ...]
+    """Splits that it had begun, and the place in each."""
+    session: Annotated[int, Field(ge=1, lt=2**62)]
+    nonce: Whole
+
+
 class NextSplit(Config):
     """The split behind the first `granted` ones of this trainer; asked again, the same."""
 
@@ -81,6 +98,8 @@ class Granted(Config):
     split: Whole | None
     splits: Whole
     """How many splits the epoch has so far."""
+    position: Position = ""
+    """Where to begin it."""
 
 
 class DescribeSplit(Config):

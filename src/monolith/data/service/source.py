@@ -77,6 +77,40 @@ class DataServiceSource(Source):
         part._position = part._start()
         return part
 
+    def release(self) -> None:
+        """Give the batches behind this source's state to the other trainers: the one it was of is gone for good.
+
+        Load the state at which the trainer's work last counted, as a checkpoint or the parameter servers have it; only they
+        know. Then every batch still counts once: those before it with the trainer, those behind with whoever gets them. The
+        trainer, should it still run, is turned away, and so is a successor with a state; one that begins without is as good as
+        new. Trainers that were told the end of the epoch do not ask again.
+
+        Example:
+            >>> from monolith.data.service import DataDispatcher
+            >>> dataset = DatasetConfig(kind="click_stream", fields={"batches": 4, "batch_size": 2, "users": 9}, splits=2)
+            >>> with DataDispatcher() as dispatcher:
+            ...     source = DataServiceSource(dispatcher.address, dataset, data_workers=False)
+            ...     lost, other = source.shard(0, 2), source.shard(1, 2)
+            ...     _ = next(iter(lost))
+            ...     lost.release()
+            ...     len(list(other))
+            3
+        """
+        position = self._position
+        with contextlib.closing(link_to(self._address, self._config, timeout=self._config.timeout)) as link:
+            answer = messages.Joined(joined=False, session=0)
+            while not answer.joined:
+                leave = messages.LeaveJob(
+                    job=self._job,
+                    trainer=self._shard_index,
+                    epoch=int(position["epoch"]),
+                    granted=int(position["granted"]),
+                    opened=tuple(_opened(position)),
+                    session=answer.session + 1,
+                    nonce=secrets.randbits(62),
+                )
+                answer = ask(link, Call.LEAVE_JOB, leave, messages.Joined)
+
     def _start(self) -> Position:
         return {"epoch": self._epoch, "granted": 0, "open": "[]"}
 
@@ -124,11 +158,11 @@ class DataServiceSource(Source):
         more = True
         while True:
             while more and len(opened) < self._parallel:
-                split = self._granted(link, asking.model_copy(update={"granted": granted}))
-                more = split is not None
-                if split is not None:
+                given = self._granted(link, asking.model_copy(update={"granted": granted}))
+                more = given.split is not None
+                if given.split is not None:
                     granted += 1
-                    opened.append((split, ""))
+                    opened.append((given.split, given.position))
             if not opened:
                 return
             split, place = opened.pop(0)
@@ -138,12 +172,12 @@ class DataServiceSource(Source):
                 opened.append((split, behind))
                 yield batch, {"epoch": epoch, "granted": granted, "open": json.dumps(opened)}
 
-    def _granted(self, link: Link, asking: messages.NextSplit) -> int | None:
+    def _granted(self, link: Link, asking: messages.NextSplit) -> messages.Granted:
         granted = ask(link, Call.NEXT_SPLIT, asking, messages.Granted)
         if granted.splits == 0:
             paths = "" if self._dataset is None else f" {', '.join(map(repr, self._dataset.paths))}"
             raise InvalidArgumentError(f"paths: job {self._job!r}: no file matches{paths}")
-        return granted.split
+        return granted
 
 
 def _opened(position: Position) -> _Open:
