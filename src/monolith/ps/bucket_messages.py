@@ -33,6 +33,8 @@ class OwnBuckets(Config):
     """Own these from the start: refused if the server has ever owned others."""
 
     ranges: BucketRanges
+    lost_dense: tuple[Name, ...] = ()
+    """Dense parameters that the server gave to others that are lost: they may be declared anew."""
 
 
 class Giving(Config):

@@ -181,8 +181,6 @@ class DeclareDense(Config):
 
     names: tuple[Name, ...]
     optimizer: DenseOptimizer
-    replace_lost: bool = False
-    """Also those that the server has given away: whoever had them is lost."""
 
 
 class ReadDense(Config):

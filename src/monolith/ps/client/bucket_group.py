@@ -42,7 +42,6 @@ class BucketGroup(ServerGroup):
             timeout=(config or ClientConfig()).timeout,
         )
         super().__init__(addresses, tables, config=config, find=find)
-        self.replaces_lost = replace_lost
         try:
             self._routes.begin(first, replace_lost=replace_lost)
         except BaseException:

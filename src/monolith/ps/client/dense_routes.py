@@ -99,12 +99,12 @@ class DenseRoutes:
             told = [ask_buckets(link) for link in links]
             found = {name: number for number, one in enumerate(told) for name in one.dense if name in self._sizes}
             away = sorted((_away(told) & self._sizes.keys()) - found.keys())
-            if not away or self._group.replaces_lost:
+            if not away:
                 return links, found
             if time.monotonic() >= deadline:
                 raise UnavailableError(
                     f"dense parameter {away[0]!r}: it was given to a server that does not answer; start that again, or say "
-                    "that it is lost: replace_lost"
+                    "that it is lost: ServerStore(..., replace_lost=True), monolith rebalance --replace-lost"
                 )
             time.sleep(LONGEST_PAUSE)
             self._group.look_around()

@@ -107,8 +107,6 @@ class ServerGroup:
         self._declared: dict[str, DeclaredTable] = {}
         self.joined: list[dict[str, object]] = []
         """What each server answered when it was joined."""
-        self.replaces_lost = False
-        """Whether servers that do not answer are lost, and what they had begins anew elsewhere."""
         self.links = [self._linked(address) for address in distinct_addresses(addresses)]
         try:
             self._join()

@@ -47,9 +47,7 @@ class ServerParameters:
         answers = self._routes.ask(
             Call.DECLARE_DENSE,
             self._names,
-            lambda part: messages.DeclareDense(
-                names=part.names, optimizer=optimizer, replace_lost=group.replaces_lost
-            ).model_dump_json(),
+            lambda part: messages.DeclareDense(names=part.names, optimizer=optimizer).model_dump_json(),
             values,
         )
         self.created = any(json.loads(frame.text)["created"] for _, frame in answers)

@@ -125,6 +125,8 @@ class ServerRoutes:
                 raise
             self._replace_lost()
             self.settled()
+        if replace_lost:
+            self._forget_lost_dense()
 
     def after(self, route: Route) -> Route:
         """A newer one than `route`."""
@@ -166,6 +168,15 @@ class ServerRoutes:
             mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
             mask[share] = True
             self._given(link, ranges_of(mask))
+
+    def _forget_lost_dense(self) -> None:
+        """Let dense parameters be declared anew that were given to servers that are lost."""
+        told = {link: ask_buckets(link) for link in self._links()}
+        held = {name for one in told.values() for name in one.dense}
+        for link, one in told.items():
+            if lost := tuple(name for name in one.gave_dense if name not in held):
+                own = OwnBuckets(ranges=one.ranges, lost_dense=lost)
+                link.call(Call.OWN_BUCKETS, own.model_dump_json())
 
     def _what_is_wrong(self) -> str:
         names = ", ".join(link.address for link in self._links())

@@ -38,6 +38,7 @@ class BucketCalls:
         own = message_of(OwnBuckets, frame)
         with self._state.gate.closed(changes=True):
             self._owned.claim(own.ranges)
+            self._owned.forget_dense(own.lost_dense)
         return self._buckets(frame)
 
     def _buckets(self, frame: Frame) -> Answer:

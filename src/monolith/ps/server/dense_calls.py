@@ -30,8 +30,6 @@ class DenseCalls:
     def _declare_dense(self, frame: Frame) -> Answer:
         declare = message_of(messages.DeclareDense, frame)
         with self._gate.changing():
-            if declare.replace_lost:
-                self._owned.claim_dense(declare.names)
             self._owned.require_dense(declare.names)
             return json_answer(created=self._dense.declare(declare.names, frame.arrays, declare.optimizer))
 

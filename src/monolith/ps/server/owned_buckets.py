@@ -119,8 +119,8 @@ class OwnedBuckets:
                     f"dense parameter {name!r}: another server has it, or will; ask again who does"
                 )
 
-    def claim_dense(self, names: Collection[str]) -> None:
-        """Hold `names` here again although they were given away: whoever had them is lost."""
+    def forget_dense(self, names: Collection[str]) -> None:
+        """Forget that `names` were given away: they are here again, or whoever had them is lost."""
         self._set(gave_dense=tuple(name for name in self._known.gave_dense if name not in names))
 
     def claim(self, ranges: BucketRanges) -> None:
@@ -207,7 +207,7 @@ class OwnedBuckets:
         # A gain needs no new version: whoever does not know of it asks for none of these buckets here.
         version = self._known.version if install.buckets is None else max(1, self._known.version)
         self._set(version=version, ranges=ranges_of(mask), installed=installed)
-        self.claim_dense(install.dense)
+        self.forget_dense(install.dense)
 
     def refuse(self, transfer: InstallBuckets | RefuseTransfer) -> bool:
         """Never install this transfer, unless that has happened, which is returned: its sender then keeps the buckets."""
