@@ -1,4 +1,5 @@
-"""Danger: a layer of ours that `torch.export` traces and an exported model cannot run, because an operator is missing."""
+"""Danger: a layer that trains and cannot be served: `torch.export` refuses it or freezes the batch size it was traced with, or an
+exported model cannot run it because an operator is missing."""
 
 from __future__ import annotations
 
