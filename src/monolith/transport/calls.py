@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["CHANGES", "READ_ONCE", "Call"]
+__all__ = ["CHANGES", "Call", "READ_ONCE"]
 
 
 class Call(IntEnum):

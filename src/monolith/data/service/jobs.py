@@ -39,13 +39,14 @@ class Jobs:
     each. Safe from many threads.
 
     Example:
+        >>> from monolith.data.service.dataset import DatasetConfig
         >>> journal: list[Event] = []
         >>> jobs = Jobs(record=journal.append)
         >>> jobs.register(RegisterDataset(job="clicks", dataset=DatasetConfig(kind="click_stream")))
         >>> jobs.join(JoinJob(job="clicks", trainer=0, trainers=1, epoch=0, granted=0, session=1, nonce=7))
         Joined(joined=True, session=1)
         >>> jobs.next_split(NextSplit(job="clicks", trainer=0, session=1, epoch=0, granted=0))
-        Granted(split=0, splits=1)
+        Granted(split=0, splits=1, position='')
         >>> [event.event for event in journal]
         ['registered', 'joined', 'made', 'granted']
     """
