@@ -17,6 +17,12 @@ struct alignas(64) Bucket {
   std::uint32_t times[kSlots];
 
   [[gnu::always_inline]] bool full() const noexcept { return rows[kSlots - 1] != 0; }
+  // Free of branches: how many slots are used cannot be predicted.
+  [[gnu::always_inline]] int used() const noexcept {
+    int slots = 0;
+    for (int i = 0; i < kSlots; ++i) slots += rows[i] != 0;
+    return slots;
+  }
   // One bit per slot that holds the id. An empty slot may hold the id of a removed or moved one, but only behind the live
   // slots, so the lowest bit is the live one if there is any.
   [[gnu::always_inline]] unsigned matches(std::int64_t id) const noexcept {

@@ -8,41 +8,49 @@ namespace {
 
 constexpr std::uint32_t kSmallestLog2 = 2;
 
-std::size_t block_bytes(std::uint32_t log2_buckets) { return sizeof(Block) + (sizeof(Bucket) << log2_buckets); }
+std::size_t block_bytes(std::uint32_t log2_buckets) { return sizeof(Bucket) << log2_buckets; }
 
-std::uint64_t block_slots(const Block& block) { return std::uint64_t{Bucket::kSlots} << block.log2_buckets; }
+std::uint64_t slots_of(std::uint32_t log2_buckets) { return std::uint64_t{Bucket::kSlots} << log2_buckets; }
 
-// Seven eighths: beyond that linear probing over buckets of four gets long.
-std::uint64_t block_limit(const Block& block) { return block_slots(block) / 4 * 3; }
+// Three quarters: beyond that many ids are away from their first bucket.
+std::uint64_t limit_of(std::uint32_t log2_buckets) { return slots_of(log2_buckets) / 4 * 3; }
 
-// Puts an id into the first free slot of its probe sequence. The block must have room.
-void place(Block& block, std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time) noexcept {
-  Bucket* const buckets = block.buckets();
-  const std::uint64_t mask = block.mask();
+Bucket* allocate_empty(BlockPool& pool, std::uint32_t log2_buckets) {
+  return static_cast<Bucket*>(std::memset(pool.allocate(log2_buckets), 0, block_bytes(log2_buckets)));
+}
+
+// What the index knows of an id.
+struct Entry {
+  std::int64_t id;
+  std::uint32_t row;
+  std::uint32_t time;
+};
+
+Entry entry_at(const Bucket& bucket, int slot) { return {bucket.ids[slot], bucket.rows[slot], bucket.times[slot]}; }
+
+void put(Bucket& bucket, int slot, const Entry& entry) noexcept {
+  bucket.ids[slot] = entry.id;
+  bucket.rows[slot] = entry.row;
+  bucket.times[slot] = entry.time;
+}
+
+// Puts an id into the first free slot of its probe sequence. There must be one.
+void place(Bucket* buckets, std::uint64_t mask, std::uint64_t hash, const Entry& entry) noexcept {
   std::uint64_t i = hash & mask;
   while (buckets[i].full()) i = (i + 1) & mask;
-  Bucket& bucket = buckets[i];
-  int slot = 0;
-  while (bucket.rows[slot] != 0) ++slot;
-  bucket.ids[slot] = id;
-  bucket.rows[slot] = row;
-  bucket.times[slot] = time;
-  ++block.count;
+  put(buckets[i], buckets[i].used(), entry);
 }
 
 // Fills the gap with the bucket's last occupied slot.
 void remove_from_bucket(Bucket& bucket, int slot) noexcept {
-  int last = Bucket::kSlots - 1;
-  while (bucket.rows[last] == 0) --last;
-  bucket.ids[slot] = bucket.ids[last];
-  bucket.rows[slot] = bucket.rows[last];
-  bucket.times[slot] = bucket.times[last];
+  const int last = bucket.used() - 1;
+  put(bucket, slot, entry_at(bucket, last));
   bucket.rows[last] = 0;
 }
 
 }  // namespace
 
-Block* BlockPool::allocate(std::uint32_t log2_buckets) {
+Bucket* BlockPool::allocate(std::uint32_t log2_buckets) {
   const std::size_t bytes = block_bytes(log2_buckets);
   void* memory = nullptr;
   if (log2_buckets == kFullLog2) {
@@ -50,28 +58,24 @@ Block* BlockPool::allocate(std::uint32_t log2_buckets) {
       const std::lock_guard guard(mutex_);
       if (free_ != nullptr) {
         memory = free_;
-        free_ = free_->next_free;
+        free_ = free_->next;
       }
     }
     if (memory == nullptr) memory = arena_->allocate(bytes);
   } else {
-    memory = ::operator new(bytes, std::align_val_t{alignof(Block)});
+    memory = ::operator new(bytes, std::align_val_t{alignof(Bucket)});
     heap_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   }
-  std::memset(memory, 0, bytes);
-  auto* block = new (memory) Block;
-  block->log2_buckets = log2_buckets;
-  return block;
+  return static_cast<Bucket*>(memory);
 }
 
-void BlockPool::free(Block* block) noexcept {
-  if (block->log2_buckets == kFullLog2) {
+void BlockPool::free(Bucket* buckets, std::uint32_t log2_buckets) noexcept {
+  if (log2_buckets == kFullLog2) {
     const std::lock_guard guard(mutex_);
-    block->next_free = free_;
-    free_ = block;
+    free_ = new (buckets) Free{free_};
   } else {
-    heap_bytes_.fetch_sub(block_bytes(block->log2_buckets), std::memory_order_relaxed);
-    ::operator delete(block, std::align_val_t{alignof(Block)});
+    heap_bytes_.fetch_sub(block_bytes(log2_buckets), std::memory_order_relaxed);
+    ::operator delete(buckets, std::align_val_t{alignof(Bucket)});
   }
 }
 
@@ -80,110 +84,142 @@ void BlockPool::forget() noexcept {
   free_ = nullptr;
 }
 
-ShardIndex::ShardIndex(BlockPool& pool, ShardView& view, std::uint32_t shard) : pool_(&pool), view_(&view) {
-  // 8 to 15 first entries, all on one small block: shards with more entries split their blocks at smaller sizes.
-  std::vector<std::uintptr_t> first(8 + shard * 8 / kShards);
-  Block* block = pool_->allocate(kSmallestLog2);
-  block->last = first.size();
-  set_directory(std::move(first));
-  blocks_ = 1;
-  slots_ = block_slots(*block);
-  publish(block);
+ShardIndex::ShardIndex(BlockPool& pool, ShardView& view, std::uint32_t shard)
+    : pool_(&pool),
+      view_(&view),
+      // 8 to 15 first entries, all on one small block: shards with more entries split their blocks at smaller sizes.
+      directory_(8 + shard * 8 / kShards),
+      owners_(directory_.size()),
+      counts_(1) {
+  blocks_.reserve(1);
+  blocks_.push_back({allocate_empty(pool, kSmallestLog2), kSmallestLog2, 0, directory_.size()});
+  slots_ = slots_of(kSmallestLog2);
+  publish(0);
 }
 
-ShardIndex::~ShardIndex() {
-  for_each_block([&](Block* block) { pool_->free(block); });
+ShardIndex::~ShardIndex() { free_all(); }
+
+void ShardIndex::free_all() noexcept {
+  for (const Block& block : blocks_) pool_->free(block.buckets, block.log2_buckets);
 }
 
-template <typename F>
-void ShardIndex::for_each_block(F&& f) const {
-  for (std::uint64_t i = 0; i < directory_.size();) {
-    Block* const block = block_of(directory_[i]);
-    i = block->last;
-    f(block);
+void ShardIndex::publish(std::uint32_t number) noexcept {
+  const Block& block = blocks_[number];
+  const std::uintptr_t entry = reinterpret_cast<std::uintptr_t>(block.buckets) | block.log2_buckets;
+  for (std::uint64_t i = block.first; i < block.last; ++i) {
+    directory_[i] = entry;
+    owners_[i] = number;
   }
-}
-
-void ShardIndex::set_directory(std::vector<std::uintptr_t> entries) noexcept {
-  directory_ = std::move(entries);
   view_->entries = directory_.data();
   view_->size = directory_.size();
 }
 
-void ShardIndex::publish(Block* block) noexcept {
-  const std::uintptr_t entry = reinterpret_cast<std::uintptr_t>(block->buckets()) | block->log2_buckets;
-  for (std::uint64_t i = block->first; i < block->last; ++i) directory_[i] = entry;
-}
-
 void ShardIndex::insert(std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time) {
-  Block* block = block_of(view_->entry(hash));
-  while (block->count >= block_limit(*block)) {
-    grow(block);
-    block = block_of(view_->entry(hash));
+  std::uint64_t at = entry_of(position_of(hash));
+  while (counts_[owners_[at]] >= limit_of(directory_[at] & ShardView::kLog2Mask)) [[unlikely]] {
+    grow(owners_[at]);
+    at = entry_of(position_of(hash));
   }
-  size_.fetch_add(1, std::memory_order_relaxed);
-  place(*block, id, hash, row, time);
+  ++counts_[owners_[at]];
+  count_one(1);
+  place(ShardView::buckets(directory_[at]), ShardView::mask(directory_[at]), hash, {id, row, time});
 }
 
 bool ShardIndex::may_double_directory() const noexcept {
   // Ids chosen to share their leading hash bits could double the directory for ever; past this the block itself grows.
-  return directory_.size() < 16 * blocks_ + 64;
+  return directory_.size() < 16 * blocks_.size() + 64;
 }
 
 void ShardIndex::double_directory() {
-  std::vector<std::uintptr_t> next(2 * directory_.size());
-  for_each_block([&](Block* block) {
-    const std::uintptr_t entry = directory_[block->first];
-    block->first *= 2;
-    block->last *= 2;
-    for (std::uint64_t i = block->first; i < block->last; ++i) next[i] = entry;
-  });
-  set_directory(std::move(next));
+  std::vector<std::uintptr_t> entries(2 * directory_.size());
+  std::vector<std::uint32_t> owners(entries.size());
+  directory_ = std::move(entries);
+  owners_ = std::move(owners);
+  for (std::uint32_t i = 0; i < blocks_.size(); ++i) {
+    blocks_[i].first *= 2;
+    blocks_[i].last *= 2;
+    publish(i);
+  }
 }
 
-void ShardIndex::grow(Block* block) {
-  const bool split = block->log2_buckets >= BlockPool::kFullLog2 &&
-                     (block->last - block->first > 1 || may_double_directory());
-  if (split && block->last - block->first == 1) double_directory();
-  Block* const left = pool_->allocate(split ? block->log2_buckets : block->log2_buckets + 1);
-  Block* right = left;
-  left->first = block->first;
-  left->last = block->last;
-  if (split) {
-    try {
-      right = pool_->allocate(block->log2_buckets);
-    } catch (...) {
-      pool_->free(left);
-      throw;
-    }
-    right->last = left->last;
-    right->first = left->last = block->first + (block->last - block->first) / 2;
-  }
-  for (std::uint64_t i = 0; i <= block->mask(); ++i) {
-    const Bucket& bucket = block->buckets()[i];
-    for (int slot = 0; slot < Bucket::kSlots && bucket.rows[slot] != 0; ++slot) {
-      const std::uint64_t hash = hash_id(bucket.ids[slot]);
-      Block& target = fast_range(position_of(hash), directory_.size()) < left->last ? *left : *right;
-      place(target, bucket.ids[slot], hash, bucket.rows[slot], bucket.times[slot]);
-    }
-  }
-  publish(left);
-  if (split) publish(right);
-  blocks_ += split;
-  slots_.fetch_add(block_slots(*left) + (split ? block_slots(*right) : 0) - block_slots(*block), std::memory_order_relaxed);
+void ShardIndex::grow(std::uint32_t number) {
+  const auto single = [&] { return blocks_[number].last - blocks_[number].first == 1; };
+  const bool large = blocks_[number].log2_buckets >= BlockPool::kFullLog2;
+  if (large && single() && may_double_directory()) double_directory();
+  large && !single() ? split(number) : double_block(number);
   growths_.fetch_add(1, std::memory_order_relaxed);
-  pool_->free(block);
+}
+
+void ShardIndex::double_block(std::uint32_t number) {
+  const Block old = blocks_[number];
+  Block twice = old;
+  twice.buckets = allocate_empty(*pool_, ++twice.log2_buckets);
+  for (std::uint64_t i = 0; i <= old.mask(); ++i) {
+    const Bucket& bucket = old.buckets[i];
+    for (int slot = 0, used = bucket.used(); slot < used; ++slot) {
+      place(twice.buckets, twice.mask(), hash_id(bucket.ids[slot]), entry_at(bucket, slot));
+    }
+  }
+  blocks_[number] = twice;
+  publish(number);
+  slots_.fetch_add(slots_of(old.log2_buckets), std::memory_order_relaxed);
+  pool_->free(old.buckets, old.log2_buckets);
+}
+
+// Both halves have as many buckets as the whole had. So an id in its first bucket stays in the bucket of the same number, here or
+// there: one pass over the buckets writes both halves, each line once. Only the other ids must be placed anew.
+void ShardIndex::split(std::uint32_t number) {
+  std::vector<Entry> displaced;
+  displaced.reserve(counts_[number]);
+  if (blocks_.size() == blocks_.capacity()) blocks_.reserve(2 * blocks_.size());
+  if (counts_.size() == counts_.capacity()) counts_.reserve(2 * counts_.size());
+  Block right = blocks_[number];
+  right.buckets = pool_->allocate(right.log2_buckets);
+  Block& left = blocks_[number];
+  right.first = left.last = left.first + (left.last - left.first) / 2;
+
+  const std::uint64_t mask = left.mask();
+  const auto goes_right = [&](std::uint64_t hash) { return entry_of(position_of(hash)) >= right.first; };
+  std::uint32_t counts[2] = {0, 0};
+  for (std::uint64_t i = 0; i <= mask; ++i) {
+    const Bucket whole = left.buckets[i];
+    Bucket* const halves[2] = {&left.buckets[i], &right.buckets[i]};
+    for (Bucket* const half : halves) std::memset(half->rows, 0, sizeof(half->rows));
+    std::uint32_t used[2] = {0, 0};
+    for (int slot = 0, all = whole.used(); slot < all; ++slot) {
+      const std::uint64_t hash = hash_id(whole.ids[slot]);
+      if ((hash & mask) != i) {
+        displaced.push_back(entry_at(whole, slot));
+        continue;
+      }
+      const bool side = goes_right(hash);
+      put(*halves[side], static_cast<int>(used[side]++), entry_at(whole, slot));
+    }
+    counts[0] += used[0];
+    counts[1] += used[1];
+  }
+  for (const Entry& entry : displaced) {
+    const std::uint64_t hash = hash_id(entry.id);
+    const bool side = goes_right(hash);
+    place(side ? right.buckets : left.buckets, mask, hash, entry);
+    ++counts[side];
+  }
+  counts_[number] = counts[0];
+  counts_.push_back(counts[1]);
+  blocks_.push_back(right);
+  publish(static_cast<std::uint32_t>(blocks_.size() - 1));
+  slots_.fetch_add(slots_of(right.log2_buckets), std::memory_order_relaxed);
 }
 
 void ShardIndex::erase(Slot erased, std::uint64_t hash) noexcept {
-  Block& block = *block_of(view_->entry(hash));
-  Bucket* const buckets = block.buckets();
-  const std::uint64_t mask = block.mask();
+  const std::uint32_t number = owners_[entry_of(position_of(hash))];
+  Bucket* const buckets = blocks_[number].buckets;
+  const std::uint64_t mask = blocks_[number].mask();
   std::uint64_t hole = static_cast<std::uint64_t>(erased.bucket - buckets);
   bool passed = buckets[hole].full();
   remove_from_bucket(buckets[hole], erased.slot);
-  --block.count;
-  size_.fetch_sub(1, std::memory_order_relaxed);
+  --counts_[number];
+  count_one(-1);
   // While the bucket was full, ids further on may have probed past it: move one of them back, and so on along the run.
   for (std::uint64_t i = hole; passed;) {
     i = (i + 1) & mask;
@@ -191,11 +227,7 @@ void ShardIndex::erase(Slot erased, std::uint64_t hash) noexcept {
     for (int slot = 0; slot < Bucket::kSlots && buckets[i].rows[slot] != 0; ++slot) {
       const std::uint64_t home = hash_id(buckets[i].ids[slot]) & mask;
       if (((i - home) & mask) < ((i - hole) & mask)) continue;
-      Bucket& target = buckets[hole];
-      const int free = Bucket::kSlots - 1;
-      target.ids[free] = buckets[i].ids[slot];
-      target.rows[free] = buckets[i].rows[slot];
-      target.times[free] = buckets[i].times[slot];
+      put(buckets[hole], Bucket::kSlots - 1, entry_at(buckets[i], slot));
       remove_from_bucket(buckets[i], slot);
       hole = i;
       break;
@@ -204,13 +236,13 @@ void ShardIndex::erase(Slot erased, std::uint64_t hash) noexcept {
 }
 
 void ShardIndex::clear() {
-  Block* const fresh = pool_->allocate(kSmallestLog2);
-  for_each_block([&](Block* block) { pool_->free(block); });
-  fresh->last = directory_.size();
-  publish(fresh);
-  blocks_ = 1;
+  Bucket* const fresh = allocate_empty(*pool_, kSmallestLog2);
+  free_all();
+  blocks_.assign(1, {fresh, kSmallestLog2, 0, directory_.size()});
+  counts_.assign(1, 0);
+  publish(0);
   size_ = 0;
-  slots_ = block_slots(*fresh);
+  slots_ = slots_of(kSmallestLog2);
 }
 
 }  // namespace monolith

@@ -18,36 +18,36 @@
 
 namespace monolith {
 
-// A header followed by 2^log2_buckets buckets, probed linearly from the low bits of the hash.
-struct alignas(64) Block {
-  std::uint32_t count = 0;
-  std::uint32_t log2_buckets = 0;
-  std::uint64_t first = 0;  // directory entries [first, last) point here
-  std::uint64_t last = 0;
-  Block* next_free = nullptr;
+// 2^log2_buckets buckets, probed linearly from the low bits of the hash. What is known about them is not beside them: every
+// insert would then wait for one more page of the table.
+struct Block {
+  Bucket* buckets;
+  std::uint32_t log2_buckets;
+  std::uint64_t first;  // directory entries [first, last) point here
+  std::uint64_t last;
 
-  Bucket* buckets() noexcept { return reinterpret_cast<Bucket*>(this + 1); }
-  const Bucket* buckets() const noexcept { return reinterpret_cast<const Bucket*>(this + 1); }
   std::uint64_t mask() const noexcept { return (std::uint64_t{1} << log2_buckets) - 1; }
 };
-static_assert(sizeof(Block) == 64);
 
-// Hands out zeroed blocks. Full-size ones come from the arena and are reused; others from the heap. Thread-safe.
+// Hands out memory for buckets. Blocks of full size come from the arena and are reused; others from the heap. Thread-safe.
 class BlockPool {
  public:
   // 512 buckets, 32 KiB: small enough to be rehashed in microseconds, large enough to keep the directory in cache.
   static constexpr std::uint32_t kFullLog2 = 9;
 
   explicit BlockPool(Arena& arena) : arena_(&arena) {}
-  Block* allocate(std::uint32_t log2_buckets);
-  void free(Block* block) noexcept;
+  Bucket* allocate(std::uint32_t log2_buckets);  // uninitialised
+  void free(Bucket* buckets, std::uint32_t log2_buckets) noexcept;
   void forget() noexcept;  // the arena is about to be released
   std::size_t heap_bytes() const noexcept { return heap_bytes_.load(std::memory_order_relaxed); }
 
  private:
+  struct Free {
+    Free* next;
+  };
   Arena* arena_;
   std::mutex mutex_;
-  Block* free_ = nullptr;
+  Free* free_ = nullptr;
   std::atomic<std::size_t> heap_bytes_{0};
 };
 
@@ -91,23 +91,33 @@ class ShardIndex {
   std::uint64_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
   std::uint64_t slots() const noexcept { return slots_.load(std::memory_order_relaxed); }
   std::uint64_t growths() const noexcept { return growths_.load(std::memory_order_relaxed); }
-  std::size_t directory_bytes() const noexcept { return directory_.size() * sizeof(std::uintptr_t); }
+  // Directory and blocks, without the buckets.
+  std::size_t directory_bytes() const noexcept {
+    return directory_.size() * (sizeof(std::uintptr_t) + sizeof(std::uint32_t)) +
+           blocks_.capacity() * (sizeof(Block) + sizeof(std::uint32_t));
+  }
 
  private:
-  static Block* block_of(std::uintptr_t entry) noexcept { return reinterpret_cast<Block*>(ShardView::buckets(entry)) - 1; }
-  // Calls f(block) for every block once; f may free it.
-  template <typename F>
-  void for_each_block(F&& f) const;
-  void set_directory(std::vector<std::uintptr_t> entries) noexcept;
-  void publish(Block* block) noexcept;
-  void grow(Block* block);
+  std::uint64_t entry_of(std::uint64_t position) const noexcept { return fast_range(position, directory_.size()); }
+  // Only the holder of the lock counts, so this need not be one atomic step, which would wait for every store under way: those
+  // of a new row are on their way to memory.
+  void count_one(int change) noexcept {
+    size_.store(size_.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(change), std::memory_order_relaxed);
+  }
+  void free_all() noexcept;
+  void publish(std::uint32_t block) noexcept;
+  void grow(std::uint32_t block);
+  void double_block(std::uint32_t block);
+  void split(std::uint32_t block);
   bool may_double_directory() const noexcept;
   void double_directory();
 
   BlockPool* pool_;
   ShardView* view_;
   std::vector<std::uintptr_t> directory_;
-  std::uint64_t blocks_ = 0;
+  std::vector<std::uint32_t> owners_;  // by directory entry: the number of its block
+  std::vector<std::uint32_t> counts_;  // ids of a block, by its number
+  std::vector<Block> blocks_;          // by number, in no order
   std::atomic<std::uint64_t> size_{0};
   std::atomic<std::uint64_t> slots_{0};
   std::atomic<std::uint64_t> growths_{0};
@@ -115,17 +125,17 @@ class ShardIndex {
 
 template <typename F>
 std::uint64_t ShardIndex::scan_block(std::uint64_t position, F&& f) const {
-  Block* const block = block_of(directory_[fast_range(position, directory_.size())]);
-  for (std::uint64_t i = 0; i <= block->mask(); ++i) {
-    Bucket& bucket = block->buckets()[i];
+  const Block& block = blocks_[owners_[entry_of(position)]];
+  for (std::uint64_t i = 0; i <= block.mask(); ++i) {
+    Bucket& bucket = block.buckets[i];
     for (int slot = 0; slot < Bucket::kSlots && bucket.rows[slot] != 0; ++slot) {
       const std::uint64_t hash = hash_id(bucket.ids[slot]);
       if (position_of(hash) >= position) f(bucket.ids[slot], hash, Slot{&bucket, slot});
     }
   }
-  if (block->last == directory_.size()) return 0;
+  if (block.last == directory_.size()) return 0;
   // The smallest position that fast_range maps to `last`: ceil(last * 2^64 / size).
-  const auto scaled = (static_cast<unsigned __int128>(block->last) << 64) + directory_.size() - 1;
+  const auto scaled = (static_cast<unsigned __int128>(block.last) << 64) + directory_.size() - 1;
   return static_cast<std::uint64_t>(scaled / directory_.size());
 }
 

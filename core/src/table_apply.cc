@@ -209,8 +209,11 @@ class Update {
       Bucket* const bucket = unit.buckets[at];
       // No branch on whether the id is in its first bucket: see kernels/lookup.h.
       const Bucket::Guess guess = bucket->guess(unit.ids[at]);
-      std::byte* const row = unit.shards[at]->row(bucket->rows[guess.slot], row_bytes);
-      fetch(guess.right ? row : reinterpret_cast<const std::byte*>(bucket + 1));
+      // Row 0 for an id that is not here: the place of any other would have to be fetched in vain.
+      std::byte* const row = unit.shards[at]->row(guess.right ? bucket->rows[guess.slot] : 0, row_bytes);
+      // An id that is not there ends its search here, unless the bucket is full.
+      const auto* const next = reinterpret_cast<const std::byte*>(bucket + bucket->full());
+      fetch(guess.right ? row : next, guess.right ? 64 : 0);
       unit.rows[at] = row;
       unit.unmatched[unit.num_unmatched] = static_cast<std::uint32_t>(at);
       unit.num_unmatched += !guess.right;
@@ -282,8 +285,8 @@ class Update {
     }
   }
 
-  void fetch(const std::byte* row) const noexcept {
-    for (std::uint32_t line = 0; line < row_lines_; ++line) __builtin_prefetch(row + line * 64, 1);
+  void fetch(const std::byte* row, std::size_t line_bytes = 64) const noexcept {
+    for (std::uint32_t line = 0; line < row_lines_; ++line) __builtin_prefetch(row + line * line_bytes, 1);
   }
 
   Table::Impl& impl_;

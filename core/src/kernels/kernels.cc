@@ -21,16 +21,29 @@ inline std::uint32_t random_bits(std::uint64_t key, std::uint32_t i) {
   return mix32(mix32(low + i * 0x9E3779B9u) ^ high);
 }
 
-void initial_weights(const SegmentPlan& plan, std::uint64_t key, float* __restrict w) {
+// Calls f with the dim as a constant where it is a common one, so that its loops are unrolled: a row is a handful of vector
+// instructions, and the bookkeeping of a loop of unknown length would take longer.
+template <typename F>
+inline void with_dim(std::uint32_t dim, F&& f) {
+  switch (dim) {
+    case 16: return f([] { return 16u; });
+    case 32: return f([] { return 32u; });
+    case 64: return f([] { return 64u; });
+    default: return f([dim] { return dim; });
+  }
+}
+
+template <typename Dim>
+void initial_weights(const SegmentPlan& plan, Dim dim, std::uint64_t key, float* __restrict w) {
   const Initializer init = plan.initializer;
   const std::uint32_t first = plan.value_offset;
   switch (init.kind) {
     case InitializerKind::kConstant:
-      for (std::uint32_t i = 0; i < plan.dim; ++i) w[i] = init.a;
+      for (std::uint32_t i = 0; i < dim(); ++i) w[i] = init.a;
       return;
     case InitializerKind::kUniform: {
       const float width = init.b - init.a;
-      for (std::uint32_t i = 0; i < plan.dim; ++i) {
+      for (std::uint32_t i = 0; i < dim(); ++i) {
         const std::int32_t bits = static_cast<std::int32_t>(random_bits(key, first + i) >> 8);
         const float value = init.a + width * (static_cast<float>(bits) * 0x1p-24f);
         // Rounding may reach the open end of [a, b); a itself is as good a value as any.
@@ -45,7 +58,7 @@ void initial_weights(const SegmentPlan& plan, std::uint64_t key, float* __restri
       const bool truncated = init.kind == InitializerKind::kTruncatedNormal;
       const double low = truncated ? kTail : 0;
       const double width = truncated ? 1 - 2 * kTail : 1;
-      for (std::uint32_t i = 0; i < plan.dim; ++i) {
+      for (std::uint32_t i = 0; i < dim(); ++i) {
         const double u = (static_cast<double>(random_bits(key, first + i)) + 0.5) * 0x1p-32;
         w[i] = static_cast<float>(init.a + init.b * normal_quantile(low + width * u));
       }
@@ -121,7 +134,8 @@ inline bool is_plain(const SegmentPlan& plan) {
 
 void initialize(const SegmentPlan& plan, std::uint64_t key, std::byte* row) {
   if (plan.storage == Storage::kFp32) {
-    initial_weights(plan, key, reinterpret_cast<float*>(row + plan.weight_offset));
+    float* const weights = reinterpret_cast<float*>(row + plan.weight_offset);
+    with_dim(plan.dim, [&](auto dim) { initial_weights(plan, dim, key, weights); });
   } else {
     float weights[256];
     // Wide half-precision segments are initialised piece by piece, to need no scratch memory.
@@ -131,25 +145,15 @@ void initialize(const SegmentPlan& plan, std::uint64_t key, std::byte* row) {
       piece.dim = plan.dim - done < 256 ? plan.dim - done : 256;
       piece.value_offset = plan.value_offset + done;
       piece.weight_offset = plan.weight_offset + done * width;
-      initial_weights(piece, key, weights);
+      initial_weights(piece, [&] { return piece.dim; }, key, weights);
       store(piece, weights, row);
     }
   }
   if (!plan.has_state) return;
   float* state = reinterpret_cast<float*>(row + plan.state_offset);
-  with_optimizer(plan.optimizer.kind, [&](auto optimizer) { optimizer.init(plan.optimizer, state, plan.dim); });
-}
-
-// Calls f with the dim as a constant where it is a common one, so that its loops are unrolled: a row is a handful of vector
-// instructions, and the bookkeeping of a loop of unknown length would take longer.
-template <typename F>
-inline void with_dim(std::uint32_t dim, F&& f) {
-  switch (dim) {
-    case 16: return f([] { return 16u; });
-    case 32: return f([] { return 32u; });
-    case 64: return f([] { return 64u; });
-    default: return f([dim] { return dim; });
-  }
+  with_optimizer(plan.optimizer.kind, [&](auto optimizer) {
+    with_dim(plan.dim, [&](auto dim) { optimizer.init(plan.optimizer, state, dim()); });
+  });
 }
 
 // Eight floats at any address. The compiler does not trust that row and output do not overlap, and would move single floats.
@@ -212,7 +216,7 @@ void step(const SegmentPlan& plan, const StepContext& context, std::byte* const*
 }
 
 void initial_value(const SegmentPlan& plan, float scale, std::uint64_t key, float* value) {
-  initial_weights(plan, key, value);
+  with_dim(plan.dim, [&](auto dim) { initial_weights(plan, dim, key, value); });
   for (std::uint32_t i = 0; i < plan.dim; ++i) {
     switch (plan.storage) {
       case Storage::kFp32: break;
