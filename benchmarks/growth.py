@@ -39,13 +39,19 @@ def warm_memory(size: int) -> None:
     """Takes memory from the system, touches it and gives it back.
 
     A virtual machine gets its memory from the host at first touch, many times slower than from its own kernel. Who runs first
-    would pay for all: so memory is touched before every measurement, and what is measured is the table.
+    would pay for all: so memory is touched before every measurement, and what is measured is the table. Free memory may go back
+    to the host within seconds: so every stretch of a measurement has its own touched right before it.
     """
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
         view = np.frombuffer(memory, dtype=np.uint8)
         view.fill(1)
         del view
+
+
+def warm_for(rows: int, dim: int) -> None:
+    """Warms twice what so many rows take, and the slabs that a table asks the system for at once."""
+    warm_memory(2 * rows * (payload_bytes(dim) + 16) + (64 << 20))
 
 
 def timed_inserts(table: GrowingPeer, ids: IdArray, step: int) -> Times:
@@ -79,15 +85,16 @@ def grow_in_batches(make: type[GrowingPeer], ids: IdArray, dim: int, threads: in
     # A first small table loads what is loaded lazily, so that only the measured table's memory is counted.
     timed_inserts(make(dim, threads), ids[: 4 * BATCH], BATCH)
     gc.collect()
-    warm_memory(2 * ids.size * (payload_bytes(dim) + 16))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     baseline = resident_bytes()
     table = make(dim, threads)
     ids = ids[: ids.size // BATCH * BATCH]
     chunk = -(-SAMPLE_ROWS // BATCH) * BATCH
-    seconds, samples = [], []
+    seconds, samples, peak = [], [], 0
     for first in range(0, ids.size, chunk):
+        warm_for(chunk, dim)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         seconds.append(timed_inserts(table, ids[first : first + chunk], BATCH))
+        peak = max(peak, peak_resident_bytes())
         rows = table.rows()
         ideal = rows * (payload_bytes(dim) + 16)
         reported = table.bytes()
@@ -111,21 +118,23 @@ def grow_in_batches(make: type[GrowingPeer], ids: IdArray, dim: int, threads: in
         "slowest_window_m_per_s": min(window, calls.size) * BATCH / windows.max() / 1e6,
         "batch_call": summary(times),
         "samples": samples,
-        "peak_resident_ratio": (peak_resident_bytes() - baseline) / (table.rows() * (payload_bytes(dim) + 16)),
+        "peak_resident_ratio": (peak - baseline) / (table.rows() * (payload_bytes(dim) + 16)),
     }
 
 
 def grow_by_single_rows(make: type[GrowingPeer], ids: IdArray, dim: int, threads: int) -> dict[str, Any]:
     """Every growth of the table falls into some one-row call; the longest shows it."""
     gc.collect()
-    warm_memory(2 * ids.size * (payload_bytes(dim) + 16))
     gc.disable()
     table = make(dim, threads)
-    growing = timed_inserts(table, ids, 1)
+    growing = []
+    for first in range(0, ids.size, SAMPLE_ROWS):
+        warm_for(SAMPLE_ROWS, dim)
+        growing.append(timed_inserts(table, ids[first : first + SAMPLE_ROWS], 1))
     # The same calls on ids that are there already cannot grow anything: their longest is the machine's own noise.
     steady = timed_inserts(table, ids[: min(ids.size, 1_000_000)], 1)
     gc.enable()
-    return {"growing": summary(growing), "steady": summary(steady)}
+    return {"growing": summary(np.concatenate(growing, axis=1)), "steady": summary(steady)}
 
 
 def measure(make: type[GrowingPeer], ids: IdArray, dim: int, threads: int, one_row_steps: int) -> dict[str, Any]:
