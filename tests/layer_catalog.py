@@ -29,7 +29,7 @@ def _mask(rows: int, steps: int) -> torch.Tensor:
 
 
 CATALOG: dict[str, tuple[Make, Inputs]] = {
-    "AGRU": (lambda: mnn.AGRU(mnn.AGRUCell(3, 4)), lambda b: (_random(b, 5, 3), _random(b, 5).sigmoid(), _mask(b, 5))),
+    "AGRU": (lambda: mnn.AGRU(mnn.AGRUCell(3, 4)), lambda b: (_random(b, 3, 3), _random(b, 3).sigmoid(), _mask(b, 3))),
     "AGRUCell": (
         lambda: mnn.AGRUCell(3, 4, att_type="AUGRU"),
         lambda b: (_random(b, 3), _random(b, 4), _random(b, 1).sigmoid()),
@@ -46,7 +46,7 @@ CATALOG: dict[str, tuple[Make, Inputs]] = {
     "DCN": (lambda: mnn.DCN(5, 2, weight_norm="fixed"), lambda b: (_random(b, 5),)),
     "DCN mixed": (lambda: mnn.DCN(5, 2, dcn_type="mixed", num_experts=3, low_rank=2), lambda b: (_random(b, 5),)),
     "DCN vector": (lambda: mnn.DCN(5, 2, dcn_type="vector"), lambda b: (_random(b, 5),)),
-    "DIEN": (lambda: mnn.DIEN(3, 4, 5), lambda b: (_random(b, 3), _random(b, 6, 4), _mask(b, 6))),
+    "DIEN": (lambda: mnn.DIEN(3, 4, 5), lambda b: (_random(b, 3), _random(b, 3, 4), _mask(b, 3))),
     "DIN": (lambda: mnn.DIN(4, [8, 1], decay=True), lambda b: (_random(b, 4), _random(b, 5, 4), _mask(b, 5))),
     "DMRU2I": (lambda: mnn.DMRU2I(3, 4, 7, 2), lambda b: (_random(b, 3), _random(b, 5, 4), _mask(b, 5))),
     "Dense": (
