@@ -11,8 +11,8 @@ import numpy as np
 
 from monolith.errors import DeadlineExceededError, OwnershipChangedError, UnavailableError
 from monolith.ps.bucket_messages import Buckets
+from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.ps.client.server_group import ServerGroup
-from monolith.ps.client.server_routes import ask_buckets
 from monolith.transport.calls import Call
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link, finish_each

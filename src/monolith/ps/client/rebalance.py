@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from monolith.errors import InvalidArgumentError, MonolithError, UnavailableError
 from monolith.ps.bucket_messages import MoveBuckets, Moved
+from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.ps.client.rebalance_plan import BucketMove, DenseMove, planned_dense_moves, planned_moves
-from monolith.ps.client.server_routes import ask_buckets
 from monolith.ps.coordination_messages import Members
 from monolith.ps.ownership import OwnershipMap
 from monolith.transport.calls import Call

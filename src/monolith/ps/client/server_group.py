@@ -19,8 +19,8 @@ from pydantic import Field
 from monolith.config import Config, Positive
 from monolith.errors import ConfigError, InvalidArgumentError, StorageError
 from monolith.ps import messages
+from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.ps.client.server_checkpoints import prepare_servers, save_servers
-from monolith.ps.client.server_routes import ask_buckets
 from monolith.ps.client.server_search import follow_server
 from monolith.ps.messages import DeclaredTable, HeldPosition, Position, Push, Wire
 from monolith.table.buckets import NUM_BUCKETS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,23 +13,19 @@ import numpy as np
 
 from monolith.errors import (
     ConfigError,
-    DeadlineExceededError,
     MonolithError,
     OwnershipChangedError,
     ServerRestartedError,
-    UnavailableError,
 )
 from monolith.ps.bucket_messages import Buckets, OwnBuckets
+from monolith.ps.client.bucket_answers import ask_buckets, ask_each, buckets_in, has_left, misses_dense, takers_of
 from monolith.ps.ownership import OwnedByServer, OwnershipMap, mask_of, ranges_of
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.transport.calls import Call
-from monolith.transport.frames import Frame
-from monolith.transport.link import Link, finish_each
+from monolith.transport.link import Link
 
-__all__ = ["Route", "ServerRoutes", "ask_buckets"]
+__all__ = ["Route", "ServerRoutes"]
 
-ASK_SECONDS = 2.0
-"""How long a server that does not answer holds up those that ask all of them."""
 PAUSE = 0.05
 """Seconds between two looks at buckets that are on their way."""
 SILENT = 5.0
@@ -201,7 +197,7 @@ class ServerRoutes:
     def _fetch(self, away: Link | None = None) -> bool:
         """Ask all servers but `away`; whether every bucket has one owner."""
         links = list(self._links())
-        asked = _ask_each([link for link in links if link is not away])
+        asked = ask_each([link for link in links if link is not away])
         told: dict[Link, Buckets | None] = {}
         for link in links:
             answer = asked.get(link)
@@ -210,10 +206,10 @@ class ServerRoutes:
                 link.left = True
                 self._keep([other for other in self._links() if other is not link], [link])
             else:
-                told[link] = self._claimed_again(link, _buckets(answer))
-        if not self._claimed(told).all() or _missing_dense(told.values()):
+                told[link] = self._claimed_again(link, buckets_in(answer))
+        if not self._claimed(told).all() or misses_dense(told.values()):
             told |= self._follow(told)
-        self._missed = _takers(told.values()) - {link.address for link in told}
+        self._missed = takers_of(told.values()) - {link.address for link in told}
         claims = self._claims(told)
         counted = sum((known.mask.astype(np.int64) for known in claims.values()), np.zeros(NUM_BUCKETS, dtype=np.int64))
         # Of two that claim a bucket one has given it away since it was asked: ask again.
@@ -249,7 +245,7 @@ class ServerRoutes:
         found: dict[Link, Buckets | None] = {}
         now = time.monotonic()
         asked = {link.address for link in told} | {at for at, since in self._silent.items() if now - since < SILENT}
-        waiting = _takers(told.values()) - asked
+        waiting = takers_of(told.values()) - asked
         while waiting:
             address = waiting.pop()
             asked.add(address)
@@ -258,7 +254,7 @@ class ServerRoutes:
                 self._silent[address] = now
             else:
                 found[link] = ask_buckets(link)
-                waiting |= _takers([found[link]]) - asked
+                waiting |= takers_of([found[link]]) - asked
         return found
 
     def _claims(self, told: dict[Link, Buckets | None]) -> dict[Link, _Known]:
@@ -279,7 +275,7 @@ class ServerRoutes:
     def _put_in_place(self, told: dict[Link, Buckets | None], claims: dict[Link, _Known]) -> None:
         for link, one in told.items():
             if one is not None:
-                link.server, link.left = one.server, _has_left(one)
+                link.server, link.left = one.server, has_left(one)
             elif link in claims:
                 # It does not answer, and others own all that it had.
                 link.left = not claims[link].anything
@@ -292,42 +288,3 @@ class ServerRoutes:
         self.current = Route(
             links=tuple(link for link, _ in owning), versions=tuple(known.version for _, known in owning), owners=owners
         )
-
-
-def ask_buckets(link: Link) -> Buckets:
-    """What the server says about itself."""
-    return Buckets.from_json(link.call(Call.BUCKETS).text)
-
-
-def _ask_each(links: Sequence[Link]) -> dict[Link, Frame | Exception]:
-    """What each answers."""
-    seconds = [min(link.timeout, ASK_SECONDS) for link in links]
-    outcomes = finish_each(
-        [link.begin(Call.BUCKETS, "{}", timeout=limit) for link, limit in zip(links, seconds, strict=True)]
-    )
-    return dict(zip(links, outcomes, strict=True))
-
-
-def _buckets(outcome: Frame | Exception | None) -> Buckets | None:
-    """What a server says; None: it does not answer, or was not asked."""
-    if outcome is None or isinstance(outcome, UnavailableError | DeadlineExceededError | OwnershipChangedError):
-        return None
-    if isinstance(outcome, Exception):
-        raise outcome
-    return Buckets.from_json(outcome.text)
-
-
-def _missing_dense(told: Iterable[Buckets | None]) -> bool:
-    """Whether dense parameters were given to servers that were not asked."""
-    known = [one for one in told if one is not None]
-    held = {name for one in known for name in one.dense}
-    return any(name not in held for one in known for name in one.gave_dense)
-
-
-def _takers(told: Iterable[Buckets | None]) -> set[str]:
-    known = [one for one in told if one is not None]
-    return {address for one in known for address in one.gave} | {one.giving.taker for one in known if one.giving}
-
-
-def _has_left(told: Buckets) -> bool:
-    return told.version > 0 and told.giving is None and not told.ranges and not told.dense

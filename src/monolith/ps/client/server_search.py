@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from monolith.errors import MonolithError
-from monolith.ps.client.server_routes import ask_buckets
+from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.transport.link import Link
 
 __all__ = ["follow_server"]

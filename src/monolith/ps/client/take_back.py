@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from monolith.errors import InvalidArgumentError, MonolithError, UnavailableError
 from monolith.ps.bucket_messages import Buckets, Giving, MoveBuckets, TakeBack, TakenBack
+from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.ps.client.server_group import ClientConfig, link_to
-from monolith.ps.client.server_routes import ask_buckets
 from monolith.ps.ownership import mask_of
 from monolith.transport.addresses import distinct_addresses
 from monolith.transport.calls import Call
