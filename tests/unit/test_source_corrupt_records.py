@@ -99,7 +99,8 @@ def test_a_truncated_file_gives_its_whole_records_and_an_error(tmp_path: Path, s
         ids(TFRecordSource(str(path), IDS, batch_size=4))
     found = ids(TFRecordSource(str(path), IDS, batch_size=4, max_corrupt=1))
     assert found == list(range(len(found)))
-    assert suffix or len(found) == 999
+    # Of compressed records the last bytes are those of a checksum, and little more.
+    assert len(found) > 990
 
 
 def test_bytes_that_are_not_compressed_as_the_name_says(tmp_path: Path) -> None:

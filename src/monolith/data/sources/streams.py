@@ -61,9 +61,11 @@ def open_stream(url: str, compression: str, offset: int) -> Iterator[IO[bytes]]:
 
 
 def read_stream(stream: IO[bytes], size: int) -> bytes:
-    """Up to `size` bytes, none at the end; damage of the compression is a `StreamDamage`."""
+    """Up to `size` bytes, none at the end; damage of the compression is a `StreamDamage`, after all that is whole before it."""
+    # `read` would collect as much as was asked for, and lose what it has when it comes to the damage.
+    read = getattr(stream, "read1", stream.read)
     try:
-        return stream.read(size)
+        return cast("bytes", read(size))
     except (EOFError, zlib.error, gzip.BadGzipFile, pa.ArrowInvalid) as error:
         raise StreamDamage(str(error)) from None
     except OSError as error:
