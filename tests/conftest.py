@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Quick runs are the same every time; campaigns marked slow draw new examples each time and print how to replay a
@@ -29,3 +30,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # processor time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests first that wait for many processes: at the end of a run one of them would keep all others waiting."""
+    items.sort(key=lambda item: item.path.parent.name != "integration")
