@@ -69,6 +69,24 @@ def test_the_lease_is_renewed_while_nobody_calls(monkeypatch: pytest.MonkeyPatch
         assert set(asked) == {Call.GREET}
 
 
+def test_a_worker_that_says_it_comes_back_outlives_its_lease() -> None:
+    with ParameterServer() as server, CoordinationClient(server.address, index=0, epoch=1) as chief:
+        gone, away = (CoordinationClient(server.address, index=index, epoch=1, lease=0.5) for index in (1, 2))
+        away.stay(1000.0)
+        away.close()
+        gone.close()
+
+        def there() -> list[int]:
+            return [member.index for member in chief.members().members if member.alive]
+
+        assert 2 in there()
+        deadline = time.monotonic() + 60
+        while 1 in there():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert there() == [0, 2]
+
+
 def test_a_replaced_worker_is_told() -> None:
     with (
         ParameterServer() as server,

@@ -6,10 +6,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from monolith.errors import ConfigError
+from monolith.errors import ConfigError, ServerError
 from monolith.features.batch import Batch
 from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.ps.client.server_group import ClientConfig
@@ -125,13 +125,15 @@ class WorkerAttempt:
         """Tell the chief behind the block that it need not wait for this worker: it then ends the servers.
 
         Not by a hook: those behind it would ask servers that are gone, and a worker would wait for them without an end. One that
-        comes back after a failure still needs them.
+        comes back after a failure still needs them, and its lease must outlast the pause before it does.
         """
         comes_back = False
         try:
             yield
         except TEMPORARY:
             comes_back = True
+            with suppress(ServerError):
+                common.stay(self._config.retry_wait_in_secs + self._config.worker_lease_secs)
             raise
         finally:
             if self._several and not self._config.is_chief and not comes_back:

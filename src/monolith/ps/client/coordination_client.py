@@ -31,6 +31,8 @@ __all__ = ["CoordinationClient"]
 
 BEATS = 3
 """Heartbeats in one lease: two may be lost before the worker counts as gone."""
+STAY_SECONDS = 2.0
+"""How long a worker that has failed asks to be waited for: the server may be what has failed."""
 
 _logger = logging.getLogger(__name__)
 
@@ -130,6 +132,12 @@ class CoordinationClient:
         message = SetKey(key=key, value=value, expected=expected)
         there: str = json.loads(self._ask(Call.SET_KEY, message).text)["value"]
         return there
+
+    def stay(self, seconds: float) -> None:
+        """Count for `seconds` after the last word: for a worker that is silent for a while and comes back."""
+        self._lease = max(self._lease, seconds)
+        self._link.instance = 0
+        self._link.call(Call.GREET, self._who().model_dump_json(), timeout=min(self._link.timeout, STAY_SECONDS))
 
     def close(self) -> None:
         """Say nothing any more; the lease ends by itself."""
