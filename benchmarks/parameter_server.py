@@ -79,9 +79,9 @@ def ahead_steps(store: ServerStore, late: ThreadPoolExecutor, turn: list[Bags], 
         store.lookup([bags])
         if place + 1 < len(turn):
             store.prefetch([turn[place + 1]])
-        if pushed is not None:
-            pushed.result()
-        pushed = late.submit(store.apply, [Gradient(bags=bags, values=gradient)])
+        before, pushed = pushed, late.submit(store.apply, [Gradient(bags=bags, values=gradient)])
+        if before is not None:
+            before.result()
     if pushed is not None:
         pushed.result()
 
