@@ -152,7 +152,7 @@ void Table::Impl::lookup_locked(const LookupPlan& plan, std::span<const std::int
   float* const rows = scratch.data() + dim;
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
-  for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
+  const auto read = [&](const Shard& shard, std::size_t first, std::size_t last) {
     {
       const std::shared_lock guard(shard.lock);
       kernels->lookup(plan, batch.ids.data() + first, nullptr, last - first, Pooling::kSum, rows, scratch.data());
@@ -160,7 +160,10 @@ void Table::Impl::lookup_locked(const LookupPlan& plan, std::span<const std::int
     for (std::size_t i = first; i < last; ++i) {
       std::memcpy(out + batch.tags[i] * dim, rows + (i - first) * dim, dim * sizeof(float));
     }
-  });
+  };
+  // From the last shard to the first, against the way of the writers: a reader that goes their way catches up with one and then
+  // waits for it at every shard.
+  for (std::uint32_t s = kShards; s-- > 0;) for_each_group_of(s, batch, read);
 }
 
 void Table::Impl::lookup(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits, Pooling pooling,
@@ -181,9 +184,9 @@ void Table::Impl::lookup(std::span<const std::int64_t> ids, std::span<const std:
   }
   if (row_splits.empty()) return lookup_locked(plan, ids, out);
   // Rows first, sums after, so that the order of additions and with it every bit is the same as without writers.
-  std::vector<float> rows(ids.size() * layout.dim);
-  lookup_locked(plan, ids, rows.data());
-  const float* row = rows.data();
+  const auto rows = std::make_unique_for_overwrite<float[]>(ids.size() * layout.dim);
+  lookup_locked(plan, ids, rows.get());
+  const float* row = rows.get();
   for (std::size_t bag = 0; bag < bags; ++bag, out += layout.dim) {
     const std::int64_t n = row_splits[bag + 1] - row_splits[bag];
     std::fill_n(out, layout.dim, n == 0 ? 0.0f : -0.0f);

@@ -161,10 +161,12 @@ struct Table::Impl {
   // Calls f(shard, first, last) for runs of at most kGroup ids of one shard; takes no lock.
   template <typename F>
   void for_each_group(const Partition& batch, F&& f) const {
-    for (std::uint32_t s = 0; s < kShards; ++s) {
-      for (std::size_t first = batch.starts[s]; first < batch.starts[s + 1]; first += kGroup) {
-        f(*shards[s], first, std::min<std::size_t>(first + kGroup, batch.starts[s + 1]));
-      }
+    for (std::uint32_t s = 0; s < kShards; ++s) for_each_group_of(s, batch, f);
+  }
+  template <typename F>
+  void for_each_group_of(std::uint32_t s, const Partition& batch, F&& f) const {
+    for (std::size_t first = batch.starts[s]; first < batch.starts[s + 1]; first += kGroup) {
+      f(*shards[s], first, std::min<std::size_t>(first + kGroup, batch.starts[s + 1]));
     }
   }
 
