@@ -274,6 +274,8 @@ class ChangeLog:
             commit.tables.rollback()
             if isinstance(error, MonolithError) or not isinstance(error, Exception):
                 raise
+            # A successor has removed what was not finished: that it is there says more than how that shows here.
+            self.require_own()
             raise StorageError(
                 f"{self.folder}: cannot write sequence {sequence}: {error}; the next commit has its changes"
             ) from error
