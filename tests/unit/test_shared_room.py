@@ -178,10 +178,13 @@ def test_whoever_lies_about_a_room_is_turned_away_and_others_are_served() -> Non
             (words(ROOM_COMES | 4096, SHARED | 4097), [plain_memory(8192)]),  # more than there is
             (words(ROOM_COMES | 4096, ROOM_COMES | 4096), [plain_memory(8192)]),  # a second one
             (words(ROOM_COMES | 4096), [os.open("/dev/null", os.O_RDONLY)]),
+            (words(ROOM_COMES | 4096)[:4], [plain_memory(8192)]),  # half a word
         ]
         for data, descriptors in lies:
             with opened(server) as liar:
                 socket.send_fds(liar, [data], descriptors)
+                if len(data) < 8:
+                    liar.shutdown(socket.SHUT_WR)  # the server waits for the rest; others must be turned away unasked
                 assert liar.recv(1) == b"", "the server has closed the stream"
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -111,7 +111,7 @@ class FramedSocket:
     def send_frame(self, *pieces: np.ndarray, deadline: float | None = None) -> None:
         """Send one message, the bytes of all `pieces`."""
         size = sum(map(len, pieces))
-        room = self._room_for(size)
+        room = self._room_for(size, deadline)
         if room is None:
             self.send(_LENGTH.pack(size), *pieces, deadline=deadline)
         else:
@@ -151,7 +151,7 @@ class FramedSocket:
             self.receive(min(left, _SKIPPED_AT_ONCE), deadline=deadline)
         raise TooLongError(size, head)
 
-    def _room_for(self, size: int) -> SharedRoom | None:
+    def _room_for(self, size: int, deadline: float | None) -> SharedRoom | None:
         if size < SHARED_FROM:
             return None
         if self._makes_room and self.room is None:
@@ -161,6 +161,7 @@ class FramedSocket:
                 self.room, descriptor = made
                 try:
                     word = _LENGTH.pack(_ROOM_COMES | len(self.room.outgoing))
+                    self._limit(socket.SO_SNDTIMEO, deadline)
                     socket.send_fds(self._socket, [word], [descriptor])
                 finally:
                     os.close(descriptor)
@@ -210,9 +211,13 @@ class FramedSocket:
                 break
         if not word:
             raise ConnectionResetError("the other side has closed the stream")
-        if len(word) < _LENGTH.size:
-            word += self.receive(_LENGTH.size - len(word), deadline=deadline).tobytes()
-        return word, descriptors
+        try:
+            return word + self.receive(_LENGTH.size - len(word), deadline=deadline).tobytes(), descriptors
+        except BaseException:
+            # Whoever sends a descriptor and half a word must not leave it here.
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
 
     def stop_receiving(self) -> None:
         """Let a thread that waits for bytes find the end; what is being sent is sent."""
