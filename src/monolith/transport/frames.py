@@ -7,8 +7,8 @@ A frame is a header, the dtype and shape of each array, a text in JSON, and the 
     text     UTF-8, padded with zero bytes
     arrays   C order, little endian, each padded with zero bytes
 
-It travels as the application metadata of one Flight message. A record batch would carry the same buffers, no faster, and
-would put a parser of nested columns between the network and the checks below.
+Over Arrow Flight it travels as the application metadata of one message. A record batch would carry the same buffers, no faster,
+and would put a parser of nested columns between the network and the checks below.
 """
 
 from __future__ import annotations

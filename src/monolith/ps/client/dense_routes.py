@@ -12,15 +12,13 @@ import numpy as np
 from monolith.errors import DeadlineExceededError, OwnershipChangedError, UnavailableError
 from monolith.ps.bucket_messages import Buckets
 from monolith.ps.client.bucket_answers import ask_buckets
+from monolith.ps.client.parted_call import FIRST_PAUSE, LONGEST_PAUSE
 from monolith.ps.client.server_group import ServerGroup
 from monolith.transport.calls import Call
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link, finish_each
 
 __all__ = ["DensePart", "DenseRoutes"]
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
-"""Seconds between two looks for parameters that are on their way."""
 
 
 @dataclass(frozen=True, kw_only=True)

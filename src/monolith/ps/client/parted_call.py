@@ -15,13 +15,13 @@ from monolith.ps.client.server_routes import Route, ServerRoutes
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange, Link, finish_each
 
-__all__ = ["Part", "Places", "run_parts"]
+__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "Part", "Places", "run_parts"]
 
 Places = tuple["np.ndarray | slice", ...]
 """For each table of a call, which of its ids."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
-"""Seconds between two attempts while buckets are on their way."""
+"""Seconds between two attempts while buckets, or dense parameters, are on their way."""
 
 
 @dataclass(frozen=True, kw_only=True)

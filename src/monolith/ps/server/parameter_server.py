@@ -42,7 +42,7 @@ class ServerConfig(ListenConfig):
 class ParameterServer(FrameServer):
     """Serves until `close`. It has started when the constructor returns.
 
-    Requests are handled by gRPC's threads, which unpack arrays and call the core; nothing else runs here.
+    Requests are handled by the transport's threads, which unpack arrays and call the core; nothing else runs here.
 
     Example:
         >>> from monolith.ps import ParameterServer, RemoteStore
