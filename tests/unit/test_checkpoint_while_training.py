@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,9 @@ class Training:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
 
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
     def _run(self) -> None:
         try:
             while self.step < self._steps:
@@ -68,12 +72,16 @@ class Training:
 def test_checkpoints_in_the_background_are_the_state_of_their_step(tmp_path: Path) -> None:
     table, saved, writers = new_table(), [], []
     snapshots: list[OpenSnapshot] = []
-    taken = threading.Event()
+    scanned = threading.Event()
 
     with ChangeLog(tmp_path / "log", [table]) as log:
         training = Training(table, 120)
 
         def between(step: int) -> None:
+            if step == 60:  # however slow the scan is, one save closes a snapshot
+                assert scanned.wait(60)
+                for writer in writers:
+                    writer.join()
             if step % 10 == 0 and all(not writer.is_alive() for writer in writers):
                 snapshot = snapshots.pop() if snapshots else None
                 path = tmp_path / f"model.ckpt-{step}"
@@ -81,17 +89,14 @@ def test_checkpoints_in_the_background_are_the_state_of_their_step(tmp_path: Pat
                 writers.append(threading.Thread(target=pending.finish))
                 writers[-1].start()
                 saved.append((step, snapshot is not None))
-                if snapshot is not None:
-                    taken.set()
-            if step == 120:
-                taken.set()
 
         training.between = between
         with training:
-            while training.step < 100:  # scans of the whole table, one after the other, beside everything else
-                taken.clear()
+            while training.is_running():  # scans of the whole table, one after the other, beside everything else
                 snapshots.append(write_snapshot(tmp_path, [table], log))
-                taken.wait(60)
+                scanned.set()
+                while snapshots and training.is_running():
+                    time.sleep(0.001)
         for writer in writers:
             writer.join()
         for snapshot in snapshots:
