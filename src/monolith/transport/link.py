@@ -7,7 +7,6 @@ which the server applies it at most once.
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from monolith.errors import (
 )
 from monolith.transport.calls import CHANGES, Call
 from monolith.transport.frames import Frame, instance_of, pieces, set_instance
+from monolith.transport.pauses import spread
 from monolith.transport.remote_errors import raised
 from monolith.transport.stream_pool import Stream, StreamPool, Transport, connector_to
 
@@ -135,8 +135,7 @@ class Exchange:
             except (UnavailableError, FencedError) as error:
                 self._drop()
                 self._look_for_server()
-                # Spread, so that the workers of a cluster do not all come back at the same moment.
-                pause = min(2 * pause, LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+                pause = spread(min(2 * pause, LONGEST_PAUSE))
                 if time.monotonic() + pause >= self._deadline:
                     raise UnavailableError(f"{error}; tried for {self._timeout:g} s") from None
                 time.sleep(pause)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from monolith.ps.client.bag_split import split_by_owner
 from monolith.ps.client.server_routes import Route, ServerRoutes
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange, Link, finish_each
+from monolith.transport.pauses import spread
 
 __all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "Part", "Places", "run_parts"]
 
@@ -84,7 +84,7 @@ def run_parts(
         if time.monotonic() >= deadline:
             raise DeadlineExceededError(f"buckets were on their way from one server to another for {timeout:g} s")
         if turn:
-            time.sleep(pause * random.uniform(0.5, 1.0))
+            time.sleep(spread(pause))
             pause = min(2 * pause, LONGEST_PAUSE)
         route, turn = routes.after(route), turn + 1
         waiting = _split_again(ids, refused, route, kept)

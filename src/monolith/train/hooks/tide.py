@@ -123,7 +123,7 @@ class CustomGlobalStepWaiterHook(Hook):
         now: Callable[[], datetime] = _utc_now,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        extra_seconds: Callable[[], float] = lambda: random.uniform(0, 600),
+        extra_seconds: Callable[[], float] = lambda: random.SystemRandom().uniform(0, 600),
     ) -> None:
         self.wait_until_step = wait_until_step
         self.window = window
