@@ -4,14 +4,49 @@
 #include <utility>
 
 namespace monolith {
-namespace {
 
-constexpr std::size_t kSavedRows = 256;
+RowBatch SavedRooms::take() {
+  const std::lock_guard guard(mutex_);
+  RowBatch batch;
+  if (free_.empty()) {
+    // There must be a place for every room that is out there: giving back cannot fail.
+    if (free_.capacity() <= taken_) free_.reserve(2 * taken_ + 16);
+    batch.ids.reserve(kRows);
+    batch.times.reserve(kRows);
+    batch.rows.reserve(kRows * row_bytes_);
+  } else {
+    batch = std::move(free_.back());
+    free_.pop_back();
+  }
+  most_taken_ = std::max(most_taken_, ++taken_);
+  return batch;
+}
 
-}  // namespace
+void SavedRooms::give_back(std::vector<RowBatch> batches) noexcept {
+  const std::lock_guard guard(mutex_);
+  for (RowBatch& batch : batches) {
+    batch.clear();
+    free_.push_back(std::move(batch));
+  }
+  taken_ -= batches.size();
+}
 
-ChangeSet::ChangeSet(std::size_t row_bytes, std::uint32_t rows)
-    : row_bytes_(row_bytes), waiting_bits_(rows / 64 + 1), flight_bits_(rows / 64 + 1) {
+void SavedRooms::end_cut() noexcept {
+  const std::lock_guard guard(mutex_);
+  if (free_.size() > most_taken_) free_.resize(most_taken_);
+  most_taken_ = taken_;
+}
+
+std::size_t SavedRooms::bytes() const {
+  const std::lock_guard guard(mutex_);
+  return free_.size() * room_bytes();
+}
+
+ChangeSet::ChangeSet(SavedRooms& rooms, std::size_t row_bytes, std::uint32_t rows)
+    : rooms_(&rooms),
+      row_bytes_(row_bytes),
+      waiting_bits_(rows / 64 + 1),
+      flight_bits_(rows / 64 + 1) {
   waiting_bits_[0] |= bit(0);
 }
 
@@ -46,12 +81,9 @@ void ChangeSet::cleared(std::span<const std::int64_t> ids) noexcept {
 }
 
 void ChangeSet::save(std::int64_t id, std::uint32_t row, std::uint32_t time, const std::byte* bytes) {
-  if (saved_.empty() || saved_.back().ids.size() == kSavedRows) {
-    RowBatch batch;
-    batch.ids.reserve(kSavedRows);
-    batch.times.reserve(kSavedRows);
-    batch.rows.reserve(kSavedRows * row_bytes_);
-    saved_.push_back(std::move(batch));
+  if (saved_.empty() || saved_.back().ids.size() == SavedRooms::kRows) {
+    if (saved_.size() == saved_.capacity()) saved_.reserve(2 * saved_.size() + 4);  // before a room is taken, which would be lost
+    saved_.push_back(rooms_->take());
   }
   RowBatch& batch = saved_.back();
   batch.ids.push_back(id);
@@ -70,7 +102,7 @@ void ChangeSet::cut() noexcept {
   unread_ = flight_.changed.size() != 0;
 }
 
-std::vector<RowBatch> ChangeSet::take_saved() noexcept { return std::exchange(saved_, {}); }
+SavedRooms::Loan ChangeSet::take_saved() noexcept { return {*rooms_, std::exchange(saved_, {})}; }
 
 void ChangeSet::put_back(std::int64_t id, std::uint32_t row) {
   changed_.make_room();
@@ -82,7 +114,7 @@ void ChangeSet::put_back_erased() { erased_.insert(erased_.end(), flight_.erased
 
 void ChangeSet::end_flight() noexcept {
   unread_ = false;
-  saved_ = {};
+  take_saved();
   flight_.changed.clear();
   flight_.erased = {};
 }
@@ -90,7 +122,7 @@ void ChangeSet::end_flight() noexcept {
 std::size_t ChangeSet::bytes() const noexcept {
   const std::size_t bits = (waiting_bits_.capacity() + flight_bits_.capacity()) * sizeof(std::uint64_t);
   const std::size_t erased = (erased_.capacity() + flight_.erased.capacity()) * sizeof(std::int64_t);
-  const std::size_t saved = saved_.size() * kSavedRows * (row_bytes_ + sizeof(std::int64_t) + sizeof(std::uint32_t));
+  const std::size_t saved = saved_.size() * rooms_->room_bytes();
   return sizeof(*this) + bits + changed_.bytes() + flight_.changed.bytes() + erased + saved;
 }
 

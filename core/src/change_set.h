@@ -9,7 +9,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "monolith/table.h"
@@ -41,6 +43,45 @@ class IdList {
   std::size_t size_ = 0;
 };
 
+// Memory for the copies of rows that writers save, shared by the shards of a table and used again from piece to piece and from cut
+// to cut: a writer that had to take fresh memory for each would mostly wait for the system to clear pages. Thread-safe.
+class SavedRooms {
+ public:
+  static constexpr std::size_t kRows = 256;  // of one room
+
+  explicit SavedRooms(std::size_t row_bytes) : row_bytes_(row_bytes) {}
+  // Batches on loan; they go back by themselves.
+  class Loan {
+   public:
+    Loan(SavedRooms& rooms, std::vector<RowBatch> batches) noexcept : rooms_(rooms), batches_(std::move(batches)) {}
+    ~Loan() { rooms_.give_back(std::move(batches_)); }
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+    const std::vector<RowBatch>& batches() const noexcept { return batches_; }
+
+   private:
+    SavedRooms& rooms_;
+    std::vector<RowBatch> batches_;
+  };
+
+  // An empty batch with room for kRows rows. Throws std::bad_alloc.
+  RowBatch take();
+  // A cut has ended: keeps as many rooms as it needed at once, and frees the others.
+  void end_cut() noexcept;
+  std::size_t room_bytes() const noexcept { return kRows * (row_bytes_ + sizeof(std::int64_t) + sizeof(std::uint32_t)); }
+  // Of the rooms that nobody uses.
+  std::size_t bytes() const;
+
+ private:
+  void give_back(std::vector<RowBatch> batches) noexcept;
+
+  const std::size_t row_bytes_;
+  mutable std::mutex mutex_;
+  std::vector<RowBatch> free_;
+  std::size_t taken_ = 0;       // rooms in use
+  std::size_t most_taken_ = 0;  // since the last cut
+};
+
 class ChangeSet {
  public:
   // The ids of a cut: rows that had changed, and rows that had been removed.
@@ -51,7 +92,7 @@ class ChangeSet {
   };
 
   // Has room for the rows below `rows`.
-  ChangeSet(std::size_t row_bytes, std::uint32_t rows);
+  ChangeSet(SavedRooms& rooms, std::size_t row_bytes, std::uint32_t rows);
 
   // --- Writers. Each is called before the change it is about, and when it throws std::bad_alloc nothing is lost: at worst a row
   // counts as changed that was not.
@@ -88,7 +129,7 @@ class ChangeSet {
   // The row has been read.
   void land(std::uint32_t row) noexcept { flight_bits_[row / 64] &= ~bit(row); }
   // Copies saved since the last call; once all ids have been looked at there will be no more.
-  std::vector<RowBatch> take_saved() noexcept;
+  SavedRooms::Loan take_saved() noexcept;
   void all_read() noexcept { unread_ = false; }
 
   // The row waits again, whatever happened to it since.
@@ -111,6 +152,7 @@ class ChangeSet {
     word |= bit(row);
   }
 
+  SavedRooms* rooms_;
   std::size_t row_bytes_;
   // Always of one size, beyond every row number in use. Between flights all of flight_bits_ is zero, so that a cut only has to
   // swap the two. The waiting bit of row 0 is always set: it is never put into the list.
@@ -122,7 +164,7 @@ class ChangeSet {
 
   Flight flight_;
   bool unread_ = false;          // some row may be in flight
-  std::vector<RowBatch> saved_;  // each with room for kSavedRows: a long list never moves
+  std::vector<RowBatch> saved_;  // in rooms of their own: a long list never moves
 };
 
 }  // namespace monolith

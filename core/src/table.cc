@@ -266,6 +266,7 @@ void Table::copy_rows(std::span<const std::int64_t> ids, bool* found, RowBatch& 
   batch.build(ids, {});
   impl.for_each_group(batch, [&](const Shard& shard, std::size_t first, std::size_t last) {
     const std::shared_lock guard(shard.lock);
+    impl.fetch_group(shard, batch.group(first, last));
     for (std::size_t i = first; i < last; ++i) {
       const std::uint32_t to = batch.tags[i];
       const auto slot = shard.index.find(batch.ids[i], hash_id(batch.ids[i]));
@@ -358,7 +359,8 @@ TableStats Table::stats() const {
   TableStats stats;
   stats.row_bytes = impl_->layout.row_bytes;
   stats.max_event_time = max_event_time();
-  stats.bytes = sizeof(Impl) + impl_->arena.bytes() + impl_->blocks.heap_bytes() + kShards * sizeof(Shard);
+  stats.bytes = sizeof(Impl) + impl_->arena.bytes() + impl_->blocks.heap_bytes() + kShards * sizeof(Shard) +
+                impl_->saved_rooms.bytes();
   for (const auto& shard : impl_->shards) {
     const std::shared_lock guard(shard->lock);
     stats.rows += shard->index.size();

@@ -63,15 +63,15 @@ void Table::Impl::read_group(RowBatch& out) {
   if (cut.position == 0) sort_unique(flight.erased);
   const std::size_t n = std::min(kGroup, flight.changed.size() - cut.position);
   const std::size_t before = out.ids.size();
-  std::vector<RowBatch> saved;
   {
-    const std::lock_guard guard(shard.lock);
+    std::unique_lock guard(shard.lock);
     copy_flying(shard, flight.changed.ids().subspan(cut.position, n), layout.row_bytes, out);
     cut.position += n;
     if (cut.position == flight.changed.size()) shard.changes->all_read();
-    saved = shard.changes->take_saved();
+    const SavedRooms::Loan saved = shard.changes->take_saved();
+    guard.unlock();
+    for (const RowBatch& batch : saved.batches()) append(out, batch);
   }
-  for (const RowBatch& batch : saved) append(out, batch);
   if (flight.erased.empty()) return;
   for (std::size_t i = before; i < out.ids.size(); ++i) {
     if (std::binary_search(flight.erased.begin(), flight.erased.end(), out.ids[i])) cut.came_back.push_back(out.ids[i]);
@@ -93,6 +93,7 @@ void Table::Impl::end_cut() noexcept {
     const std::lock_guard guard(shard->lock);
     shard->changes->end_flight();
   }
+  saved_rooms.end_cut();
   cut.came_back = {};
   cut.open = false;
 }
@@ -104,7 +105,7 @@ void Table::track_changes() {
   if (impl_->tracks()) return;
   std::array<std::unique_ptr<ChangeSet>, kShards> made;
   for (std::uint32_t s = 0; s < kShards; ++s) {
-    made[s] = std::make_unique<ChangeSet>(impl_->layout.row_bytes, impl_->shards[s]->rows.numbers());
+    made[s] = std::make_unique<ChangeSet>(impl_->saved_rooms, impl_->layout.row_bytes, impl_->shards[s]->rows.numbers());
   }
   for (std::uint32_t s = 0; s < kShards; ++s) impl_->shards[s]->changes = std::move(made[s]);
 }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <numeric>
 #include <shared_mutex>
+#include <span>
 #include <vector>
 
 #include "arena.h"
@@ -48,6 +49,10 @@ struct Partition {
   // row_splits may be empty: then tags are positions, counted from 0.
   void build(std::span<const std::int64_t> call_ids, std::span<const std::int64_t> row_splits);
 
+  std::span<const std::int64_t> group(std::size_t first, std::size_t last) const noexcept {
+    return {ids.data() + first, last - first};
+  }
+
   // The calling thread's own, kept between calls.
   static Partition& of_this_thread();
 };
@@ -65,6 +70,7 @@ struct Table::Impl {
 
   Arena arena;
   BlockPool blocks{arena};
+  SavedRooms saved_rooms{layout.row_bytes};
   std::array<ShardView, kShards> views;
   std::vector<std::unique_ptr<Shard>> shards;
   mutable WriteGate gate;
@@ -167,6 +173,21 @@ struct Table::Impl {
   void for_each_group_of(std::uint32_t s, const Partition& batch, F&& f) const {
     for (std::size_t first = batch.starts[s]; first < batch.starts[s + 1]; first += kGroup) {
       f(*shards[s], first, std::min<std::size_t>(first + kGroup, batch.starts[s + 1]));
+    }
+  }
+
+  // Starts the fetching of what handling a group will touch: the buckets of all its ids at once, then the rows that are there.
+  // The shard must be locked. Inlined by force: GCC takes a function that only prefetches for one without effect and drops the call.
+  [[gnu::always_inline]] void fetch_group(const Shard& shard, std::span<const std::int64_t> ids) const noexcept {
+    for (const std::int64_t id : ids) __builtin_prefetch(shard.index.home(hash_id(id)));
+    for (const std::int64_t id : ids) {
+      const Bucket* const bucket = shard.index.home(hash_id(id));
+      const Bucket::Guess guess = bucket->guess(id);
+      // An id that is not here ends its search in this bucket, or if that is full mostly in the next.
+      const auto* const next = reinterpret_cast<const std::byte*>(bucket + bucket->full());
+      const std::byte* const from = guess.right ? shard.rows.at(bucket->rows[guess.slot]) : next;
+      const std::size_t line_bytes = guess.right ? 64 : 0;
+      for (std::uint32_t line = 0; line < lines(layout.row_bytes); ++line) __builtin_prefetch(from + line * line_bytes, 1);
     }
   }
 

@@ -39,6 +39,7 @@ void Table::Impl::write_values(std::span<const std::int64_t> ids, const float* v
   std::vector<float> sum(layout.dim);
   for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last) {
     const std::lock_guard guard(shard.lock);
+    fetch_group(shard, batch.group(first, last));
     for (std::size_t i = first; i < last; ++i) {
       const std::int64_t id = batch.ids[i];
       const std::uint64_t hash = hash_id(id);
@@ -75,6 +76,7 @@ void Table::reinitialize(std::span<const std::int64_t> ids, std::uint32_t event_
   batch.build(ids, {});
   impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last) {
     const std::lock_guard guard(shard.lock);
+    impl_->fetch_group(shard, batch.group(first, last));
     for (std::size_t i = first; i < last; ++i) {
       const std::uint64_t hash = hash_id(batch.ids[i]);
       const auto found = impl_->upsert(shard, batch.ids[i], hash, event_time, [] { return true; });
@@ -91,6 +93,7 @@ void Table::erase(std::span<const std::int64_t> ids, bool* erased) {
   batch.build(ids, {});
   impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last) {
     const std::lock_guard guard(shard.lock);
+    impl_->fetch_group(shard, batch.group(first, last));
     for (std::size_t i = first; i < last; ++i) {
       const std::uint64_t hash = hash_id(batch.ids[i]);
       const auto slot = shard.index.find(batch.ids[i], hash);
@@ -154,6 +157,7 @@ void Table::insert_raw(std::span<const std::int64_t> ids, std::span<const std::u
   batch.build(ids, {});
   impl_->for_each_group(batch, [&](Shard& shard, std::size_t first, std::size_t last) {
     const std::lock_guard guard(shard.lock);
+    impl_->fetch_group(shard, batch.group(first, last));
     for (std::size_t i = first; i < last; ++i) {
       const std::uint32_t from = batch.tags[i];
       const auto found =
