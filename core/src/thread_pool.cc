@@ -1,6 +1,8 @@
 #include "monolith/thread_pool.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -101,19 +103,60 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
+// The OpenMP runtime that torch has brought into the process, GNU's or one with its interface. Its threads spin for a while after
+// each parallel operation, waiting for the next. In a training step that leaves our own threads no processor, while these are
+// there at once. The runtime keeps a team of threads for every thread that asks: so only the main thread does.
+class OpenMp {
+ public:
+  // True if the job was run. The team must have the size it has for torch: another would end threads and start new ones.
+  static bool run(Job& job, std::size_t threads) {
+    static const OpenMp runtime;
+    if (runtime.parallel_ == nullptr || runtime.max_threads_ == nullptr || forked.load(std::memory_order_relaxed)) return false;
+    if (!is_main_thread() || runtime.max_threads_() != static_cast<int>(threads)) return false;
+    runtime.parallel_([](void* data) { static_cast<Job*>(data)->run(); }, &job, static_cast<unsigned>(threads), 0);
+    return true;
+  }
+
+  // A forked child has none of the parent's threads, and the runtime does not know it.
+  static inline std::atomic<bool> forked{false};
+
+ private:
+  OpenMp() noexcept
+      : parallel_(reinterpret_cast<decltype(parallel_)>(dlsym(RTLD_DEFAULT, "GOMP_parallel"))),
+        max_threads_(reinterpret_cast<decltype(max_threads_)>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"))) {}
+
+  static bool is_main_thread() noexcept {
+#if defined(__linux__)
+    static thread_local const bool is_main = gettid() == getpid();
+    return is_main;
+#else
+    return false;
+#endif
+  }
+
+  void (*parallel_)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+  int (*max_threads_)();
+};
+
 std::atomic<std::size_t> wanted{0};  // 0: not chosen yet
 std::atomic<Pool*> current{nullptr};
 
-// A forked child has none of the parent's threads; it starts over with a pool of its own and leaks the old one.
-void forget_pool() { current.store(nullptr); }
+// The child starts over with a pool of its own and leaks the old one.
+void forget_threads() {
+  current.store(nullptr);
+  OpenMp::forked.store(true);
+}
+
+void watch_forks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
+  static_cast<void>(registered);
+}
 
 Pool& pool() {
   if (Pool* existing = current.load(std::memory_order_acquire)) return *existing;
   static std::mutex creating;
   const std::lock_guard guard(creating);
   if (Pool* existing = current.load(std::memory_order_acquire)) return *existing;
-  static const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
-  static_cast<void>(registered);
   auto* fresh = new Pool;  // never deleted: worker threads may outlive static destruction
   current.store(fresh, std::memory_order_release);
   return *fresh;
@@ -137,8 +180,9 @@ void parallel_for(std::size_t tasks, const std::function<void(std::size_t)>& f) 
     for (std::size_t i = 0; i < tasks; ++i) f(i);
     return;
   }
+  watch_forks();
   Job job{.f = &f, .tasks = tasks, .next = {}, .mutex = {}, .error = {}};
-  pool().run(job, num_threads());
+  if (!OpenMp::run(job, num_threads())) pool().run(job, num_threads());
   if (job.error) std::rethrow_exception(job.error);
 }
 

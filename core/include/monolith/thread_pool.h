@@ -1,4 +1,5 @@
-// Worker threads shared by all tables of the process, for the inside of one call. Started on first use, never on load.
+// Worker threads shared by all tables of the process, for the inside of one call. Started on first use, never on load. Calls of the
+// main thread use those that torch has, if there are as many.
 #pragma once
 
 #include <cstddef>
