@@ -1,6 +1,7 @@
 #include "monolith/ragged.h"
 
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <string>
 #include <tuple>
@@ -8,6 +9,7 @@
 #include "arrays.h"
 #include "module.h"
 #include "monolith/error.h"
+#include "monolith/fids.h"
 #include "monolith/placed_rows.h"
 
 namespace nb = nanobind;
@@ -18,6 +20,18 @@ using OutBytes = nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device
 using monolith::Reduction;
 
 namespace {
+
+OutIds stack_fids(const std::vector<Ids>& columns, const std::vector<std::int64_t>& slots) {
+  std::vector<std::span<const std::int64_t>> spans;
+  spans.reserve(columns.size());
+  for (const Ids& column : columns) spans.push_back(as_span(column));
+  Buffer<std::int64_t> fids(columns.empty() ? 0 : columns.size() * columns[0].size());
+  {
+    const nb::gil_scoped_release release;
+    monolith::stack_fids(spans, slots, fids.span());
+  }
+  return std::move(fids).vector();
+}
 
 // Sized by the values the caller really has, never by the last row split, which is not checked yet.
 OutIds value_rowids(const Ids& row_splits, std::size_t num_values) {
@@ -155,6 +169,8 @@ void init_ragged(nb::module_& m) {
         monolith::check_row_splits(as_span(row_splits), num_values);
       },
       nb::arg("row_splits").noconvert(), nb::arg("num_values"));
+  m.def("stack_fids", &stack_fids, nb::arg("columns"), nb::arg("slots"),
+        "The fids of columns of equal length, row by row; a negative slot leaves ids as they are.");
   m.def("value_rowids", &value_rowids, nb::arg("row_splits").noconvert(), nb::arg("num_values"));
   m.def("pool", &pool, nb::arg("reduction"), nb::arg("rows").noconvert(), nb::arg("row_splits").noconvert());
   m.def("pool_gradient", &pool_gradient, nb::arg("reduction"), nb::arg("grad_out").noconvert(), nb::arg("rows").noconvert(), nb::arg("pooled").noconvert(),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
+from monolith._core import stack_fids
 from monolith.errors import InvalidArgumentError
 from monolith.table.arrays import Ids, id_array
 
@@ -158,8 +159,8 @@ def hash_strings(strings: pa.Array | pa.ChunkedArray | Sequence[str | bytes]) ->
     return torch.from_numpy(_hash_buffers(column.cast(pa.large_binary())))
 
 
-def to_fids(ids: Ids, slot: int | np.ndarray) -> torch.Tensor:
-    """Any int64 ids as fids v2 of `slot` (one for all, or one for each): int64, shape of `ids`.
+def to_fids(ids: Ids, slot: int) -> torch.Tensor:
+    """Any int64 ids as fids v2 of `slot`: int64, shape of `ids`.
 
     Three cases, per id: one that carries this slot in its high 16 bits already is a fid and stays as it is. One in
     [0, 2**48) becomes the signature as it is: such ids never collide. Any other is hashed to 48 bits: among n distinct
@@ -171,20 +172,10 @@ def to_fids(ids: Ids, slot: int | np.ndarray) -> torch.Tensor:
         >>> fid_v2.slot_of(fids).tolist(), fid_v2.signature_of(fids).tolist()
         ([7, 7, 7], [5, 251622562667365, 5])
     """
-    array, slots = id_array(ids), np.asarray(slot, dtype=np.int64)
-    # The bitwise or of numbers is within [0, 2**n) if and only if all of them are.
-    if not 0 <= np.bitwise_or.reduce(slots, axis=None) < 2**fid_v2.slot_bits:
+    if not 0 <= slot < 2**fid_v2.slot_bits:
         raise InvalidArgumentError(f"slot: expected 0..{2**fid_v2.slot_bits - 1}, got {slot!r}")
-    prefixes = slots << fid_v2.signature_bits
-    if 0 <= np.bitwise_or.reduce(array, axis=None) < 2**fid_v2.signature_bits:
-        return torch.from_numpy(np.asarray(array | prefixes))
-    high = array >> fid_v2.signature_bits
-    fids = np.asarray(array | prefixes)
-    hashed = np.asarray((high != 0) & (high != slots))
-    if hashed.any():
-        signatures = _mix(array[hashed].view(np.uint64)) >> np.uint64(64 - fid_v2.signature_bits)
-        fids[hashed] = signatures.view(np.int64) | np.broadcast_to(prefixes, array.shape)[hashed]
-    return torch.from_numpy(fids)
+    array = id_array(ids)
+    return torch.from_numpy(stack_fids([array.reshape(-1)], [slot])).reshape(array.shape)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -13,11 +13,11 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from monolith._core import stack_fids
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch, Column, column_of, num_rows
 from monolith.features.declaration import Declaration, FeatureGroup, TableDeclaration
 from monolith.features.feature import Feature
-from monolith.features.ids import to_fids
 from monolith.features.ragged import Ragged
 from monolith.table.store import Bags
 
@@ -33,7 +33,7 @@ class FeatureBags:
     stacked: int | None = None
     """Features of the stack, whose bags follow each other row by row; None: it is no stack."""
     ids: np.ndarray
-    """int64 [n]."""
+    """int64 [n], as the table knows them: fids where features have slots."""
     row_splits: np.ndarray
     """int64 [rows + 1]: which ids belong to which row of the batch."""
     bag_splits: np.ndarray
@@ -88,7 +88,7 @@ def bags_of(declaration: Declaration, batch: Mapping[str, Column]) -> list[Table
 
 def _table_bags(table: TableDeclaration, batch: Mapping[str, Column]) -> TableBags:
     parts = [_group_bags(group, table, batch) for group in table.groups]
-    ids = [_fids(group.slots, part) for group, part in zip(table.groups, parts, strict=True)]
+    ids = [part.ids for part in parts]
     first = batch[table.features[0].name]
     bags = Bags(
         table=table.config.name,
@@ -105,11 +105,17 @@ def _table_bags(table: TableDeclaration, batch: Mapping[str, Column]) -> TableBa
 
 
 def _group_bags(group: FeatureGroup, table: TableDeclaration, batch: Mapping[str, Column]) -> FeatureBags:
-    members = [_feature_bags(feature, table, batch) for feature in group.features]
-    return members[0] if group.stack is None else _stacked(members)
+    if group.stack is None:
+        return _feature_bags(group.features[0], group.slots[0], table, batch)
+    if all(_has_one_id_per_row(batch[feature.name]) for feature in group.features):
+        return _stacked_ids(group, table, batch)
+    pairs = zip(group.features, group.slots, strict=True)
+    return _stacked_bags([_feature_bags(feature, slot, table, batch) for feature, slot in pairs])
 
 
-def _feature_bags(feature: Feature, table: TableDeclaration, batch: Mapping[str, Column]) -> FeatureBags:
+def _feature_bags(
+    feature: Feature, slot: int | None, table: TableDeclaration, batch: Mapping[str, Column]
+) -> FeatureBags:
     ids, row_splits = _ids_by_row(feature.name, column_of(batch, feature.name))
     bag_splits, scale = row_splits, None
     if feature.max_length is not None:
@@ -120,7 +126,7 @@ def _feature_bags(feature: Feature, table: TableDeclaration, batch: Mapping[str,
         scale = _scale(feature.pooling, row_splits)
     return FeatureBags(
         feature=feature,
-        ids=ids,
+        ids=_stacked_fids([ids], [slot]),
         row_splits=row_splits,
         bag_splits=bag_splits,
         has_bias=table.has_bias,
@@ -128,19 +134,33 @@ def _feature_bags(feature: Feature, table: TableDeclaration, batch: Mapping[str,
     )
 
 
-def _stacked(members: Sequence[FeatureBags]) -> FeatureBags:
+def _has_one_id_per_row(column: Column) -> bool:
+    return isinstance(column, torch.Tensor) and column.ndim == 1
+
+
+def _stacked_ids(group: FeatureGroup, table: TableDeclaration, batch: Mapping[str, Column]) -> FeatureBags:
+    """The bags of several features with one id per row each, which every pooling leaves as it is."""
+    columns = [_ids_by_row(feature.name, batch[feature.name])[0] for feature in group.features]
+    bag_splits = _even_splits(len(columns[0]) * len(columns), 1)
+    return FeatureBags(
+        feature=group.features[0],
+        stacked=len(columns),
+        ids=_stacked_fids(columns, group.slots),
+        row_splits=bag_splits[:: len(columns)],
+        bag_splits=bag_splits,
+        has_bias=table.has_bias,
+        scale=None,
+    )
+
+
+def _stacked_bags(members: Sequence[FeatureBags]) -> FeatureBags:
     """The bags of several features, row by row instead of feature by feature."""
     rows, count = len(members[0].row_splits) - 1, len(members)
-    by_feature = [member.ids for member in members]
-    if all(member.row_splits is _even_splits(rows, 1) for member in members):
-        ids, bag_splits = np.stack(by_feature, axis=1).reshape(-1), _even_splits(rows * count, 1)
-    else:
-        ids = np.concatenate(by_feature)
-        lengths = np.stack([np.diff(member.row_splits) for member in members], axis=1).reshape(-1)
-        begins = np.cumsum([0, *(len(member.ids) for member in members[:-1])])
-        begins = np.stack([m.row_splits[:-1] + begin for m, begin in zip(members, begins, strict=True)], axis=1)
-        bag_splits = np.concatenate([[0], np.cumsum(lengths)])
-        ids = ids[np.repeat(begins.reshape(-1) - bag_splits[:-1], lengths) + np.arange(len(ids))]
+    ids = np.concatenate([member.ids for member in members])
+    lengths = np.stack([np.diff(member.row_splits) for member in members], axis=1).reshape(-1)
+    begins = np.cumsum([0, *(len(member.ids) for member in members[:-1])])
+    begins = np.stack([m.row_splits[:-1] + begin for m, begin in zip(members, begins, strict=True)], axis=1)
+    bag_splits = np.concatenate([[0], np.cumsum(lengths)])
     scale = None
     if any(member.scale is not None for member in members):
         ones = torch.ones(rows, 1)
@@ -148,7 +168,7 @@ def _stacked(members: Sequence[FeatureBags]) -> FeatureBags:
     return FeatureBags(
         feature=members[0].feature,
         stacked=count,
-        ids=ids,
+        ids=ids[np.repeat(begins.reshape(-1) - bag_splits[:-1], lengths) + np.arange(len(ids))],
         row_splits=bag_splits[::count],
         bag_splits=bag_splits,
         has_bias=members[0].has_bias,
@@ -156,17 +176,9 @@ def _stacked(members: Sequence[FeatureBags]) -> FeatureBags:
     )
 
 
-def _fids(slots: Sequence[int | None], part: FeatureBags) -> np.ndarray:
-    if slots[0] is None:
-        # A copy: the step comes later, and by then the caller may have put the next batch into the same memory.
-        return part.ids.copy()
-    if len(slots) == 1:
-        return to_fids(part.ids, slots[0]).numpy()
-    by_feature = np.array(slots, dtype=np.int64)
-    rows = len(part.row_splits) - 1
-    if part.bag_splits is _even_splits(rows * len(slots), 1):
-        return to_fids(part.ids.reshape(-1, len(slots)), by_feature).numpy().reshape(-1)
-    return to_fids(part.ids, np.repeat(np.tile(by_feature, rows), np.diff(part.bag_splits))).numpy()
+def _stacked_fids(columns: Sequence[np.ndarray], slots: Sequence[int | None]) -> np.ndarray:
+    """Always a copy: the step comes later, and by then the caller may have put the next batch into the same memory."""
+    return stack_fids(columns, [-1 if slot is None else slot for slot in slots])
 
 
 def _ids_by_row(name: str, column: Column) -> tuple[np.ndarray, np.ndarray]:
@@ -180,9 +192,9 @@ def _ids_by_row(name: str, column: Column) -> tuple[np.ndarray, np.ndarray]:
     if values.ndim > expected:
         shape = "values [n]" if isinstance(column, Ragged) else "[rows] or [rows, n]"
         raise InvalidArgumentError(f"batch[{name!r}]: expected {shape}, got {list(values.shape)}")
-    ids = values.detach().to("cpu", torch.int64).numpy()
+    ids = np.ascontiguousarray(values.detach().to("cpu", torch.int64).numpy())
     if isinstance(column, Ragged):
-        return np.ascontiguousarray(ids), column.row_splits.numpy()
+        return ids, column.row_splits.numpy()
     return ids.reshape(-1), _even_splits(len(ids), 1 if ids.ndim == 1 else ids.shape[1])
 
 
