@@ -160,7 +160,9 @@ class EmbeddingCollection(nn.Module):
     def _outputs(self, tables: Sequence[TableBags], pooled: Sequence[torch.Tensor]) -> Batch:
         outputs: Batch = {}
         for table, rows in zip(tables, pooled, strict=True):
-            vectors = torch.split(rows.to(table.device), table.counts)
+            rows = rows.to(table.device)
+            # The gradient of a split is a concatenation, a copy of everything, even if there is one part.
+            vectors = (rows,) if len(table.parts) == 1 else torch.split(rows, table.counts)
             for part, vector in zip(table.parts, vectors, strict=True):
                 outputs |= part.outputs(vector)
         for stack, names in self._spread_stacks.items():
