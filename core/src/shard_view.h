@@ -49,9 +49,11 @@ struct ShardView {
   std::uint64_t size = 0;  // entries
   std::byte* const* chunks = nullptr;
 
-  [[gnu::always_inline]] std::uintptr_t entry(std::uint64_t hash) const noexcept {
-    return entries[fast_range(position_of(hash), size)];
+  // Where the directory entry of a hash is.
+  [[gnu::always_inline]] const std::uintptr_t* place(std::uint64_t hash) const noexcept {
+    return entries + fast_range(position_of(hash), size);
   }
+  [[gnu::always_inline]] std::uintptr_t entry(std::uint64_t hash) const noexcept { return *place(hash); }
   [[gnu::always_inline]] static std::uint64_t mask(std::uintptr_t entry) noexcept {
     return (std::uint64_t{1} << (entry & kLog2Mask)) - 1;
   }
@@ -59,9 +61,9 @@ struct ShardView {
     return reinterpret_cast<Bucket*>(entry & ~kLog2Mask);
   }
   // The bucket an id's probe sequence starts with: nine ids of ten are there.
-  [[gnu::always_inline]] Bucket* home(std::uint64_t hash) const noexcept {
-    const std::uintptr_t found = entry(hash);
-    return buckets(found) + (hash & mask(found));
+  [[gnu::always_inline]] Bucket* home(std::uint64_t hash) const noexcept { return bucket(entry(hash), hash); }
+  [[gnu::always_inline]] static Bucket* bucket(std::uintptr_t entry, std::uint64_t hash) noexcept {
+    return buckets(entry) + (hash & mask(entry));
   }
   [[gnu::always_inline]] BucketSlot find(std::int64_t id, std::uint64_t hash) const noexcept {
     const std::uintptr_t found = entry(hash);

@@ -1,7 +1,8 @@
 // Reads: finds the row of every id and sums the rows of every bag, in call order. Included only by kernels.cc.
 //
-// Almost all of the time goes into waiting for two cache lines per id, one of the index and one of the row. So a window of ids is
-// under way at once: while an id is summed, the row of one further on and the bucket of one twice as far are being fetched.
+// Almost all of the time goes into waiting for two cache lines per id, one of the index and one of the row, and for the two small
+// tables that say where those are: the directory of a shard, and its chunks. Those are too large for the inner caches when ids come
+// in any order. So a window of ids is under way at once, each a stage behind the one before it, and no stage waits for memory.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -11,27 +12,33 @@ namespace monolith {
 namespace MONOLITH_ISA {
 namespace {
 
-// Ids between the stages: bucket, row, row of an id that was not in its first bucket, use.
-constexpr std::size_t kStage = 14;
+// Ids between the stages: directory entry, bucket, chunk, row, row of an id that was not in its first bucket, use.
+constexpr std::size_t kStage = 12;
 constexpr std::size_t kWindow = 64;
-static_assert(kWindow > 3 * kStage && (kWindow & (kWindow - 1)) == 0);
+static_assert(kWindow > 5 * kStage && (kWindow & (kWindow - 1)) == 0);
 
 class RowWindow {
  public:
   RowWindow(const LookupPlan& plan, const std::int64_t* ids, std::size_t n) : plan_(plan), ids_(ids), n_(n) {
-    for (std::size_t i = 0; i < 3 * kStage && i < n; ++i) fetch_bucket(i);
+    for (std::size_t i = 0; i < 5 * kStage && i < n; ++i) fetch_entry(i);
+    for (std::size_t i = 0; i < 4 * kStage && i < n; ++i) fetch_bucket(i);
+    for (std::size_t i = 0; i < 3 * kStage && i < n; ++i) fetch_chunk(i);
     for (std::size_t i = 0; i < 2 * kStage && i < n; ++i) fetch_row(i);
     for (std::size_t i = 0; i < kStage && i < n; ++i) fetch_displaced_row(i);
   }
 
   // The row of ids[i], or null. To be called once for each i from 0 on.
   [[gnu::always_inline]] const std::byte* next(std::size_t i) {
-    const std::byte* const row = rows_[i % kWindow];
-    if (i + 3 * kStage < n_) [[likely]] {
-      fetch_bucket(i + 3 * kStage);
+    const std::byte* const row = under_way_[i % kWindow].row;
+    if (i + 5 * kStage < n_) [[likely]] {
+      fetch_entry(i + 5 * kStage);
+      fetch_bucket(i + 4 * kStage);
+      fetch_chunk(i + 3 * kStage);
       fetch_row(i + 2 * kStage);
       fetch_displaced_row(i + kStage);
     } else {
+      if (i + 4 * kStage < n_) fetch_bucket(i + 4 * kStage);
+      if (i + 3 * kStage < n_) fetch_chunk(i + 3 * kStage);
       if (i + 2 * kStage < n_) fetch_row(i + 2 * kStage);
       if (i + kStage < n_) fetch_displaced_row(i + kStage);
     }
@@ -39,32 +46,59 @@ class RowWindow {
   }
 
  private:
+  // What the last stage of an id has left for its next. What is fetched and not needed any more makes room for what follows.
+  struct UnderWay {
+    const ShardView* shard;
+    std::uint64_t hash;
+    union {
+      const std::uintptr_t* entry;
+      const Bucket* bucket;
+      std::byte* const* chunk;
+      const std::byte* row;
+    };
+    std::uint32_t offset;  // of the row in its chunk
+    bool here;             // in its first bucket
+  };
+
+  [[gnu::always_inline]] void fetch_entry(std::size_t i) {
+    UnderWay& id = under_way_[i % kWindow];
+    id.hash = hash_id(ids_[i]);
+    id.shard = &plan_.shards[shard_of(id.hash)];
+    id.entry = id.shard->place(id.hash);
+    __builtin_prefetch(id.entry);
+  }
+
   [[gnu::always_inline]] void fetch_bucket(std::size_t i) {
-    const std::uint64_t hash = hash_id(ids_[i]);
-    const ShardView& shard = plan_.shards[shard_of(hash)];
-    const Bucket* const bucket = shard.home(hash);
-    __builtin_prefetch(bucket);
-    shards_[i % kWindow] = &shard;
-    buckets_[i % kWindow] = bucket;
+    UnderWay& id = under_way_[i % kWindow];
+    id.bucket = ShardView::bucket(*id.entry, id.hash);
+    __builtin_prefetch(id.bucket);
   }
 
   // Whether the id is in its first bucket cannot be predicted, and a wrongly predicted branch would throw away the fetches under
-  // way behind it: so no branch here, only a guess to be looked at one stage later.
-  [[gnu::always_inline]] void fetch_row(std::size_t i) {
-    const Bucket* const bucket = buckets_[i % kWindow];
+  // way behind it: so no branch here, only a guess to be looked at two stages later.
+  [[gnu::always_inline]] void fetch_chunk(std::size_t i) {
+    UnderWay& id = under_way_[i % kWindow];
+    const Bucket* const bucket = id.bucket;
     const Bucket::Guess guess = bucket->guess(ids_[i]);
-    const std::byte* const row = shards_[i % kWindow]->row(bucket->rows[guess.slot], plan_.row_bytes);
-    fetch(guess.right ? row : reinterpret_cast<const std::byte*>(bucket + 1));
-    rows_[i % kWindow] = row;
-    here_[i % kWindow] = guess.right;
+    const RowPlace place = RowPlace::of(bucket->rows[guess.slot]);
+    id.chunk = id.shard->chunks + place.chunk;
+    id.offset = static_cast<std::uint32_t>(place.offset);
+    id.here = guess.right;
+    __builtin_prefetch(guess.right ? static_cast<const void*>(id.chunk) : static_cast<const void*>(bucket + 1));
+  }
+
+  [[gnu::always_inline]] void fetch_row(std::size_t i) {
+    UnderWay& id = under_way_[i % kWindow];
+    id.row = *id.chunk + std::uint64_t{id.offset} * plan_.row_bytes;
+    fetch(id.row);
   }
 
   [[gnu::always_inline]] void fetch_displaced_row(std::size_t i) {
-    if (here_[i % kWindow]) [[likely]] return;
-    const BucketSlot found = shards_[i % kWindow]->find(ids_[i], hash_id(ids_[i]));
-    const std::byte* const row = found ? shards_[i % kWindow]->row(found.row(), plan_.row_bytes) : nullptr;
-    fetch(row);
-    rows_[i % kWindow] = row;
+    UnderWay& id = under_way_[i % kWindow];
+    if (id.here) [[likely]] return;
+    const BucketSlot found = id.shard->find(ids_[i], id.hash);
+    id.row = found ? id.shard->row(found.row(), plan_.row_bytes) : nullptr;
+    fetch(id.row);
   }
 
   [[gnu::always_inline]] void fetch(const std::byte* row) const {
@@ -74,10 +108,7 @@ class RowWindow {
   const LookupPlan& plan_;
   const std::int64_t* ids_;
   std::size_t n_;
-  const ShardView* shards_[kWindow];
-  const Bucket* buckets_[kWindow];
-  const std::byte* rows_[kWindow];
-  bool here_[kWindow];
+  UnderWay under_way_[kWindow];
 };
 
 // Segments of any kind: decoded one after the other.
