@@ -152,9 +152,12 @@ MONOLITH_INLINE std::uint32_t find(const Work& w, const Bucket* bucket, std::int
   }
 }
 
+// Into the second cache: it takes two neighbouring lines in the time of one, and more lines at once than the first.
+MONOLITH_INLINE void prefetch(const void* line) { __builtin_prefetch(line, 0, 2); }
+
 template <std::size_t Floats>
 MONOLITH_INLINE void prefetch_floats(const float* p) {
-  for (std::size_t f = 0; f < Floats; f += kLine / sizeof(float)) __builtin_prefetch(p + f);
+  for (std::size_t f = 0; f < Floats; f += kLine / sizeof(float)) prefetch(p + f);
 }
 
 // The sum of a bag stays in registers until it is whole.
@@ -195,7 +198,7 @@ MONOLITH_INLINE void probe(const Work& w, Visit visit) {
   std::array<float*, kRing> found;
   const auto hash = [&](std::size_t i) __attribute__((always_inline)) {
     const Bucket* bucket = w.buckets + monolith::fast_range(monolith::hash_id(w.ids[i]), w.bucket_count);
-    __builtin_prefetch(bucket);
+    prefetch(bucket);
     home[i % kRing] = bucket;
   };
   const auto locate = [&](std::size_t i) __attribute__((always_inline)) {

@@ -1,6 +1,7 @@
 #include "arena.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <new>
 
 #if defined(__linux__)
@@ -17,6 +18,33 @@ constexpr std::size_t kLargestSlab = std::size_t{32} << 20;
 constexpr std::size_t kSearched = 4;
 
 constexpr std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+std::byte* take_heap(std::size_t size) {
+  return static_cast<std::byte*>(::operator new(size, std::align_val_t{Arena::kAlignment}));
+}
+void give_heap(std::byte* base) noexcept { ::operator delete(base, std::align_val_t{Arena::kAlignment}); }
+
+#if defined(__linux__)
+constexpr bool kHasHugePages = true;
+
+// From the system, not from the heap: memory that the heap has had before lies on small pages, and stays on them.
+std::byte* take_huge_pages(std::size_t size) {
+  void* const taken = mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (taken == MAP_FAILED) throw std::bad_alloc();
+  auto* const begin = static_cast<std::byte*>(taken);
+  auto* const base = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::uintptr_t>(begin), kHugePage));
+  if (base != begin) munmap(begin, static_cast<std::size_t>(base - begin));
+  munmap(base + size, static_cast<std::size_t>(begin + kHugePage - base));
+  // Only advice: without huge pages everything works, more slowly.
+  static_cast<void>(madvise(base, size, MADV_HUGEPAGE));
+  return base;
+}
+void give_huge_pages(std::byte* base, std::size_t size) noexcept { munmap(base, size); }
+#else
+constexpr bool kHasHugePages = false;
+std::byte* take_huge_pages(std::size_t size) { return take_heap(size); }
+void give_huge_pages(std::byte* base, std::size_t) noexcept { give_heap(base); }
+#endif
 
 }  // namespace
 
@@ -43,22 +71,17 @@ void Arena::reserve(std::size_t bytes) {
 }
 
 Arena::Slab& Arena::add_slab(std::size_t size) {
-  const std::size_t alignment = size >= kHugePage ? kHugePage : kAlignment;
-  size = round_up(size, alignment);
+  const bool huge = kHasHugePages && size >= kHugePage;
+  size = round_up(size, huge ? kHugePage : kAlignment);
   if (slabs_.size() == slabs_.capacity()) slabs_.reserve(2 * slabs_.size() + 8);
-  auto* base = static_cast<std::byte*>(::operator new(size, std::align_val_t{alignment}));
-#if defined(__linux__)
-  // Only advice: without huge pages everything works, more slowly.
-  if (alignment == kHugePage) static_cast<void>(madvise(base, size, MADV_HUGEPAGE));
-#endif
-  slabs_.push_back({base, size, 0, alignment});
+  slabs_.push_back({huge ? take_huge_pages(size) : take_heap(size), size, 0, huge});
   total_ += size;
   return slabs_.back();
 }
 
 void Arena::release() noexcept {
   const std::lock_guard guard(mutex_);
-  for (const Slab& slab : slabs_) ::operator delete(slab.base, std::align_val_t{slab.alignment});
+  for (const Slab& slab : slabs_) slab.huge ? give_huge_pages(slab.base, slab.size) : give_heap(slab.base);
   slabs_.clear();
   total_ = 0;
 }

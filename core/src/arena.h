@@ -35,7 +35,7 @@ class Arena {
     std::byte* base;
     std::size_t size;
     std::size_t used;
-    std::size_t alignment;
+    bool huge;
   };
 
   Slab& add_slab(std::size_t size);

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "fetch.h"
 #include "monolith/table.h"
 
 namespace monolith {
@@ -105,8 +106,8 @@ class ChangeSet {
   }
   // For a before_change() to come.
   void prefetch(std::uint32_t row) const noexcept {
-    __builtin_prefetch(&waiting_bits_[row / 64], 1);
-    if (unread_) __builtin_prefetch(&flight_bits_[row / 64], 1);
+    fetch(&waiting_bits_[row / 64]);
+    if (unread_) fetch(&flight_bits_[row / 64]);
   }
   // The id is about to get this row; inserted() then cannot fail.
   void before_insert(std::uint32_t row);

@@ -298,9 +298,7 @@ bool Table::scan(Cursor& cursor, RowBatch& batch) const {
     batch.rows.resize((before + rows.size()) * row_bytes);
     std::byte* to = batch.rows.data() + before * row_bytes;
     for (std::size_t i = 0; i < rows.size(); ++i, to += row_bytes) {
-      if (i + 16 < rows.size()) {
-        for (std::size_t line = 0; line < row_bytes; line += 64) __builtin_prefetch(rows[i + 16] + line);
-      }
+      if (i + 16 < rows.size()) fetch_lines(rows[i + 16], impl.lines(impl.layout.row_bytes));
       std::memcpy(to, rows[i], row_bytes);
     }
   }

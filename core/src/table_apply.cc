@@ -156,7 +156,7 @@ class Update {
  private:
   [[gnu::noinline]] void collect(Unit& unit) {
     const std::size_t last = std::min(unit.next + kTurn, unit.last);
-    for (std::size_t i = unit.next; i < last; ++i) __builtin_prefetch(grads_ + batch_.tags[i] * dim_);
+    for (std::size_t i = unit.next; i < last; ++i) fetch(grads_ + batch_.tags[i] * dim_);
     for (; unit.next < last; ++unit.next) {
       const std::size_t i = unit.next;
       const std::int64_t id = batch_.ids[i];
@@ -166,7 +166,7 @@ class Update {
       const std::size_t at = unit.size++;
       const ShardView& shard = impl_.views[shard_of(hash)];
       Bucket* const bucket = shard.home(hash);
-      __builtin_prefetch(bucket, 1);
+      fetch(bucket);
       unit.ids[at] = id;
       unit.shards[at] = &shard;
       unit.buckets[at] = bucket;
@@ -213,7 +213,7 @@ class Update {
       std::byte* const row = unit.shards[at]->row(guess.right ? bucket->rows[guess.slot] : 0, row_bytes);
       // An id that is not there ends its search here, unless the bucket is full.
       const auto* const next = reinterpret_cast<const std::byte*>(bucket + bucket->full());
-      fetch(guess.right ? row : next, guess.right ? 64 : 0);
+      fetch_lines(guess.right ? row : next, row_lines_, guess.right ? 64 : 0);
       unit.rows[at] = row;
       unit.unmatched[unit.num_unmatched] = static_cast<std::uint32_t>(at);
       unit.num_unmatched += !guess.right;
@@ -257,7 +257,7 @@ class Update {
       const auto found = impl_.upsert(shard, id, hash, options_.event_time, [&] { return impl_.admits(id, unit.counts[at]); });
       unit.rows[at] = found.row;
       refused |= found.row == nullptr;
-      if (found.existed) fetch(found.row);
+      if (found.existed) fetch_lines(found.row, row_lines_);
     }
     if (!refused) return;
     std::size_t kept = 0;
@@ -283,10 +283,6 @@ class Update {
                           options_.snapshot != nullptr ? unit.snapshots.data() + first : nullptr,
                           unit.rounding_keys.data() + first, n);
     }
-  }
-
-  void fetch(const std::byte* row, std::size_t line_bytes = 64) const noexcept {
-    for (std::uint32_t line = 0; line < row_lines_; ++line) __builtin_prefetch(row + line * line_bytes, 1);
   }
 
   Table::Impl& impl_;

@@ -29,20 +29,14 @@ void sort_unique(std::vector<std::int64_t>& ids) {
 
 // Copies those rows of `ids` that are in flight, which then are no longer. The shard must be locked for writing.
 void copy_flying(Shard& shard, std::span<const std::int64_t> ids, std::size_t row_bytes, RowBatch& out) {
-  std::array<ShardIndex::Slot, kGroup> found;
-  for (std::size_t i = 0; i < ids.size(); ++i) __builtin_prefetch(shard.index.home(hash_id(ids[i])));
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    found[i] = shard.index.find(ids[i], hash_id(ids[i]));
-    if (!found[i]) continue;
-    for (std::size_t line = 0; line < row_bytes; line += 64) __builtin_prefetch(shard.rows.at(found[i].row()) + line);
-  }
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (!found[i] || !shard.changes->in_flight(found[i].row())) continue;
-    const std::byte* const row = shard.rows.at(found[i].row());
-    out.ids.push_back(ids[i]);
-    out.times.push_back(found[i].time());
+  for (const std::int64_t id : ids) {
+    const auto found = shard.index.find(id, hash_id(id));
+    if (!found || !shard.changes->in_flight(found.row())) continue;
+    const std::byte* const row = shard.rows.at(found.row());
+    out.ids.push_back(id);
+    out.times.push_back(found.time());
     out.rows.insert(out.rows.end(), row, row + row_bytes);
-    shard.changes->land(found[i].row());
+    shard.changes->land(found.row());
   }
 }
 
@@ -65,7 +59,9 @@ void Table::Impl::read_group(RowBatch& out) {
   const std::size_t before = out.ids.size();
   {
     std::unique_lock guard(shard.lock);
-    copy_flying(shard, flight.changed.ids().subspan(cut.position, n), layout.row_bytes, out);
+    const auto ids = flight.changed.ids().subspan(cut.position, n);
+    fetch_group(shard, ids);
+    copy_flying(shard, ids, layout.row_bytes, out);
     cut.position += n;
     if (cut.position == flight.changed.size()) shard.changes->all_read();
     const SavedRooms::Loan saved = shard.changes->take_saved();

@@ -14,6 +14,7 @@
 
 #include "arena.h"
 #include "change_set.h"
+#include "fetch.h"
 #include "kernels/kernels.h"
 #include "layout.h"
 #include "monolith/error.h"
@@ -177,9 +178,9 @@ struct Table::Impl {
   }
 
   // Starts the fetching of what handling a group will touch: the buckets of all its ids at once, then the rows that are there.
-  // The shard must be locked. Inlined by force: GCC takes a function that only prefetches for one without effect and drops the call.
+  // The shard must be locked.
   [[gnu::always_inline]] void fetch_group(const Shard& shard, std::span<const std::int64_t> ids) const noexcept {
-    for (const std::int64_t id : ids) __builtin_prefetch(shard.index.home(hash_id(id)));
+    for (const std::int64_t id : ids) fetch(shard.index.home(hash_id(id)));
     for (const std::int64_t id : ids) {
       const Bucket* const bucket = shard.index.home(hash_id(id));
       const Bucket::Guess guess = bucket->guess(id);
@@ -187,7 +188,7 @@ struct Table::Impl {
       const auto* const next = reinterpret_cast<const std::byte*>(bucket + bucket->full());
       const std::byte* const from = guess.right ? shard.rows.at(bucket->rows[guess.slot]) : next;
       const std::size_t line_bytes = guess.right ? 64 : 0;
-      for (std::uint32_t line = 0; line < lines(layout.row_bytes); ++line) __builtin_prefetch(from + line * line_bytes, 1);
+      fetch_lines(from, lines(layout.row_bytes), line_bytes);
     }
   }
 

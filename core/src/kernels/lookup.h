@@ -5,6 +5,7 @@
 // in any order. So a window of ids is under way at once, each a stage behind the one before it, and no stage waits for memory.
 #pragma once
 
+#include "fetch.h"
 #include "kernels/kernels.h"
 #include "shard_view.h"
 
@@ -65,13 +66,13 @@ class RowWindow {
     id.hash = hash_id(ids_[i]);
     id.shard = &plan_.shards[shard_of(id.hash)];
     id.entry = id.shard->place(id.hash);
-    __builtin_prefetch(id.entry);
+    fetch(id.entry);
   }
 
   [[gnu::always_inline]] void fetch_bucket(std::size_t i) {
     UnderWay& id = under_way_[i % kWindow];
     id.bucket = ShardView::bucket(*id.entry, id.hash);
-    __builtin_prefetch(id.bucket);
+    fetch(id.bucket);
   }
 
   // Whether the id is in its first bucket cannot be predicted, and a wrongly predicted branch would throw away the fetches under
@@ -84,13 +85,13 @@ class RowWindow {
     id.chunk = id.shard->chunks + place.chunk;
     id.offset = static_cast<std::uint32_t>(place.offset);
     id.here = guess.right;
-    __builtin_prefetch(guess.right ? static_cast<const void*>(id.chunk) : static_cast<const void*>(bucket + 1));
+    fetch(guess.right ? static_cast<const void*>(id.chunk) : static_cast<const void*>(bucket + 1));
   }
 
   [[gnu::always_inline]] void fetch_row(std::size_t i) {
     UnderWay& id = under_way_[i % kWindow];
     id.row = *id.chunk + std::uint64_t{id.offset} * plan_.row_bytes;
-    fetch(id.row);
+    fetch_lines(id.row, plan_.weight_lines);
   }
 
   [[gnu::always_inline]] void fetch_displaced_row(std::size_t i) {
@@ -98,11 +99,7 @@ class RowWindow {
     if (id.here) [[likely]] return;
     const BucketSlot found = id.shard->find(ids_[i], id.hash);
     id.row = found ? id.shard->row(found.row(), plan_.row_bytes) : nullptr;
-    fetch(id.row);
-  }
-
-  [[gnu::always_inline]] void fetch(const std::byte* row) const {
-    for (std::uint32_t line = 0; line < plan_.weight_lines; ++line) __builtin_prefetch(row + line * 64);
+    fetch_lines(id.row, plan_.weight_lines);
   }
 
   const LookupPlan& plan_;
