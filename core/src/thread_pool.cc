@@ -147,10 +147,9 @@ void forget_threads() {
   OpenMp::forked.store(true);
 }
 
-void watch_forks() {
-  static const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
-  static_cast<void>(registered);
-}
+// When the library is loaded, not when threads are first needed: torch may have had its threads before, and the process may fork in
+// between.
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
 
 Pool& pool() {
   if (Pool* existing = current.load(std::memory_order_acquire)) return *existing;
@@ -180,7 +179,6 @@ void parallel_for(std::size_t tasks, const std::function<void(std::size_t)>& f) 
     for (std::size_t i = 0; i < tasks; ++i) f(i);
     return;
   }
-  watch_forks();
   Job job{.f = &f, .tasks = tasks, .next = {}, .mutex = {}, .error = {}};
   if (!OpenMp::run(job, num_threads())) pool().run(job, num_threads());
   if (job.error) std::rethrow_exception(job.error);
