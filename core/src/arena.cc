@@ -25,25 +25,36 @@ std::byte* take_heap(std::size_t size) {
 void give_heap(std::byte* base) noexcept { ::operator delete(base, std::align_val_t{Arena::kAlignment}); }
 
 #if defined(__linux__)
-constexpr bool kHasHugePages = true;
+// Slabs from this size on come from the system, not from the heap. The heap would hardly give them back, and memory that it has had
+// before lies on small pages for ever.
+constexpr std::size_t kMappedFrom = std::size_t{256} << 10;
+constexpr std::size_t kPage = std::size_t{4} << 10;
 
-// From the system, not from the heap: memory that the heap has had before lies on small pages, and stays on them.
-std::byte* take_huge_pages(std::size_t size) {
-  void* const taken = mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+constexpr std::size_t granule(std::size_t size) { return size >= kHugePage ? kHugePage : size >= kMappedFrom ? kPage : Arena::kAlignment; }
+
+std::byte* take(std::size_t size) {
+  if (size < kMappedFrom) return take_heap(size);
+  const std::size_t spare = size >= kHugePage ? kHugePage : 0;
+  void* const taken = mmap(nullptr, size + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (taken == MAP_FAILED) throw std::bad_alloc();
   auto* const begin = static_cast<std::byte*>(taken);
+  if (spare == 0) return begin;
   auto* const base = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::uintptr_t>(begin), kHugePage));
   if (base != begin) munmap(begin, static_cast<std::size_t>(base - begin));
-  munmap(base + size, static_cast<std::size_t>(begin + kHugePage - base));
+  munmap(base + size, static_cast<std::size_t>(begin + spare - base));
   // Only advice: without huge pages everything works, more slowly.
   static_cast<void>(madvise(base, size, MADV_HUGEPAGE));
   return base;
 }
-void give_huge_pages(std::byte* base, std::size_t size) noexcept { munmap(base, size); }
+
+void give_back(std::byte* base, std::size_t size) noexcept {
+  if (size < kMappedFrom) return give_heap(base);
+  munmap(base, size);
+}
 #else
-constexpr bool kHasHugePages = false;
-std::byte* take_huge_pages(std::size_t size) { return take_heap(size); }
-void give_huge_pages(std::byte* base, std::size_t) noexcept { give_heap(base); }
+constexpr std::size_t granule(std::size_t) { return Arena::kAlignment; }
+std::byte* take(std::size_t size) { return take_heap(size); }
+void give_back(std::byte* base, std::size_t) noexcept { give_heap(base); }
 #endif
 
 }  // namespace
@@ -71,17 +82,16 @@ void Arena::reserve(std::size_t bytes) {
 }
 
 Arena::Slab& Arena::add_slab(std::size_t size) {
-  const bool huge = kHasHugePages && size >= kHugePage;
-  size = round_up(size, huge ? kHugePage : kAlignment);
+  size = round_up(size, granule(size));
   if (slabs_.size() == slabs_.capacity()) slabs_.reserve(2 * slabs_.size() + 8);
-  slabs_.push_back({huge ? take_huge_pages(size) : take_heap(size), size, 0, huge});
+  slabs_.push_back({take(size), size, 0});
   total_ += size;
   return slabs_.back();
 }
 
 void Arena::release() noexcept {
   const std::lock_guard guard(mutex_);
-  for (const Slab& slab : slabs_) slab.huge ? give_huge_pages(slab.base, slab.size) : give_heap(slab.base);
+  for (const Slab& slab : slabs_) give_back(slab.base, slab.size);
   slabs_.clear();
   total_ = 0;
 }

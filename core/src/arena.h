@@ -35,7 +35,6 @@ class Arena {
     std::byte* base;
     std::size_t size;
     std::size_t used;
-    bool huge;
   };
 
   Slab& add_slab(std::size_t size);
