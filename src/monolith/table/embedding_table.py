@@ -37,8 +37,8 @@ _POOLING = {"sum": _core.Pooling.SUM, "mean": _core.Pooling.MEAN, "sqrtn": _core
 def set_num_threads(n: int) -> None:
     """Let each table call use up to `n` threads, the caller's included; at first one per core.
 
-    Best as many as `torch.get_num_threads()`: then calls of the main thread use the threads that torch has, instead of sharing the
-    processors with them.
+    Best as many as `torch.get_num_threads()`: then calls of the main thread use the threads that torch has, instead of sharing
+    the processors with them.
 
     Example:
         >>> import monolith
