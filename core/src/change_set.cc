@@ -114,7 +114,7 @@ void ChangeSet::put_back_erased() { erased_.insert(erased_.end(), flight_.erased
 
 void ChangeSet::end_flight() noexcept {
   unread_ = false;
-  take_saved();
+  take_saved();  // nobody wants them: their rooms go back
   flight_.changed.clear();
   flight_.erased = {};
 }

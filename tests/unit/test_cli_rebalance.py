@@ -44,6 +44,9 @@ def test_what_cannot_be_done_ends_with_an_error(capsys: pytest.CaptureFixture[st
         assert "no server at 127.0.0.1:9" in capsys.readouterr().err
         assert main([*command, "nowhere"]) == 2
         assert main([*command, ""]) == 2
+        # Not even if nobody answers: a word that is no address is not worth waiting for.
+        assert main(["rebalance", "--from", "127.0.0.1:9", "--timeout", "600", "--to", "nowhere"]) == 2
+        assert "expected host:port, got 'nowhere'" in capsys.readouterr().err
 
 
 def test_a_piece_that_is_stuck_is_taken_back(capsys: pytest.CaptureFixture[str]) -> None:

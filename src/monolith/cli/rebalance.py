@@ -69,7 +69,9 @@ def rebalance(
 
 def _moved(of: list[str], to: list[str], config: ClientConfig, *, replace_lost: bool) -> dict[str, object]:
     from monolith.ps import ServerStore
+    from monolith.transport.addresses import distinct_addresses
 
+    distinct_addresses(to)  # before waiting for those of --from
     store = ServerStore(of, replace_lost=replace_lost, config=config)
     with store, showing_progress("moving buckets") as report:
         owned = store.rebalance(to, report=report)
