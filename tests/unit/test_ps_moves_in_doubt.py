@@ -93,6 +93,41 @@ def test_a_taker_that_comes_back_without_its_memory_leaves_the_piece_with_the_gi
         server.close()
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_taker_that_dies_while_it_is_met_is_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    giver, taker = started(None), started(None)
+    with filled(giver) as store:
+        delivery, join = giver._dispatcher._moves._delivery, store._routes._join
+        heard, met = delivery._connect, threading.Event()
+
+        def dies_when_joined(address: str) -> Link | None:
+            nonlocal taker
+            link, port = join(address), taker.port
+            monkeypatch.setattr(store._routes, "_join", join)
+            taker.close()
+            if comes_back:
+                taker = started(None, port)
+            met.set()
+            return link
+
+        monkeypatch.setattr(delivery, "_connect", lambda address: MuteLink(address, timeout=5))
+        monkeypatch.setattr(store._routes, "_join", dies_when_joined)
+        assert moved(giver.address, taker.address, wait=0.3)["pending"] is True
+        found: list[torch.Tensor] = []
+        reading = threading.Thread(target=lambda: found.extend(store.lookup([BAGS])))
+        reading.start()
+        assert met.wait(60)
+        if not comes_back:
+            taker = started(None, taker.port)
+        monkeypatch.setattr(delivery, "_connect", heard)
+        reading.join(60)
+        assert found[0].eq(1.0).all()
+    for server in (giver, taker):
+        server.close()
+
+
 def test_a_piece_whose_taker_moved_house_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     giver, taker = started(None), started(tmp_path / "taker")
     with filled(giver) as store:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from monolith.errors import DeadlineExceededError, OwnershipChangedError, UnavailableError
+from monolith.errors import DeadlineExceededError, OwnershipChangedError, ServerRestartedError, UnavailableError
 from monolith.ps.client.rebalance import rebalance_buckets
 from monolith.ps.client.server_group import FIND_SECONDS, ClientConfig, ServerGroup
 from monolith.ps.client.server_routes import ServerRoutes
@@ -127,7 +127,8 @@ class BucketGroup(ServerGroup):
         try:
             link.call(Call.JOIN, self._join_text(), timeout=min(seconds, self.config.timeout))
             self._declare_to(link)
-        except (UnavailableError, DeadlineExceededError):
+        except (UnavailableError, DeadlineExceededError, ServerRestartedError):
+            # The last: it has died between the two calls.
             link.close()
             return None
         except BaseException:

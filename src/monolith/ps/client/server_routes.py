@@ -13,9 +13,11 @@ import numpy as np
 
 from monolith.errors import (
     ConfigError,
+    DeadlineExceededError,
     MonolithError,
     OwnershipChangedError,
     ServerRestartedError,
+    UnavailableError,
 )
 from monolith.ps.bucket_messages import Buckets, OwnBuckets
 from monolith.ps.client.bucket_answers import ask_buckets, ask_each, buckets_in, has_left, misses_dense, takers_of
@@ -250,10 +252,13 @@ class ServerRoutes:
             address = waiting.pop()
             asked.add(address)
             link = self._join(address)
-            if link is None:
+            answer = None if link is None else ask_each([link])[link]
+            if link is None or isinstance(answer, ServerRestartedError | UnavailableError | DeadlineExceededError):
+                # Not there, or gone since it was joined; whoever gave it something may know better by then.
                 self._silent[address] = now
+                self._keep(list(self._links()), [link] if link is not None else [])
             else:
-                found[link] = ask_buckets(link)
+                found[link] = buckets_in(answer)
                 waiting |= takers_of([found[link]]) - asked
         return found
 
