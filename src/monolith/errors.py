@@ -22,6 +22,7 @@ MonolithError
 │   ├── StalePushError                         a newer process has taken the sender's place
 │   └── UnavailableError (ConnectionError)     it cannot be reached, or is stopping
 └── StorageError (OSError)               the operating system refused an open, read, write, fsync or rename
+    └── SaveInterruptedError             a server was started again while it wrote its part of a checkpoint
 
 A message says where, what was expected, what came, and what to do next. After any of these nothing has been half-changed.
 """
@@ -42,6 +43,7 @@ __all__ = [
     "MonolithError",
     "OwnershipChangedError",
     "ProtocolError",
+    "SaveInterruptedError",
     "SchemaError",
     "ServerError",
     "ServerRestartedError",
@@ -138,3 +140,7 @@ class UnavailableError(ServerError, ConnectionError):
 
 class StorageError(MonolithError, OSError):
     """The operating system refused an open, read, write, fsync or rename; the message has path and reason."""
+
+
+class SaveInterruptedError(StorageError):
+    """A server does not know of the save it is asked about: it was started again, or has begun another. Save again."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from monolith.errors import InvalidArgumentError, StorageError
+from monolith.errors import InvalidArgumentError, SaveInterruptedError, StorageError
 from monolith.train import StepResult, Trainer
 from monolith.train.hooks import CheckpointSaverListener, Hook, NoFirstSaveCheckpointSaverHook
 
@@ -195,27 +195,42 @@ def test_a_guard_that_fails_stops_nothing() -> None:
     assert "g.after_save 1" in lines
 
 
-def fails(times: int) -> Callable[[int], None]:
-    left = [times]
+def fails(*errors: Exception) -> Callable[[int], None]:
+    left = list(errors)
 
     def write(step: int) -> None:
-        if left[0]:
-            left[0] -= 1
-            raise StorageError("disk full")
+        if left:
+            raise left.pop(0)
 
     return write
 
 
+FULL, RESTARTED = StorageError("disk full"), SaveInterruptedError("the server was started again")
+
+
 def test_a_failed_save_is_tried_again_once() -> None:
     ledger = Ledger()
-    saver = Saver(ledger, write=fails(1))
+    saver = Saver(ledger, write=fails(FULL))
     run(1, NoFirstSaveCheckpointSaverHook(saver))
     assert (saver.begun, ledger.full) == ([1, 1], [1])
     with pytest.raises(StorageError, match="disk full"):
-        run(1, NoFirstSaveCheckpointSaverHook(Saver(Ledger(), write=fails(2))))
-    ignored = Saver(Ledger(), write=fails(2))
+        run(1, NoFirstSaveCheckpointSaverHook(Saver(Ledger(), write=fails(FULL, FULL))))
+    ignored = Saver(Ledger(), write=fails(FULL, FULL))
     run(1, NoFirstSaveCheckpointSaverHook(ignored, ignore_save_errors=True))
     assert ignored.ledger.full == []
+
+
+def test_servers_that_are_started_again_do_not_count_as_failures_but_not_for_ever() -> None:
+    ledger = Ledger()
+    saver = Saver(ledger, write=fails(RESTARTED, FULL, RESTARTED, RESTARTED))
+    run(1, NoFirstSaveCheckpointSaverHook(saver))
+    assert (saver.begun, ledger.full) == ([1] * 5, [1])
+    with pytest.raises(StorageError, match="disk full"):
+        run(1, NoFirstSaveCheckpointSaverHook(Saver(Ledger(), write=fails(FULL, RESTARTED, FULL))))
+    dies_of_saving = Saver(Ledger(), write=fails(*[RESTARTED] * 100))
+    with pytest.raises(SaveInterruptedError, match="started again"):
+        run(1, NoFirstSaveCheckpointSaverHook(dies_of_saving))
+    assert dies_of_saving.begun == [1] * 10
 
 
 def test_other_errors_are_not_tried_again() -> None:
@@ -363,7 +378,7 @@ def test_trigger_save_from_another_thread_waits_for_the_end_of_a_step() -> None:
 
 
 def test_errors_of_a_triggered_save_are_never_ignored() -> None:
-    hook = NoFirstSaveCheckpointSaverHook(Saver(Ledger(), write=fails(2)), ignore_save_errors=True)
+    hook = NoFirstSaveCheckpointSaverHook(Saver(Ledger(), write=fails(FULL, FULL)), ignore_save_errors=True)
     trainer = Trainer(Constant())
     with pytest.raises(StorageError, match="disk full"):
         hook.trigger_save(trainer)

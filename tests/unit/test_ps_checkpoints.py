@@ -25,7 +25,13 @@ from monolith.checkpoint import (
 )
 from monolith.checkpoint.snapshot import OpenSnapshot
 from monolith.cli import main
-from monolith.errors import CheckpointMismatchError, CorruptFileError, InvalidArgumentError, StorageError
+from monolith.errors import (
+    CheckpointMismatchError,
+    CorruptFileError,
+    InvalidArgumentError,
+    SaveInterruptedError,
+    StorageError,
+)
 from monolith.ps import (
     ClientConfig,
     DenseAdam,
@@ -36,11 +42,12 @@ from monolith.ps import (
     ServerStore,
 )
 from monolith.ps.client.remote_log import RemoteLog
-from monolith.ps.client.server_checkpoints import server_shards
+from monolith.ps.client.server_checkpoints import begin_server_saves, server_shards
 from monolith.ps.messages import DeclaredTable
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.table import Adagrad, Bags, Gradient, Segment, SlidingAdmission, TableConfig, bucket_of
+from same_port import started_again
 
 ITEM = TableConfig(name="item", segments=(Segment(dim=2, optimizer=Adagrad(learning_rate=0.5)),))
 IDS = np.arange(500)
@@ -227,6 +234,20 @@ def test_a_server_without_a_folder_cannot_be_saved_and_says_what_to_do(tmp_path:
             store.save(tmp_path / "model.ckpt-1")
         assert store.stats()["item"].rows == 0
     assert not is_complete(tmp_path / "model.ckpt-1")
+
+
+def test_a_save_that_a_server_does_not_live_to_finish_is_said_to_be_that_and_can_be_made_again(tmp_path: Path) -> None:
+    server = ParameterServer(ServerConfig(folder=tmp_path / "ps"))
+    with ServerStore([server.address], [ITEM]) as store:
+        train(store)
+        saves = begin_server_saves(store.links, tmp_path / "model.ckpt-1", step=1)
+        server.close()
+        server = started_again(ServerConfig(folder=tmp_path / "ps", port=server.port))
+        with pytest.raises(SaveInterruptedError, match=f"started again.*{server.address}"):
+            saves.finish()
+        store.save(tmp_path / "model.ckpt-2")
+    server.close()
+    assert is_complete(tmp_path / "model.ckpt-2")
 
 
 def test_a_server_whose_rows_are_on_their_way_is_not_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

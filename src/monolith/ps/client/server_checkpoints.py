@@ -20,7 +20,7 @@ from monolith.checkpoint.paths import base_name, is_absolute, parent_folder, rel
 from monolith.checkpoint.restore import RestoreChoices
 from monolith.checkpoint.storage import StrPath
 from monolith.config import Config
-from monolith.errors import MonolithError, StorageError
+from monolith.errors import MonolithError, SaveInterruptedError, StorageError
 from monolith.ps.ownership import mask_of
 from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.transport.calls import Call
@@ -44,10 +44,12 @@ class ServerSaves:
     def finish(self) -> tuple[FileEntry, ...]:
         """Wait until all are complete and durable; their manifests, as the checkpoint that they belong to names them.
 
-        `StorageError` if one failed, or was begun by a server that is gone: it may be tried again.
+        `StorageError` if one failed: it may be tried again. `SaveInterruptedError` if it was begun by a server that is gone.
         """
         try:
             saved = _until_done(self.links, Call.SAVED, WaitForSave(token=self.token, wait=self.wait))
+        except SaveInterruptedError as error:
+            raise SaveInterruptedError(f"the servers could not save: {error}") from error
         except MonolithError as error:
             raise StorageError(f"the servers could not save: {error}") from error
         return tuple(self._entry(one) for one in saved)

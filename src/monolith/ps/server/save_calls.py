@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from monolith.checkpoint.manifest import FileEntry
-from monolith.errors import InvalidArgumentError
+from monolith.errors import InvalidArgumentError, SaveInterruptedError
 from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.restore_job import prepare_server, require_settled
@@ -65,8 +65,8 @@ class SaveCalls:
     def _saved(self, frame: Frame) -> Answer:
         asked = message_of(WaitForSave, frame)
         if self._save is None or self._save[0] != asked.token:
-            raise InvalidArgumentError(
-                f"save: {asked.token} is not the last one; the server may have been started again"
+            raise SaveInterruptedError(
+                f"save: {asked.token} is not the last one; the server was started again, or somebody else saves; save again"
             )
         _, path, _, written = self._save
         if not wait([written], asked.wait).done:

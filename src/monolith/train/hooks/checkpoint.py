@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from monolith.errors import InvalidArgumentError
+from monolith.errors import InvalidArgumentError, SaveInterruptedError
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.save_listener import CheckpointSaverListener
 from monolith.train.hooks.save_timer import SecondOrStepTimerWithTideSetting
@@ -22,6 +22,8 @@ __all__ = ["NoFirstSaveCheckpointSaverHook", "PendingSave", "TrainerSaver", "log
 
 ATTEMPTS = 2
 """How often a save is tried before it counts as failed."""
+INTERRUPTIONS = 10
+"""How often it is begun because a server was started again before: a server that dies of saving must not be asked for ever."""
 
 Metric = Callable[[str, float, Mapping[str, str]], None]
 """Called with name, value and tags."""
@@ -68,7 +70,9 @@ def log_metric(name: str, value: float, tags: Mapping[str, str]) -> None:
 @dataclass(frozen=True, kw_only=True)
 class _Attempt:
     step: int
-    number: int
+    failures: int
+    """Of this save, before this attempt."""
+    interruptions: int
     started: float
     written: Future[str]
     hurry: Callable[[], None]
@@ -79,7 +83,8 @@ class NoFirstSaveCheckpointSaverHook(Hook):
 
     A save takes the state between two steps and is written on a thread while training goes on; at most one at a time, a later
     one waits its turn. It is tried again once after an `OSError`; a second one ends the run, or with `ignore_save_errors` is
-    logged. A state that has been saved is not saved again: a dense-only save is left out at a step with a full one.
+    logged. A server that was started again meanwhile does not count as one, up to ten times: servers come back. A state that has
+    been saved is not saved again: a dense-only save is left out at a step with a full one.
 
     At the end of a run that broke, what is being written is finished and nothing new is saved.
 
@@ -229,9 +234,9 @@ class NoFirstSaveCheckpointSaverHook(Hook):
             return
         for guard in self._guards:
             _call_guard(guard.before_save, trainer, trainer.step)
-        self._attempt(trainer, 1)
+        self._attempt(trainer)
 
-    def _attempt(self, trainer: Trainer, number: int) -> None:
+    def _attempt(self, trainer: Trainer, *, failures: int = 0, interruptions: int = 0) -> None:
         step, started = trainer.step, self._clock()
         try:
             for listener in self._listeners:
@@ -248,7 +253,14 @@ class NoFirstSaveCheckpointSaverHook(Hook):
             raise
         for guard in reversed(self._guards):
             _call_guard(guard.after_cut, trainer, step)
-        self._running = _Attempt(step=step, number=number, started=started, written=written, hurry=hurry)
+        self._running = _Attempt(
+            step=step,
+            failures=failures,
+            interruptions=interruptions,
+            started=started,
+            written=written,
+            hurry=hurry,
+        )
 
     def _advance(self, trainer: Trainer, *, wait: bool = False) -> None:
         """Take the result of the save that is being written, if it is there; try again if it failed."""
@@ -261,14 +273,18 @@ class NoFirstSaveCheckpointSaverHook(Hook):
                 for listener in self._listeners:
                     listener.after_save(trainer, done.step)
             except OSError as error:
-                if done.number < ATTEMPTS:
+                interrupted = isinstance(error, SaveInterruptedError)
+                failures, interruptions = done.failures + (not interrupted), done.interruptions + interrupted
+                if failures < ATTEMPTS and interruptions < INTERRUPTIONS:
                     _log.warning("saving step %d failed, trying again: %s", done.step, error)
-                    self._attempt(trainer, done.number + 1)
+                    self._attempt(trainer, failures=failures, interruptions=interruptions)
                     continue
                 self._release_guards(trainer, done.step)
                 if not self._ignore_save_errors:
                     raise
-                _log.error("saving step %d failed %d times, training goes on: %s", done.step, ATTEMPTS, error)
+                _log.error(
+                    "saving step %d failed %d times, training goes on: %s", done.step, failures + interruptions, error
+                )
             except BaseException:
                 self._release_guards(trainer, done.step)
                 raise
