@@ -48,8 +48,8 @@ class ServerSaves:
         """
         try:
             saved = _until_done(self.links, Call.SAVED, WaitForSave(token=self.token, wait=self.wait))
-        except SaveInterruptedError as error:
-            raise SaveInterruptedError(f"the servers could not save: {error}") from error
+        except SaveInterruptedError:
+            raise
         except MonolithError as error:
             raise StorageError(f"the servers could not save: {error}") from error
         return tuple(self._entry(one) for one in saved)

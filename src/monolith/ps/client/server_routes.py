@@ -204,9 +204,8 @@ class ServerRoutes:
         for link in links:
             answer = asked.get(link)
             if isinstance(answer, ServerRestartedError) and not self._had(link):
-                # It had nothing of ours, and has lost it: whoever is led there again joins it anew.
-                link.left = True
-                self._keep([other for other in self._links() if other is not link], [link])
+                # It had nothing of ours, and has lost it.
+                self._let_go(link)
             else:
                 told[link] = self._claimed_again(link, buckets_in(answer))
         if not self._claimed(told).all() or misses_dense(told.values()):
@@ -252,15 +251,23 @@ class ServerRoutes:
             address = waiting.pop()
             asked.add(address)
             link = self._join(address)
-            answer = None if link is None else ask_each([link])[link]
-            if link is None or isinstance(answer, ServerRestartedError | UnavailableError | DeadlineExceededError):
-                # Not there, or gone since it was joined; whoever gave it something may know better by then.
+            if link is None:
                 self._silent[address] = now
-                self._keep(list(self._links()), [link] if link is not None else [])
-            else:
-                found[link] = buckets_in(answer)
-                waiting |= takers_of([found[link]]) - asked
+                continue
+            answer = ask_each([link])[link]
+            if isinstance(answer, ServerRestartedError | UnavailableError | DeadlineExceededError):
+                # Gone since it was joined.
+                self._silent[address] = now
+                self._let_go(link)
+                continue
+            found[link] = buckets_in(answer)
+            waiting |= takers_of([found[link]]) - asked
         return found
+
+    def _let_go(self, link: Link) -> None:
+        """Of a server that does not know this worker; whoever is led there again joins it anew."""
+        link.left = True
+        self._keep([other for other in self._links() if other is not link], [link])
 
     def _claims(self, told: dict[Link, Buckets | None]) -> dict[Link, _Known]:
         claims = {
