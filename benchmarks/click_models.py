@@ -1,10 +1,13 @@
 """The end-to-end contest's models without their embeddings, and its sizes: what all sides share to the last weight.
 
+The products of pairs of embeddings are a module that a side brings: torch's operators, as in the papers' own code, or a layer.
+
 Needs only PyTorch, because it is imported in the environment of every peer.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import torch
@@ -40,19 +43,41 @@ def tower(width: int, *dims: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+class TorchFM(nn.Module):
+    """[B, n, k] -> [B, 1]: the sum of the products of all pairs."""
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1, keepdim=True)
+
+
+class TorchDots(nn.Module):
+    """[B, n, k] -> [B, n (n - 1) / 2]: the products of all pairs."""
+
+    below: Tensor
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        rows, columns = torch.tril_indices(n, n, offset=-1)
+        self.register_buffer("below", rows * n + columns)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.below)
+
+
 class DeepFM(nn.Module):
     """First-order weights + all pairs of embeddings + an MLP of everything."""
 
     has_first_order = True
 
-    def __init__(self, towers: str) -> None:
+    def __init__(self, towers: str, pairs: nn.Module | None = None) -> None:
         super().__init__()
+        self.pairs = pairs or TorchFM()
         self.linear = nn.Linear(len(NUMBERS), 1)
         self.deep = tower(len(NUMBERS) + FIELDS * DIM, *TOWERS[towers]["deepfm"], 1)
 
     def forward(self, numbers: Tensor, vectors: Tensor, first_order: Tensor) -> Tensor:
         """[B, 13], [B, 26, DIM], [B, 26, 1] -> [B]."""
-        pairs = 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
+        pairs = self.pairs(vectors).squeeze(1)
         deep = self.deep(torch.cat([numbers, vectors.flatten(1)], dim=1)).squeeze(1)
         return self.linear(numbers).squeeze(1) + first_order.sum(dim=(1, 2)) + pairs + deep
 
@@ -61,28 +86,25 @@ class DLRM(nn.Module):
     """An MLP of the numbers, its dot products with all embeddings and theirs with each other, an MLP of both."""
 
     has_first_order = False
-    below: Tensor
 
-    def __init__(self, towers: str) -> None:
+    def __init__(self, towers: str, pairs: nn.Module | None = None) -> None:
         super().__init__()
+        self.pairs = pairs or TorchDots(FIELDS + 1)
         bottom, top = TOWERS[towers]["dlrm"]
         self.bottom = tower(len(NUMBERS), *bottom, DIM)
         self.top = tower(DIM + FIELDS * (FIELDS + 1) // 2, *top, 1)
-        rows, columns = torch.tril_indices(FIELDS + 1, FIELDS + 1, offset=-1)
-        self.register_buffer("below", rows * (FIELDS + 1) + columns)
 
     def forward(self, numbers: Tensor, vectors: Tensor, first_order: None = None) -> Tensor:
         """[B, 13], [B, 26, DIM] -> [B]."""
         bottom = self.bottom(numbers).relu()
         every = torch.cat([bottom.unsqueeze(1), vectors], dim=1)
-        products = torch.bmm(every, every.transpose(1, 2)).flatten(1).index_select(1, self.below)
-        return self.top(torch.cat([bottom, products], dim=1)).squeeze(1)
+        return self.top(torch.cat([bottom, self.pairs(every)], dim=1)).squeeze(1)
 
 
-def dense_half(model: str, towers: str) -> DeepFM | DLRM:
+def dense_half(model: str, towers: str, pairs: nn.Module | None = None) -> DeepFM | DLRM:
     """The model without embeddings, with the same weights in every process."""
     torch.manual_seed(0)
-    return (DeepFM if model == "deepfm" else DLRM)(towers)
+    return (DeepFM if model == "deepfm" else DLRM)(towers, pairs)
 
 
 def dense_optimizer(module: nn.Module) -> torch.optim.Optimizer:
@@ -97,10 +119,10 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class DenseWork:
-    """The dense part of a step alone, with given embeddings: what every side does alike."""
+    """The dense part of a step alone, with given embeddings."""
 
-    def __init__(self, model: str, towers: str) -> None:
-        self._half = dense_half(model, towers)
+    def __init__(self, half: DeepFM | DLRM) -> None:
+        self._half = copy.deepcopy(half)
         self._optimizer = dense_optimizer(self._half)
         self._numbers, self._labels = torch.randn(BATCH, len(NUMBERS)), torch.ones(BATCH)
         self._vectors = torch.randn(BATCH, FIELDS, DIM).mul_(0.01).requires_grad_()

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from click_models import DenseWork
+from click_models import DLRM, DeepFM, DenseWork
 
 
 class ClickTrainer(Protocol):
     """One side: a model, its tables with a row for every id, and the data. Reading goes on where the last call stopped."""
 
     versions: dict[str, str]
+    half: DeepFM | DLRM
+    """The model without its embeddings."""
 
     def __init__(self, model: str, towers: str, folder: Path, threads: int) -> None: ...
     def losses(self, batches: int) -> list[float]:
@@ -47,7 +49,7 @@ def serve(config: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> N
     module = importlib.import_module(f"peers.{config['module']}")
     trainer: type[ClickTrainer] = getattr(module, config["trainer"])
     side = trainer(config["model"], config["towers"], Path(config["folder"]), config["threads"])
-    dense = DenseWork(config["model"], config["towers"])
+    dense = DenseWork(side.half)
     Phases.clock = clock = CLOCKS[config["clock"]]
     answer({"ready": True, "versions": side.versions})
     for line in sys.stdin:

@@ -6,8 +6,9 @@ python benchmarks/end_to_end.py --models dlrm --threads 1 --peers embeddingbag
 Criteo-like examples: 13 numbers, 26 columns of ids, one million distinct 64-bit ids, batches of 2048, dim 16, Adagrad for
 all weights. Ours reads the ids; peers read row numbers that somebody has mapped for them. All sides are processes of
 their own, start with equal weights, and must have equal losses before they are timed. They take turns, a turn being a row
-group of 32 batches; a ratio is the median of the rounds' own ratios. The dense layers, which are the same for all sides,
-take turns too, alone: "without dense" is the time of a turn less that.
+group of 32 batches; a ratio is the median of the rounds' own ratios. The dense layers of a side take turns too, alone:
+"without dense" is the time of a turn less that. They are the same for all sides but for one: the products of pairs of
+embeddings are our layers on our side, torch's operators elsewhere. A second run of ours has torch's as well.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Side:
 
 SIDES = (
     Side(name=OURS, module="click_monolith", trainer="MonolithTrainer"),
+    Side(name="monolith-torch-pairs", module="click_monolith", trainer="TorchPairsTrainer"),
     Side(name="embeddingbag", module="click_embedding_bag", trainer="EmbeddingBagTrainer"),
     Side(name="embeddingbag-x26", module="click_embedding_bag", trainer="SeparateBagsTrainer"),
     Side(name="torchrec", module="click_torchrec", trainer="TorchRecTrainer", environment="torchrec"),

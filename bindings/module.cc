@@ -8,6 +8,7 @@ NB_MODULE(_core, m) {
   init_errors(m);
   init_admission(m);
   init_hash(m);
+  init_pairs(m);
   init_ragged(m);
   init_records(m);
   init_table(m);

@@ -20,6 +20,7 @@ from click_models import (
     BATCH,
     DATA_FILE,
     DIM,
+    DLRM,
     FIELDS,
     IDS_FILE,
     INITIAL_ACCUMULATOR,
@@ -27,6 +28,7 @@ from click_models import (
     LEARNING_RATE,
     NUMBERS,
     ROWS,
+    DeepFM,
     dense_half,
     dense_optimizer,
     loss_of,
@@ -54,7 +56,7 @@ def read(path: Path, *, rows_first: bool = True) -> Iterator[Example]:
 class RowsTrainer:
     """What sides over mapped rows share: a subclass sets the fields, looks up, and takes first-order weights off the rows."""
 
-    _half: nn.Module
+    half: DeepFM | DLRM
     _first: int
     _dense: torch.optim.Optimizer
     _sparse: torch.optim.Optimizer | None
@@ -104,7 +106,7 @@ class RowsTrainer:
         first_order = None
         if self._first:
             first_order, vectors = self._split(vectors)
-        loss = loss_of(self._half(numbers, vectors, first_order), labels)
+        loss = loss_of(self.half(numbers, vectors, first_order), labels)
         loss.backward()
         return loss.detach()
 
@@ -114,10 +116,10 @@ class EmbeddingBagTrainer(RowsTrainer):
         torch.set_num_threads(threads)
         pa.set_cpu_count(threads)
         self.versions = {"torch": torch.__version__, "pyarrow": pa.__version__}
-        self._half = dense_half(model, towers)
-        self._dense = dense_optimizer(self._half)
+        self.half = dense_half(model, towers)
+        self._dense = dense_optimizer(self.half)
         # The first-order weight is the first number of a row: one table is faster than two.
-        self._first = int(self._half.has_first_order)
+        self._first = int(self.half.has_first_order)
         self._bags = nn.ModuleList(
             nn.EmbeddingBag(
                 rows,

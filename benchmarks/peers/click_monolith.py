@@ -1,4 +1,4 @@
-"""End to end with ours: ParquetSource, EmbeddingCollection on 64-bit ids, Trainer."""
+"""End to end with ours: ParquetSource, EmbeddingCollection on 64-bit ids, our layers for pairs of embeddings, Trainer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from click_models import (
     BATCH,
     DATA_FILE,
     DIM,
+    DLRM,
     IDS,
     IDS_FILE,
     INITIAL_ACCUMULATOR,
     INITIAL_WEIGHT,
     LEARNING_RATE,
     NUMBERS,
+    DeepFM,
     dense_half,
     dense_optimizer,
 )
 from click_worker import Phases
 from monolith.data import Column, ParquetSource
 from monolith.features import Batch, Feature
-from monolith.nn import EmbeddingCollection
+from monolith.nn import FM, DotInteraction, EmbeddingCollection
 from monolith.table import Adagrad, Constant
 from monolith.train import Head, RunConfig, StepResult, Trainer
 from monolith.train.heads import total_loss
@@ -47,9 +49,9 @@ def features(*, first_order: bool) -> list[Feature]:
 
 
 class ClickModel(nn.Module):
-    def __init__(self, model: str, towers: str) -> None:
+    def __init__(self, dense: DeepFM | DLRM) -> None:
         super().__init__()
-        self.dense = dense_half(model, towers)
+        self.dense = dense
         self.embeddings = EmbeddingCollection(features(first_order=self.dense.has_first_order))
 
     def forward(self, batch: Batch) -> Tensor:
@@ -76,7 +78,8 @@ class MonolithTrainer:
         numbers = [Column(name=name, dtype="float32", shape=()) for name in (*NUMBERS, "label")]
         columns = [*numbers, *(Column(name=name, shape=()) for name in IDS)]
         self._source = ParquetSource(str(folder / DATA_FILE), columns, batch_size=BATCH)
-        self._model = ClickModel(model, towers)
+        self.half = dense_half(model, towers, self._pairs(model))
+        self._model = ClickModel(self.half)
         self._dense = dense_optimizer(self._model)
         # Peers do not clip either.
         self._config, self._heads = RunConfig(clip_norm=None), [Head(reduction="sum")]
@@ -85,6 +88,9 @@ class MonolithTrainer:
         store = self._model.embeddings.store
         (table,) = store.configs()
         store.reinitialize(table, np.load(folder / IDS_FILE))
+
+    def _pairs(self, model: str) -> nn.Module | None:
+        return FM() if model == "deepfm" else DotInteraction()
 
     def losses(self, batches: int) -> list[float]:
         losses = Losses()
@@ -113,3 +119,10 @@ class MonolithTrainer:
             self._model.embeddings.step()
             phases.end("sparse step")
         return phases.seconds
+
+
+class TorchPairsTrainer(MonolithTrainer):
+    """The same with torch's operators for pairs of embeddings, as all peers have them."""
+
+    def _pairs(self, model: str) -> None:
+        return None

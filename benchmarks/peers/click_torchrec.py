@@ -34,10 +34,10 @@ class TorchRecTrainer(RowsTrainer):
         torch.set_num_threads(threads)
         pa.set_cpu_count(threads)
         self.versions = {"torchrec": torchrec.__version__, "torch": torch.__version__}
-        self._half = dense_half(model, towers)
-        self._dense = dense_optimizer(self._half)
+        self.half = dense_half(model, towers)
+        self._dense = dense_optimizer(self.half)
         self._sparse = None
-        self._first = int(self._half.has_first_order)
+        self._first = int(self.half.has_first_order)
         # Its kernels want widths in fours, so a first-order weight brings three unused numbers with it.
         self._width = DIM + 4 * self._first
         rows = len(np.load(folder / IDS_FILE, mmap_mode="r"))

@@ -9,13 +9,19 @@ import pytest
 import torch
 
 from layer_oracle import assert_same, mlp, prepared, random, relu, softmax, tensor
-from monolith.nn import CAN, CIN, FFM, FM, AllInt, AutoInt, CDot
+from monolith.nn import CAN, CIN, FFM, FM, AllInt, AutoInt, CDot, DotInteraction
 
 
 def test_fm_is_the_sum_over_pairs() -> None:
     x = random(3, 5, 4)
     pairs = sum((x[:, i] * x[:, j]).sum(1) for i, j in itertools.combinations(range(5), 2))
     assert_same(FM()(tensor(x)), np.asarray(pairs)[:, None])
+
+
+def test_dot_interaction_is_the_lower_triangle_row_by_row() -> None:
+    x = random(3, 5, 4)
+    pairs = [(x[:, i] * x[:, j]).sum(1) for i in range(5) for j in range(i)]
+    assert_same(DotInteraction()(tensor(x)), np.stack(pairs, 1))
 
 
 def test_ffm_pairs_are_left_major() -> None:

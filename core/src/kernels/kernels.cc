@@ -238,6 +238,7 @@ void scale(float* out, float factor, std::size_t n) {
 }  // namespace monolith
 
 #include "kernels/lookup.h"
+#include "kernels/pairs.h"
 
 namespace monolith {
 namespace MONOLITH_ISA {
@@ -246,8 +247,19 @@ namespace MONOLITH_ISA {
 #define MONOLITH_TEXT(x) MONOLITH_TEXT_INNER(x)
 
 extern const Kernels kKernels;
-const Kernels kKernels = {MONOLITH_TEXT(MONOLITH_ISA), initialize, initial_value, lookup, step, load, store,
-                          add, scale};
+const Kernels kKernels = {MONOLITH_TEXT(MONOLITH_ISA),
+                          initialize,
+                          initial_value,
+                          lookup,
+                          step,
+                          load,
+                          store,
+                          add,
+                          scale,
+                          dot_pairs,
+                          dot_pairs_gradient,
+                          sum_pairs,
+                          sum_pairs_gradient};
 
 }  // namespace MONOLITH_ISA
 }  // namespace monolith

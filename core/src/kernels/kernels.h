@@ -78,6 +78,12 @@ struct Kernels {
   // out = a + b; out may be a.
   void (*add)(float* out, const float* a, const float* b, std::size_t n);
   void (*scale)(float* out, float factor, std::size_t n);
+  // Of monolith/pairs.h, for examples that lie behind each other. n of dot_pairs is at least 1; its scratch has room for k columns of n
+  // floats, n rounded up to eights, and for the pairs of an example and eight more.
+  void (*dot_pairs)(std::size_t batch, std::size_t n, std::size_t k, const float* x, float* out, float* scratch);
+  void (*dot_pairs_gradient)(std::size_t batch, std::size_t n, std::size_t k, const float* x, const float* grads, float* out);
+  void (*sum_pairs)(std::size_t batch, std::size_t n, std::size_t k, const float* x, float* out);
+  void (*sum_pairs_gradient)(std::size_t batch, std::size_t n, std::size_t k, const float* x, const float* grads, float* out);
 };
 
 // The sets this machine can run, slowest first, and the fastest of them.

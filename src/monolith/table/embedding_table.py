@@ -35,7 +35,7 @@ _POOLING = {"sum": _core.Pooling.SUM, "mean": _core.Pooling.MEAN, "sqrtn": _core
 
 
 def set_num_threads(n: int) -> None:
-    """Let each table call use up to `n` threads, the caller's included; at first one per core.
+    """Let each call of the core use up to `n` threads, the caller's included; at first one per core.
 
     Best as many as `torch.get_num_threads()`: then calls of the main thread use the threads that torch has, instead of sharing
     the processors with them.
@@ -52,7 +52,7 @@ def set_num_threads(n: int) -> None:
 
 
 def num_threads() -> int:
-    """How many threads one table call may use."""
+    """How many threads one call of the core may use."""
     return _core.num_threads()
 
 

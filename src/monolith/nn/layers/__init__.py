@@ -12,7 +12,7 @@ from monolith.nn.layers.auxiliary import HasAuxiliaryLoss, auxiliary_loss
 from monolith.nn.layers.co_action import CAN
 from monolith.nn.layers.cross import DCN
 from monolith.nn.layers.dense import AddBias, Dense
-from monolith.nn.layers.factorization import FFM, FM
+from monolith.nn.layers.factorization import FFM, FM, DotInteraction
 from monolith.nn.layers.gating import IRazor, SENet
 from monolith.nn.layers.interaction import CIN, AllInt, AutoInt, CDot
 from monolith.nn.layers.logit_correction import LogitCorrection, correct_logits
@@ -43,6 +43,7 @@ __all__ = [
     "DIN",
     "DMRU2I",
     "Dense",
+    "DotInteraction",
     "FFM",
     "FM",
     "HasAuxiliaryLoss",

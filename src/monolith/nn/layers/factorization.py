@@ -12,8 +12,9 @@ from monolith.errors import InvalidArgumentError
 from monolith.nn.checks import require_choice, require_dims, require_positive, require_shape
 from monolith.nn.layers.activations import Activation
 from monolith.nn.layers.mlp import MLP, MLPOptions
+from monolith.nn.layers.pairs import dot_pairs, sum_pairs
 
-__all__ = ["FFM", "FM"]
+__all__ = ["FFM", "FM", "DotInteraction"]
 
 Interaction = Literal["multiply", "dot"]
 
@@ -31,8 +32,23 @@ class FM(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, n, k] -> [B, 1]."""
         require_shape("FM.x", x, "B", "n", "k")
-        pairs: torch.Tensor = 0.5 * (x.sum(1).square() - x.square().sum(1)).sum(1, keepdim=True)
-        return pairs
+        return sum_pairs(x)
+
+
+class DotInteraction(nn.Module):
+    """The products of all pairs of features, which DLRM gives to its top MLP: y_ij = x_i · x_j for i = 1, 2, ... and each j < i.
+
+    x [B, n, k] -> [B, n (n - 1) / 2]. No parameters.
+
+    Example:
+        >>> DotInteraction()(torch.tensor([[[1.0, 0.0], [2.0, 1.0], [3.0, 1.0]]])).tolist()
+        [[2.0, 3.0, 7.0]]
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, n, k] -> [B, n (n - 1) / 2]."""
+        require_shape("DotInteraction.x", x, "B", "n", "k")
+        return dot_pairs(x)
 
 
 class FFM(nn.Module):
