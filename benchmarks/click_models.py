@@ -51,17 +51,19 @@ class TorchFM(nn.Module):
 
 
 class TorchDots(nn.Module):
-    """[B, n, k] -> [B, n (n - 1) / 2]: the products of all pairs."""
+    """[B, n, k] and the dense vectors, [B, k] -> [B, k + n (n + 1) / 2]: those, and the products of all pairs."""
 
     below: Tensor
 
     def __init__(self, n: int) -> None:
         super().__init__()
-        rows, columns = torch.tril_indices(n, n, offset=-1)
-        self.register_buffer("below", rows * n + columns)
+        rows, columns = torch.tril_indices(n + 1, n + 1, offset=-1)
+        self.register_buffer("below", rows * (n + 1) + columns)
 
-    def forward(self, vectors: Tensor) -> Tensor:
-        return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.below)
+    def forward(self, vectors: Tensor, dense: Tensor) -> Tensor:
+        every = torch.cat([dense.unsqueeze(1), vectors], dim=1)
+        products = torch.bmm(every, every.transpose(1, 2)).flatten(1).index_select(1, self.below)
+        return torch.cat([dense, products], dim=1)
 
 
 class DeepFM(nn.Module):
@@ -89,16 +91,14 @@ class DLRM(nn.Module):
 
     def __init__(self, towers: str, pairs: nn.Module | None = None) -> None:
         super().__init__()
-        self.pairs = pairs or TorchDots(FIELDS + 1)
+        self.pairs = pairs or TorchDots(FIELDS)
         bottom, top = TOWERS[towers]["dlrm"]
         self.bottom = tower(len(NUMBERS), *bottom, DIM)
         self.top = tower(DIM + FIELDS * (FIELDS + 1) // 2, *top, 1)
 
     def forward(self, numbers: Tensor, vectors: Tensor, first_order: None = None) -> Tensor:
         """[B, 13], [B, 26, DIM] -> [B]."""
-        bottom = self.bottom(numbers).relu()
-        every = torch.cat([bottom.unsqueeze(1), vectors], dim=1)
-        return self.top(torch.cat([bottom, self.pairs(every)], dim=1)).squeeze(1)
+        return self.top(self.pairs(vectors, self.bottom(numbers).relu())).squeeze(1)
 
 
 def dense_half(model: str, towers: str, pairs: nn.Module | None = None) -> DeepFM | DLRM:

@@ -22,18 +22,22 @@ PairShape shape_of(const Array& x) {
 void init_pairs(nb::module_& m) {
   m.def(
       "dot_pairs",
-      [](const Examples& x, const OutPairs& out) {
+      [](const InMatrix<float>& dense, const Examples& x, const OutPairs& out) {
         const nb::gil_scoped_release release;
-        monolith::dot_pairs(shape_of(x), as_span(x), as_span(out));
+        monolith::dot_pairs(shape_of(x), as_span(dense), as_span(x), as_span(out));
       },
-      nb::arg("x").noconvert(), nb::arg("out").noconvert(), "out [batch, n (n - 1) / 2]: the products of pairs (i, j), j < i.");
+      nb::arg("dense").noconvert(), nb::arg("x").noconvert(), nb::arg("out").noconvert(),
+      "out [batch, n (n - 1) / 2]: the products of pairs (i, j), j < i. A dense vector, unless it is empty, is one more, before the others, "
+      "and comes itself before the products.");
   m.def(
       "dot_pairs_gradient",
-      [](const Examples& x, const InMatrix<float>& grad_out, const OutExamples& grad_x) {
+      [](const InMatrix<float>& dense, const Examples& x, const InMatrix<float>& grad_out, const OutPairs& grad_dense,
+         const OutExamples& grad_x) {
         const nb::gil_scoped_release release;
-        monolith::dot_pairs_gradient(shape_of(x), as_span(x), as_span(grad_out), as_span(grad_x));
+        monolith::dot_pairs_gradient(shape_of(x), as_span(dense), as_span(x), as_span(grad_out), as_span(grad_dense), as_span(grad_x));
       },
-      nb::arg("x").noconvert(), nb::arg("grad_out").noconvert(), nb::arg("grad_x").noconvert());
+      nb::arg("dense").noconvert(), nb::arg("x").noconvert(), nb::arg("grad_out").noconvert(), nb::arg("grad_dense").noconvert(),
+      nb::arg("grad_x").noconvert());
   m.def(
       "sum_pairs",
       [](const Examples& x, const OutPairs& out) {

@@ -54,6 +54,7 @@ CATALOG: dict[str, tuple[Make, Inputs]] = {
         lambda b: (_random(b, 4),),
     ),
     "DotInteraction": (mnn.DotInteraction, lambda b: (_random(b, 5, 4),)),
+    "DotInteraction dense": (mnn.DotInteraction, lambda b: (_random(b, 5, 4), _random(b, 4))),
     "FFM": (lambda: mnn.FFM(embed_dim=4, attention_units=[3, 1]), lambda b: (_random(b, 2, 4), _random(b, 3, 4))),
     "FFM dot": (lambda: mnn.FFM(interaction_type="dot"), lambda b: (_random(b, 2, 4), _random(b, 3, 4))),
     "FM": (mnn.FM, lambda b: (_random(b, 5, 4),)),

@@ -24,6 +24,13 @@ def test_dot_interaction_is_the_lower_triangle_row_by_row() -> None:
     assert_same(DotInteraction()(tensor(x)), np.stack(pairs, 1))
 
 
+def test_dot_interaction_puts_the_dense_vector_first_twice() -> None:
+    x, dense = random(3, 5, 4), random(3, 4)
+    every = np.concatenate([dense[:, None], x], 1)
+    pairs = [(every[:, i] * every[:, j]).sum(1) for i in range(6) for j in range(i)]
+    assert_same(DotInteraction()(tensor(x), tensor(dense)), np.concatenate([dense, np.stack(pairs, 1)], 1))
+
+
 def test_ffm_pairs_are_left_major() -> None:
     left, right = random(3, 2, 4), random(3, 5, 4)
     pairs = [left[:, i] * right[:, j] for i in range(2) for j in range(5)]

@@ -16,7 +16,6 @@ Pairs = Callable[[torch.Tensor], torch.Tensor]
 # More and fewer vectors, and floats, than the core takes at once; none at all.
 SHAPES = [
     (0, 5, 4),
-    (3, 0, 4),
     (3, 1, 4),
     (3, 2, 0),
     (2, 2, 1),
@@ -34,7 +33,15 @@ def by_torch(monkeypatch: pytest.MonkeyPatch, function: Pairs, x: torch.Tensor) 
         return function(x)
 
 
-@pytest.mark.parametrize("function", [dot_pairs, sum_pairs])
+def with_dense(x: torch.Tensor) -> torch.Tensor:
+    """The first vector as the dense one: gradients of both are in that of x."""
+    return dot_pairs(x[:, 1:], x[:, 0])
+
+
+FUNCTIONS = [dot_pairs, with_dense, sum_pairs]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients_are_torchs(
     function: Pairs, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
@@ -50,7 +57,7 @@ def test_values_and_gradients_are_torchs(
     torch.testing.assert_close(grad.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("function", [dot_pairs, sum_pairs])
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_penalty_on_the_gradient_has_a_gradient(function: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
     def penalty_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
@@ -64,7 +71,7 @@ def test_a_penalty_on_the_gradient_has_a_gradient(function: Pairs, monkeypatch: 
     )
 
 
-@pytest.mark.parametrize("function", [dot_pairs, sum_pairs])
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_bits_do_not_depend_on_the_number_of_threads(function: Pairs) -> None:
     x = torch.randn(1000, 26, 16, requires_grad=True)
     before = monolith.num_threads()
@@ -80,11 +87,21 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(function: Pairs) -> Non
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize("function", [dot_pairs, sum_pairs])
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_views_are_read_as_they_are_seen(function: Pairs) -> None:
     x = torch.randn(4, 3, 5)
     turned = x.transpose(1, 2)
     assert torch.equal(function(turned), function(turned.contiguous()))
+
+
+def test_no_vectors_have_no_pairs() -> None:
+    x = torch.randn(3, 0, 4, requires_grad=True)
+    dense = torch.randn(3, 4, requires_grad=True)
+    assert dot_pairs(x).shape == (3, 0)
+    assert sum_pairs(x).tolist() == [[0.0]] * 3
+    alone = dot_pairs(x, dense)
+    assert torch.equal(alone, dense)
+    assert torch.equal(torch.autograd.grad(alone.sum(), dense)[0], torch.ones(3, 4))
 
 
 def test_a_number_that_is_not_one_stays_in_its_pairs() -> None:
@@ -108,7 +125,7 @@ def test_other_types_keep_their_type(dtype: torch.dtype) -> None:
 def test_a_traced_program_has_torchs_operators() -> None:
     class Both(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([dot_pairs(x), sum_pairs(x)], dim=1)
+            return torch.cat([function(x) for function in FUNCTIONS], dim=1)
 
     x = torch.randn(4, 5, 3)
     program = torch.export.export(Both(), (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))

@@ -58,6 +58,13 @@ struct LookupPlan {
   return 1 / (pooling == Pooling::kMean ? count : __builtin_sqrtf(count));
 }
 
+// Examples of n vectors, at least one, of k floats: dense, if it is not null, and those of x.
+struct PairBatch {
+  std::size_t size, n, k;
+  const float* dense;  // [size, k]
+  const float* x;      // [size, n, k], or n - 1 beside a dense one
+};
+
 struct Kernels {
   const char* isa;
   // Writes the initial weights and optimizer state of the id behind `id_key`.
@@ -78,12 +85,12 @@ struct Kernels {
   // out = a + b; out may be a.
   void (*add)(float* out, const float* a, const float* b, std::size_t n);
   void (*scale)(float* out, float factor, std::size_t n);
-  // Of monolith/pairs.h, for examples that lie behind each other. n of dot_pairs is at least 1; its scratch has room for k columns of n
-  // floats, n rounded up to eights, and for the pairs of an example and eight more.
-  void (*dot_pairs)(std::size_t batch, std::size_t n, std::size_t k, const float* x, float* out, float* scratch);
-  void (*dot_pairs_gradient)(std::size_t batch, std::size_t n, std::size_t k, const float* x, const float* grads, float* out);
-  void (*sum_pairs)(std::size_t batch, std::size_t n, std::size_t k, const float* x, float* out);
-  void (*sum_pairs_gradient)(std::size_t batch, std::size_t n, std::size_t k, const float* x, const float* grads, float* out);
+  // Of monolith/pairs.h. Scratch of dot_pairs: k columns of n floats, n rounded up to eights, the vectors of an example, its pairs and
+  // eight floats more; of its gradient: twice the vectors of an example, if there is a dense one.
+  void (*dot_pairs)(const PairBatch&, float* out, float* scratch);
+  void (*dot_pairs_gradient)(const PairBatch&, const float* grads, float* grad_dense, float* grad_x, float* scratch);
+  void (*sum_pairs)(const PairBatch&, float* out);
+  void (*sum_pairs_gradient)(const PairBatch&, const float* grads, float* grad_x);
 };
 
 // The sets this machine can run, slowest first, and the fastest of them.

@@ -10,6 +10,11 @@ namespace {
 // By reference: returned by value, its registers would depend on the instruction set.
 [[gnu::always_inline]] inline const Vector& vector_at(const float* p) { return *reinterpret_cast<const Vector*>(p); }
 
+// None may have no address.
+[[gnu::always_inline]] inline void copy_floats(float* to, const float* from, std::size_t n) {
+  if (n != 0) __builtin_memcpy(to, from, n * sizeof(float));
+}
+
 // Where the products of row i with the rows before it begin.
 [[gnu::always_inline]] inline std::size_t first_pair(std::size_t i) { return i == 0 ? 0 : i * (i - 1) / 2; }
 
@@ -44,22 +49,38 @@ void dot_rows(const float* x, const float* columns, std::size_t stride, std::siz
   while (j != 0) dot.template operator()<2>();
 }
 
+// The vectors of an example, one behind the other; gathered if there is a dense one before those of x.
+[[gnu::always_inline]] inline const float* vectors_of(const PairBatch& batch, std::size_t b, float* gathered) {
+  const std::size_t k = batch.k, others = batch.n - (batch.dense != nullptr);
+  const float* const x = batch.x + b * others * k;
+  if (batch.dense == nullptr) return x;
+  copy_floats(gathered, batch.dense + b * k, k);
+  copy_floats(gathered + k, x, others * k);
+  return gathered;
+}
+
 // Whole vectors are written: what is too much of a row is overwritten by the next one, and scratch has room for what is too much of the
 // last.
-void dot_pairs(std::size_t batch, std::size_t n, std::size_t k, const float* x, float* out, float* scratch) {
+void dot_pairs(const PairBatch& batch, float* out, float* scratch) {
+  const std::size_t n = batch.n, k = batch.k, pairs = first_pair(n);
   const std::size_t stride = (n + 7) / 8 * 8;
-  const std::size_t pairs = first_pair(n);
   float* const columns = scratch;
-  float* const products = scratch + stride * k;
+  float* const gathered = columns + stride * k;
+  float* const products = gathered + n * k;
   __builtin_memset(columns, 0, stride * k * sizeof(float));
-  for (std::size_t b = 0; b < batch; ++b, x += n * k, out += pairs) {
+  for (std::size_t b = 0; b < batch.size; ++b, out += pairs) {
+    const float* const x = vectors_of(batch, b, gathered);
     for (std::size_t i = 0; i < n; ++i) {
       for (std::size_t d = 0; d < k; ++d) columns[d * stride + i] = x[i * k + d];
     }
     std::size_t i = 1;
     for (; i + 2 <= n; i += 2) dot_rows<2>(x, columns, stride, k, i, products);
     if (i < n) dot_rows<1>(x, columns, stride, k, i, products);
-    __builtin_memcpy(out, products, pairs * sizeof(float));
+    if (batch.dense != nullptr) {
+      copy_floats(out, x, k);
+      out += k;
+    }
+    copy_floats(out, products, pairs);
   }
 }
 
@@ -107,16 +128,27 @@ void dot_gradients(const float* x, const float* grads, std::size_t n, std::size_
   }
 }
 
-void dot_pairs_gradient(std::size_t batch, std::size_t n, std::size_t k, const float* x, const float* grads, float* out) {
-  for (std::size_t b = 0; b < batch; ++b, x += n * k, grads += first_pair(n), out += n * k) {
+void dot_pairs_gradient(const PairBatch& batch, const float* grads, float* grad_dense, float* grad_x, float* scratch) {
+  const std::size_t n = batch.n, k = batch.k;
+  const bool has_dense = batch.dense != nullptr;
+  for (std::size_t b = 0; b < batch.size; ++b, grads += first_pair(n), grad_x += (n - has_dense) * k) {
+    const float* const x = vectors_of(batch, b, scratch);
+    const float* const as_it_is = grads;
+    if (has_dense) grads += k;
+    float* const out = has_dense ? scratch + n * k : grad_x;
     std::size_t i = 0;
     for (; i + 2 <= n; i += 2) dot_gradients<2>(x, grads, n, k, i, out + i * k);
     if (i < n) dot_gradients<1>(x, grads, n, k, i, out + i * k);
+    if (!has_dense) continue;
+    add(grad_dense + b * k, as_it_is, out, k);
+    copy_floats(grad_x, out + k, (n - 1) * k);
   }
 }
 
-void sum_pairs(std::size_t batch, std::size_t n, std::size_t k, const float* x, float* out) {
-  for (std::size_t b = 0; b < batch; ++b, x += n * k) {
+void sum_pairs(const PairBatch& batch, float* out) {
+  const std::size_t n = batch.n, k = batch.k;
+  const float* x = batch.x;
+  for (std::size_t b = 0; b < batch.size; ++b, x += n * k) {
     Vector differences = {};
     std::size_t d = 0;
     for (; d + 8 <= k; d += 8) {
@@ -142,8 +174,10 @@ void sum_pairs(std::size_t batch, std::size_t n, std::size_t k, const float* x, 
   }
 }
 
-void sum_pairs_gradient(std::size_t batch, std::size_t n, std::size_t k, const float* x, const float* grads, float* out) {
-  for (std::size_t b = 0; b < batch; ++b, x += n * k, out += n * k) {
+void sum_pairs_gradient(const PairBatch& batch, const float* grads, float* out) {
+  const std::size_t n = batch.n, k = batch.k;
+  const float* x = batch.x;
+  for (std::size_t b = 0; b < batch.size; ++b, x += n * k, out += n * k) {
     const float grad = grads[b];
     std::size_t d = 0;
     for (; d + 8 <= k; d += 8) {

@@ -36,19 +36,25 @@ class FM(nn.Module):
 
 
 class DotInteraction(nn.Module):
-    """The products of all pairs of features, which DLRM gives to its top MLP: y_ij = x_i · x_j for i = 1, 2, ... and each j < i.
+    """The products of all pairs of features: y_ij = x_i · x_j for i = 1, 2, ... and each j < i.
 
-    x [B, n, k] -> [B, n (n - 1) / 2]. No parameters.
+    x [B, n, k] -> [B, n (n - 1) / 2]. With `dense` [B, k], the output of DLRM's bottom MLP, as one feature more, before the
+    others, and once more before the products, as the top MLP wants it: -> [B, k + n (n + 1) / 2]. No parameters.
 
     Example:
-        >>> DotInteraction()(torch.tensor([[[1.0, 0.0], [2.0, 1.0], [3.0, 1.0]]])).tolist()
-        [[2.0, 3.0, 7.0]]
+        >>> x = torch.tensor([[[2.0, 1.0], [3.0, 1.0]]])
+        >>> DotInteraction()(x).tolist()
+        [[7.0]]
+        >>> DotInteraction()(x, torch.tensor([[1.0, 0.0]])).tolist()
+        [[1.0, 0.0, 2.0, 3.0, 7.0]]
     """
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, n, k] -> [B, n (n - 1) / 2]."""
+    def forward(self, x: torch.Tensor, dense: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, n, k] -> [B, n (n - 1) / 2], or with [B, k] -> [B, k + n (n + 1) / 2]."""
         require_shape("DotInteraction.x", x, "B", "n", "k")
-        return dot_pairs(x)
+        if dense is not None:
+            require_shape("DotInteraction.dense", dense, x.shape[0], x.shape[2])
+        return dot_pairs(x, dense)
 
 
 class FFM(nn.Module):

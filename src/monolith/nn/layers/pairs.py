@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
+import numpy as np
 import torch
 from torch.autograd.function import FunctionCtx
 
@@ -13,17 +11,25 @@ from monolith import _core
 __all__ = ["dot_pairs", "sum_pairs"]
 
 
-def dot_pairs(x: torch.Tensor) -> torch.Tensor:
+def dot_pairs(x: torch.Tensor, dense: torch.Tensor | None = None) -> torch.Tensor:
     """[B, n, k] -> [B, n (n - 1) / 2]: x_i · x_j for i = 1, 2, ... and each j < i.
 
+    With `dense` [B, k] as one vector more, before the others, and once more before the products:
+    -> [B, k + n (n + 1) / 2].
+
     Example:
-        >>> dot_pairs(torch.tensor([[[1.0, 0.0], [2.0, 1.0], [3.0, 1.0]]])).tolist()
-        [[2.0, 3.0, 7.0]]
+        >>> x = torch.tensor([[[2.0, 1.0], [3.0, 1.0]]])
+        >>> dot_pairs(x).tolist()
+        [[7.0]]
+        >>> dot_pairs(x, torch.tensor([[1.0, 0.0]])).tolist()
+        [[1.0, 0.0, 2.0, 3.0, 7.0]]
     """
-    if not _by_core(x):
-        return torch.bmm(x, x.transpose(1, 2)).flatten(1).index_select(1, _places(x))
-    products: torch.Tensor = _DotPairs.apply(x)  # type: ignore[no-untyped-call]
-    return products
+    if _by_core(x) and (dense is None or _by_core(dense)):
+        products: torch.Tensor = _DotPairs.apply(x, dense)  # type: ignore[no-untyped-call]
+        return products
+    if dense is None:
+        return torch.bmm(x, x.transpose(1, 2)).flatten(1).index_select(1, _places(x.shape[1], x.device))
+    return torch.cat([dense, dot_pairs(torch.cat([dense.unsqueeze(1), x], dim=1))], dim=1)
 
 
 def sum_pairs(x: torch.Tensor) -> torch.Tensor:
@@ -41,36 +47,48 @@ def sum_pairs(x: torch.Tensor) -> torch.Tensor:
 
 class _DotPairs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        n = x.shape[1]
-        return _filled(_core.dot_pairs, x.new_empty(len(x), n * (n - 1) // 2), x)
+    def forward(ctx: FunctionCtx, x: torch.Tensor, dense: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(x, dense)  # type: ignore[arg-type]  # it takes None too
+        batch, n, k = x.shape
+        pairs = n * (n - 1) // 2 if dense is None else k + n * (n + 1) // 2
+        out = torch.empty(batch, pairs)
+        _core.dot_pairs(_array(_or_none(dense)), _array(x), out.numpy())
+        return out
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         x: torch.Tensor
-        (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        x, dense = ctx.saved_tensors  # type: ignore[attr-defined]
         if not torch.is_grad_enabled():
-            return _filled(_core.dot_pairs_gradient, torch.empty(x.shape), x, grad)
+            grad_x, grad_dense = torch.empty(x.shape), torch.empty(_or_none(dense).shape)
+            given = _array(_or_none(dense)), _array(x), _array(grad)
+            _core.dot_pairs_gradient(*given, grad_dense.numpy(), grad_x.numpy())
+            return grad_x, None if dense is None else grad_dense
         # Whoever differentiates the gradient too gets one that is made of torch's operators.
-        n = x.shape[1]
-        below = grad.new_zeros(len(x), n * n).index_copy(1, _places(x), grad).view(-1, n, n)
-        return torch.bmm(below + below.transpose(1, 2), x)
+        if dense is None:
+            return _dot_gradient(x, grad), None
+        k = x.shape[2]
+        every = _dot_gradient(torch.cat([dense.unsqueeze(1), x], dim=1), grad[:, k:])
+        return every[:, 1:], grad[:, :k] + every[:, 0]
 
 
 class _SumPairs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x)
-        return _filled(_core.sum_pairs, x.new_empty(len(x), 1), x)
+        out = torch.empty(len(x), 1)
+        _core.sum_pairs(_array(x), out.numpy())
+        return out
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> torch.Tensor:
         x: torch.Tensor
         (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        if not torch.is_grad_enabled():
-            return _filled(_core.sum_pairs_gradient, torch.empty(x.shape), x, grad)
-        return grad.unsqueeze(2) * (x.sum(1, keepdim=True) - x)
+        if torch.is_grad_enabled():
+            return grad.unsqueeze(2) * (x.sum(1, keepdim=True) - x)
+        out = torch.empty(x.shape)
+        _core.sum_pairs_gradient(_array(x), _array(grad), out.numpy())
+        return out
 
 
 def _by_core(x: torch.Tensor) -> bool:
@@ -79,17 +97,26 @@ def _by_core(x: torch.Tensor) -> bool:
         x.device.type == "cpu"
         and x.dtype == torch.float32
         and type(x) in (torch.Tensor, torch.nn.Parameter)
+        and x.shape[-1] > 0
         and not torch.compiler.is_compiling()
     )
 
 
-def _filled(kernel: Callable[..., Any], out: torch.Tensor, *arrays: torch.Tensor) -> torch.Tensor:
-    kernel(*(array.detach().contiguous().numpy() for array in arrays), out.numpy())
-    return out
+def _array(x: torch.Tensor) -> np.ndarray:
+    return x.detach().contiguous().numpy()
 
 
-def _places(x: torch.Tensor) -> torch.Tensor:
-    """Where the pairs (i, j), j < i, are in a matrix [n, n] that is read row by row."""
+def _or_none(dense: torch.Tensor | None) -> torch.Tensor:
+    return torch.empty(0, 0) if dense is None else dense
+
+
+def _dot_gradient(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     n = x.shape[1]
-    rows, columns = torch.tril_indices(n, n, offset=-1, device=x.device).unbind()
+    below = grad.new_zeros(len(x), n * n).index_copy(1, _places(n, x.device), grad).view(-1, n, n)
+    return torch.bmm(below + below.transpose(1, 2), x)
+
+
+def _places(n: int, device: torch.device) -> torch.Tensor:
+    """Where the pairs (i, j), j < i, are in a matrix [n, n] that is read row by row."""
+    rows, columns = torch.tril_indices(n, n, offset=-1, device=device).unbind()
     return rows * n + columns
