@@ -36,15 +36,15 @@ struct alignas(64) Bucket {
     return bits;
 #endif
   }
-  // A slot with a valid row number, and whether it is the id's. Free of branches.
-  struct Guess {
-    int slot;
-    bool right;
+  // Where an id is: its slot and the number of its row, which is 0 if the id is not in this bucket. Free of branches.
+  struct Match {
+    std::uint32_t row;
+    std::uint32_t slot;
   };
-  [[gnu::always_inline]] Guess guess(std::int64_t id) const noexcept {
+  [[gnu::always_inline]] Match match(std::int64_t id) const noexcept {
     const unsigned bits = matches(id);
-    const int slot = __builtin_ctz(bits | 1u << (kSlots - 1));
-    return {slot, static_cast<bool>(static_cast<unsigned>(bits != 0) & static_cast<unsigned>(rows[slot] != 0))};
+    const unsigned slot = static_cast<unsigned>(__builtin_ctz(bits | 1u << (kSlots - 1)));
+    return {rows[slot] & (0u - static_cast<unsigned>(bits != 0)), slot};
   }
 };
 static_assert(sizeof(Bucket) == 64);
@@ -52,7 +52,7 @@ static_assert(sizeof(Bucket) == 64);
 // A found or inserted id. Valid until the next insert or erase.
 struct BucketSlot {
   Bucket* bucket = nullptr;
-  int slot = 0;
+  std::uint32_t slot = 0;
   [[gnu::always_inline]] explicit operator bool() const noexcept { return bucket != nullptr; }
   [[gnu::always_inline]] std::uint32_t& row() const noexcept { return bucket->rows[slot]; }
   [[gnu::always_inline]] std::uint32_t& time() const noexcept { return bucket->times[slot]; }

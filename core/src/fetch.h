@@ -1,4 +1,8 @@
 // Starting to fetch memory before it is needed.
+//
+// A fetch is done with when the page of its address has been found, which for a table of gigabytes takes a walk through page tables
+// in memory, and no instruction is done with before those in front of it. So fetches should follow each other closely: first the
+// addresses of many, then a loop that does nothing but fetch, and as many walks go on at once as the processor can do.
 #pragma once
 
 #include <cstddef>
@@ -6,14 +10,26 @@
 
 namespace monolith {
 
-// Into the second cache, not the first. It takes two neighbouring lines in the time of one; and the first can wait for some twenty
-// lines only, which, taken up by lines that come from memory, are not there for those that come from the second.
-//
-// Inlined by force: GCC takes a function that only prefetches for one without effect and drops the call.
+// Both are inlined by force: GCC takes a function that only prefetches for one without effect and drops the call.
+
+// Into the first cache.
+[[gnu::always_inline]] inline void fetch_near(const void* line) noexcept { __builtin_prefetch(line, 0, 3); }
+
+// Into the second cache. It takes two neighbouring lines in the time of one, and more of them at once. But it is only a hint: an AMD
+// processor that finds too many of the lines in a cache, as when popular rows are read again and again, does not follow it any more.
+// Beside updates that does not happen.
 [[gnu::always_inline]] inline void fetch(const void* line) noexcept { __builtin_prefetch(line, 0, 2); }
 
 [[gnu::always_inline]] inline void fetch_lines(const std::byte* first, std::uint32_t lines, std::size_t line_bytes = 64) noexcept {
   for (std::uint32_t line = 0; line < lines; ++line) fetch(first + line * line_bytes);
+}
+
+// yes ? a : b without a branch. The compiler would make one, and where it cannot be predicted each wrong guess throws away what is
+// being fetched behind it.
+[[gnu::always_inline]] inline std::byte* choose(bool yes, const void* a, const void* b) noexcept {
+  const auto other = reinterpret_cast<std::uintptr_t>(b);
+  const auto difference = reinterpret_cast<std::uintptr_t>(a) ^ other;
+  return reinterpret_cast<std::byte*>(other ^ (difference & (std::uintptr_t{0} - yes)));
 }
 
 }  // namespace monolith

@@ -16,18 +16,19 @@ std::uint32_t RowPool::allocate() {
   if (next_ == std::numeric_limits<std::uint32_t>::max()) {
     throw InvalidArgument("table: a shard holds 2^32 - 2 rows and is full; spread the table over more processes");
   }
-  const RowPlace place = RowPlace::of(next_);
-  if (place.chunk == chunks_.size()) {
+  const std::uint64_t biased = next_ + RowChunk::kBias;
+  const RowChunk chunk = RowChunk::of(biased);
+  if (chunk.number == chunks_.size()) {
     if (chunks_.size() == chunks_.capacity()) {
-      chunks_.reserve(chunks_.size() + RowPlace::kChunksPerDoubling);
+      chunks_.reserve(chunks_.size() + RowChunk::kChunksPerDoubling);
       view_->chunks = chunks_.data();
     }
-    chunks_.push_back(nullptr);
+    chunks_.push_back(no_chunk_);
   }
-  if (chunks_[place.chunk] == nullptr) {
-    const int exponent = static_cast<int>(place.chunk / RowPlace::kChunksPerDoubling) + RowPlace::kFirstExponent;
-    const std::size_t rows = std::size_t{1} << (exponent - RowPlace::kMantissaBits);
-    chunks_[place.chunk] = arena_->allocate(rows * row_bytes_);
+  if (chunks_[chunk.number] == no_chunk_) {
+    const std::uint64_t first = biased >> chunk.log2_rows << chunk.log2_rows;
+    const std::byte* const rows = arena_->allocate((std::size_t{1} << chunk.log2_rows) * row_bytes_);
+    chunks_[chunk.number] = reinterpret_cast<std::uintptr_t>(rows) - first * row_bytes_;
   }
   return next_++;
 }
@@ -39,7 +40,7 @@ void RowPool::free(std::uint32_t row) noexcept {
 
 void RowPool::clear() noexcept {
   chunks_.resize(1);
-  chunks_[0] = nullptr;
+  chunks_[0] = no_chunk_;
   next_ = 1;
   free_ = 0;
 }

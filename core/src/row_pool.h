@@ -14,7 +14,8 @@ namespace monolith {
 class RowPool {
  public:
   // Keeps view.chunks true.
-  RowPool(Arena& arena, ShardView& view, std::uint32_t row_bytes) : arena_(&arena), view_(&view), row_bytes_(row_bytes) {
+  RowPool(Arena& arena, ShardView& view, std::uint32_t row_bytes)
+      : arena_(&arena), view_(&view), row_bytes_(row_bytes), no_chunk_(0 - RowChunk::kBias * row_bytes), chunks_{no_chunk_} {
     view_->chunks = chunks_.data();
   }
   RowPool(const RowPool&) = delete;
@@ -34,7 +35,7 @@ class RowPool {
   // Every row number in use is below.
   std::uint32_t numbers() const noexcept { return next_; }
 
-  std::size_t bytes() const noexcept { return chunks_.capacity() * sizeof(std::byte*); }
+  std::size_t bytes() const noexcept { return chunks_.capacity() * sizeof(chunks_[0]); }
 
  private:
   Arena* arena_;
@@ -42,7 +43,8 @@ class RowPool {
   std::uint32_t row_bytes_;
   std::uint32_t next_ = 1;  // the lowest number never handed out
   std::uint32_t free_ = 0;  // head of the free list, threaded through the rows; 0 = empty
-  std::vector<std::byte*> chunks_ = {nullptr};  // the first is always there, for row 0
+  const std::uintptr_t no_chunk_;         // with it row 0 is at null
+  std::vector<std::uintptr_t> chunks_;  // as ShardView has them; the first is always there, for row 0
 };
 
 }  // namespace monolith

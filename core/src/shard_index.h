@@ -130,7 +130,7 @@ std::uint64_t ShardIndex::scan_block(std::uint64_t position, F&& f) const {
     Bucket& bucket = block.buckets[i];
     for (int slot = 0; slot < Bucket::kSlots && bucket.rows[slot] != 0; ++slot) {
       const std::uint64_t hash = hash_id(bucket.ids[slot]);
-      if (position_of(hash) >= position) f(bucket.ids[slot], hash, Slot{&bucket, slot});
+      if (position_of(hash) >= position) f(bucket.ids[slot], hash, Slot{&bucket, static_cast<std::uint32_t>(slot)});
     }
   }
   if (block.last == directory_.size()) return 0;

@@ -19,24 +19,23 @@ inline constexpr std::uint32_t kShards = 1u << kShardBits;
 // Where a hash lies inside its shard, as a 64-bit fraction.
 [[gnu::always_inline]] inline std::uint64_t position_of(std::uint64_t hash) noexcept { return hash << kShardBits; }
 
-// A row's place: its chunk and its number inside. Sixty-four chunks per doubling: the chunk number is the exponent and the top
-// six mantissa bits of the row number, so a chunk is at most a sixty-fourth of what is there: little memory waits unused, and
-// shards that start their chunks at the same time ask the system for little at once.
-struct RowPlace {
+// The chunk a row is in. Sixty-four chunks per doubling: the chunk number is the exponent and the top six mantissa bits of the row
+// number, so a chunk is at most a sixty-fourth of what is there: little memory waits unused, and shards that start their chunks at
+// the same time ask the system for little at once.
+struct RowChunk {
   static constexpr int kMantissaBits = 6;
   static constexpr std::uint64_t kChunksPerDoubling = std::uint64_t{1} << kMantissaBits;
   static constexpr int kFirstExponent = 8;
   static constexpr std::uint64_t kBias = std::uint64_t{1} << kFirstExponent;  // the first chunks hold 256 / 64 rows
 
-  std::uint64_t chunk;
-  std::uint64_t offset;
+  std::uint64_t number;
+  int log2_rows;
 
-  [[gnu::always_inline]] static RowPlace of(std::uint32_t row) noexcept {
-    const std::uint64_t biased = row + kBias;
-    const int exponent = 63 - __builtin_clzll(biased);
-    const std::uint64_t mantissa = biased >> (exponent - kMantissaBits);  // 64..127
-    return {static_cast<std::uint64_t>(exponent - kFirstExponent) * kChunksPerDoubling + (mantissa - kChunksPerDoubling),
-            biased & ((std::uint64_t{1} << (exponent - kMantissaBits)) - 1)};
+  [[gnu::always_inline]] static RowChunk of(std::uint64_t biased) noexcept {
+    const int shift = 63 - kMantissaBits - __builtin_clzll(biased);
+    const std::uint64_t mantissa = biased >> shift;  // 64..127
+    constexpr std::uint64_t kFirst = (kFirstExponent - kMantissaBits + 1) * kChunksPerDoubling;
+    return {static_cast<std::uint64_t>(shift) * kChunksPerDoubling + mantissa - kFirst, shift};
   }
 };
 
@@ -47,7 +46,8 @@ struct ShardView {
 
   const std::uintptr_t* entries = nullptr;
   std::uint64_t size = 0;  // entries
-  std::byte* const* chunks = nullptr;
+  // By chunk: where row number -kBias would be if all rows lay as those of the chunk do. A row's address is then one multiplication.
+  const std::uintptr_t* chunks = nullptr;
 
   // Where the directory entry of a hash is.
   [[gnu::always_inline]] const std::uintptr_t* place(std::uint64_t hash) const noexcept {
@@ -69,14 +69,14 @@ struct ShardView {
     const std::uintptr_t found = entry(hash);
     Bucket* const first = buckets(found);
     for (std::uint64_t i = hash & mask(found);; i = (i + 1) & mask(found)) {
-      const Bucket::Guess guess = first[i].guess(id);
-      if (guess.right) return {&first[i], guess.slot};
+      const Bucket::Match match = first[i].match(id);
+      if (match.row != 0) return {&first[i], match.slot};
       if (!first[i].full()) return {};
     }
   }
   [[gnu::always_inline]] std::byte* row(std::uint32_t number, std::uint32_t row_bytes) const noexcept {
-    const RowPlace place = RowPlace::of(number);
-    return chunks[place.chunk] + place.offset * row_bytes;
+    const std::uint64_t biased = number + RowChunk::kBias;
+    return reinterpret_cast<std::byte*>(chunks[RowChunk::of(biased).number] + biased * row_bytes);
   }
 };
 

@@ -18,6 +18,9 @@ namespace {
 // Fewer ids than this per thread are not worth waking another thread for.
 constexpr std::size_t kIdsPerThread = 4096;
 
+// A table that is trained is looked up a few times between two updates, one that serves much more often.
+constexpr std::uint32_t kLookupsBesideUpdates = 16;
+
 // About how many ids pass through the gate at once: a writer waits for them. A bag is never split, a huge one takes longer.
 constexpr std::size_t kLookupPiece = 8192;
 
@@ -75,14 +78,12 @@ Partition& Partition::of_this_thread() {
 void Partition::build(std::span<const std::int64_t> call_ids, std::span<const std::int64_t> row_splits) {
   const std::size_t n = call_ids.size();
   ids.resize(n);
+  hashes.resize(n);
   tags.resize(n);
-  shards.resize(n);
+  call_hashes.resize(n);
+  kernels().hash_ids(call_ids.data(), n, call_hashes.data());
   std::array<std::uint32_t, kShards> next{};
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::uint32_t shard = shard_of(hash_id(call_ids[i]));
-    shards[i] = static_cast<std::uint8_t>(shard);
-    ++next[shard];
-  }
+  for (std::size_t i = 0; i < n; ++i) ++next[shard_of(call_hashes[i])];
   std::uint32_t total = 0;
   for (std::uint32_t s = 0; s < kShards; ++s) {
     starts[s] = total;
@@ -91,8 +92,9 @@ void Partition::build(std::span<const std::int64_t> call_ids, std::span<const st
   }
   starts[kShards] = total;
   const auto put = [&](std::size_t i, std::size_t tag) {
-    const std::uint32_t at = next[shards[i]]++;
+    const std::uint32_t at = next[shard_of(call_hashes[i])]++;
     ids[at] = call_ids[i];
+    hashes[at] = call_hashes[i];
     tags[at] = static_cast<std::uint32_t>(tag);
   };
   if (row_splits.empty()) {
@@ -170,9 +172,10 @@ void Table::Impl::lookup(std::span<const std::int64_t> ids, std::span<const std:
                          float* out) const {
   std::vector<float> scales(plans.size());
   for (std::size_t s = 0; s < plans.size(); ++s) scales[s] = hashnet_scale(s);
+  const bool rows_are_updated = lookups_since_update.fetch_add(1, std::memory_order_relaxed) < kLookupsBesideUpdates;
   const LookupPlan plan{views.data(), plans.data(),     plans.size(),
                         scales.data(), table_key,       layout.dim,
-                        layout.row_bytes, lines(layout.weight_bytes), config.unseen_reads_zeros};
+                        layout.row_bytes, lines(layout.weight_bytes), config.unseen_reads_zeros, rows_are_updated};
   const std::size_t bags = row_splits.empty() ? ids.size() : row_splits.size() - 1;
   std::vector<float> scratch(layout.dim);
   {

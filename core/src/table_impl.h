@@ -43,9 +43,10 @@ struct alignas(64) Shard {
 // an id in the call, or the bag it belongs to.
 struct Partition {
   std::vector<std::int64_t> ids;
+  std::vector<std::uint64_t> hashes;
   std::vector<std::uint32_t> tags;
   std::array<std::uint32_t, kShards + 1> starts;
-  std::vector<std::uint8_t> shards;  // of the ids in call order
+  std::vector<std::uint64_t> call_hashes;  // in call order
 
   // row_splits may be empty: then tags are positions, counted from 0.
   void build(std::span<const std::int64_t> call_ids, std::span<const std::int64_t> row_splits);
@@ -77,6 +78,7 @@ struct Table::Impl {
   mutable WriteGate gate;
   std::atomic<std::uint32_t> max_event_time{0};
   std::atomic<std::uint32_t> updates{0};  // gradient calls so far; part of the state: stochastic rounding must not repeat its draws
+  mutable std::atomic<std::uint32_t> lookups_since_update{0};  // in pieces
   std::unique_ptr<std::atomic<float>[]> hashnet_scales;
   std::vector<std::uint64_t> slot_expiry;  // by fid v2 slot; empty when all are the default
 
@@ -183,11 +185,10 @@ struct Table::Impl {
     for (const std::int64_t id : ids) fetch(shard.index.home(hash_id(id)));
     for (const std::int64_t id : ids) {
       const Bucket* const bucket = shard.index.home(hash_id(id));
-      const Bucket::Guess guess = bucket->guess(id);
+      const std::uint32_t row = bucket->match(id).row;
       // An id that is not here ends its search in this bucket, or if that is full mostly in the next.
-      const auto* const next = reinterpret_cast<const std::byte*>(bucket + bucket->full());
-      const std::byte* const from = guess.right ? shard.rows.at(bucket->rows[guess.slot]) : next;
-      const std::size_t line_bytes = guess.right ? 64 : 0;
+      const std::byte* const from = choose(row != 0, shard.rows.at(row), bucket + bucket->full());
+      const std::size_t line_bytes = row != 0 ? 64 : 0;
       fetch_lines(from, lines(layout.row_bytes), line_bytes);
     }
   }

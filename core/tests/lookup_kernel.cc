@@ -67,10 +67,10 @@ void check_lookups(std::uint32_t dim, const std::vector<std::int64_t>& present, 
   Shards shards(dim);
   for (const std::int64_t id : present) shards.insert(id);
   const std::vector<float> scales(segments.size(), 1);
-  const LookupPlan plan{shards.views(), segments.data(), segments.size(), scales.data(), 7, dim, dim * 4, (dim * 4 + 63) / 64 + 1,
-                        true};
+  LookupPlan plan{shards.views(), segments.data(), segments.size(), scales.data(), 7, dim, dim * 4, (dim * 4 + 63) / 64 + 1, true, false};
   std::vector<float> scratch(dim);
-  for (const std::size_t n : {0u, 1u, 13u, 14u, 15u, 42u, 43u, 300u}) {
+  for (const std::size_t n : {0u, 1u, 63u, 64u, 65u, 128u, 191u, 192u, 193u, 256u, 257u, 700u}) {
+    plan.rows_are_updated = n % 2 == 0;
     std::vector<std::int64_t> ids;
     for (std::size_t i = 0; i < n; ++i) ids.push_back(i % 5 == 4 ? -1 - static_cast<std::int64_t>(i) : present[i * 7 % present.size()]);
     std::vector<std::int64_t> splits = {0};

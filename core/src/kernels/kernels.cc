@@ -186,8 +186,11 @@ const float* transform_gradient(const SegmentPlan& plan, const StepContext& cont
   return g;
 }
 
-void step(const SegmentPlan& plan, const StepContext& context, std::byte* const* rows, const float* const* grads,
+void step(const SegmentPlan& shared_plan, const StepContext& shared_context, std::byte* const* rows, const float* const* grads,
           const float* const* snapshots, const std::uint64_t* keys, std::size_t n) {
+  // Copies, that no store can change: the compiler would read everything again for every row.
+  const SegmentPlan plan = shared_plan;
+  const StepContext context = shared_context;
   const auto run = [&](auto optimizer, auto dim) {
     const bool as_is = plan.read_path != ReadPath::kHashNet && (plan.optimizer.delay_compensation == 0 || !snapshots);
     for (std::size_t i = 0; i < n; ++i) {
@@ -239,6 +242,7 @@ void scale(float* out, float factor, std::size_t n) {
 
 #include "kernels/lookup.h"
 #include "kernels/pairs.h"
+#include "kernels/update.h"
 
 namespace monolith {
 namespace MONOLITH_ISA {
@@ -251,6 +255,9 @@ const Kernels kKernels = {MONOLITH_TEXT(MONOLITH_ISA),
                           initialize,
                           initial_value,
                           lookup,
+                          hash_ids,
+                          collect,
+                          match,
                           step,
                           load,
                           store,

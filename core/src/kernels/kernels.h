@@ -49,6 +49,56 @@ struct LookupPlan {
   std::uint32_t row_bytes;
   std::uint32_t weight_lines;  // cache lines that the weights of a row may touch
   bool unseen_reads_zeros;
+  bool rows_are_updated;  // by somebody, in turns with lookups; changes nothing but speed
+};
+
+// Ids of one stage of an update before the next stage has its turn: many, so that fetches follow each other closely (fetch.h), but not
+// more than the second cache has room for.
+inline constexpr std::size_t kUpdateTurn = 512;
+
+// What all gradients of a call share. Ids are in shard order.
+struct UpdatePlan {
+  const ShardView* shards;  // [kShards]
+  const std::int64_t* ids;
+  const std::uint64_t* hashes;
+  const std::uint32_t* tags;  // which gradient is an id's
+  const float* grads;
+  const float* snapshot;  // as grads, or null
+  std::uint64_t table_key;
+  std::uint32_t call;  // its number, if segments round stochastically
+  std::uint32_t dim;
+  std::uint32_t row_bytes;
+  std::uint32_t row_lines;  // cache lines that a row may touch
+  std::uint32_t event_time;
+  bool sequential;    // an id that occurs twice makes two steps
+  bool rounding_keys;  // somebody needs them
+};
+
+// The ids of one or a few shards on their way through the stages of an update. All arrays have room for all of them.
+struct UpdateUnit {
+  std::size_t next = 0, last = 0;  // the part of the call that is not collected yet
+  bool tracked = false;            // changes are to be remembered
+
+  // By unique id.
+  std::size_t size = 0;
+  std::int64_t* ids;
+  Bucket** buckets;          // the first bucket of the id
+  const ShardView** shards;  // where it is
+  std::uint32_t* counts;
+  const float** grads;
+  const float** snapshots;  // of the first occurrence, if the plan has any
+  std::uint64_t* rounding_keys;
+  std::byte** rows;
+  Bucket::Match* matches;  // if tracked
+  std::size_t matched = 0;
+
+  std::uint32_t* unmatched;  // positions of those that were not in their first bucket
+  std::size_t num_unmatched = 0;
+
+  std::uint32_t* places;  // a hash table of positions, plus 1
+  std::uint64_t place_mask = 0;
+  float* sums;  // gradients of ids that occur more than once
+  std::size_t num_sums = 0;
 };
 
 // The factor by which the sum over a bag of n ids is multiplied.
@@ -75,6 +125,13 @@ struct Kernels {
   // if row_splits is null. Rows are summed in order. scratch: dim floats. Nothing may change the shards meanwhile.
   void (*lookup)(const LookupPlan&, const std::int64_t* ids, const std::int64_t* row_splits, std::size_t bags, Pooling,
                  float* out, float* scratch);
+  void (*hash_ids)(const std::int64_t* ids, std::size_t n, std::uint64_t* hashes);
+  // Collects the ids up to `last` of the call, at most kUpdateTurn: unique ones, and the sums of their gradients in call order. Starts fetching their
+  // buckets.
+  void (*collect)(const UpdatePlan&, UpdateUnit&, std::size_t last);
+  // Looks for the unique ids up to `last` in their first buckets, fetches their rows and, if nobody has to remember what changed,
+  // sets their times. Nothing is done about those that are not there.
+  void (*match)(const UpdatePlan&, UpdateUnit&, std::size_t last);
   // One optimizer step per row, in order. grads and snapshots (may be null) point at the whole gradient of the row;
   // rounding_keys, one per row, are what stochastic rounding draws from, and may be null where nothing rounds so.
   void (*step)(const SegmentPlan&, const StepContext&, std::byte* const* rows, const float* const* grads,

@@ -1,8 +1,7 @@
 // Reads: finds the row of every id and sums the rows of every bag, in call order. Included only by kernels.cc.
 //
-// Almost all of the time goes into waiting for two cache lines per id, one of the index and one of the row, and for the two small
-// tables that say where those are: the directory of a shard, and its chunks. Those are too large for the inner caches when ids come
-// in any order. So a window of ids is under way at once, each a stage behind the one before it, and no stage waits for memory.
+// Almost all of the time goes into waiting for two cache lines per id, one of the index and one of the row. So ids go through stages in
+// groups, several groups are under way at once, each a stage behind the one before it, and no stage waits for memory.
 #pragma once
 
 #include "fetch.h"
@@ -13,99 +12,90 @@ namespace monolith {
 namespace MONOLITH_ISA {
 namespace {
 
-// Ids between the stages: directory entry, bucket, chunk, row, row of an id that was not in its first bucket, use.
-constexpr std::size_t kStage = 12;
-constexpr std::size_t kWindow = 64;
-static_assert(kWindow > 5 * kStage && (kWindow & (kWindow - 1)) == 0);
+// Ids of one stage before the next stage has its turn: bucket, row, row of an id that was not in its first bucket, use. Large, so that
+// the fetches of a stage follow each other closely (fetch.h says why).
+constexpr std::size_t kTurn = 64;
+constexpr std::size_t kWindow = 4 * kTurn;
+static_assert((kTurn & (kTurn - 1)) == 0);
 
+template <bool kNear>
 class RowWindow {
  public:
   RowWindow(const LookupPlan& plan, const std::int64_t* ids, std::size_t n) : plan_(plan), ids_(ids), n_(n) {
-    for (std::size_t i = 0; i < 5 * kStage && i < n; ++i) fetch_entry(i);
-    for (std::size_t i = 0; i < 4 * kStage && i < n; ++i) fetch_bucket(i);
-    for (std::size_t i = 0; i < 3 * kStage && i < n; ++i) fetch_chunk(i);
-    for (std::size_t i = 0; i < 2 * kStage && i < n; ++i) fetch_row(i);
-    for (std::size_t i = 0; i < kStage && i < n; ++i) fetch_displaced_row(i);
+    fetch_buckets(0);
+    fetch_buckets(kTurn);
+    fetch_rows(0);
+    fetch_buckets(2 * kTurn);
+    fetch_rows(kTurn);
+    fetch_displaced_rows(0);
   }
 
   // The row of ids[i], or null. To be called once for each i from 0 on.
   [[gnu::always_inline]] const std::byte* next(std::size_t i) {
-    const std::byte* const row = under_way_[i % kWindow].row;
-    if (i + 5 * kStage < n_) [[likely]] {
-      fetch_entry(i + 5 * kStage);
-      fetch_bucket(i + 4 * kStage);
-      fetch_chunk(i + 3 * kStage);
-      fetch_row(i + 2 * kStage);
-      fetch_displaced_row(i + kStage);
-    } else {
-      if (i + 4 * kStage < n_) fetch_bucket(i + 4 * kStage);
-      if (i + 3 * kStage < n_) fetch_chunk(i + 3 * kStage);
-      if (i + 2 * kStage < n_) fetch_row(i + 2 * kStage);
-      if (i + kStage < n_) fetch_displaced_row(i + kStage);
-    }
-    return row;
+    if (i % kTurn == 0) advance(i);
+    return rows_[i % kWindow];
   }
 
  private:
-  // What the last stage of an id has left for its next. What is fetched and not needed any more makes room for what follows.
-  struct UnderWay {
-    const ShardView* shard;
-    std::uint64_t hash;
-    union {
-      const std::uintptr_t* entry;
-      const Bucket* bucket;
-      std::byte* const* chunk;
-      const std::byte* row;
-    };
-    std::uint32_t offset;  // of the row in its chunk
-    bool here;             // in its first bucket
-  };
-
-  [[gnu::always_inline]] void fetch_entry(std::size_t i) {
-    UnderWay& id = under_way_[i % kWindow];
-    id.hash = hash_id(ids_[i]);
-    id.shard = &plan_.shards[shard_of(id.hash)];
-    id.entry = id.shard->place(id.hash);
-    fetch(id.entry);
+  void advance(std::size_t i) {
+    fetch_displaced_rows(i + kTurn);
+    fetch_rows(i + 2 * kTurn);
+    fetch_buckets(i + 3 * kTurn);
   }
 
-  [[gnu::always_inline]] void fetch_bucket(std::size_t i) {
-    UnderWay& id = under_way_[i % kWindow];
-    id.bucket = ShardView::bucket(*id.entry, id.hash);
-    fetch(id.bucket);
+  std::size_t end_of_turn(std::size_t first) const { return first + kTurn < n_ ? first + kTurn : n_; }
+
+  [[gnu::always_inline]] void fetch_buckets(std::size_t first) {
+    const std::size_t last = end_of_turn(first);
+    for (std::size_t i = first; i < last; ++i) {
+      const std::uint64_t hash = hash_id(ids_[i]);
+      const ShardView* const shard = &plan_.shards[shard_of(hash)];
+      shards_[i % kWindow] = shard;
+      buckets_[i % kWindow] = shard->home(hash);
+    }
+    for (std::size_t i = first; i < last; ++i) fetch_line(buckets_[i % kWindow]);
   }
 
-  // Whether the id is in its first bucket cannot be predicted, and a wrongly predicted branch would throw away the fetches under
-  // way behind it: so no branch here, only a guess to be looked at two stages later.
-  [[gnu::always_inline]] void fetch_chunk(std::size_t i) {
-    UnderWay& id = under_way_[i % kWindow];
-    const Bucket* const bucket = id.bucket;
-    const Bucket::Guess guess = bucket->guess(ids_[i]);
-    const RowPlace place = RowPlace::of(bucket->rows[guess.slot]);
-    id.chunk = id.shard->chunks + place.chunk;
-    id.offset = static_cast<std::uint32_t>(place.offset);
-    id.here = guess.right;
-    fetch(guess.right ? static_cast<const void*>(id.chunk) : static_cast<const void*>(bucket + 1));
+  // Whether the id is in its first bucket cannot be predicted, and a wrongly predicted branch would throw away what is under way
+  // behind it: so no branch here, only a guess to be looked at a stage later.
+  [[gnu::always_inline]] void fetch_rows(std::size_t first) {
+    const std::size_t last = end_of_turn(first);
+    const std::byte* lines[kTurn];
+    for (std::size_t i = first; i < last; ++i) {
+      const Bucket* const bucket = buckets_[i % kWindow];
+      const std::uint32_t number = bucket->match(ids_[i]).row;
+      const std::byte* const row = shards_[i % kWindow]->row(number, plan_.row_bytes);
+      lines[i - first] = choose(number != 0, row, bucket + 1);
+      rows_[i % kWindow] = choose(number != 0, row, nullptr);
+    }
+    for (std::size_t i = first; i < last; ++i) fetch_weights(lines[i - first]);
   }
 
-  [[gnu::always_inline]] void fetch_row(std::size_t i) {
-    UnderWay& id = under_way_[i % kWindow];
-    id.row = *id.chunk + std::uint64_t{id.offset} * plan_.row_bytes;
-    fetch_lines(id.row, plan_.weight_lines);
+  [[gnu::always_inline]] void fetch_displaced_rows(std::size_t first) {
+    const std::size_t last = end_of_turn(first);
+    for (std::size_t i = first; i < last; ++i) {
+      if (rows_[i % kWindow] != nullptr) [[likely]] continue;
+      const ShardView* const shard = shards_[i % kWindow];
+      const BucketSlot found = shard->find(ids_[i], hash_id(ids_[i]));
+      if (!found) continue;
+      const std::byte* const row = shard->row(found.row(), plan_.row_bytes);
+      fetch_weights(row);
+      rows_[i % kWindow] = row;
+    }
   }
 
-  [[gnu::always_inline]] void fetch_displaced_row(std::size_t i) {
-    UnderWay& id = under_way_[i % kWindow];
-    if (id.here) [[likely]] return;
-    const BucketSlot found = id.shard->find(ids_[i], id.hash);
-    id.row = found ? id.shard->row(found.row(), plan_.row_bytes) : nullptr;
-    fetch_lines(id.row, plan_.weight_lines);
+  [[gnu::always_inline]] void fetch_weights(const std::byte* row) const {
+    fetch_line(row);
+    for (std::uint32_t line = 1; line < plan_.weight_lines; ++line) fetch_line(row + line * 64);
   }
+  [[gnu::always_inline]] static void fetch_line(const void* line) { kNear ? fetch_near(line) : fetch(line); }
 
   const LookupPlan& plan_;
   const std::int64_t* ids_;
   std::size_t n_;
-  UnderWay under_way_[kWindow];
+  const ShardView* shards_[kWindow];
+  const Bucket* buckets_[kWindow];
+  const std::byte* rows_[kWindow];
 };
 
 // Segments of any kind: decoded one after the other.
@@ -128,13 +118,13 @@ void read_row(const LookupPlan& plan, const std::byte* row, std::int64_t id, flo
 }
 
 // Segments of plain floats, kDim in all: their weights lie behind each other, and a bag's sum stays in registers.
-template <std::uint32_t kDim>
+template <std::uint32_t kDim, bool kNear>
 void lookup_plain(const LookupPlan& plan, const std::int64_t* ids, const std::int64_t* row_splits, std::size_t bags,
                   Pooling pooling, float* out, float* scratch) {
   constexpr std::uint32_t kVectors = kDim / 8, kRest = kDim % 8;
   const std::int64_t base = row_splits == nullptr ? 0 : row_splits[0];
   const std::size_t n = row_splits == nullptr ? bags : static_cast<std::size_t>(row_splits[bags] - base);
-  RowWindow window(plan, ids, n);
+  RowWindow<kNear> window(plan, ids, n);
   std::size_t i = 0;
   for (std::size_t bag = 0; bag < bags; ++bag, out += kDim) {
     const std::size_t first = i;
@@ -164,11 +154,12 @@ void lookup_plain(const LookupPlan& plan, const std::int64_t* ids, const std::in
   }
 }
 
+template <bool kNear>
 void lookup_any(const LookupPlan& plan, const std::int64_t* ids, const std::int64_t* row_splits, std::size_t bags,
                 Pooling pooling, float* out, float* scratch) {
   const std::int64_t base = row_splits == nullptr ? 0 : row_splits[0];
   const std::size_t n = row_splits == nullptr ? bags : static_cast<std::size_t>(row_splits[bags] - base);
-  RowWindow window(plan, ids, n);
+  RowWindow<kNear> window(plan, ids, n);
   std::size_t i = 0;
   for (std::size_t bag = 0; bag < bags; ++bag, out += plan.dim) {
     const std::size_t first = i;
@@ -184,27 +175,34 @@ void lookup_any(const LookupPlan& plan, const std::int64_t* ids, const std::int6
   }
 }
 
-void lookup(const LookupPlan& plan, const std::int64_t* ids, const std::int64_t* row_splits, std::size_t bags, Pooling pooling,
-            float* out, float* scratch) {
-  auto run = lookup_any;
+template <bool kNear>
+void lookup_rows(const LookupPlan& plan, const std::int64_t* ids, const std::int64_t* row_splits, std::size_t bags, Pooling pooling,
+                 float* out, float* scratch) {
+  auto run = lookup_any<kNear>;
   bool plain = true;
   for (std::size_t s = 0; s < plan.num_segments; ++s) plain &= is_plain(plan.segments[s]);
   if (plain) {
     switch (plan.dim) {
-      case 1: run = lookup_plain<1>; break;
-      case 4: run = lookup_plain<4>; break;
-      case 8: run = lookup_plain<8>; break;
-      case 16: run = lookup_plain<16>; break;
-      case 32: run = lookup_plain<32>; break;
-      case 64: run = lookup_plain<64>; break;
+      case 1: run = lookup_plain<1, kNear>; break;
+      case 4: run = lookup_plain<4, kNear>; break;
+      case 8: run = lookup_plain<8, kNear>; break;
+      case 16: run = lookup_plain<16, kNear>; break;
+      case 32: run = lookup_plain<32, kNear>; break;
+      case 64: run = lookup_plain<64, kNear>; break;
       // A bias beside the vector.
-      case 9: run = lookup_plain<9>; break;
-      case 17: run = lookup_plain<17>; break;
-      case 33: run = lookup_plain<33>; break;
-      case 65: run = lookup_plain<65>; break;
+      case 9: run = lookup_plain<9, kNear>; break;
+      case 17: run = lookup_plain<17, kNear>; break;
+      case 33: run = lookup_plain<33, kNear>; break;
+      case 65: run = lookup_plain<65, kNear>; break;
       default: break;
     }
   }
+  run(plan, ids, row_splits, bags, pooling, out, scratch);
+}
+
+void lookup(const LookupPlan& plan, const std::int64_t* ids, const std::int64_t* row_splits, std::size_t bags, Pooling pooling,
+            float* out, float* scratch) {
+  const auto run = plan.rows_are_updated ? lookup_rows<false> : lookup_rows<true>;
   run(plan, ids, row_splits, bags, pooling, out, scratch);
 }
 

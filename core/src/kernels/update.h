@@ -1,0 +1,102 @@
+// The stages of an update that look for rows (table_apply.cc). Included only by kernels.cc.
+#pragma once
+
+#include "fetch.h"
+#include "kernels/kernels.h"
+
+namespace monolith {
+namespace MONOLITH_ISA {
+namespace {
+
+void hash_ids(const std::int64_t* ids, std::size_t n, std::uint64_t* hashes) {
+  for (std::size_t i = 0; i < n; ++i) hashes[i] = hash_id(ids[i]);
+}
+
+// True if the id was there and the gradient has been added to its sum.
+[[gnu::always_inline]] inline bool merge(UpdateUnit& unit, std::int64_t id, std::uint64_t hash, const float* grad, std::size_t dim) {
+  for (std::uint64_t place = (hash >> 32) & unit.place_mask;; place = (place + 1) & unit.place_mask) {
+    if (unit.places[place] == 0) [[likely]] {
+      unit.places[place] = static_cast<std::uint32_t>(unit.size + 1);
+      return false;
+    }
+    const std::size_t at = unit.places[place] - 1;
+    if (unit.ids[at] != id) continue;
+    const float* const before = unit.grads[at];
+    float* const sum = unit.counts[at]++ == 1 ? unit.sums + unit.num_sums++ * dim : const_cast<float*>(before);
+    add(sum, before, grad, dim);
+    unit.grads[at] = sum;
+    return true;
+  }
+}
+
+// kPlain: ids are to be summed, and nobody needs snapshots or rounding keys.
+template <bool kPlain>
+void collect_ids(const UpdatePlan& plan, UpdateUnit& unit, std::size_t last) {
+  const std::size_t dim = plan.dim;
+  const std::size_t first = unit.size;
+  for (std::size_t i = unit.next; i < last; ++i) fetch(plan.grads + plan.tags[i] * dim);
+  for (std::size_t i = unit.next; i < last; ++i) {
+    const std::int64_t id = plan.ids[i];
+    const std::uint64_t hash = plan.hashes[i];
+    const float* const grad = plan.grads + plan.tags[i] * dim;
+    if ((kPlain || !plan.sequential) && merge(unit, id, hash, grad, dim)) continue;
+    const std::size_t at = unit.size++;
+    const ShardView* const shard = &plan.shards[shard_of(hash)];
+    unit.ids[at] = id;
+    unit.shards[at] = shard;
+    unit.buckets[at] = shard->home(hash);
+    unit.counts[at] = 1;
+    unit.grads[at] = grad;
+    if constexpr (!kPlain) {
+      if (plan.snapshot != nullptr) unit.snapshots[at] = plan.snapshot + plan.tags[i] * dim;
+      // Draws depend on the id, the number of the call and the place in it, never on which thread ran, so that the same data
+      // trains to the same bits.
+      const std::uint64_t id_key = hash_id(static_cast<std::int64_t>(hash ^ plan.table_key));
+      unit.rounding_keys[at] = id_key + ((std::uint64_t{plan.call} << 32) + i + 1) * 0x9E3779B97F4A7C15ull;
+    }
+  }
+  for (std::size_t at = first; at < unit.size; ++at) fetch(unit.buckets[at]);
+  unit.next = last;
+}
+
+void collect(const UpdatePlan& plan, UpdateUnit& unit, std::size_t last) {
+  const bool plain = !plan.sequential && plan.snapshot == nullptr && !plan.rounding_keys;
+  plain ? collect_ids<true>(plan, unit, last) : collect_ids<false>(plan, unit, last);
+}
+
+template <bool kTracked>
+void match_ids(const UpdatePlan& plan, UpdateUnit& unit, std::size_t last) {
+  std::size_t unmatched = unit.num_unmatched;
+  const std::byte* lines[kUpdateTurn];
+  const std::byte** line = lines;
+  const std::uint32_t row_bytes = plan.row_bytes;
+  for (std::size_t at = unit.matched; at < last; ++at) {
+    Bucket* const bucket = unit.buckets[at];
+    // No branch on whether the id is in its first bucket: see lookup.h.
+    const Bucket::Match match = bucket->match(unit.ids[at]);
+    const bool here = match.row != 0;
+    std::byte* const row = unit.shards[at]->row(match.row, row_bytes);
+    // An id that is not there ends its search here, unless the bucket is full.
+    *line++ = choose(here, row, bucket + bucket->full());
+    unit.rows[at] = row;
+    unit.unmatched[unmatched] = static_cast<std::uint32_t>(at);
+    unmatched += !here;
+    if constexpr (kTracked) {
+      unit.matches[at] = match;
+    } else if (here && bucket->times[match.slot] != plan.event_time) {
+      // Most batches carry the time that is there already; not writing keeps the cache line clean.
+      bucket->times[match.slot] = plan.event_time;
+    }
+  }
+  for (const std::byte** from = lines; from != line; ++from) fetch_lines(*from, plan.row_lines);
+  unit.num_unmatched = unmatched;
+  unit.matched = last;
+}
+
+void match(const UpdatePlan& plan, UpdateUnit& unit, std::size_t last) {
+  unit.tracked ? match_ids<true>(plan, unit, last) : match_ids<false>(plan, unit, last);
+}
+
+}  // namespace
+}  // namespace MONOLITH_ISA
+}  // namespace monolith
