@@ -14,7 +14,7 @@ from monolith.nn.layers.activations import Activation
 from monolith.nn.layers.mlp import MLP, MLPOptions
 from monolith.nn.layers.pairs import dot_pairs, sum_pairs
 
-__all__ = ["FFM", "FM", "DotInteraction"]
+__all__ = ["DotInteraction", "FFM", "FM"]
 
 Interaction = Literal["multiply", "dot"]
 
