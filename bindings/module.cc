@@ -6,6 +6,7 @@ NB_MODULE(_core, m) {
   // At exit, objects that torch or a traceback still holds are no leak.
   nanobind::set_leak_warnings(false);
   init_errors(m);
+  init_bias(m);
   init_admission(m);
   init_hash(m);
   init_pairs(m);

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 void init_admission(nanobind::module_& m);
+void init_bias(nanobind::module_& m);
 void init_errors(nanobind::module_& m);
 void init_hash(nanobind::module_& m);
 void init_pairs(nanobind::module_& m);

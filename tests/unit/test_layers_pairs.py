@@ -29,7 +29,7 @@ SHAPES = [
 
 def by_torch(monkeypatch: pytest.MonkeyPatch, function: Pairs, x: torch.Tensor) -> torch.Tensor:
     with monkeypatch.context() as patch:
-        patch.setattr(pairs, "_by_core", lambda _: False)
+        patch.setattr(pairs, "core_can_use", lambda _: False)
         return function(x)
 
 

@@ -19,6 +19,7 @@ from monolith.features.batch import Batch, Column, column_of, num_rows
 from monolith.features.declaration import Declaration, FeatureGroup, TableDeclaration
 from monolith.features.feature import Feature
 from monolith.features.ragged import Ragged
+from monolith.nn.bias import split_bias
 from monolith.table.store import Bags
 
 __all__ = ["FeatureBags", "TableBags", "bags_of"]
@@ -51,8 +52,7 @@ class FeatureBags:
             pooled = pooled * self.scale.to(pooled.device)
         outputs: Batch = {}
         if self.has_bias:
-            # One split, not two slices: its gradient is one concatenation instead of two padded sums.
-            bias, pooled = torch.split(pooled, [1, pooled.shape[1] - 1], dim=1)
+            bias, pooled = split_bias(pooled)
             if feature.bias:
                 outputs[f"{name}.bias"] = self._by_row(bias)
         outputs[name] = self._by_row(pooled)

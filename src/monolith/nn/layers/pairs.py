@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch.autograd.function import FunctionCtx
 
 from monolith import _core
+from monolith.nn.core_tensors import as_array, core_can_use
 
 __all__ = ["dot_pairs", "sum_pairs"]
 
@@ -24,7 +24,7 @@ def dot_pairs(x: torch.Tensor, dense: torch.Tensor | None = None) -> torch.Tenso
         >>> dot_pairs(x, torch.tensor([[1.0, 0.0]])).tolist()
         [[1.0, 0.0, 2.0, 3.0, 7.0]]
     """
-    if _by_core(x) and (dense is None or _by_core(dense)):
+    if core_can_use(x) and (dense is None or core_can_use(dense)):
         products: torch.Tensor = _DotPairs.apply(x, dense)  # type: ignore[no-untyped-call]
         return products
     if dense is None:
@@ -39,7 +39,7 @@ def sum_pairs(x: torch.Tensor) -> torch.Tensor:
         >>> sum_pairs(torch.tensor([[[1.0, 0.0], [2.0, 1.0], [3.0, 1.0]]])).tolist()
         [[12.0]]
     """
-    if not _by_core(x):
+    if not core_can_use(x):
         return 0.5 * (x.sum(1).square() - x.square().sum(1)).sum(1, keepdim=True)
     total: torch.Tensor = _SumPairs.apply(x)  # type: ignore[no-untyped-call]
     return total
@@ -52,7 +52,7 @@ class _DotPairs(torch.autograd.Function):
         batch, n, k = x.shape
         pairs = n * (n - 1) // 2 if dense is None else k + n * (n + 1) // 2
         out = torch.empty(batch, pairs)
-        _core.dot_pairs(_array(_or_none(dense)), _array(x), out.numpy())
+        _core.dot_pairs(as_array(_or_none(dense)), as_array(x), out.numpy())
         return out
 
     @staticmethod
@@ -61,7 +61,7 @@ class _DotPairs(torch.autograd.Function):
         x, dense = ctx.saved_tensors  # type: ignore[attr-defined]
         if not torch.is_grad_enabled():
             grad_x, grad_dense = torch.empty(x.shape), torch.empty(_or_none(dense).shape)
-            given = _array(_or_none(dense)), _array(x), _array(grad)
+            given = as_array(_or_none(dense)), as_array(x), as_array(grad)
             _core.dot_pairs_gradient(*given, grad_dense.numpy(), grad_x.numpy())
             return grad_x, None if dense is None else grad_dense
         # Whoever differentiates the gradient too gets one that is made of torch's operators.
@@ -77,7 +77,7 @@ class _SumPairs(torch.autograd.Function):
     def forward(ctx: FunctionCtx, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x)
         out = torch.empty(len(x), 1)
-        _core.sum_pairs(_array(x), out.numpy())
+        _core.sum_pairs(as_array(x), out.numpy())
         return out
 
     @staticmethod
@@ -87,23 +87,8 @@ class _SumPairs(torch.autograd.Function):
         if torch.is_grad_enabled():
             return grad.unsqueeze(2) * (x.sum(1, keepdim=True) - x)
         out = torch.empty(x.shape)
-        _core.sum_pairs_gradient(_array(x), _array(grad), out.numpy())
+        _core.sum_pairs_gradient(as_array(x), as_array(grad), out.numpy())
         return out
-
-
-def _by_core(x: torch.Tensor) -> bool:
-    # What is traced must be made of torch's operators; a subclass, a fake tensor for one, may have no memory.
-    return (
-        x.device.type == "cpu"
-        and x.dtype == torch.float32
-        and type(x) in (torch.Tensor, torch.nn.Parameter)
-        and x.shape[-1] > 0
-        and not torch.compiler.is_compiling()
-    )
-
-
-def _array(x: torch.Tensor) -> np.ndarray:
-    return x.detach().contiguous().numpy()
 
 
 def _or_none(dense: torch.Tensor | None) -> torch.Tensor:
