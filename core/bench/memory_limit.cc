@@ -152,19 +152,32 @@ MONOLITH_INLINE std::uint32_t find(const Work& w, const Bucket* bucket, std::int
   }
 }
 
-// Into the second cache: it takes two neighbouring lines in the time of one, and more lines at once than the first.
-MONOLITH_INLINE void prefetch(const void* line) { __builtin_prefetch(line, 0, 2); }
+// Into the first cache, or only into the second, which takes two neighbouring lines in the time of one; but a processor may decide
+// not to follow that hint. Which is better differs between cases, so both are tried.
+enum Cache { kFirst, kSecond };
 
-template <std::size_t Floats>
-MONOLITH_INLINE void prefetch_floats(const float* p) {
-  for (std::size_t f = 0; f < Floats; f += kLine / sizeof(float)) prefetch(p + f);
+template <Cache To>
+MONOLITH_INLINE void prefetch(const void* line) {
+  __builtin_prefetch(line, 0, To == kFirst ? 3 : 2);
 }
+
+template <std::size_t Floats, Cache To>
+MONOLITH_INLINE void prefetch_floats(const float* p) {
+  for (std::size_t f = 0; f < Floats; f += kLine / sizeof(float)) prefetch<To>(p + f);
+}
+
+// Explicit, for the compiler would add floats one by one.
+using Vector = float __attribute__((vector_size(32), aligned(4), may_alias));
 
 // The sum of a bag stays in registers until it is whole.
 template <std::size_t Dim>
-MONOLITH_INLINE void sum_bag(float* __restrict sum, const std::array<float*, kPool>& rows) {
+MONOLITH_INLINE void sum_bag(float* sum, const std::array<float*, kPool>& rows) {
   static_assert(kPool == 4);
-  for (std::size_t d = 0; d < Dim; ++d) sum[d] = (rows[0][d] + rows[1][d]) + (rows[2][d] + rows[3][d]);
+  for (std::size_t d = 0; d < Dim; d += 8) {
+    const Vector first = *reinterpret_cast<const Vector*>(rows[0] + d) + *reinterpret_cast<const Vector*>(rows[1] + d);
+    const Vector second = *reinterpret_cast<const Vector*>(rows[2] + d) + *reinterpret_cast<const Vector*>(rows[3] + d);
+    *reinterpret_cast<Vector*>(sum + d) = first + second;
+  }
 }
 
 template <std::size_t Dim>
@@ -178,13 +191,13 @@ MONOLITH_INLINE void adagrad(float* __restrict row, const float* __restrict grad
 }
 
 // Ids are read up to kLookahead beyond `count`; streams are padded so that no loop has to ask whether it is near its end.
-template <std::size_t Dim>
+template <std::size_t Dim, Cache To>
 MONOLITH_INLINE void gather(const Work& w) {
-  for (std::size_t i = 0; i < w.distance; ++i) prefetch_floats<Dim>(w.data + w.rows[i] * Dim * 2);
+  for (std::size_t i = 0; i < w.distance; ++i) prefetch_floats<Dim, To>(w.data + w.rows[i] * Dim * 2);
   for (std::size_t i = 0; i < w.count; i += kPool) {
     std::array<float*, kPool> rows;
     for (std::size_t j = 0; j < kPool; ++j) {
-      prefetch_floats<Dim>(w.data + w.rows[i + w.distance + j] * Dim * 2);
+      prefetch_floats<Dim, To>(w.data + w.rows[i + w.distance + j] * Dim * 2);
       rows[j] = w.data + w.rows[i + j] * Dim * 2;
     }
     sum_bag<Dim>(w.pooled + i / kPool * Dim, rows);
@@ -192,18 +205,18 @@ MONOLITH_INLINE void gather(const Work& w) {
 }
 
 // Visits the rows of every bag in order. A bucket is prefetched 2 x distance ids ahead, the row it names distance ahead.
-template <std::size_t Dim, std::size_t Touched, typename Visit>
+template <std::size_t Dim, std::size_t Touched, Cache To, typename Visit>
 MONOLITH_INLINE void probe(const Work& w, Visit visit) {
   std::array<const Bucket*, kRing> home;
   std::array<float*, kRing> found;
   const auto hash = [&](std::size_t i) __attribute__((always_inline)) {
     const Bucket* bucket = w.buckets + monolith::fast_range(monolith::hash_id(w.ids[i]), w.bucket_count);
-    prefetch(bucket);
+    prefetch<To>(bucket);
     home[i % kRing] = bucket;
   };
   const auto locate = [&](std::size_t i) __attribute__((always_inline)) {
     float* row = w.data + std::size_t{find(w, home[i % kRing], w.ids[i])} * Dim * 2;
-    prefetch_floats<Touched>(row);
+    prefetch_floats<Touched, To>(row);
     found[i % kRing] = row;
   };
   const std::size_t near = w.distance, far = 2 * w.distance;
@@ -218,48 +231,61 @@ MONOLITH_INLINE void probe(const Work& w, Visit visit) {
   }
 }
 
-template <std::size_t Dim>
+template <std::size_t Dim, Cache To>
 MONOLITH_INLINE void probe_gather(const Work& w) {
-  probe<Dim, Dim>(w, [&](std::size_t i, const std::array<float*, kPool>& rows) __attribute__((always_inline)) {
+  probe<Dim, Dim, To>(w, [&](std::size_t i, const std::array<float*, kPool>& rows) __attribute__((always_inline)) {
     sum_bag<Dim>(w.pooled + i / kPool * Dim, rows);
   });
 }
 
-template <std::size_t Dim>
+template <std::size_t Dim, Cache To>
 MONOLITH_INLINE void probe_update(const Work& w) {
-  probe<Dim, 2 * Dim>(w, [&](std::size_t i, const std::array<float*, kPool>& rows) __attribute__((always_inline)) {
+  probe<Dim, 2 * Dim, To>(w, [&](std::size_t i, const std::array<float*, kPool>& rows) __attribute__((always_inline)) {
     for (float* row : rows) adagrad<Dim>(row, w.gradient + i / kPool * Dim);
   });
 }
 
-template <std::size_t Dim>
+template <std::size_t Dim, Cache To>
 MONOLITH_INLINE void train_step(const Work& w) {
   // The state is prefetched with the weights: the second pass then finds all of the row in a cache.
-  probe<Dim, 2 * Dim>(w, [&](std::size_t i, const std::array<float*, kPool>& rows) __attribute__((always_inline)) {
+  probe<Dim, 2 * Dim, To>(w, [&](std::size_t i, const std::array<float*, kPool>& rows) __attribute__((always_inline)) {
     sum_bag<Dim>(w.pooled + i / kPool * Dim, rows);
     std::copy(rows.begin(), rows.end(), w.found + i);
   });
   const std::size_t last = w.count - 1;
   for (std::size_t i = 0; i < w.count; ++i) {
-    prefetch_floats<2 * Dim>(w.found[std::min(i + w.distance, last)]);
+    prefetch_floats<2 * Dim, To>(w.found[std::min(i + w.distance, last)]);
     adagrad<Dim>(w.found[i], w.gradient + i / kPool * Dim);
   }
 }
 
 using Pass = void (*)(const Work&);
-MONOLITH_PER_ISA void gather_16(const Work& w) { gather<16>(w); }
-MONOLITH_PER_ISA void gather_64(const Work& w) { gather<64>(w); }
-MONOLITH_PER_ISA void probe_gather_16(const Work& w) { probe_gather<16>(w); }
-MONOLITH_PER_ISA void probe_gather_64(const Work& w) { probe_gather<64>(w); }
-MONOLITH_PER_ISA void probe_update_16(const Work& w) { probe_update<16>(w); }
-MONOLITH_PER_ISA void probe_update_64(const Work& w) { probe_update<64>(w); }
-MONOLITH_PER_ISA void train_step_16(const Work& w) { train_step<16>(w); }
-MONOLITH_PER_ISA void train_step_64(const Work& w) { train_step<64>(w); }
+#define MONOLITH_PASSES(name)                                              \
+  MONOLITH_PER_ISA void name##_16_first(const Work& w) { name<16, kFirst>(w); }   \
+  MONOLITH_PER_ISA void name##_16_second(const Work& w) { name<16, kSecond>(w); } \
+  MONOLITH_PER_ISA void name##_64_first(const Work& w) { name<64, kFirst>(w); }   \
+  MONOLITH_PER_ISA void name##_64_second(const Work& w) { name<64, kSecond>(w); } \
+  constexpr Passes name##_passes = {{name##_16_first, name##_16_second}, {name##_64_first, name##_64_second}};
+
+// By the cache that is fetched into.
+struct Passes {
+  std::array<Pass, 2> dim16, dim64;
+};
+MONOLITH_PASSES(gather)
+MONOLITH_PASSES(probe_gather)
+MONOLITH_PASSES(probe_update)
+MONOLITH_PASSES(train_step)
+
+// How to fetch: into which cache, and how many ids ahead.
+struct Fetching {
+  std::size_t cache = 0;
+  std::size_t distance = 0;
+};
 
 struct Case {
   const char* name;
-  Pass dim16, dim64;
-  std::size_t distance[2] = {0, 0};  // tuned on first use, per distribution
+  Passes passes;
+  Fetching best[2] = {};  // tuned on first use, per distribution
 };
 
 // Ranks drawn with probability proportional to 1 / rank^1.05, spread over the rows by a bijection so that hot rows are not
@@ -316,28 +342,30 @@ class Bench {
 
   // Seconds for `batches` batches, the next ones of the stream.
   double run(Case& c, bool zipf, std::size_t batches) {
-    std::size_t& distance = c.distance[zipf ? 0 : 1];
-    if (distance == 0) distance = tune(c, zipf);
-    return timed(c, zipf, batches, distance);
+    Fetching& best = c.best[zipf ? 0 : 1];
+    if (best.distance == 0) best = tune(c, zipf);
+    return timed(c, zipf, batches, best);
   }
 
  private:
-  // The limit is what the best distance gives; it differs between machines, dims and cases.
-  std::size_t tune(Case& c, bool zipf) {
-    std::size_t best = kDistances[0];
+  // The limit is what the best way to fetch gives; it differs between machines, dims and cases.
+  Fetching tune(const Case& c, bool zipf) {
+    Fetching best;
     double best_seconds = 1e30;
-    for (int repeat = 0; repeat < 3; ++repeat) {
+    for (const std::size_t cache : {0u, 1u}) {
       for (const std::size_t distance : kDistances) {
-        const double seconds = timed(c, zipf, 32, distance);
-        if (seconds < best_seconds) best_seconds = seconds, best = distance;
+        // A processor takes some batches to decide whether it follows a hint: only the last of three counts.
+        for (int repeat = 0; repeat < 2; ++repeat) timed(c, zipf, 32, {cache, distance});
+        const double seconds = timed(c, zipf, 32, {cache, distance});
+        if (seconds < best_seconds) best_seconds = seconds, best = {cache, distance};
       }
     }
     return best;
   }
 
-  double timed(const Case& c, bool zipf, std::size_t batches, std::size_t distance) {
+  double timed(const Case& c, bool zipf, std::size_t batches, Fetching fetching) {
     using Clock = std::chrono::steady_clock;
-    const Pass pass = table_.dim == 16 ? c.dim16 : c.dim64;
+    const Pass pass = (table_.dim == 16 ? c.passes.dim16 : c.passes.dim64)[fetching.cache];
     const std::size_t share = kBatch / threads_;
     std::vector<Clock::time_point> begin(threads_), end(threads_);
     std::barrier start(static_cast<std::ptrdiff_t>(threads_));
@@ -350,7 +378,7 @@ class Bench {
       for (std::size_t b = 0; b < batches; ++b) {
         const std::size_t at = (next_batch_ + b) % kBatchesInStream * share;
         pass({table_.data.data(), table_.buckets.data(), table_.bucket_count, stream.ids.data() + at, stream.rows.data() + at, share,
-              distance, pooled.data(), gradient_.data(), found.data()});
+              fetching.distance, pooled.data(), gradient_.data(), found.data()});
       }
       end[t] = Clock::now();
     };
@@ -372,10 +400,10 @@ class Bench {
 };
 
 std::vector<Case> all_cases() {
-  return {{"gather", gather_16, gather_64},
-          {"probe_gather", probe_gather_16, probe_gather_64},
-          {"probe_update", probe_update_16, probe_update_64},
-          {"train_step", train_step_16, train_step_64}};
+  return {{"gather", gather_passes},
+          {"probe_gather", probe_gather_passes},
+          {"probe_update", probe_update_passes},
+          {"train_step", train_step_passes}};
 }
 
 void serve(std::size_t rows, std::size_t dim, std::size_t threads) {
@@ -409,9 +437,9 @@ void report(std::size_t rows, std::size_t dim, std::size_t threads, std::size_t 
       }
       std::sort(rates.begin(), rates.end());
       std::printf(
-          "{\"case\": \"%s\", \"distribution\": \"%s\", \"dim\": %zu, \"threads\": %zu, \"rows\": %zu, \"prefetch_distance\": %zu, "
+          "{\"case\": \"%s\", \"distribution\": \"%s\", \"dim\": %zu, \"threads\": %zu, \"rows\": %zu, \"prefetch_distance\": %zu, \"into_cache\": %zu, "
           "\"median_m_ids_per_s\": %.2f, \"best_m_ids_per_s\": %.2f}\n",
-          c.name, zipf ? "zipf" : "uniform", dim, threads, rows, c.distance[zipf ? 0 : 1], rates[rates.size() / 2], rates.back());
+          c.name, zipf ? "zipf" : "uniform", dim, threads, rows, c.best[zipf ? 0 : 1].distance, c.best[zipf ? 0 : 1].cache + 1, rates[rates.size() / 2], rates.back());
       std::fflush(stdout);
     }
   }
