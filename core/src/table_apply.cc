@@ -73,7 +73,9 @@ class Unit : public UpdateUnit {
     const std::size_t n = last_id - first_id;
     std::size_t capacity = 64;
     while (capacity < 2 * n) capacity *= 2;
-    if (n > ids_ || plan.dim > dim_) make_room(std::max(n, ids_), std::max(capacity, places_), std::max<std::size_t>(plan.dim, dim_));
+    if (memory_ == nullptr || n > num_ids_) make_room(n, capacity);
+    if ((n / 2 + 1) * plan.dim > sums_room_.size()) sums_room_ = std::vector<float>((n / 2 + 1) * plan.dim);
+    sums = sums_room_.data();
     next = first_id;
     last = last_id;
     size = matched = noted = stepped = num_unmatched = num_sums = 0;
@@ -83,7 +85,8 @@ class Unit : public UpdateUnit {
   }
 
  private:
-  void make_room(std::size_t n, std::size_t capacity, std::size_t dim) {
+  // All arrays in one piece of memory.
+  void make_room(std::size_t n, std::size_t capacity) {
     std::size_t bytes = 0;
     std::byte* base = nullptr;
     const auto carve = [&](auto*& array, std::size_t count) {
@@ -102,21 +105,19 @@ class Unit : public UpdateUnit {
       carve(rounding_keys, n);
       carve(rows, n);
       carve(matches, n);
-      carve(unmatched, n + 1);  // one is always written, and counted if it is true
+      carve(unmatched, n + 1);  // one more is always written, and counts if it is one
       carve(places, capacity);
-      carve(sums, (n / 2 + 1) * dim);
     };
-    carve_all();
+    carve_all();  // to know the size
     memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
     base = memory_.get();
     carve_all();
-    ids_ = n;
-    places_ = capacity;
-    dim_ = dim;
+    num_ids_ = n;
   }
 
   std::unique_ptr<std::byte[]> memory_;
-  std::size_t ids_ = 0, places_ = 0, dim_ = 0;  // what there is room for
+  std::size_t num_ids_ = 0;  // that there is room for
+  std::vector<float> sums_room_;
 };
 
 class Update {
