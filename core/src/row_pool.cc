@@ -18,16 +18,15 @@ std::uint32_t RowPool::allocate() {
   }
   const std::uint64_t biased = next_ + RowChunk::kBias;
   const RowChunk chunk = RowChunk::of(biased);
-  if (chunk.number == chunks_.size()) {
+  const bool is_first = next_ == 1;  // whose chunk is there already, for row 0, but has no memory
+  if (is_first || chunk.number == chunks_.size()) {
     if (chunks_.size() == chunks_.capacity()) {
       chunks_.reserve(chunks_.size() + RowChunk::kChunksPerDoubling);
       view_->chunks = chunks_.data();
     }
-    chunks_.push_back(no_chunk_);
-  }
-  if (chunks_[chunk.number] == no_chunk_) {
-    const std::uint64_t first = biased >> chunk.log2_rows << chunk.log2_rows;
     const std::byte* const rows = arena_->allocate((std::size_t{1} << chunk.log2_rows) * row_bytes_);
+    const std::uint64_t first = biased >> chunk.log2_rows << chunk.log2_rows;
+    if (!is_first) chunks_.emplace_back();
     chunks_[chunk.number] = reinterpret_cast<std::uintptr_t>(rows) - first * row_bytes_;
   }
   return next_++;

@@ -43,7 +43,7 @@ class RowPool {
   std::uint32_t row_bytes_;
   std::uint32_t next_ = 1;  // the lowest number never handed out
   std::uint32_t free_ = 0;  // head of the free list, threaded through the rows; 0 = empty
-  const std::uintptr_t no_chunk_;         // with it row 0 is at null
+  const std::uintptr_t no_chunk_;        // with it row 0 is at null
   std::vector<std::uintptr_t> chunks_;  // as ShardView has them; the first is always there, for row 0
 };
 

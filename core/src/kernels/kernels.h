@@ -126,8 +126,8 @@ struct Kernels {
   void (*lookup)(const LookupPlan&, const std::int64_t* ids, const std::int64_t* row_splits, std::size_t bags, Pooling,
                  float* out, float* scratch);
   void (*hash_ids)(const std::int64_t* ids, std::size_t n, std::uint64_t* hashes);
-  // Collects the ids up to `last` of the call, at most kUpdateTurn: unique ones, and the sums of their gradients in call order. Starts fetching their
-  // buckets.
+  // Collects the ids up to `last` of the call, at most kUpdateTurn: unique ones, and the sums of their gradients in call order.
+  // Starts fetching their buckets.
   void (*collect)(const UpdatePlan&, UpdateUnit&, std::size_t last);
   // Looks for the unique ids up to `last` in their first buckets, fetches their rows and, if nobody has to remember what changed,
   // sets their times. Nothing is done about those that are not there.
