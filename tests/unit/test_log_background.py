@@ -15,7 +15,12 @@ from log_tables import new_table, rebuilt, train
 from monolith import EmbeddingTable, InvalidArgumentError, StorageError
 from monolith.log import ChangeLog, LogReader, replay
 from monolith.log import change_log as module
+from monolith.log.logged_tables import TablesCut
 from monolith.log.pace import Pace, Piece
+from monolith.log.segment_format import SegmentMeta
+from monolith.log.segment_info import SegmentInfo
+from monolith.log.segment_writer import Changes
+from monolith.state_bytes import PackedState
 
 
 class Gate:
@@ -177,3 +182,31 @@ def test_a_share_that_is_none_is_refused_before_anything_is_cut(tmp_path: Path, 
             log.commit_in_background(step=1, share=share)
         assert log.changed == 3
         assert log.commit(step=1) == 1
+
+
+@pytest.mark.parametrize(("share", "read"), [(0.5, 3), (1.0, 1)])
+def test_a_commit_that_rests_has_read_its_rows_before_it_writes_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, read: int
+) -> None:
+    table, made, made_by_first_write = new_table(), [], []
+    write, changes = module.write_segment, TablesCut.changes
+
+    def counted(cut: TablesCut) -> Iterator[Changes]:
+        for piece in changes(cut):
+            made.append(len(piece.ids))
+            yield piece
+
+    def writing(folder: Path, meta: SegmentMeta, pieces: Iterable[Changes], state: PackedState | None) -> SegmentInfo:
+        first = next(iterator := iter(pieces))
+        made_by_first_write.append(len(made))
+        return write(folder, meta, itertools.chain([first], iterator), state)
+
+    monkeypatch.setattr(TablesCut, "changes", counted)
+    monkeypatch.setattr(module, "write_segment", writing)
+    with ChangeLog(tmp_path, [table]) as log:
+        train(table, range(40_000))
+        expected = snapshot(table)
+        sequence = log.commit_in_background(step=1, share=share).result()
+    assert made_by_first_write == [read]
+    assert sum(made) == 40_000
+    assert snapshot(rebuilt(tmp_path, sequence)) == expected

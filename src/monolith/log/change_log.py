@@ -18,6 +18,7 @@ from monolith.log.log_reader import LogReader
 from monolith.log.logged_tables import LoggedTables, TablesCut
 from monolith.log.named_tables import Tables
 from monolith.log.pace import Pace
+from monolith.log.read_first import read_first
 from monolith.log.segment_format import SegmentMeta
 from monolith.log.segment_writer import remove_unfinished, write_segment
 from monolith.log.writer_lock import WriterLock
@@ -27,6 +28,9 @@ __all__ = ["ChangeLog"]
 
 TAKEN_OVER = 2**16
 """Numbers left out when a log is taken from a writer that may be alive: what that one is writing has a number among them."""
+
+READ_FIRST_BYTES = 256 << 20
+"""Changed rows that a commit beside training reads as fast as it can, before it writes them at its pace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +169,8 @@ class ChangeLog:
         """Like `commit`, but only the cut is made now; the rows are read and written on a thread while training goes on.
 
         One at a time: a second call waits for the first to be written. The result has the sequence number or the error.
-        `share` is the part of a processor's time that the thread takes: less slows training less, and takes longer.
+        `share` is the part of a processor's time that writing takes: less slows training less, and takes longer. With less
+        than 1, rows are read first, up to 256 MiB of them, for training has to copy what is unread before it changes it.
         """
         pace = Pace(share)
         self.hurry()
@@ -267,7 +272,10 @@ class ChangeLog:
         # Used up even if writing fails: a reader may have seen the file before it was removed.
         self._next = sequence + 1
         try:
-            info = write_segment(self.folder, commit.meta, commit.pace.spread(commit.tables.changes()), commit.state)
+            changes = commit.tables.changes()
+            if commit.pace.rests:
+                changes = read_first(changes, READ_FIRST_BYTES, lambda piece: piece.nbytes)
+            info = write_segment(self.folder, commit.meta, commit.pace.spread(changes), commit.state)
             # Only now: a successor that comes later reads this segment, one that came before may not have.
             self.require_own()
         except BaseException as error:

@@ -38,12 +38,17 @@ class Pace:
         self._hurried = threading.Event()
         self._worked, self._rest = worked, rest or self._hurried.wait
 
+    @property
+    def rests(self) -> bool:
+        """Whether there is any rest."""
+        return self._rests_per_work > 0
+
     def spread(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """The same pieces, with a rest after each in proportion to what it took to make and to use it."""
         began = self._worked()
         for piece in pieces:
             yield piece
-            if self._rests_per_work:
+            if self.rests:
                 self._rest((self._worked() - began) * self._rests_per_work)
                 began = self._worked()
 

@@ -46,6 +46,11 @@ class Changes(NamedTuple):
     rows: np.ndarray
     erased: np.ndarray
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of its arrays."""
+        return self.ids.nbytes + self.times.nbytes + self.rows.nbytes + self.erased.nbytes
+
 
 def write_segment(
     folder: Path, meta: SegmentMeta, changes: Iterable[Changes], state: PackedState | None = None

@@ -52,7 +52,8 @@ class RunConfig(Config):
     """Seconds between two entries of the change log, each a point to continue from: what a crash costs at most. None writes
     them with checkpoints only."""
     save_share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Part of a processor's time that writing changed rows takes beside training, which it slows; 1 writes as fast as it can."""
+    """Part of a processor's time that writing changed rows takes beside training, which it slows; 1 writes as fast as it can.
+    With less than 1, up to 256 MiB of rows are read into memory first."""
     ignore_save_errors: bool = False
     """Go on training when a checkpoint could not be written in two tries; the next one holds what it missed."""
     tide_start_hour: _Hour | None = None
