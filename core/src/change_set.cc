@@ -42,40 +42,42 @@ std::size_t SavedRooms::bytes() const {
   return free_.size() * room_bytes();
 }
 
-ChangeSet::ChangeSet(SavedRooms& rooms, std::size_t row_bytes, std::uint32_t rows)
-    : rooms_(&rooms),
-      row_bytes_(row_bytes),
-      waiting_bits_(rows / 64 + 1),
-      flight_bits_(rows / 64 + 1) {
-  waiting_bits_[0] |= bit(0);
+std::uint64_t ChangeBits::make_room(std::uint64_t rows) {
+  const std::lock_guard guard(mutex_);
+  if (rows <= rows_) return rows_;
+  constexpr std::uint64_t kStep = std::uint64_t{1} << 16;
+  const std::uint64_t room = (rows + kStep - 1) / kStep * kStep;
+  for (ReservedMemory& plane : planes_) plane.commit(room / 8);
+  return rows_ = room;
+}
+
+void ChangeBits::clear() noexcept {
+  const std::lock_guard guard(mutex_);
+  for (ReservedMemory& plane : planes_) std::memset(plane.base(), 0, rows_ / 8);
+}
+
+std::size_t ChangeBits::bytes() const {
+  const std::lock_guard guard(mutex_);
+  return sizeof(*this) + 2 * ReservedMemory::bytes_for(rows_ / 8);
 }
 
 void ChangeSet::before_insert(std::uint32_t row) {
   changed_.make_room();
-  if (row / 64 < waiting_bits_.size()) return;
-  const std::size_t words = row / 64 + 1 + waiting_bits_.size() / 2;
-  std::vector<std::uint64_t> waiting(words);
-  std::vector<std::uint64_t> flight(words);
-  std::copy(waiting_bits_.begin(), waiting_bits_.end(), waiting.begin());
-  std::copy(flight_bits_.begin(), flight_bits_.end(), flight.begin());
-  waiting_bits_.swap(waiting);
-  flight_bits_.swap(flight);
+  if (row >= room_) room_ = bits_->make_room(std::uint64_t{row} + 1);
 }
 
 void ChangeSet::before_erase(std::int64_t id, std::uint32_t row, std::uint32_t time, const std::byte* bytes) {
   if (unread_ && in_flight(row)) save(id, row, time, bytes);
   erased_.push_back(id);
   // The row's number will be another id's.
-  gone_ += (waiting_bits_[row / 64] & bit(row)) != 0;
-  waiting_bits_[row / 64] &= ~bit(row);
+  gone_ += (waiting_bits_[row / 8] & bit(row)) != 0;
+  waiting_bits_[row / 8] &= static_cast<std::uint8_t>(~bit(row));
 }
 
 void ChangeSet::before_clear(std::size_t ids) { erased_.reserve(erased_.size() + ids); }
 
 void ChangeSet::cleared(std::span<const std::int64_t> ids) noexcept {
   erased_.insert(erased_.end(), ids.begin(), ids.end());
-  std::fill(waiting_bits_.begin(), waiting_bits_.end(), 0);
-  waiting_bits_[0] |= bit(0);
   changed_.clear();
   gone_ = 0;
 }
@@ -93,9 +95,7 @@ void ChangeSet::save(std::int64_t id, std::uint32_t row, std::uint32_t time, con
 }
 
 void ChangeSet::cut() noexcept {
-  waiting_bits_.swap(flight_bits_);
-  flight_bits_[0] &= ~bit(0);
-  waiting_bits_[0] |= bit(0);
+  std::swap(waiting_bits_, flight_bits_);
   std::swap(changed_, flight_.changed);
   flight_.erased = std::exchange(erased_, {});
   gone_ = 0;
@@ -120,10 +120,9 @@ void ChangeSet::end_flight() noexcept {
 }
 
 std::size_t ChangeSet::bytes() const noexcept {
-  const std::size_t bits = (waiting_bits_.capacity() + flight_bits_.capacity()) * sizeof(std::uint64_t);
   const std::size_t erased = (erased_.capacity() + flight_.erased.capacity()) * sizeof(std::int64_t);
   const std::size_t saved = saved_.size() * rooms_->room_bytes();
-  return sizeof(*this) + bits + changed_.bytes() + flight_.changed.bytes() + erased + saved;
+  return sizeof(*this) + changed_.bytes() + flight_.changed.bytes() + erased + saved;
 }
 
 }  // namespace monolith

@@ -1,14 +1,16 @@
 // Which rows of one shard changed since the last cut, and the rows of a cut that is being read, as they were when it was made.
 //
-// Two bits per row number: "waiting" (changed since the last cut; its id is in the list of waiting ids) and "in flight" (belongs
+// Two bits per row: "waiting" (changed since the last cut; its id is in the list of waiting ids) and "in flight" (belongs
 // to the cut; neither read nor changed since). A writer about to change a row in flight saves a copy of it first, so that a cut
 // can be read while training goes on. A list may hold an id twice, or one whose row is gone: the bits decide.
 //
 // Not thread-safe: the shard's lock guards it, except the lists of a cut, which belong to its reader.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <mutex>
 #include <span>
 #include <utility>
@@ -16,6 +18,8 @@
 
 #include "fetch.h"
 #include "monolith/table.h"
+#include "reserved_memory.h"
+#include "row_region.h"
 
 namespace monolith {
 
@@ -83,6 +87,27 @@ class SavedRooms {
   std::size_t most_taken_ = 0;  // since the last cut
 };
 
+// Both bits of all rows of a table, by row number. Thread-safe as far as it concerns rows of different shards, for which no byte is
+// shared (RowRegion::kRun).
+class ChangeBits {
+ public:
+  ChangeBits() : planes_{ReservedMemory(kBytes), ReservedMemory(kBytes)} {}  // throws std::bad_alloc
+
+  std::uint8_t* plane(int number) const noexcept { return reinterpret_cast<std::uint8_t*>(planes_[number].base()); }
+  // There are bits for the rows below `rows` at least; returns for how many. Throws std::bad_alloc.
+  std::uint64_t make_room(std::uint64_t rows);
+  // All bits are zero. Nobody may use them meanwhile.
+  void clear() noexcept;
+  std::size_t bytes() const;
+
+ private:
+  static constexpr std::size_t kBytes = (std::size_t{1} << 32) / 8;
+
+  mutable std::mutex mutex_;
+  std::array<ReservedMemory, 2> planes_;
+  std::uint64_t rows_ = 0;
+};
+
 class ChangeSet {
  public:
   // The ids of a cut: rows that had changed, and rows that had been removed.
@@ -92,8 +117,9 @@ class ChangeSet {
     bool empty() const noexcept { return changed.size() == 0 && erased.empty(); }
   };
 
-  // Has room for the rows below `rows`.
-  ChangeSet(SavedRooms& rooms, std::size_t row_bytes, std::uint32_t rows);
+  // `bits` must have room for the rows that are there.
+  ChangeSet(SavedRooms& rooms, ChangeBits& bits, std::size_t row_bytes)
+      : rooms_(&rooms), bits_(&bits), row_bytes_(row_bytes), waiting_bits_(bits.plane(0)), flight_bits_(bits.plane(1)) {}
 
   // --- Writers. Each is called before the change it is about, and when it throws std::bad_alloc nothing is lost: at worst a row
   // counts as changed that was not.
@@ -106,19 +132,20 @@ class ChangeSet {
   }
   // For a before_change() to come.
   void prefetch(std::uint32_t row) const noexcept {
-    fetch(&waiting_bits_[row / 64]);
-    if (unread_) fetch(&flight_bits_[row / 64]);
+    fetch(waiting_bits_ + row / 8);
+    if (unread_) fetch(flight_bits_ + row / 8);
   }
   // The id is about to get this row; inserted() then cannot fail.
   void before_insert(std::uint32_t row);
   void inserted(std::int64_t id, std::uint32_t row) noexcept { mark(id, row); }
   // Its removal must follow, and must not fail.
   void before_erase(std::int64_t id, std::uint32_t row, std::uint32_t time, const std::byte* bytes);
-  // All rows are about to go, `ids` of them; save() those in flight first. cleared() then cannot fail.
+  // All rows of the table are about to go, `ids` of them here; save() those in flight first. cleared() then cannot fail; who calls it
+  // clears the bits.
   void before_clear(std::size_t ids);
   void cleared(std::span<const std::int64_t> ids) noexcept;
 
-  bool in_flight(std::uint32_t row) const noexcept { return (flight_bits_[row / 64] & bit(row)) != 0; }
+  bool in_flight(std::uint32_t row) const noexcept { return (flight_bits_[row / 8] & bit(row)) != 0; }
   // Keeps a copy of a row in flight, which is so no longer.
   void save(std::int64_t id, std::uint32_t row, std::uint32_t time, const std::byte* bytes);
 
@@ -128,7 +155,7 @@ class ChangeSet {
   void cut() noexcept;
   Flight& flight() noexcept { return flight_; }
   // The row has been read.
-  void land(std::uint32_t row) noexcept { flight_bits_[row / 64] &= ~bit(row); }
+  void land(std::uint32_t row) noexcept { flight_bits_[row / 8] &= static_cast<std::uint8_t>(~bit(row)); }
   // Copies saved since the last call; once all ids have been looked at there will be no more.
   SavedRooms::Loan take_saved() noexcept;
   void all_read() noexcept { unread_ = false; }
@@ -145,20 +172,22 @@ class ChangeSet {
   std::size_t bytes() const noexcept;
 
  private:
-  static std::uint64_t bit(std::uint32_t row) noexcept { return std::uint64_t{1} << (row % 64); }
+  static std::uint8_t bit(std::uint32_t row) noexcept { return static_cast<std::uint8_t>(1u << (row % 8)); }
   // Free of branches: whether a row has changed already is a coin toss in the middle of an interval.
   void mark(std::int64_t id, std::uint32_t row) noexcept {
-    std::uint64_t& word = waiting_bits_[row / 64];
-    changed_.push(id, (word & bit(row)) == 0);
-    word |= bit(row);
+    auto* const byte = reinterpret_cast<std::uint8_t*>(choose(row != 0, waiting_bits_ + row / 8, &none_));
+    changed_.push(id, (*byte & bit(row)) == 0);
+    *byte |= bit(row);
   }
 
   SavedRooms* rooms_;
+  ChangeBits* bits_;
   std::size_t row_bytes_;
-  // Always of one size, beyond every row number in use. Between flights all of flight_bits_ is zero, so that a cut only has to
-  // swap the two. The waiting bit of row 0 is always set: it is never put into the list.
-  std::vector<std::uint64_t> waiting_bits_;
-  std::vector<std::uint64_t> flight_bits_;
+  // Between flights all of flight_bits_ is zero, so that a cut only has to swap the two.
+  std::uint8_t* waiting_bits_;
+  std::uint8_t* flight_bits_;
+  std::uint64_t room_ = 0;   // rows that there are bits for, at least
+  std::uint8_t none_ = 0xff;  // the waiting bits of row 0: it is never put into the list
   IdList changed_;
   std::size_t gone_ = 0;  // entries of that list whose row was removed later
   std::vector<std::int64_t> erased_;

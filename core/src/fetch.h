@@ -1,8 +1,9 @@
 // Starting to fetch memory before it is needed.
 //
 // A fetch is done with when the page of its address has been found, which for a table of gigabytes takes a walk through page tables
-// in memory, and no instruction is done with before those in front of it. So fetches should follow each other closely: first the
-// addresses of many, then a loop that does nothing but fetch, and as many walks go on at once as the processor can do.
+// in memory, and no instruction is done with before those in front of it. An update, with much to do between two addresses, makes the
+// addresses of many first, and then fetches in a loop that does nothing else: as many walks go on at once as the processor can do. A
+// lookup has little to do in between, and spreads its fetches: the first cache has few places for lines on their way.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
 #include "shard_index.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -52,21 +53,29 @@ void remove_from_bucket(Bucket& bucket, int slot) noexcept {
 
 Bucket* BlockPool::allocate(std::uint32_t log2_buckets) {
   const std::size_t bytes = block_bytes(log2_buckets);
-  void* memory = nullptr;
-  if (log2_buckets == kFullLog2) {
-    {
-      const std::lock_guard guard(mutex_);
-      if (free_ != nullptr) {
-        memory = free_;
-        free_ = free_->next;
-      }
-    }
-    if (memory == nullptr) memory = arena_->allocate(bytes);
-  } else {
-    memory = ::operator new(bytes, std::align_val_t{alignof(Bucket)});
+  if (log2_buckets != kFullLog2) {
+    void* const memory = ::operator new(bytes, std::align_val_t{alignof(Bucket)});
     heap_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    return static_cast<Bucket*>(memory);
   }
+  const std::lock_guard guard(mutex_);
+  if (free_ != nullptr) {
+    void* const memory = free_;
+    free_ = free_->next;
+    return static_cast<Bucket*>(memory);
+  }
+  if (regions_.empty() || used_ + bytes > regions_.back().size()) add_region(bytes);
+  regions_.back().commit(used_ + bytes);
+  void* const memory = regions_.back().base() + used_;
+  used_ += bytes;
   return static_cast<Bucket*>(memory);
+}
+
+void BlockPool::add_region(std::size_t bytes) {
+  constexpr std::size_t kRegion = std::size_t{1} << 28;
+  if (regions_.size() == regions_.capacity()) regions_.reserve(2 * regions_.size() + 1);
+  regions_.emplace_back(std::max(bytes, kRegion));
+  used_ = 0;
 }
 
 void BlockPool::free(Bucket* buckets, std::uint32_t log2_buckets) noexcept {
@@ -79,9 +88,26 @@ void BlockPool::free(Bucket* buckets, std::uint32_t log2_buckets) noexcept {
   }
 }
 
-void BlockPool::forget() noexcept {
+void BlockPool::reserve(std::size_t bytes) {
   const std::lock_guard guard(mutex_);
+  add_region(bytes);
+  regions_.back().commit(bytes);
+}
+
+void BlockPool::release() noexcept {
+  const std::lock_guard guard(mutex_);
+  regions_.clear();
+  used_ = 0;
   free_ = nullptr;
+}
+
+std::size_t BlockPool::bytes() const {
+  const std::lock_guard guard(mutex_);
+  std::size_t bytes = heap_bytes_.load(std::memory_order_relaxed);
+  for (const ReservedMemory& region : regions_) {
+    bytes += ReservedMemory::bytes_for(&region == &regions_.back() ? used_ : region.size());
+  }
+  return bytes;
 }
 
 ShardIndex::ShardIndex(BlockPool& pool, ShardView& view, std::uint32_t shard)
@@ -90,7 +116,8 @@ ShardIndex::ShardIndex(BlockPool& pool, ShardView& view, std::uint32_t shard)
       // 8 to 15 first entries, all on one small block: shards with more entries split their blocks at smaller sizes.
       directory_(8 + shard * 8 / kShards),
       owners_(directory_.size()),
-      counts_(1) {
+      counts_(1),
+      stagger_(shard) {
   blocks_.reserve(1);
   blocks_.push_back({allocate_empty(pool, kSmallestLog2), kSmallestLog2, 0, directory_.size()});
   slots_ = slots_of(kSmallestLog2);
@@ -114,15 +141,18 @@ void ShardIndex::publish(std::uint32_t number) noexcept {
   view_->size = directory_.size();
 }
 
-void ShardIndex::insert(std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time) {
-  std::uint64_t at = entry_of(position_of(hash));
+void ShardIndex::insert(const Search& search, std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time) {
+  std::uint64_t at = search.entry;
+  Slot slot = search.slot;
   while (counts_[owners_[at]] >= limit_of(directory_[at] & ShardView::kLog2Mask)) [[unlikely]] {
     grow(owners_[at]);
-    at = entry_of(position_of(hash));
+    const Search again = this->search(id, hash);
+    at = again.entry;
+    slot = again.slot;
   }
   ++counts_[owners_[at]];
   count_one(1);
-  place(ShardView::buckets(directory_[at]), ShardView::mask(directory_[at]), hash, {id, row, time});
+  put(*slot.bucket, static_cast<int>(slot.slot), {id, row, time});
 }
 
 bool ShardIndex::may_double_directory() const noexcept {
@@ -176,7 +206,9 @@ void ShardIndex::split(std::uint32_t number) {
   Block right = blocks_[number];
   right.buckets = pool_->allocate(right.log2_buckets);
   Block& left = blocks_[number];
-  right.first = left.last = left.first + (left.last - left.first) / 2;
+  // The first ones unevenly, in each shard differently: blocks of one size would all be full at the same time.
+  const std::uint64_t entries = left.last - left.first;
+  right.first = left.last = left.first + entries / 2 + stagger_ % (entries / 6 + 1);
 
   const std::uint64_t mask = left.mask();
   const auto goes_right = [&](std::uint64_t hash) { return entry_of(position_of(hash)) >= right.first; };

@@ -11,9 +11,9 @@
 #include <mutex>
 #include <vector>
 
-#include "arena.h"
 #include "bucket.h"
 #include "monolith/hash.h"
+#include "reserved_memory.h"
 #include "shard_view.h"
 
 namespace monolith {
@@ -29,24 +29,36 @@ struct Block {
   std::uint64_t mask() const noexcept { return (std::uint64_t{1} << log2_buckets) - 1; }
 };
 
-// Hands out memory for buckets. Blocks of full size come from the arena and are reused; others from the heap. Thread-safe.
+// Hands out memory for buckets. Blocks of full size lie on huge pages (a table is all random access) and are used again; smaller ones
+// are of the heap. Thread-safe.
 class BlockPool {
  public:
   // 512 buckets, 32 KiB: small enough to be rehashed in microseconds, large enough to keep the directory in cache.
   static constexpr std::uint32_t kFullLog2 = 9;
 
-  explicit BlockPool(Arena& arena) : arena_(&arena) {}
-  Bucket* allocate(std::uint32_t log2_buckets);  // uninitialised
+  BlockPool() = default;
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  // Uninitialised. Throws std::bad_alloc.
+  Bucket* allocate(std::uint32_t log2_buckets);
   void free(Bucket* buckets, std::uint32_t log2_buckets) noexcept;
-  void forget() noexcept;  // the arena is about to be released
-  std::size_t heap_bytes() const noexcept { return heap_bytes_.load(std::memory_order_relaxed); }
+  // Asks the system now for this much memory for blocks of full size. Throws std::bad_alloc.
+  void reserve(std::size_t bytes);
+  // Gives the memory of all blocks of full size back.
+  void release() noexcept;
+  // Memory that is taken.
+  std::size_t bytes() const;
 
  private:
   struct Free {
     Free* next;
   };
-  Arena* arena_;
-  std::mutex mutex_;
+  void add_region(std::size_t bytes);
+
+  mutable std::mutex mutex_;
+  std::vector<ReservedMemory> regions_;  // the last one has room; where blocks lie does not matter to anybody
+  std::size_t used_ = 0;                 // bytes of the last region
   Free* free_ = nullptr;
   std::atomic<std::size_t> heap_bytes_{0};
 };
@@ -55,7 +67,7 @@ class ShardIndex {
  public:
   using Slot = BucketSlot;
 
-  // `shard` only staggers the moments at which the shards grow, so that the memory of a table rises smoothly.
+  // `shard` only staggers the moments at which blocks grow, so that the memory of a table rises smoothly.
   // Keeps view.entries and view.size true.
   ShardIndex(BlockPool& pool, ShardView& view, std::uint32_t shard);
   ~ShardIndex();
@@ -67,8 +79,16 @@ class ShardIndex {
   // Where find() will look first.
   const Bucket* home(std::uint64_t hash) const noexcept { return view_->home(hash); }
 
-  // Adds an id that is not there. Throws std::bad_alloc, leaving the index as it was.
-  void insert(std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time);
+  // Where an id is, or the free slot in which its search ended. Valid until the next insert or erase.
+  struct Search {
+    Slot slot;
+    bool found;
+    std::uint64_t entry;  // of the directory
+  };
+  Search search(std::int64_t id, std::uint64_t hash) const noexcept;
+
+  // Adds an id that was searched for and not found. Throws std::bad_alloc, leaving the index as it was.
+  void insert(const Search& search, std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time);
 
   void erase(Slot slot, std::uint64_t hash) noexcept;
 
@@ -118,10 +138,22 @@ class ShardIndex {
   std::vector<std::uint32_t> owners_;  // by directory entry: the number of its block
   std::vector<std::uint32_t> counts_;  // ids of a block, by its number
   std::vector<Block> blocks_;          // by number, in no order
+  std::uint32_t stagger_;              // the shard
   std::atomic<std::uint64_t> size_{0};
   std::atomic<std::uint64_t> slots_{0};
   std::atomic<std::uint64_t> growths_{0};
 };
+
+inline ShardIndex::Search ShardIndex::search(std::int64_t id, std::uint64_t hash) const noexcept {
+  const std::uint64_t entry = entry_of(position_of(hash));
+  Bucket* const buckets = ShardView::buckets(directory_[entry]);
+  const std::uint64_t mask = ShardView::mask(directory_[entry]);
+  for (std::uint64_t i = hash & mask;; i = (i + 1) & mask) {
+    const Bucket::Match match = buckets[i].match(id);
+    if (match.row != 0) return {{&buckets[i], match.slot}, true, entry};
+    if (!buckets[i].full()) return {{&buckets[i], static_cast<std::uint32_t>(buckets[i].used())}, false, entry};
+  }
+}
 
 template <typename F>
 std::uint64_t ShardIndex::scan_block(std::uint64_t position, F&& f) const {

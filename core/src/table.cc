@@ -129,15 +129,13 @@ Table::Impl::Impl(TableConfig table_config, std::shared_ptr<AdmissionFilter> fil
     }
   }
   if (config.initial_capacity > 0) {
-    // Rows, and index slots at the average load of a growing table.
-    constexpr std::uint64_t kIndexBytesPerRow = 34;
-    const std::uint64_t bytes_per_row = layout.row_bytes + kIndexBytesPerRow;
-    if (config.initial_capacity > std::numeric_limits<std::int64_t>::max() / bytes_per_row) throw std::bad_alloc();
-    arena.reserve(config.initial_capacity * bytes_per_row);
+    constexpr std::uint64_t kIndexBytesPerRow = 34;  // at the average load of a growing table
+    region.reserve(config.initial_capacity);
+    blocks.reserve(config.initial_capacity * kIndexBytesPerRow);
   }
   shards.reserve(kShards);
   for (std::uint32_t i = 0; i < kShards; ++i) {
-    shards.push_back(std::make_unique<Shard>(arena, blocks, views[i], i, layout.row_bytes));
+    shards.push_back(std::make_unique<Shard>(region, blocks, views[i], i));
   }
 }
 
@@ -173,9 +171,8 @@ void Table::Impl::lookup(std::span<const std::int64_t> ids, std::span<const std:
   std::vector<float> scales(plans.size());
   for (std::size_t s = 0; s < plans.size(); ++s) scales[s] = hashnet_scale(s);
   const bool rows_are_updated = lookups_since_update.fetch_add(1, std::memory_order_relaxed) < kLookupsBesideUpdates;
-  const LookupPlan plan{views.data(), plans.data(),     plans.size(),
-                        scales.data(), table_key,       layout.dim,
-                        layout.row_bytes, lines(layout.weight_bytes), config.unseen_reads_zeros, rows_are_updated};
+  const LookupPlan plan{views.data(), region.addresses(), plans.data(), plans.size(), scales.data(), table_key, layout.dim,
+                        lines(layout.weight_bytes), config.unseen_reads_zeros, rows_are_updated};
   const std::size_t bags = row_splits.empty() ? ids.size() : row_splits.size() - 1;
   std::vector<float> scratch(layout.dim);
   {
@@ -360,15 +357,15 @@ TableStats Table::stats() const {
   TableStats stats;
   stats.row_bytes = impl_->layout.row_bytes;
   stats.max_event_time = max_event_time();
-  stats.bytes = sizeof(Impl) + impl_->arena.bytes() + impl_->blocks.heap_bytes() + kShards * sizeof(Shard) +
-                impl_->saved_rooms.bytes();
+  stats.bytes = sizeof(Impl) + impl_->region.bytes() + impl_->blocks.bytes() + kShards * sizeof(Shard) + impl_->saved_rooms.bytes();
   for (const auto& shard : impl_->shards) {
     const std::shared_lock guard(shard->lock);
     stats.rows += shard->index.size();
     stats.index_slots += shard->index.slots();
     stats.growths += shard->index.growths();
-    stats.bytes += shard->index.directory_bytes() + shard->rows.bytes();
+    stats.bytes += shard->index.directory_bytes();
     if (shard->changes != nullptr) stats.bytes += shard->changes->bytes();
+    if (shard == impl_->shards.front() && impl_->tracks()) stats.bytes += impl_->change_bits->bytes();
   }
   return stats;
 }

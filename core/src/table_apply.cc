@@ -98,7 +98,7 @@ class Unit : public UpdateUnit {
       bytes = 0;
       carve(ids, n);
       carve(buckets, n);
-      carve(shards, n);
+      carve(hashes, n);
       carve(counts, n);
       carve(grads, n);
       carve(snapshots, n);
@@ -158,7 +158,7 @@ class Update {
     impl_.kernels->match(plan_, unit, std::min(first + kUpdateTurn, unit.size));
     if (!unit.tracked) return;
     for (std::size_t at = first; at < unit.matched; ++at) {
-      impl_.changes_of(*unit.shards[at]).prefetch(unit.matches[at].row);
+      impl_.changes_of(shard_of(unit.hashes[at])).prefetch(unit.matches[at].row);
     }
     note_changes(unit, first);
   }
@@ -170,7 +170,7 @@ class Update {
       const std::size_t at = unit.noted;
       const Bucket::Match match = unit.matches[at];
       std::uint32_t& time = unit.buckets[at]->times[match.slot];
-      impl_.changes_of(*unit.shards[at]).before_change(unit.ids[at], match.row, time, unit.rows[at]);
+      impl_.changes_of(shard_of(unit.hashes[at])).before_change(unit.ids[at], match.row, time, unit.rows[at]);
       if (match.row != 0 && time != options_.event_time) time = options_.event_time;
     }
   }
@@ -181,7 +181,7 @@ class Update {
     for (std::size_t i = 0; i < unit.num_unmatched; ++i) {
       const std::size_t at = unit.unmatched[i];
       const std::int64_t id = unit.ids[at];
-      const std::uint64_t hash = hash_id(id);
+      const std::uint64_t hash = unit.hashes[at];
       Shard& shard = *impl_.shards[shard_of(hash)];
       const auto found = impl_.upsert(shard, id, hash, options_.event_time, [&] { return impl_.admits(id, unit.counts[at]); });
       unit.rows[at] = found.row;
@@ -242,8 +242,8 @@ void Table::Impl::apply(const Partition& batch, const float* grads, const Update
   // More tasks than threads: a few popular ids make shards uneven.
   const std::size_t tasks =
       batch.ids.size() < kParallelIds || num_threads() == 1 ? 1 : std::min<std::size_t>(4 * num_threads(), kShards);
-  const UpdatePlan plan{views.data(), batch.ids.data(), batch.hashes.data(), batch.tags.data(), grads, options.snapshot, table_key,
-                        number, layout.dim, layout.row_bytes, lines(layout.row_bytes), options.event_time, options.sequential,
+  const UpdatePlan plan{views.data(), region.addresses(), batch.ids.data(), batch.hashes.data(), batch.tags.data(), grads, options.snapshot, table_key,
+                        number, layout.dim, lines(layout.row_bytes), options.event_time, options.sequential,
                         needs_id_keys};
   parallel_for(tasks, [&](std::size_t task) {
     const auto first = static_cast<std::uint32_t>(kShards * task / tasks);

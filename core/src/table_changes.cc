@@ -99,10 +99,11 @@ void Table::track_changes() {
   // All shards at once, so that a writer finds the same answer in every shard it holds.
   const auto guards = impl_->lock_all();
   if (impl_->tracks()) return;
+  auto bits = std::make_unique<ChangeBits>();
+  bits->make_room(impl_->region.numbers());
   std::array<std::unique_ptr<ChangeSet>, kShards> made;
-  for (std::uint32_t s = 0; s < kShards; ++s) {
-    made[s] = std::make_unique<ChangeSet>(impl_->saved_rooms, impl_->layout.row_bytes, impl_->shards[s]->rows.numbers());
-  }
+  for (auto& changes : made) changes = std::make_unique<ChangeSet>(impl_->saved_rooms, *bits, impl_->layout.row_bytes);
+  impl_->change_bits = std::move(bits);
   for (std::uint32_t s = 0; s < kShards; ++s) impl_->shards[s]->changes = std::move(made[s]);
 }
 

@@ -12,7 +12,6 @@
 #include <span>
 #include <vector>
 
-#include "arena.h"
 #include "change_set.h"
 #include "fetch.h"
 #include "kernels/kernels.h"
@@ -31,8 +30,7 @@ namespace monolith {
 inline constexpr std::size_t kGroup = 128;
 
 struct alignas(64) Shard {
-  Shard(Arena& arena, BlockPool& blocks, ShardView& view, std::uint32_t number, std::uint32_t row_bytes)
-      : index(blocks, view, number), rows(arena, view, row_bytes) {}
+  Shard(RowRegion& region, BlockPool& blocks, ShardView& view, std::uint32_t number) : index(blocks, view, number), rows(region) {}
   mutable RwLock lock;
   ShardIndex index;
   RowPool rows;
@@ -70,9 +68,10 @@ struct Table::Impl {
   std::uint64_t table_key;  // hash of seed and name: what initial values depend on besides the id
   bool needs_id_keys = false;  // some segment rounds stochastically
 
-  Arena arena;
-  BlockPool blocks{arena};
+  RowRegion region{layout.row_bytes};
+  BlockPool blocks;
   SavedRooms saved_rooms{layout.row_bytes};
+  std::unique_ptr<ChangeBits> change_bits;  // null without change tracking
   std::array<ShardView, kShards> views;
   std::vector<std::unique_ptr<Shard>> shards;
   mutable WriteGate gate;
@@ -120,7 +119,8 @@ struct Table::Impl {
   // caller overwrites a new row completely.
   template <bool kInit = true, typename Admit>
   Upsert upsert(Shard& shard, std::int64_t id, std::uint64_t hash, std::uint32_t time, Admit&& admit) {
-    if (const auto slot = shard.index.find(id, hash)) {
+    const ShardIndex::Search search = shard.index.search(id, hash);
+    if (const auto slot = search.slot; search.found) {
       std::byte* const row = shard.rows.at(slot.row());
       if (shard.changes != nullptr) shard.changes->before_change(id, slot.row(), slot.time(), row);
       // Most batches carry the time that is there already; not writing keeps the cache line clean.
@@ -133,7 +133,7 @@ struct Table::Impl {
     if constexpr (kInit) initialize(row, hash);
     try {
       if (shard.changes != nullptr) shard.changes->before_insert(number);
-      shard.index.insert(id, hash, number, time);
+      shard.index.insert(search, id, hash, number, time);
     } catch (...) {
       shard.rows.free(number);
       throw;
@@ -158,7 +158,7 @@ struct Table::Impl {
 
   // Some shard must be locked, or the mutex of `cut`.
   bool tracks() const noexcept { return shards[0]->changes != nullptr; }
-  ChangeSet& changes_of(const ShardView& view) const noexcept { return *shards[&view - views.data()]->changes; }
+  ChangeSet& changes_of(std::uint32_t shard) const noexcept { return *shards[shard]->changes; }
   std::vector<std::unique_lock<RwLock>> lock_all() const;
   // Of the reader of the cut, which holds its mutex. read_group looks at the next ids of the shard's list, finish_flight
   // appends its removed ids and goes on to the next shard that has any.

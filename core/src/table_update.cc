@@ -128,7 +128,7 @@ std::uint64_t Table::evict(std::uint32_t now) {
 
 void Table::clear() {
   const WriteGate::Writing writing(impl_->gate);
-  // All shards at once: their rows share one arena.
+  // All shards at once: their rows share one region.
   const auto guards = impl_->lock_all();
   std::array<std::vector<std::int64_t>, kShards> gone;
   if (impl_->tracks()) {
@@ -140,8 +140,9 @@ void Table::clear() {
     shard.rows.clear();
     if (shard.changes != nullptr) shard.changes->cleared(gone[s]);
   }
-  impl_->blocks.forget();
-  impl_->arena.release();
+  if (impl_->tracks()) impl_->change_bits->clear();
+  impl_->blocks.release();
+  impl_->region.release();
 }
 
 void Table::insert_raw(std::span<const std::int64_t> ids, std::span<const std::uint32_t> times,

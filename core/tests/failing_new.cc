@@ -1,5 +1,10 @@
 #include "failing_new.h"
 
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdlib>
 #include <limits>
 
@@ -67,3 +72,12 @@ void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std
 void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t, const std::nothrow_t&) noexcept { std::free(memory); }
 void operator delete[](void* memory, std::align_val_t, const std::nothrow_t&) noexcept { std::free(memory); }
+
+// How reserved addresses get their memory (reserved_memory.cc).
+extern "C" int mprotect(void* address, std::size_t size, int protection) noexcept {
+  if (refused()) {
+    errno = ENOMEM;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_mprotect, address, size, protection));
+}

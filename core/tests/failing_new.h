@@ -1,5 +1,5 @@
-// Makes allocations fail on purpose. The test binary's operator new counts the allocations of each thread and throws
-// std::bad_alloc when told to; malloc and mmap are not touched.
+// Makes allocations fail on purpose. The test binary's operator new and mprotect count the allocations of each thread and refuse one
+// when told to; malloc and mmap are not touched.
 #pragma once
 
 #include <cstdint>

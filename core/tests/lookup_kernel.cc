@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "arena.h"
 #include "check.h"
 #include "inverse_hash.h"
 #include "kernels/kernels.h"
@@ -20,10 +19,10 @@ using namespace monolith;
 // Every shard with an index and rows of its own; row r of an id starts with the values of value().
 class Shards {
  public:
-  explicit Shards(std::uint32_t dim) : dim_(dim) {
+  explicit Shards(std::uint32_t dim) : dim_(dim), region_(dim * 4) {
     for (std::uint32_t s = 0; s < kShards; ++s) {
       indexes_.push_back(std::make_unique<ShardIndex>(blocks_, views_[s], s));
-      pools_.push_back(std::make_unique<RowPool>(arena_, views_[s], dim * 4));
+      pools_.push_back(std::make_unique<RowPool>(region_));
     }
   }
 
@@ -33,7 +32,8 @@ class Shards {
     const std::uint32_t row = pool.allocate();
     const std::vector<float> weights = value(id);
     std::memcpy(pool.at(row), weights.data(), dim_ * sizeof(float));
-    indexes_[shard_of(hash)]->insert(id, hash, row, 0);
+    ShardIndex& index = *indexes_[shard_of(hash)];
+    index.insert(index.search(id, hash), id, hash, row, 0);
   }
 
   std::vector<float> value(std::int64_t id) const {
@@ -43,11 +43,12 @@ class Shards {
   }
 
   const ShardView* views() const { return views_; }
+  RowAddresses rows() const { return region_.addresses(); }
 
  private:
   std::uint32_t dim_;
-  Arena arena_;
-  BlockPool blocks_{arena_};
+  RowRegion region_;
+  BlockPool blocks_;
   ShardView views_[kShards];
   std::vector<std::unique_ptr<ShardIndex>> indexes_;
   std::vector<std::unique_ptr<RowPool>> pools_;
@@ -67,7 +68,7 @@ void check_lookups(std::uint32_t dim, const std::vector<std::int64_t>& present, 
   Shards shards(dim);
   for (const std::int64_t id : present) shards.insert(id);
   const std::vector<float> scales(segments.size(), 1);
-  LookupPlan plan{shards.views(), segments.data(), segments.size(), scales.data(), 7, dim, dim * 4, (dim * 4 + 63) / 64 + 1, true, false};
+  LookupPlan plan{shards.views(), shards.rows(), segments.data(), segments.size(), scales.data(), 7, dim, (dim * 4 + 63) / 64 + 1, true, false};
   std::vector<float> scratch(dim);
   for (const std::size_t n : {0u, 1u, 63u, 64u, 65u, 128u, 191u, 192u, 193u, 256u, 257u, 700u}) {
     plan.rows_are_updated = n % 2 == 0;

@@ -12,8 +12,7 @@ namespace {
 using monolith::ShardIndex;
 
 void churn(const std::vector<std::int64_t>& ids, std::uint64_t seed, int rounds) {
-  monolith::Arena arena;
-  monolith::BlockPool pool(arena);
+  monolith::BlockPool pool;
   monolith::ShardView view;
   ShardIndex index(pool, view, 3);
   std::unordered_map<std::int64_t, std::uint32_t> oracle;
@@ -30,7 +29,7 @@ void churn(const std::vector<std::int64_t>& ids, std::uint64_t seed, int rounds)
       oracle.erase(known);
     } else {
       const std::uint32_t row = static_cast<std::uint32_t>(i + 1);
-      index.insert(id, hash, row, 0);
+      index.insert(index.search(id, hash), id, hash, row, 0);
       oracle[id] = row;
     }
     REQUIRE(index.size() == oracle.size());
@@ -58,11 +57,13 @@ TEST("churn on ids that all want the last bucket") {
 }
 
 TEST("ids that share their leading hash bits grow the block, not the directory without bound") {
-  monolith::Arena arena;
-  monolith::BlockPool pool(arena);
+  monolith::BlockPool pool;
   monolith::ShardView view;
   ShardIndex index(pool, view, 0);
-  for (std::uint64_t i = 0; i < 20000; ++i) index.insert(id_with_hash(i), i, static_cast<std::uint32_t>(i + 1), 0);
+  for (std::uint64_t i = 0; i < 20000; ++i) {
+    const std::int64_t id = id_with_hash(i);
+    index.insert(index.search(id, i), id, i, static_cast<std::uint32_t>(i + 1), 0);
+  }
   for (std::uint64_t i = 0; i < 20000; ++i) REQUIRE(index.find(id_with_hash(i), i).row() == i + 1);
   CHECK(index.directory_bytes() < 64 * 1024);
 }

@@ -25,7 +25,10 @@ std::vector<std::int64_t> ids_of(std::int64_t first, std::size_t n, int crowded)
 }
 
 void insert(ShardIndex& index, const std::vector<std::int64_t>& ids) {
-  for (std::uint32_t i = 0; i < ids.size(); ++i) index.insert(ids[i], monolith::hash_id(ids[i]), i + 1, 7 * i);
+  for (std::uint32_t i = 0; i < ids.size(); ++i) {
+    const std::uint64_t hash = monolith::hash_id(ids[i]);
+    index.insert(index.search(ids[i], hash), ids[i], hash, i + 1, 7 * i);
+  }
 }
 
 void check_all(const ShardIndex& index, const std::vector<std::int64_t>& ids) {
@@ -43,8 +46,7 @@ void check_all(const ShardIndex& index, const std::vector<std::int64_t>& ids) {
 
 // One index after the other on the same memory.
 void check_reuse(int crowded) {
-  monolith::Arena arena;
-  monolith::BlockPool pool(arena);
+  monolith::BlockPool pool;
   monolith::ShardView view;
   const auto before = ids_of(0, 12000, crowded);
   const auto after = ids_of(1'000'000, 12000, crowded);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "monolith/config.h"
+#include "row_addresses.h"
 #include "shard_view.h"
 
 namespace monolith {
@@ -41,12 +42,12 @@ struct StepContext {
 // What all lookups of a table share.
 struct LookupPlan {
   const ShardView* shards;  // [kShards]
+  RowAddresses rows;
   const SegmentPlan* segments;
   std::size_t num_segments;
   const float* hashnet_scales;  // one per segment
   std::uint64_t table_key;
   std::uint32_t dim;
-  std::uint32_t row_bytes;
   std::uint32_t weight_lines;  // cache lines that the weights of a row may touch
   bool unseen_reads_zeros;
   bool rows_are_updated;  // by somebody, in turns with lookups; changes nothing but speed
@@ -59,6 +60,7 @@ inline constexpr std::size_t kUpdateTurn = 512;
 // What all gradients of a call share. Ids are in shard order.
 struct UpdatePlan {
   const ShardView* shards;  // [kShards]
+  RowAddresses rows;
   const std::int64_t* ids;
   const std::uint64_t* hashes;
   const std::uint32_t* tags;  // which gradient is an id's
@@ -67,7 +69,6 @@ struct UpdatePlan {
   std::uint64_t table_key;
   std::uint32_t call;  // its number, if segments round stochastically
   std::uint32_t dim;
-  std::uint32_t row_bytes;
   std::uint32_t row_lines;  // cache lines that a row may touch
   std::uint32_t event_time;
   bool sequential;    // an id that occurs twice makes two steps
@@ -82,8 +83,8 @@ struct UpdateUnit {
   // By unique id.
   std::size_t size = 0;
   std::int64_t* ids;
-  Bucket** buckets;          // the first bucket of the id
-  const ShardView** shards;  // where it is
+  std::uint64_t* hashes;
+  Bucket** buckets;  // the first bucket of the id
   std::uint32_t* counts;
   const float** grads;
   const float** snapshots;  // of the first occurrence, if the plan has any

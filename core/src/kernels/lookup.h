@@ -12,10 +12,8 @@ namespace monolith {
 namespace MONOLITH_ISA {
 namespace {
 
-// Ids of one stage before the next stage has its turn: bucket, row, row of an id that was not in its first bucket, use. Large, so that
-// the fetches of a stage follow each other closely (fetch.h says why).
+// Ids of one stage before the next stage has its turn: bucket, row, row of an id that was not in its first bucket, use.
 constexpr std::size_t kTurn = 64;
-constexpr std::size_t kWindow = 4 * kTurn;
 static_assert((kTurn & (kTurn - 1)) == 0);
 
 template <bool kNear>
@@ -26,8 +24,8 @@ class RowWindow {
     fetch_buckets(kTurn);
     fetch_rows(0);
     fetch_buckets(2 * kTurn);
-    fetch_rows(kTurn);
     fetch_displaced_rows(0);
+    fetch_rows(kTurn);
   }
 
   // The row of ids[i], or null. To be called once for each i from 0 on.
@@ -37,65 +35,76 @@ class RowWindow {
   }
 
  private:
-  void advance(std::size_t i) {
+  static constexpr std::size_t kWindow = 4 * kTurn;
+
+  // Not inlined: it would take the registers of the loop that sums.
+  [[gnu::noinline]] void advance(std::size_t i) {
     fetch_displaced_rows(i + kTurn);
     fetch_rows(i + 2 * kTurn);
     fetch_buckets(i + 3 * kTurn);
   }
 
-  std::size_t end_of_turn(std::size_t first) const { return first + kTurn < n_ ? first + kTurn : n_; }
+  [[gnu::always_inline]] std::size_t size_of_turn(std::size_t first) const {
+    return first + kTurn <= n_ ? kTurn : first < n_ ? n_ - first : 0;
+  }
 
   [[gnu::always_inline]] void fetch_buckets(std::size_t first) {
-    const std::size_t last = end_of_turn(first);
-    for (std::size_t i = first; i < last; ++i) {
-      const std::uint64_t hash = hash_id(ids_[i]);
-      const ShardView* const shard = &plan_.shards[shard_of(hash)];
-      shards_[i % kWindow] = shard;
-      buckets_[i % kWindow] = shard->home(hash);
+    const std::size_t n = size_of_turn(first);
+    const std::int64_t* const ids = ids_ + first;
+    const Bucket** const buckets = buckets_ + first % (2 * kTurn);
+    const ShardView* const shards = plan_.shards;
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::uint64_t hash = hash_id(ids[i]);
+      buckets[i] = shards[shard_of(hash)].home(hash);
+      fetch_line(buckets[i]);
     }
-    for (std::size_t i = first; i < last; ++i) fetch_line(buckets_[i % kWindow]);
   }
 
   // Whether the id is in its first bucket cannot be predicted, and a wrongly predicted branch would throw away what is under way
-  // behind it: so no branch here, only a guess to be looked at a stage later.
+  // behind it: so no branch here, only a list of those that are not.
   [[gnu::always_inline]] void fetch_rows(std::size_t first) {
-    const std::size_t last = end_of_turn(first);
-    const std::byte* lines[kTurn];
-    for (std::size_t i = first; i < last; ++i) {
-      const Bucket* const bucket = buckets_[i % kWindow];
-      const std::uint32_t number = bucket->match(ids_[i]).row;
-      const std::byte* const row = shards_[i % kWindow]->row(number, plan_.row_bytes);
-      lines[i - first] = choose(number != 0, row, bucket + 1);
-      rows_[i % kWindow] = choose(number != 0, row, nullptr);
+    const std::size_t n = size_of_turn(first);
+    const std::int64_t* const ids = ids_ + first;
+    const Bucket* const* const buckets = buckets_ + first % (2 * kTurn);
+    const std::byte** const rows = rows_ + first % kWindow;
+    const RowAddresses addresses = plan_.rows;
+    const std::uint32_t more_lines = plan_.weight_lines - 1;
+    std::size_t displaced = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::uint32_t number = buckets[i]->match(ids[i]).row;
+      const std::byte* const row = addresses.at(number);
+      rows[i] = row;
+      displaced_[displaced] = static_cast<std::uint32_t>(i);
+      displaced += number == 0;
+      fetch_line(row);
+      for (std::uint32_t line = 1; line <= more_lines; ++line) fetch_line(row + line * 64);
     }
-    for (std::size_t i = first; i < last; ++i) fetch_weights(lines[i - first]);
+    // Their search goes on in the next bucket.
+    for (std::size_t i = 0; i < displaced; ++i) fetch_line(buckets[displaced_[i]] + 1);
+    num_displaced_ = displaced;
   }
 
+  // Those of the turn that fetch_rows() looked at last.
   [[gnu::always_inline]] void fetch_displaced_rows(std::size_t first) {
-    const std::size_t last = end_of_turn(first);
-    for (std::size_t i = first; i < last; ++i) {
-      if (rows_[i % kWindow] != nullptr) [[likely]] continue;
-      const ShardView* const shard = shards_[i % kWindow];
-      const BucketSlot found = shard->find(ids_[i], hash_id(ids_[i]));
-      if (!found) continue;
-      const std::byte* const row = shard->row(found.row(), plan_.row_bytes);
-      fetch_weights(row);
-      rows_[i % kWindow] = row;
+    for (std::size_t i = 0; i < num_displaced_; ++i) {
+      const std::size_t at = first + displaced_[i];
+      const std::uint64_t hash = hash_id(ids_[at]);
+      const BucketSlot found = plan_.shards[shard_of(hash)].find(ids_[at], hash);
+      const std::byte* const row = found ? plan_.rows.at(found.row()) : nullptr;
+      rows_[at % kWindow] = row;
+      for (std::uint32_t line = 0; line < plan_.weight_lines; ++line) fetch_line(row + line * 64);
     }
   }
 
-  [[gnu::always_inline]] void fetch_weights(const std::byte* row) const {
-    fetch_line(row);
-    for (std::uint32_t line = 1; line < plan_.weight_lines; ++line) fetch_line(row + line * 64);
-  }
   [[gnu::always_inline]] static void fetch_line(const void* line) { kNear ? fetch_near(line) : fetch(line); }
 
   const LookupPlan& plan_;
   const std::int64_t* ids_;
   std::size_t n_;
-  const ShardView* shards_[kWindow];
-  const Bucket* buckets_[kWindow];
+  const Bucket* buckets_[2 * kTurn];
   const std::byte* rows_[kWindow];
+  std::uint32_t displaced_[kTurn + 1];  // positions in their turn; one more is always written, and counts if it is one
+  std::size_t num_displaced_ = 0;
 };
 
 // Segments of any kind: decoded one after the other.

@@ -41,10 +41,9 @@ void collect_ids(const UpdatePlan& plan, UpdateUnit& unit, std::size_t last) {
     const float* const grad = plan.grads + plan.tags[i] * dim;
     if ((kPlain || !plan.sequential) && merge(unit, id, hash, grad, dim)) continue;
     const std::size_t at = unit.size++;
-    const ShardView* const shard = &plan.shards[shard_of(hash)];
     unit.ids[at] = id;
-    unit.shards[at] = shard;
-    unit.buckets[at] = shard->home(hash);
+    unit.hashes[at] = hash;
+    unit.buckets[at] = plan.shards[shard_of(hash)].home(hash);
     unit.counts[at] = 1;
     unit.grads[at] = grad;
     if constexpr (!kPlain) {
@@ -66,30 +65,33 @@ void collect(const UpdatePlan& plan, UpdateUnit& unit, std::size_t last) {
 
 template <bool kTracked>
 void match_ids(const UpdatePlan& plan, UpdateUnit& unit, std::size_t last) {
-  std::size_t unmatched = unit.num_unmatched;
-  const std::byte* lines[kUpdateTurn];
-  const std::byte** line = lines;
-  const std::uint32_t row_bytes = plan.row_bytes;
-  for (std::size_t at = unit.matched; at < last; ++at) {
-    Bucket* const bucket = unit.buckets[at];
+  const RowAddresses addresses = plan.rows;
+  const std::uint32_t event_time = plan.event_time;
+  const std::size_t first = unit.matched;
+  const std::int64_t* const ids = unit.ids;
+  Bucket* const* const buckets = unit.buckets;
+  std::byte** const rows = unit.rows;
+  std::uint32_t* const unmatched = unit.unmatched + unit.num_unmatched;
+  std::size_t num_unmatched = 0;
+  for (std::size_t at = first; at < last; ++at) {
+    Bucket* const bucket = buckets[at];
     // No branch on whether the id is in its first bucket: see lookup.h.
-    const Bucket::Match match = bucket->match(unit.ids[at]);
+    const Bucket::Match match = bucket->match(ids[at]);
     const bool here = match.row != 0;
-    std::byte* const row = unit.shards[at]->row(match.row, row_bytes);
-    // An id that is not there ends its search here, unless the bucket is full.
-    *line++ = choose(here, row, bucket + bucket->full());
-    unit.rows[at] = row;
-    unit.unmatched[unmatched] = static_cast<std::uint32_t>(at);
-    unmatched += !here;
+    rows[at] = addresses.at(match.row);
+    unmatched[num_unmatched] = static_cast<std::uint32_t>(at);
+    num_unmatched += !here;
     if constexpr (kTracked) {
       unit.matches[at] = match;
-    } else if (here && bucket->times[match.slot] != plan.event_time) {
+    } else if (here && bucket->times[match.slot] != event_time) {
       // Most batches carry the time that is there already; not writing keeps the cache line clean.
-      bucket->times[match.slot] = plan.event_time;
+      bucket->times[match.slot] = event_time;
     }
   }
-  for (const std::byte** from = lines; from != line; ++from) fetch_lines(*from, plan.row_lines);
-  unit.num_unmatched = unmatched;
+  for (std::size_t at = first; at < last; ++at) fetch_lines(rows[at], plan.row_lines);
+  // An id that is not there ends its search in its first bucket, or if that is full mostly in the next.
+  for (std::size_t i = 0; i < num_unmatched; ++i) fetch(buckets[unmatched[i]] + buckets[unmatched[i]]->full());
+  unit.num_unmatched += num_unmatched;
   unit.matched = last;
 }
 

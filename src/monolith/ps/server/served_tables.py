@@ -62,6 +62,9 @@ class TableBags(NamedTuple):
         return (len(self.ids) if self.row_splits is None else len(self.row_splits) - 1, self.table.dim)
 
 
+_HUGE_PAGE = 2**21
+
+
 class ServedTables:
     """Tables by name. Every method may run beside any other."""
 
@@ -120,7 +123,7 @@ class ServedTables:
     def apply(self, apply: Apply, arrays: Sequence[np.ndarray]) -> None:
         """One optimizer step for each table and id; nothing has changed if anything was wrong."""
         updates = self._checked(apply, arrays)
-        self.require_room(sum(len(update.ids) * update.table.row_bytes for update in updates))
+        self.require_room(sum(len(update.ids) * update.table.row_bytes for update in updates), tables=len(updates))
         for update in updates:
             update.run(apply.step, apply.event_time)
 
@@ -147,11 +150,14 @@ class ServedTables:
         filters = [table.admission for table in tables if table.admission is not None]
         return sum(table.stats().bytes for table in tables) + sum(one.nbytes for one in filters)
 
-    def require_room(self, more: int) -> None:
-        """Raise `MemoryLimitError` unless `more` bytes fit below the limit."""
+    def require_room(self, more: int, *, tables: int = 1) -> None:
+        """Raise `MemoryLimitError` unless `more` bytes, in that many tables, fit below the limit."""
         if self._memory_limit is None:
             return
         used = self.nbytes
+        if used >= _HUGE_PAGE:
+            # The steps in which a table then takes memory: each may be about to take another.
+            more += tables * _HUGE_PAGE
         if used + more > self._memory_limit:
             raise MemoryLimitError(
                 f"the tables hold {used:,} bytes, up to {more:,} more would not fit below the limit of {self._memory_limit:,}; "
