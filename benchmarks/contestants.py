@@ -18,10 +18,14 @@ ENVIRONMENTS = ROOT / ".venv-bench"
 LIMIT_BINARY = ENVIRONMENTS / "memory_limit"
 SETUP = "run benchmarks/setup_peers.sh"
 
-# The limit answers for both operations with two numbers each: with and without what a table must do on top.
+# The limit answers for both operations: with what a table must do, and without some of it.
 LIMIT_CASES = {
     "lookup": {"limit: probe + gather": "probe_gather", "limit: gather, no hashing": "gather"},
-    "train": {"limit: train step": "train_step", "limit: probe + update alone": "probe_update"},
+    "train": {
+        "limit: lookup, then update": "two_calls",
+        "limit: the same, knowing the rows": "train_step",
+        "limit: probe + update alone": "probe_update",
+    },
 }
 
 

@@ -168,7 +168,8 @@ def bars(speed: SpeedResult, growth: list[dict[str, Any]], disk: list[dict[str, 
     add("train / tfra", 10, ratios("tfra", "train"))
     add("train / embeddingbag+dict", 20, ratios("embeddingbag+dict", "train"))
     add("lookup / limit", 0.6, ratios("limit: probe + gather", "lookup"))
-    add("train / limit", 0.6, ratios("limit: train step", "train"))
+    add("train / limit", 0.6, ratios("limit: lookup, then update", "train"))
+    add("train / limit, knowing the rows", 0.6, ratios("limit: the same, knowing the rows", "train"))
     mine = [m for m in speed.measurements if m.peer == OURS]
     ours = {(m.operation, m.distribution, m.dim, m.threads): m.m_ids_per_s for m in mine}
     add("2 threads / 1", 1.7, [v / ours[(*k[:3], 1)] for k, v in ours.items() if k[3] == 2 and (*k[:3], 1) in ours])

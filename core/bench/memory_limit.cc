@@ -5,7 +5,9 @@
 //   gather        pooled sums of rows whose numbers are known                                         (no hashing)
 //   probe_gather  hash -> one 64-byte bucket -> row, pooled sums                                      (a lookup)
 //   probe_update  hash -> bucket -> Adagrad on weights and state, one step per occurrence             (an update alone)
-//   train_step    probe_gather over a batch, then the Adagrad step on the rows it found               (a training step)
+//   two_calls     probe_gather over a batch, then probe_update                                        (a training step)
+//   train_step    probe_gather over a batch, then the Adagrad step on the rows it found               (the same, if the
+//                 update could know where the lookup found its rows)
 //
 // Usage:  memory_limit [--rows N] [--dims 16,64] [--threads 1,2] [--rounds 9] [--batches 32]
 //         memory_limit --serve --rows N --dims D --threads T
@@ -246,6 +248,12 @@ MONOLITH_INLINE void probe_update(const Work& w) {
 }
 
 template <std::size_t Dim, Cache To>
+MONOLITH_INLINE void two_calls(const Work& w) {
+  probe_gather<Dim, To>(w);
+  probe_update<Dim, To>(w);
+}
+
+template <std::size_t Dim, Cache To>
 MONOLITH_INLINE void train_step(const Work& w) {
   // The state is prefetched with the weights: the second pass then finds all of the row in a cache.
   probe<Dim, 2 * Dim, To>(w, [&](std::size_t i, const std::array<float*, kPool>& rows) __attribute__((always_inline)) {
@@ -274,6 +282,7 @@ struct Passes {
 MONOLITH_PASSES(gather)
 MONOLITH_PASSES(probe_gather)
 MONOLITH_PASSES(probe_update)
+MONOLITH_PASSES(two_calls)
 MONOLITH_PASSES(train_step)
 
 // How to fetch: into which cache, and how many ids ahead.
@@ -403,6 +412,7 @@ std::vector<Case> all_cases() {
   return {{"gather", gather_passes},
           {"probe_gather", probe_gather_passes},
           {"probe_update", probe_update_passes},
+          {"two_calls", two_calls_passes},
           {"train_step", train_step_passes}};
 }
 
