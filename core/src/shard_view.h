@@ -12,6 +12,7 @@ namespace monolith {
 
 inline constexpr int kShardBits = 7;
 inline constexpr std::uint32_t kShards = 1u << kShardBits;
+static_assert(kShards <= 256, "a byte for the number of a shard, where there are many");
 
 [[gnu::always_inline]] inline std::uint32_t shard_of(std::uint64_t hash) noexcept {
   return static_cast<std::uint32_t>(hash >> (64 - kShardBits));

@@ -78,12 +78,11 @@ Partition& Partition::of_this_thread() {
 void Partition::build(std::span<const std::int64_t> call_ids, std::span<const std::int64_t> row_splits) {
   const std::size_t n = call_ids.size();
   ids.resize(n);
-  hashes.resize(n);
   tags.resize(n);
-  call_hashes.resize(n);
-  kernels().hash_ids(call_ids.data(), n, call_hashes.data());
+  call_shards.resize(n);
+  kernels().find_shards(call_ids.data(), n, call_shards.data());
   std::array<std::uint32_t, kShards> next{};
-  for (std::size_t i = 0; i < n; ++i) ++next[shard_of(call_hashes[i])];
+  for (std::size_t i = 0; i < n; ++i) ++next[call_shards[i]];
   std::uint32_t total = 0;
   for (std::uint32_t s = 0; s < kShards; ++s) {
     starts[s] = total;
@@ -92,9 +91,8 @@ void Partition::build(std::span<const std::int64_t> call_ids, std::span<const st
   }
   starts[kShards] = total;
   const auto put = [&](std::size_t i, std::size_t tag) {
-    const std::uint32_t at = next[shard_of(call_hashes[i])]++;
+    const std::uint32_t at = next[call_shards[i]]++;
     ids[at] = call_ids[i];
-    hashes[at] = call_hashes[i];
     tags[at] = static_cast<std::uint32_t>(tag);
   };
   if (row_splits.empty()) {

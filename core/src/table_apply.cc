@@ -242,7 +242,7 @@ void Table::Impl::apply(const Partition& batch, const float* grads, const Update
   // More tasks than threads: a few popular ids make shards uneven.
   const std::size_t tasks =
       batch.ids.size() < kParallelIds || num_threads() == 1 ? 1 : std::min<std::size_t>(4 * num_threads(), kShards);
-  const UpdatePlan plan{views.data(), region.addresses(), batch.ids.data(), batch.hashes.data(), batch.tags.data(), grads, options.snapshot, table_key,
+  const UpdatePlan plan{views.data(), region.addresses(), batch.ids.data(), batch.tags.data(), grads, options.snapshot, table_key,
                         number, layout.dim, lines(layout.row_bytes), options.event_time, options.sequential,
                         needs_id_keys};
   parallel_for(tasks, [&](std::size_t task) {

@@ -41,10 +41,9 @@ struct alignas(64) Shard {
 // an id in the call, or the bag it belongs to.
 struct Partition {
   std::vector<std::int64_t> ids;
-  std::vector<std::uint64_t> hashes;
   std::vector<std::uint32_t> tags;
   std::array<std::uint32_t, kShards + 1> starts;
-  std::vector<std::uint64_t> call_hashes;  // in call order
+  std::vector<std::uint8_t> call_shards;  // in call order
 
   // row_splits may be empty: then tags are positions, counted from 0.
   void build(std::span<const std::int64_t> call_ids, std::span<const std::int64_t> row_splits);

@@ -62,7 +62,6 @@ struct UpdatePlan {
   const ShardView* shards;  // [kShards]
   RowAddresses rows;
   const std::int64_t* ids;
-  const std::uint64_t* hashes;
   const std::uint32_t* tags;  // which gradient is an id's
   const float* grads;
   const float* snapshot;  // as grads, or null
@@ -126,7 +125,7 @@ struct Kernels {
   // if row_splits is null. Rows are summed in order. scratch: dim floats. Nothing may change the shards meanwhile.
   void (*lookup)(const LookupPlan&, const std::int64_t* ids, const std::int64_t* row_splits, std::size_t bags, Pooling,
                  float* out, float* scratch);
-  void (*hash_ids)(const std::int64_t* ids, std::size_t n, std::uint64_t* hashes);
+  void (*find_shards)(const std::int64_t* ids, std::size_t n, std::uint8_t* shards);
   // Collects the ids up to `last` of the call, at most kUpdateTurn: unique ones, and the sums of their gradients in call order.
   // Starts fetching their buckets.
   void (*collect)(const UpdatePlan&, UpdateUnit&, std::size_t last);

@@ -8,8 +8,8 @@ namespace monolith {
 namespace MONOLITH_ISA {
 namespace {
 
-void hash_ids(const std::int64_t* ids, std::size_t n, std::uint64_t* hashes) {
-  for (std::size_t i = 0; i < n; ++i) hashes[i] = hash_id(ids[i]);
+void find_shards(const std::int64_t* ids, std::size_t n, std::uint8_t* shards) {
+  for (std::size_t i = 0; i < n; ++i) shards[i] = static_cast<std::uint8_t>(shard_of(hash_id(ids[i])));
 }
 
 // True if the id was there and the gradient has been added to its sum.
@@ -33,17 +33,20 @@ void hash_ids(const std::int64_t* ids, std::size_t n, std::uint64_t* hashes) {
 template <bool kPlain>
 void collect_ids(const UpdatePlan& plan, UpdateUnit& unit, std::size_t last) {
   const std::size_t dim = plan.dim;
-  const std::size_t first = unit.size;
-  for (std::size_t i = unit.next; i < last; ++i) fetch(plan.grads + plan.tags[i] * dim);
-  for (std::size_t i = unit.next; i < last; ++i) {
+  const std::size_t first = unit.next;
+  std::uint64_t hashes[kUpdateTurn];
+  for (std::size_t i = first; i < last; ++i) hashes[i - first] = hash_id(plan.ids[i]);
+  for (std::size_t i = first; i < last; ++i) fetch(plan.grads + plan.tags[i] * dim);
+  for (std::size_t i = first; i < last; ++i) {
     const std::int64_t id = plan.ids[i];
-    const std::uint64_t hash = plan.hashes[i];
+    const std::uint64_t hash = hashes[i - first];
     const float* const grad = plan.grads + plan.tags[i] * dim;
     if ((kPlain || !plan.sequential) && merge(unit, id, hash, grad, dim)) continue;
     const std::size_t at = unit.size++;
     unit.ids[at] = id;
     unit.hashes[at] = hash;
     unit.buckets[at] = plan.shards[shard_of(hash)].home(hash);
+    fetch(unit.buckets[at]);
     unit.counts[at] = 1;
     unit.grads[at] = grad;
     if constexpr (!kPlain) {
@@ -54,7 +57,6 @@ void collect_ids(const UpdatePlan& plan, UpdateUnit& unit, std::size_t last) {
       unit.rounding_keys[at] = id_key + ((std::uint64_t{plan.call} << 32) + i + 1) * 0x9E3779B97F4A7C15ull;
     }
   }
-  for (std::size_t at = first; at < unit.size; ++at) fetch(unit.buckets[at]);
   unit.next = last;
 }
 
