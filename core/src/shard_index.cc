@@ -72,7 +72,7 @@ Bucket* BlockPool::allocate(std::uint32_t log2_buckets) {
 }
 
 void BlockPool::add_region(std::size_t bytes) {
-  constexpr std::size_t kRegion = std::size_t{1} << 28;
+  constexpr std::size_t kRegion = std::size_t{1} << 26;
   if (regions_.size() == regions_.capacity()) regions_.reserve(2 * regions_.size() + 1);
   regions_.emplace_back(std::max(bytes, kRegion));
   used_ = 0;
