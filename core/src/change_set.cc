@@ -61,6 +61,35 @@ std::size_t ChangeBits::bytes() const {
   return sizeof(*this) + 2 * ReservedMemory::bytes_for(rows_ / 8);
 }
 
+void ChangeSet::prefetch(std::span<const Bucket::Match> found) const noexcept {
+  const std::uint8_t* const waiting = waiting_bits_;
+  for (const Bucket::Match& match : found) fetch(waiting + match.row / 8);
+  if (!unread_) return;
+  for (const Bucket::Match& match : found) fetch(flight_bits_ + match.row / 8);
+}
+
+void ChangeSet::before_changes(std::span<const Bucket::Match> found, const std::int64_t* ids, Bucket* const* buckets,
+                               std::byte* const* rows) {
+  changed_.make_room(found.size());
+  if (unread_) {
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      if (in_flight(found[i].row)) save(ids[i], found[i].row, buckets[i]->times[found[i].slot], rows[i]);
+    }
+  }
+  // As mark(), free of branches: whether a row has changed already is a coin toss in the middle of an interval.
+  std::uint8_t* const waiting = waiting_bits_;
+  std::int64_t* end = changed_.end();
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const std::uint32_t row = found[i].row;
+    auto* const byte = reinterpret_cast<std::uint8_t*>(choose(row != 0, waiting + row / 8, &none_));
+    const std::uint8_t before = *byte;
+    *byte = static_cast<std::uint8_t>(before | bit(row));
+    *end = ids[i];
+    end += (before & bit(row)) == 0;
+  }
+  changed_.end_at(end);
+}
+
 void ChangeSet::before_insert(std::uint32_t row) {
   changed_.make_room();
   if (row >= room_) room_ = bits_->make_room(std::uint64_t{row} + 1);

@@ -7,6 +7,7 @@
 // Not thread-safe: the shard's lock guards it, except the lists of a cut, which belong to its reader.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "bucket.h"
 #include "fetch.h"
 #include "monolith/table.h"
 #include "reserved_memory.h"
@@ -28,14 +30,17 @@ class IdList {
  public:
   std::size_t size() const noexcept { return size_; }
   std::span<const std::int64_t> ids() const noexcept { return {room_.data(), size_}; }
-  void make_room() {
-    if (size_ == room_.size()) room_.resize(room_.empty() ? 32 : 2 * room_.size());
+  void make_room(std::size_t ids = 1) {
+    if (room_.size() - size_ < ids) room_.resize(std::max({std::size_t{32}, 2 * room_.size(), size_ + ids}));
   }
   // There must be room. The id stays only if `keep`.
   void push(std::int64_t id, bool keep) noexcept {
     room_[size_] = id;
     size_ += keep;
   }
+  // Where the next id goes; and the end of those that were put there.
+  std::int64_t* end() noexcept { return room_.data() + size_; }
+  void end_at(const std::int64_t* end) noexcept { size_ = static_cast<std::size_t>(end - room_.data()); }
   // Keeps its memory if a good part of it was needed.
   void clear() noexcept {
     if (size_ < room_.size() / 8) room_ = {};
@@ -130,11 +135,10 @@ class ChangeSet {
     changed_.make_room();
     mark(id, row);
   }
-  // For a before_change() to come.
-  void prefetch(std::uint32_t row) const noexcept {
-    fetch(waiting_bits_ + row / 8);
-    if (unread_) fetch(flight_bits_ + row / 8);
-  }
+  // The same for many rows, and for the ids that were not found among them.
+  void before_changes(std::span<const Bucket::Match> found, const std::int64_t* ids, Bucket* const* buckets, std::byte* const* rows);
+  // For a before_changes() to come.
+  void prefetch(std::span<const Bucket::Match> found) const noexcept;
   // The id is about to get this row; inserted() then cannot fail.
   void before_insert(std::uint32_t row);
   void inserted(std::int64_t id, std::uint32_t row) noexcept { mark(id, row); }
@@ -173,11 +177,10 @@ class ChangeSet {
 
  private:
   static std::uint8_t bit(std::uint32_t row) noexcept { return static_cast<std::uint8_t>(1u << (row % 8)); }
-  // Free of branches: whether a row has changed already is a coin toss in the middle of an interval.
   void mark(std::int64_t id, std::uint32_t row) noexcept {
-    auto* const byte = reinterpret_cast<std::uint8_t*>(choose(row != 0, waiting_bits_ + row / 8, &none_));
-    changed_.push(id, (*byte & bit(row)) == 0);
-    *byte |= bit(row);
+    std::uint8_t& byte = row != 0 ? waiting_bits_[row / 8] : none_;
+    changed_.push(id, (byte & bit(row)) == 0);
+    byte |= bit(row);
   }
 
   SavedRooms* rooms_;

@@ -157,21 +157,34 @@ class Update {
     const std::size_t first = unit.matched;
     impl_.kernels->match(plan_, unit, std::min(first + kUpdateTurn, unit.size));
     if (!unit.tracked) return;
-    for (std::size_t at = first; at < unit.matched; ++at) {
-      impl_.changes_of(shard_of(unit.hashes[at])).prefetch(unit.matches[at].row);
-    }
+    for_each_shard(unit, first, unit.matched, [&](ChangeSet& changes, std::size_t begin, std::size_t end) {
+      changes.prefetch({unit.matches + begin, end - begin});
+    });
     note_changes(unit, first);
   }
 
   // Of the ids before `last`, all of them matched in an earlier turn: their bits, and their rows if a cut needs copies of them,
   // had the time of a turn to arrive.
   void note_changes(Unit& unit, std::size_t last) {
+    for_each_shard(unit, unit.noted, last, [&](ChangeSet& changes, std::size_t begin, std::size_t end) {
+      changes.before_changes({unit.matches + begin, end - begin}, unit.ids + begin, unit.buckets + begin, unit.rows + begin);
+    });
     for (; unit.noted < last; ++unit.noted) {
-      const std::size_t at = unit.noted;
-      const Bucket::Match match = unit.matches[at];
-      std::uint32_t& time = unit.buckets[at]->times[match.slot];
-      impl_.changes_of(shard_of(unit.hashes[at])).before_change(unit.ids[at], match.row, time, unit.rows[at]);
+      const Bucket::Match match = unit.matches[unit.noted];
+      std::uint32_t& time = unit.buckets[unit.noted]->times[match.slot];
       if (match.row != 0 && time != options_.event_time) time = options_.event_time;
+    }
+  }
+
+  // Calls f(changes, begin, end) for the ids from `first` to `last`, shard by shard, which is the order they are in.
+  template <typename F>
+  void for_each_shard(const Unit& unit, std::size_t first, std::size_t last, F&& f) {
+    while (first < last) {
+      const std::uint32_t shard = shard_of(unit.hashes[first]);
+      std::size_t end = first + 1;
+      while (end < last && shard_of(unit.hashes[end]) == shard) ++end;
+      f(*impl_.shards[shard]->changes, first, end);
+      first = end;
     }
   }
 

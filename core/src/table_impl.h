@@ -157,7 +157,6 @@ struct Table::Impl {
 
   // Some shard must be locked, or the mutex of `cut`.
   bool tracks() const noexcept { return shards[0]->changes != nullptr; }
-  ChangeSet& changes_of(std::uint32_t shard) const noexcept { return *shards[shard]->changes; }
   std::vector<std::unique_lock<RwLock>> lock_all() const;
   // Of the reader of the cut, which holds its mutex. read_group looks at the next ids of the shard's list, finish_flight
   // appends its removed ids and goes on to the next shard that has any.
