@@ -96,7 +96,7 @@ class SavedRooms {
 // shared (RowRegion::kRun).
 class ChangeBits {
  public:
-  ChangeBits() : planes_{ReservedMemory(kBytes), ReservedMemory(kBytes)} {}  // throws std::bad_alloc
+  ChangeBits() : planes_{ReservedMemory::at_most(kBytes, kLeastBytes), ReservedMemory::at_most(kBytes, kLeastBytes)} {}  // throws std::bad_alloc
 
   std::uint8_t* plane(int number) const noexcept { return reinterpret_cast<std::uint8_t*>(planes_[number].base()); }
   // There are bits for the rows below `rows` at least; returns for how many. Throws std::bad_alloc.
@@ -107,6 +107,7 @@ class ChangeBits {
 
  private:
   static constexpr std::size_t kBytes = (std::size_t{1} << 32) / 8;
+  static constexpr std::size_t kLeastBytes = kBytes >> 8;
 
   mutable std::mutex mutex_;
   std::array<ReservedMemory, 2> planes_;

@@ -31,6 +31,16 @@ ReservedMemory::ReservedMemory(std::size_t bytes) {
   size_ = size;
 }
 
+ReservedMemory ReservedMemory::at_most(std::size_t bytes, std::size_t least) {
+  for (;; bytes = std::max(bytes / 4, least)) {
+    try {
+      return ReservedMemory(bytes);
+    } catch (const std::bad_alloc&) {
+      if (bytes <= least) throw;
+    }
+  }
+}
+
 ReservedMemory::~ReservedMemory() {
   if (base_ != nullptr) munmap(base_, size_);
 }

@@ -12,6 +12,8 @@ class ReservedMemory {
   ReservedMemory() = default;
   // Takes addresses, no memory; base() is aligned to a huge page. Throws std::bad_alloc.
   explicit ReservedMemory(std::size_t bytes);
+  // The same, but where addresses are limited (ulimit -v) perhaps for fewer, at least for `least`.
+  static ReservedMemory at_most(std::size_t bytes, std::size_t least);
   ReservedMemory(ReservedMemory&& other) noexcept { swap(other); }
   ReservedMemory& operator=(ReservedMemory&& other) noexcept {
     swap(other);

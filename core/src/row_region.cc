@@ -16,17 +16,11 @@ void RowRegion::add_segment(std::uint64_t rows) {
     throw InvalidArgument("table: 2^32 row numbers are used up; spread the table over more processes");
   }
   if (segments_.size() == segments_.capacity()) segments_.reserve(2 * segments_.size() + 1);
-  // Where addresses are limited (ulimit -v) there may be fewer than wanted.
-  std::uint64_t room = RowAddresses::kSegmentRows;
-  ReservedMemory memory;
-  while (memory.base() == nullptr) {
-    try {
-      memory = ReservedMemory(room * row_bytes_);
-    } catch (const std::bad_alloc&) {
-      room /= 4;
-      if (room < std::max<std::uint64_t>(rows, RowAddresses::kSegmentRows >> 8)) throw;
-    }
-  }
+  // A small table takes few addresses: some processes have to live with little (ulimit -v).
+  constexpr std::uint64_t kSmallest = RowAddresses::kSegmentRows >> 5;
+  const std::uint64_t wanted = std::max(rows, std::clamp(4 * next_, kSmallest, RowAddresses::kSegmentRows));
+  ReservedMemory memory = ReservedMemory::at_most(wanted * row_bytes_, rows * row_bytes_);
+  const std::uint64_t room = std::min(memory.size() / row_bytes_, RowAddresses::kSegmentRows);
   const std::uint64_t first = number << RowAddresses::kSegmentBits;
   addresses_[number] = reinterpret_cast<std::uintptr_t>(memory.base()) - first * row_bytes_;
   segments_.push_back({std::move(memory), first, first + room});

@@ -26,7 +26,7 @@ class RowRegion {
   RowAddresses addresses() const noexcept { return {addresses_.data(), row_bytes_}; }
   std::byte* at(std::uint32_t number) const noexcept { return addresses().at(number); }
 
-  // The first of `rows` consecutive ones, uninitialised; a multiple of kRun, and never 0, which stands for "none". Throws
+  // The first of `rows` consecutive ones, at most RowAddresses::kSegmentRows, uninitialised; a multiple of kRun, and never 0, which stands for "none". Throws
   // std::bad_alloc or InvalidArgument (2^32 rows), changing nothing.
   std::uint32_t take(std::uint32_t rows);
 

@@ -72,9 +72,11 @@ Bucket* BlockPool::allocate(std::uint32_t log2_buckets) {
 }
 
 void BlockPool::add_region(std::size_t bytes) {
-  constexpr std::size_t kRegion = std::size_t{1} << 26;
   if (regions_.size() == regions_.capacity()) regions_.reserve(2 * regions_.size() + 1);
-  regions_.emplace_back(std::max(bytes, kRegion));
+  // Each four times the one before, so that a small table takes few addresses.
+  constexpr std::size_t kSmallest = std::size_t{4} << 20, kLargest = std::size_t{256} << 20;
+  const std::size_t wanted = regions_.empty() ? kSmallest : std::min(4 * regions_.back().size(), kLargest);
+  regions_.push_back(ReservedMemory::at_most(std::max(bytes, wanted), bytes));
   used_ = 0;
 }
 

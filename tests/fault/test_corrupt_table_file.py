@@ -414,7 +414,8 @@ def test_refused_files_leave_no_memory_and_no_descriptor_behind(pristine: bytes,
     memory, descriptors = resident(), len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         assert_all_refused(flips, scratch, EmbeddingTable.load)
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    # Fewer, if something of an earlier test was collected meanwhile.
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
     assert resident() - memory < 32 << 20
 
 
