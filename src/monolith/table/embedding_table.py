@@ -96,7 +96,8 @@ class EmbeddingTable:
 
     Lookups never insert: an id without a row reads its initial value, a pure function of (seed, table name, id). The first
     gradient, or an `assign`, gives it a row. Every call takes a batch, releases the GIL, and may run beside any other.
-    `ids` are int64 tensors, arrays or sequences; values and gradients are float32.
+    `ids` are int64 tensors, arrays or sequences; values and gradients are float32. A process can hold some four billion rows of
+    one table (2**32 row numbers); a `ShardedStore` or servers spread a larger one.
 
     Example:
         >>> import torch
