@@ -58,4 +58,11 @@ struct BucketSlot {
   [[gnu::always_inline]] std::uint32_t& time() const noexcept { return bucket->times[slot]; }
 };
 
+// Where an id is, or the free slot in which its search ended. Valid until the next insert or erase.
+struct Search {
+  BucketSlot slot;
+  bool found;
+  std::uint64_t entry;  // of the shard's directory
+};
+
 }  // namespace monolith

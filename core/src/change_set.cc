@@ -1,6 +1,7 @@
 #include "change_set.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace monolith {

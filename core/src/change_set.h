@@ -11,7 +11,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
 #include <span>
 #include <utility>
@@ -21,7 +20,6 @@
 #include "fetch.h"
 #include "monolith/table.h"
 #include "reserved_memory.h"
-#include "row_region.h"
 
 namespace monolith {
 
@@ -96,7 +94,8 @@ class SavedRooms {
 // shared (RowRegion::kRun).
 class ChangeBits {
  public:
-  ChangeBits() : planes_{ReservedMemory::at_most(kBytes, kLeastBytes), ReservedMemory::at_most(kBytes, kLeastBytes)} {}  // throws std::bad_alloc
+  // Throws std::bad_alloc.
+  ChangeBits() : planes_{ReservedMemory::at_most(kBytes, kLeastBytes), ReservedMemory::at_most(kBytes, kLeastBytes)} {}
 
   std::uint8_t* plane(int number) const noexcept { return reinterpret_cast<std::uint8_t*>(planes_[number].base()); }
   // There are bits for the rows below `rows` at least; returns for how many. Throws std::bad_alloc.
@@ -130,13 +129,13 @@ class ChangeSet {
   // --- Writers. Each is called before the change it is about, and when it throws std::bad_alloc nothing is lost: at worst a row
   // counts as changed that was not.
 
-  // The row or its time is about to change. Row 0, which stands for none, does nothing: callers need no branch.
+  // The row or its time is about to change.
   void before_change(std::int64_t id, std::uint32_t row, std::uint32_t time, const std::byte* bytes) {
     if (unread_ && in_flight(row)) save(id, row, time, bytes);
     changed_.make_room();
     mark(id, row);
   }
-  // The same for many rows, and for the ids that were not found among them.
+  // The same for many rows. Ids that were not found, whose row is 0, may be among them.
   void before_changes(std::span<const Bucket::Match> found, const std::int64_t* ids, Bucket* const* buckets, std::byte* const* rows);
   // For a before_changes() to come.
   void prefetch(std::span<const Bucket::Match> found) const noexcept;
@@ -179,7 +178,7 @@ class ChangeSet {
  private:
   static std::uint8_t bit(std::uint32_t row) noexcept { return static_cast<std::uint8_t>(1u << (row % 8)); }
   void mark(std::int64_t id, std::uint32_t row) noexcept {
-    std::uint8_t& byte = row != 0 ? waiting_bits_[row / 8] : none_;
+    std::uint8_t& byte = waiting_bits_[row / 8];
     changed_.push(id, (byte & bit(row)) == 0);
     byte |= bit(row);
   }
@@ -190,7 +189,7 @@ class ChangeSet {
   // Between flights all of flight_bits_ is zero, so that a cut only has to swap the two.
   std::uint8_t* waiting_bits_;
   std::uint8_t* flight_bits_;
-  std::uint64_t room_ = 0;   // rows that there are bits for, at least
+  std::uint64_t room_ = 0;    // rows that there are bits for, at least
   std::uint8_t none_ = 0xff;  // the waiting bits of row 0: it is never put into the list
   IdList changed_;
   std::size_t gone_ = 0;  // entries of that list whose row was removed later

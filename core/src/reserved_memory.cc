@@ -16,7 +16,6 @@ constexpr std::size_t kLargestStep = std::size_t{32} << 20;
 
 constexpr std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-
 }  // namespace
 
 ReservedMemory::ReservedMemory(std::size_t bytes) {

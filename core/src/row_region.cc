@@ -39,19 +39,16 @@ std::uint32_t RowRegion::take(std::uint32_t rows) {
   return first;
 }
 
-void RowRegion::reserve(std::uint64_t rows) {
-  const std::lock_guard guard(mutex_);
-  // All at once, for the system refuses what it cannot have only if it is asked for in one piece. Further segments come with their rows.
+void RowRegion::check_room(std::uint64_t rows) const {
   if (rows > RowAddresses::kSegments * RowAddresses::kSegmentRows - kFirst) throw std::bad_alloc();
-  ReservedMemory all((rows + kFirst) * row_bytes_);
+  // All at once: the system refuses what it cannot have only if it is asked for in one piece.
+  ReservedMemory all(rows * row_bytes_);
   all.commit(all.size());
-  Segment& first = segments_.front();
-  first.memory.commit(std::min(all.size(), first.memory.size()));
 }
 
-std::uint32_t RowRegion::numbers() const {
+std::uint64_t RowRegion::numbers() const {
   const std::lock_guard guard(mutex_);
-  return static_cast<std::uint32_t>(next_);
+  return next_;
 }
 
 void RowRegion::release() noexcept {

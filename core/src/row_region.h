@@ -26,15 +26,15 @@ class RowRegion {
   RowAddresses addresses() const noexcept { return {addresses_.data(), row_bytes_}; }
   std::byte* at(std::uint32_t number) const noexcept { return addresses().at(number); }
 
-  // The first of `rows` consecutive ones, at most RowAddresses::kSegmentRows, uninitialised; a multiple of kRun, and never 0, which stands for "none". Throws
-  // std::bad_alloc or InvalidArgument (2^32 rows), changing nothing.
+  // The first of `rows` consecutive ones, at most RowAddresses::kSegmentRows, uninitialised; a multiple of kRun, and never 0, which
+  // stands for "none". Throws std::bad_alloc or InvalidArgument (2^32 rows), changing nothing.
   std::uint32_t take(std::uint32_t rows);
 
-  // Asks the system now for the memory of this many rows. Throws std::bad_alloc.
-  void reserve(std::uint64_t rows);
+  // Throws std::bad_alloc if the system would not give memory for this many rows.
+  void check_room(std::uint64_t rows) const;
 
   // Every number handed out is below.
-  std::uint32_t numbers() const;
+  std::uint64_t numbers() const;
 
   // Forgets all rows and gives their memory back.
   void release() noexcept;

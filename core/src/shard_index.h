@@ -79,13 +79,7 @@ class ShardIndex {
   // Where find() will look first.
   const Bucket* home(std::uint64_t hash) const noexcept { return view_->home(hash); }
 
-  // Where an id is, or the free slot in which its search ended. Valid until the next insert or erase.
-  struct Search {
-    Slot slot;
-    bool found;
-    std::uint64_t entry;  // of the directory
-  };
-  Search search(std::int64_t id, std::uint64_t hash) const noexcept;
+  Search search(std::int64_t id, std::uint64_t hash) const noexcept { return view_->search(id, hash); }
 
   // Adds an id that was searched for and not found. Throws std::bad_alloc, leaving the index as it was.
   void insert(const Search& search, std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time);
@@ -143,17 +137,6 @@ class ShardIndex {
   std::atomic<std::uint64_t> slots_{0};
   std::atomic<std::uint64_t> growths_{0};
 };
-
-inline ShardIndex::Search ShardIndex::search(std::int64_t id, std::uint64_t hash) const noexcept {
-  const std::uint64_t entry = entry_of(position_of(hash));
-  Bucket* const buckets = ShardView::buckets(directory_[entry]);
-  const std::uint64_t mask = ShardView::mask(directory_[entry]);
-  for (std::uint64_t i = hash & mask;; i = (i + 1) & mask) {
-    const Bucket::Match match = buckets[i].match(id);
-    if (match.row != 0) return {{&buckets[i], match.slot}, true, entry};
-    if (!buckets[i].full()) return {{&buckets[i], static_cast<std::uint32_t>(buckets[i].used())}, false, entry};
-  }
-}
 
 template <typename F>
 std::uint64_t ShardIndex::scan_block(std::uint64_t position, F&& f) const {

@@ -44,14 +44,19 @@ struct ShardView {
   [[gnu::always_inline]] static Bucket* bucket(std::uintptr_t entry, std::uint64_t hash) noexcept {
     return buckets(entry) + (hash & mask(entry));
   }
-  [[gnu::always_inline]] BucketSlot find(std::int64_t id, std::uint64_t hash) const noexcept {
-    const std::uintptr_t found = entry(hash);
-    Bucket* const first = buckets(found);
-    for (std::uint64_t i = hash & mask(found);; i = (i + 1) & mask(found)) {
+  [[gnu::always_inline]] Search search(std::int64_t id, std::uint64_t hash) const noexcept {
+    const std::uint64_t at = fast_range(position_of(hash), size);
+    Bucket* const first = buckets(entries[at]);
+    const std::uint64_t last = mask(entries[at]);
+    for (std::uint64_t i = hash & last;; i = (i + 1) & last) {
       const Bucket::Match match = first[i].match(id);
-      if (match.row != 0) return {&first[i], match.slot};
-      if (!first[i].full()) return {};
+      if (match.row != 0) return {{&first[i], match.slot}, true, at};
+      if (!first[i].full()) return {{&first[i], static_cast<std::uint32_t>(first[i].used())}, false, at};
     }
+  }
+  [[gnu::always_inline]] BucketSlot find(std::int64_t id, std::uint64_t hash) const noexcept {
+    const Search result = search(id, hash);
+    return result.found ? result.slot : BucketSlot{};
   }
 };
 

@@ -128,7 +128,7 @@ Table::Impl::Impl(TableConfig table_config, std::shared_ptr<AdmissionFilter> fil
   }
   if (config.initial_capacity > 0) {
     constexpr std::uint64_t kIndexBytesPerRow = 34;  // at the average load of a growing table
-    region.reserve(config.initial_capacity);
+    region.check_room(config.initial_capacity);
     blocks.reserve(config.initial_capacity * kIndexBytesPerRow);
   }
   shards.reserve(kShards);

@@ -118,7 +118,7 @@ struct Table::Impl {
   // caller overwrites a new row completely.
   template <bool kInit = true, typename Admit>
   Upsert upsert(Shard& shard, std::int64_t id, std::uint64_t hash, std::uint32_t time, Admit&& admit) {
-    const ShardIndex::Search search = shard.index.search(id, hash);
+    const Search search = shard.index.search(id, hash);
     if (const auto slot = search.slot; search.found) {
       std::byte* const row = shard.rows.at(slot.row());
       if (shard.changes != nullptr) shard.changes->before_change(id, slot.row(), slot.time(), row);

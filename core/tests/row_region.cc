@@ -86,7 +86,7 @@ TEST("more rows than there can be memory for are refused at once") {
   for (const std::uint64_t rows : {std::uint64_t{1} << 31, std::uint64_t{1} << 40, ~std::uint64_t{0}}) {
     bool refused = false;
     try {
-      region.reserve(rows);
+      region.check_room(rows);
     } catch (const std::bad_alloc&) {
       refused = true;
     }

@@ -68,7 +68,6 @@ class RowWindow {
     const Bucket* const* const buckets = buckets_ + first % (2 * kTurn);
     const std::byte** const rows = rows_ + first % kWindow;
     const RowAddresses addresses = plan_.rows;
-    const std::uint32_t more_lines = plan_.weight_lines - 1;
     std::size_t displaced = 0;
     for (std::size_t i = 0; i < n; ++i) {
       const std::uint32_t number = buckets[i]->match(ids[i]).row;
@@ -76,8 +75,7 @@ class RowWindow {
       rows[i] = row;
       displaced_[displaced] = static_cast<std::uint32_t>(i);
       displaced += number == 0;
-      fetch_line(row);
-      for (std::uint32_t line = 1; line <= more_lines; ++line) fetch_line(row + line * 64);
+      fetch_weights(row);
     }
     // Their search goes on in the next bucket.
     for (std::size_t i = 0; i < displaced; ++i) fetch_line(buckets[displaced_[i]] + 1);
@@ -92,10 +90,14 @@ class RowWindow {
       const BucketSlot found = plan_.shards[shard_of(hash)].find(ids_[at], hash);
       const std::byte* const row = found ? plan_.rows.at(found.row()) : nullptr;
       rows_[at % kWindow] = row;
-      for (std::uint32_t line = 0; line < plan_.weight_lines; ++line) fetch_line(row + line * 64);
+      fetch_weights(row);
     }
   }
 
+  [[gnu::always_inline]] void fetch_weights(const std::byte* row) const {
+    fetch_line(row);
+    for (std::uint32_t line = 1; line < plan_.weight_lines; ++line) fetch_line(row + line * 64);
+  }
   [[gnu::always_inline]] static void fetch_line(const void* line) { kNear ? fetch_near(line) : fetch(line); }
 
   const LookupPlan& plan_;

@@ -154,7 +154,7 @@ class TableConfig(Config):
     unseen: Literal["initializer", "zeros"] | None = None
     """What an id without a row reads; None means initializer while training, zeros when serving."""
     initial_capacity: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Rows to make room for in advance."""
+    """Rows that are expected: refused at once if the system would not give memory for them."""
     expiry: Expiry = Expiry()
     """When `evict` removes a row."""
     skip_zero_rows: bool = False

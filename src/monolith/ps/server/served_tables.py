@@ -131,7 +131,7 @@ class ServedTables:
         """The table, after making sure that there is room for the rows of `ids`."""
         table = self._table(name)
         _require("ids", ids, np.dtype("<i8"), 1)
-        self.require_room(len(ids) * table.row_bytes)
+        self.require_room(len(ids) * table.row_bytes, tables=1)
         return table
 
     def evict(self, now: Mapping[str, int]) -> dict[str, int]:
@@ -150,8 +150,8 @@ class ServedTables:
         filters = [table.admission for table in tables if table.admission is not None]
         return sum(table.stats().bytes for table in tables) + sum(one.nbytes for one in filters)
 
-    def require_room(self, more: int, *, tables: int = 1) -> None:
-        """Raise `MemoryLimitError` unless `more` bytes, in that many tables, fit below the limit."""
+    def require_room(self, more: int, *, tables: int = 0) -> None:
+        """Raise `MemoryLimitError` unless `more` bytes fit below the limit, in rows of that many tables or elsewhere."""
         if self._memory_limit is None:
             return
         used = self.nbytes
