@@ -44,6 +44,13 @@ def test_defaults_are_those_of_the_original() -> None:
     assert runner.zk_watch_address_family is AddressFamily.IPV4
 
 
+def test_time_limits_come_as_json_and_must_be_consistent() -> None:
+    environ = {**FILE, "MONOLITH_LIVENESS": '{"heartbeat_secs": 1, "lease_secs": 5}'}
+    assert RunnerConfig.from_env(environ).liveness.lease_secs == 5.0
+    with pytest.raises(ConfigError, match="lease_secs must be at least 3"):
+        RunnerConfig.from_env({**FILE, "MONOLITH_LIVENESS": '{"lease_secs": 5}'})
+
+
 def test_every_field_is_documented() -> None:
     assert [name for name, field in RunnerConfig.model_fields.items() if not field.description] == []
 

@@ -8,6 +8,7 @@ from monolith.cluster.consul_discovery import ConsulServiceDiscovery, deregister
 from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType, retry_with_socket_error
 from monolith.cluster.discovery_config import DiscoveryConfig, get_discovery, monolith_discovery
 from monolith.cluster.file_discovery import HostServiceDiscovery
+from monolith.cluster.liveness import Liveness
 from monolith.cluster.mlp import MLPEnv
 from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.mlp_roles import DataServers, HandOver, mlp_pass
@@ -49,6 +50,7 @@ __all__ = [
     "DiscoveryConfig",
     "HandOver",
     "HostServiceDiscovery",
+    "Liveness",
     "MLPEnv",
     "MLPServiceDiscovery",
     "NodeAliveChecker",

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from monolith.cluster.discovery import ServiceDiscoveryType
 from monolith.cluster.discovery_config import DiscoveryConfig
+from monolith.cluster.liveness import Liveness
 from monolith.cluster.role import ServerType, role_from_environment
 from monolith.config import NonNegative, Positive
 from monolith.errors import ConfigError
@@ -29,7 +30,7 @@ SECOND_CHANCES = 6
 _Count = Annotated[int, Field(ge=0)]
 # With one of these said, a run is not of this process alone.
 _SPREADS = ("server_type", "num_ps", "discovery_type", "discovery_folder")
-_NESTED = ("client", "server")
+_NESTED = ("client", "server", "liveness")
 
 
 class RunnerConfig(DiscoveryConfig):
@@ -70,8 +71,8 @@ class RunnerConfig(DiscoveryConfig):
     """Seconds that a worker waits at the start for the chief to restore."""
     start_timeout_secs: NonNegative = 60.0
     """Seconds that the chief waits at the start for workers that have not come yet; they may still come later."""
-    worker_lease_secs: Annotated[Positive, Field(ge=1.0)] = 30.0
-    """Seconds after which nobody waits any more for a worker that has not been heard of."""
+    liveness: Liveness = Liveness()
+    """How soon a process counts as dead, when it is replaced, and how long the others wait for that."""
     operation_timeout_in_ms: Annotated[int, Field(ge=-1)] = -1
     """Milliseconds that a call to a server may take; -1 leaves it to `client.timeout`."""
     partial_recovery: bool | None = None
@@ -147,9 +148,9 @@ class RunnerConfig(DiscoveryConfig):
     def from_env(cls, environ: Mapping[str, str] | None = None, *, defaults: RunnerConfig | None = None) -> Self:
         """What the environment says, and `defaults` where it says nothing.
 
-        A field is MONOLITH_<FIELD>, `client` and `server` as JSON; MONOLITH_PS_TOKEN is the token of both. Which process this
-        is may also come from TF_CONFIG, the MLP scheduler or `mpirun`. When nothing says that there are servers, the run is
-        local.
+        A field is MONOLITH_<FIELD>, `client`, `server` and `liveness` as JSON; MONOLITH_PS_TOKEN is the token of both.
+        Which process this is may also come from TF_CONFIG, the MLP scheduler or `mpirun`. When nothing says that there are
+        servers, the run is local.
 
         Example:
             >>> RunnerConfig.from_env({}).is_local

@@ -93,7 +93,7 @@ class WorkerAttempt:
                     servers[0],
                     index=self._config.index,
                     epoch=epoch,
-                    lease=self._config.worker_lease_secs,
+                    lease=self._config.liveness.lease_secs,
                     config=talking,
                 )
             )
@@ -133,7 +133,7 @@ class WorkerAttempt:
         except TEMPORARY:
             comes_back = True
             with suppress(ServerError):
-                common.stay(self._config.retry_wait_in_secs + self._config.worker_lease_secs)
+                common.stay(self._config.retry_wait_in_secs + self._config.liveness.lease_secs)
             raise
         finally:
             if self._several and not self._config.is_chief and not comes_back:
