@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from monolith.cluster import get_discovery
-from monolith.ps import ClientConfig, ServerStore
+from monolith.ps import ServerStore
 from monolith.table import Bags, Zeros
 from monolith.table.config import Segment, TableConfig
 from monolith.train.runner import RunnerConfig
@@ -32,7 +32,7 @@ def main(rounds: int) -> None:
     store = ServerStore(
         list(servers.values()),
         [TABLE],
-        config=ClientConfig(worker=f"worker-{runner.index}", timeout=120.0),
+        config=runner.client.model_copy(update={"worker": f"worker-{runner.index}", "timeout": 120.0}),
         find=lambda: list(discovery.query("ps").values()),
     )
     ids = np.arange(100) + 1000 * runner.index

@@ -81,5 +81,16 @@ def _explain(model: type[BaseModel], error: ValidationError) -> str:
             lines.append(f"{where}: unknown field; {known}")
         else:
             message = problem["msg"].removeprefix("Value error, ")
-            lines.append(f"{where}: {message[:1].lower()}{message[1:]}; got {problem['input']!r}")
+            lines.append(f"{where}: {message[:1].lower()}{message[1:]}{_shown(model, path, problem['input'])}")
     return "\n".join(lines)
+
+
+def _shown(model: type[BaseModel], path: list[str], value: object) -> str:
+    """What came, unless a secret could be in it: errors end up in logs."""
+    is_whole = not path and _SECRET in model.model_fields
+    is_secret = is_whole or _SECRET in path or _SECRET in repr(value)
+    return "" if is_secret else f"; got {value!r}"
+
+
+_SECRET = "token"
+"""The name of fields whose values are not shown."""

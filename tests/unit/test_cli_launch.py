@@ -9,6 +9,7 @@ import pytest
 from monolith.cli import main
 from monolith.cluster.launch import JobRoles, Role
 from monolith.testing.roles import ScriptedProcess
+from monolith.transport.tokens import reveal
 
 
 @pytest.mark.parametrize(
@@ -90,3 +91,29 @@ def test_a_worker_runs_a_script_a_module_or_a_job(
     assert job.environment(job.roles[1])["MONOLITH_MODEL_DIR"] == str(tmp_path / "run")
     assert logs == tmp_path / "run" / "logs"
     assert job.uuid != again.uuid, "nobody is found at the addresses of another launch"
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> JobRoles:
+    monkeypatch.setattr("monolith.cli.launch.LocalRoles", FakeRoles)
+    monkeypatch.setattr(FakeRoles, "jobs", [])
+    assert main(["launch", *arguments, "--log-dir", "logs", "work.py"]) == 0
+    return FakeRoles.jobs[0][0]
+
+
+def test_each_job_has_a_token_of_its_own_unless_one_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MONOLITH_PS_TOKEN", raising=False)
+    Path("work.py").touch()
+    drawn = {reveal(launched(monkeypatch).token) for _ in range(3)}
+    assert len(drawn) == 3
+    assert all(token is not None and len(token) >= 32 for token in drawn)
+    output = "".join(capsys.readouterr())
+    assert not any(str(token) in output for token in drawn)
+    Path("token").write_text("a-token-in-a-file\n")
+    Path("token").chmod(0o600)
+    for ps_args in ("--token-file token", "--port 0 --token-file=token"):
+        assert reveal(launched(monkeypatch, "--ps-args", ps_args).token) == "a-token-in-a-file"
+    monkeypatch.setenv("MONOLITH_PS_TOKEN", "a-token-of-the-environment")
+    assert reveal(launched(monkeypatch).token) == "a-token-of-the-environment"

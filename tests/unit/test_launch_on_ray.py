@@ -25,7 +25,7 @@ def test_servers_of_several_machines_listen_where_others_reach_them_and_only_wit
     assert must_say_host(TLS, {"10.0.0.1", "10.0.0.2"})
     assert not must_say_host((*TLS, "--host", "::"), {"10.0.0.1", "10.0.0.2"})
     assert not must_say_host((), {"10.0.0.1"}), "one machine talks to itself"
-    with pytest.raises(ConfigError, match=r"--ps-args: the Ray cluster has 2 machines.*MONOLITH_PS_TOKEN"):
+    with pytest.raises(ConfigError, match=r"--ps-args: the Ray cluster has 2 machines.*--tls-cert FILE --tls-key FILE"):
         must_say_host((), {"10.0.0.1", "10.0.0.2"})
 
 

@@ -133,7 +133,7 @@ def test_files_that_are_missing_or_not_pem_are_named(tmp_path: Path, certificate
         ParameterServer(ServerConfig(tls_cert=cert))
     with pytest.raises(StorageError, match="tls_key: cannot read"):
         ParameterServer(ServerConfig(tls_cert=cert, tls_key=tmp_path / "absent"))
-    (tmp_path / "empty").touch()
+    (tmp_path / "empty").touch(mode=0o600)
     with pytest.raises(ConfigError, match="tls_key: expected a PEM file"):
         ParameterServer(ServerConfig(tls_cert=cert, tls_key=tmp_path / "empty"))
     with pytest.raises(StorageError, match="tls_root_certs: cannot read"):

@@ -18,11 +18,11 @@ from monolith.cli.serving import (
     TlsCert,
     TlsKey,
     TokenFile,
-    read_token,
     serve_until_asked,
 )
 from monolith.cli.sizes import size_in_bytes
 from monolith.errors import ConfigError
+from monolith.transport.tokens import read_token
 
 if TYPE_CHECKING:
     from monolith.data.service.kinds import MakeSource

@@ -18,9 +18,9 @@ from monolith.cli.serving import (
     TlsCert,
     TlsKey,
     TokenFile,
-    read_token,
     serve_until_asked,
 )
+from monolith.transport.tokens import read_token
 
 __all__ = ["dispatcher"]
 

@@ -26,6 +26,7 @@ from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, S
 from monolith.cluster.launch.local import LocalRoles, OnLine
 from monolith.cluster.launch.on_ray import RayPlacement, RayRoles
 from monolith.errors import ConfigError
+from monolith.transport.tokens import new_token, read_token
 
 __all__ = ["launch"]
 
@@ -76,6 +77,7 @@ def launch(
         uuid=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
         worker_args=tuple(_worker_args(target, arguments or [], module=module)),
         ps_args=_split(ps_args),
+        token=_token(_split(ps_args)),
         # A relative path means another folder to a process that has gone elsewhere.
         model_dir=model_dir if model_dir is None or is_remote(model_dir) else str(Path(model_dir).resolve()),
         restarts=restarts,
@@ -180,6 +182,15 @@ def _split(ps_args: str) -> tuple[str, ...]:
         return tuple(shlex.split(ps_args))
     except ValueError as error:
         raise ConfigError(f"--ps-args: expected options as a shell takes them, {error}; got {ps_args!r}") from None
+
+
+def _token(ps_args: Sequence[str]) -> str:
+    """Return the token of the job: the one that was given in the environment or to the servers, or a new one."""
+    options = [option.partition("=") for option in ps_args]
+    for place, (name, equals, value) in enumerate(options):
+        if name == "--token-file" and (equals or place + 1 < len(ps_args)):
+            return read_token(Path(value if equals else ps_args[place + 1])) or ""
+    return read_token(None) or new_token()
 
 
 def _log_dir(given: Path | None, model_dir: str | None) -> Path:

@@ -10,7 +10,7 @@ import typer
 
 from monolith.cli.options import Json
 from monolith.cli.output import show
-from monolith.cli.serving import read_token
+from monolith.transport.tokens import read_token
 
 __all__ = ["probe"]
 

@@ -13,10 +13,10 @@ from monolith.cli.serving import (
     TlsCert,
     TlsKey,
     TokenFile,
-    read_token,
     serve_until_asked,
 )
 from monolith.cli.sizes import size_in_bytes
+from monolith.transport.tokens import read_token
 
 __all__ = ["ps"]
 

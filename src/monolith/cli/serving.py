@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from monolith.errors import StorageError
-
 if TYPE_CHECKING:
     from monolith.transport.frame_server import FrameServer
 
@@ -27,7 +25,6 @@ __all__ = [
     "TlsCert",
     "TlsKey",
     "TokenFile",
-    "read_token",
     "serve_until_asked",
 ]
 
@@ -41,8 +38,6 @@ TokenFile = Annotated[
 MaxMessage = Annotated[str, typer.Option(help="Refuse larger messages.")]
 MaxStreams = Annotated[int, typer.Option(help="Streams open at the same time.", min=1)]
 Grace = Annotated[float, typer.Option(help="Seconds for calls under way to finish at the end.", min=0)]
-
-TOKEN_VARIABLE = "MONOLITH_PS_TOKEN"
 
 
 def serve_until_asked(
@@ -69,16 +64,6 @@ def serve_until_asked(
     # Threads of streams whose clients went silent cannot be ended, and would hold the process: all that mattered is done.
     sys.stderr.flush()
     os._exit(0)
-
-
-def read_token(file: Path | None) -> str | None:
-    """The token in `file`, or in the environment."""
-    if file is None:
-        return os.environ.get(TOKEN_VARIABLE)
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"--token-file: cannot read {file}: {error}") from error
 
 
 def _end_on_signals(server: FrameServer) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from monolith.cluster.discovery import ServiceDiscoveryType
 from monolith.cluster.discovery_config import DiscoveryConfig
@@ -17,13 +17,12 @@ from monolith.config import NonNegative, Positive
 from monolith.errors import ConfigError
 from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.server.parameter_server import ServerConfig
+from monolith.transport.tokens import TOKEN_VARIABLE
 
 __all__ = ["PREFIX", "RunnerConfig"]
 
 PREFIX = "MONOLITH_"
 """What the variable of a field is called before the field's name in capitals."""
-TOKEN_VARIABLE = "MONOLITH_PS_TOKEN"
-"""The variable with the token that servers ask for and workers send."""
 SECOND_CHANCES = 6
 """Times that a run which recovers servers goes on with a changed cluster, unless the configuration says how often."""
 
@@ -187,7 +186,8 @@ def _nested_texts(name: str, text: str) -> dict[str, str]:
     except ValueError:
         values = None
     if not isinstance(values, dict):
-        raise ConfigError(f'{PREFIX}{name.upper()}: expected JSON as {{"max_streams": 8}}, got {text!r}')
+        # Without the text, which may hold a token.
+        raise ConfigError(f'{PREFIX}{name.upper()}: expected a JSON object such as {{"max_streams": 8}}')
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
 
 
@@ -213,6 +213,6 @@ def _with_token(fields: dict[str, Any], token: str | None) -> dict[str, Any]:
     client, server = fields.get("client", ClientConfig()), fields.get("server", ServerConfig())
     return {
         **fields,
-        "client": client if client.token else client.model_copy(update={"token": token}),
-        "server": server if server.token else server.model_copy(update={"token": token}),
+        "client": client if client.token else client.model_copy(update={"token": SecretStr(token)}),
+        "server": server if server.token else server.model_copy(update={"token": SecretStr(token)}),
     }

@@ -60,7 +60,8 @@ class FlightStream:
                 raise UnavailableError(f"the server at {self._address} closed the stream") from None
             except flight.FlightUnauthenticatedError:
                 raise AuthenticationError(
-                    f"the server at {self._address} asks for a token, and none or another one was sent; give token="
+                    f"the server at {self._address} asks for a token, and none or another one was sent; give token=, "
+                    "or take RunnerConfig.from_env().client in a script that monolith launch runs"
                 ) from None
             except (pa.ArrowException, OSError) as error:
                 if late.is_set():

@@ -15,6 +15,7 @@ from monolith.errors import ConfigError, StorageError
 from monolith.transport.frame_calls import FrameCalls
 from monolith.transport.services import start_service
 from monolith.transport.stream_pool import Transport
+from monolith.transport.tokens import Token, read_secret_file, reveal
 from monolith.transport.turns import short_turns
 
 __all__ = ["FrameServer", "ListenConfig", "is_loopback", "read_pem", "require_safe"]
@@ -36,7 +37,7 @@ class ListenConfig(Config):
     """The server's certificate chain, PEM."""
     tls_key: Path | None = None
     """Its private key, PEM."""
-    token: Annotated[str | None, Field(repr=False)] = None
+    token: Token = None
     """What a client must send with every stream; at least 16 characters."""
     max_message_bytes: Annotated[int, Field(ge=4096, lt=2**31)] = 2**28
     """Larger requests are refused, and those whose answer would be larger. Sockets skip them; Flight has read a request when it
@@ -60,7 +61,7 @@ class FrameServer:
             host=config.host,
             port=config.port,
             certificate=_certificate(config),
-            token=config.token,
+            token=reveal(config.token),
             max_streams=config.max_streams,
             max_message_bytes=config.max_message_bytes,
         )
@@ -114,13 +115,13 @@ class FrameServer:
 
 def require_safe(config: ListenConfig) -> None:
     """Raise `ConfigError` if strangers could get in."""
-    # Not by pydantic, whose message would show all fields, and so the token, to whoever reads the log.
     name = type(config).__name__
     if (config.tls_cert is None) != (config.tls_key is None):
         raise ConfigError(f"{name}: tls_cert and tls_key belong together; give both or none")
-    if config.token is not None and (len(config.token) < 16 or not config.token.isascii() or " " in config.token):
+    token = reveal(config.token)
+    if token is not None and (len(token) < 16 or not token.isascii() or " " in token):
         raise ConfigError(f"{name}.token: expected at least 16 ASCII characters without spaces")
-    if not is_loopback(config.host) and (config.tls_cert is None or config.token is None):
+    if not is_loopback(config.host) and (config.tls_cert is None or token is None):
         raise ConfigError(
             f"{name}.host: {config.host!r} can be reached from other machines; that needs tls_cert, tls_key and a token, "
             "or listen on 127.0.0.1"
@@ -145,13 +146,15 @@ def is_loopback(host: str) -> bool:
 def _certificate(config: ListenConfig) -> tuple[bytes, bytes] | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
-    return read_pem(config.tls_cert, "tls_cert"), read_pem(config.tls_key, "tls_key")
+    return read_pem(config.tls_cert, "tls_cert"), read_pem(config.tls_key, "tls_key", is_secret=True)
 
 
-def read_pem(path: Path, name: str) -> bytes:
-    """The bytes of a certificate or key; an error names the option it was given by."""
+def read_pem(path: Path, name: str, *, is_secret: bool = False) -> bytes:
+    """Return the bytes of a certificate or, with `is_secret`, of a key; an error names the option it was given by."""
     try:
-        data = path.read_bytes()
+        data = read_secret_file(path, name) if is_secret else path.read_bytes()
+    except StorageError:
+        raise
     except OSError as error:
         raise StorageError(f"{name}: cannot read {path}: {error.strerror}") from error
     if b"-----BEGIN " not in data:

@@ -103,7 +103,8 @@ def _require_welcome(answer: np.ndarray, address: str) -> None:
         )
     if said == Welcome.WRONG_TOKEN:
         raise AuthenticationError(
-            f"the server at {address} asks for a token, and none or another one was sent; give token="
+            f"the server at {address} asks for a token, and none or another one was sent; give token=, "
+            "or take RunnerConfig.from_env().client in a script that monolith launch runs"
         )
     if said == Welcome.TOO_MANY_STREAMS:
         raise UnavailableError(f"the server at {address}: as many streams are open as it allows")

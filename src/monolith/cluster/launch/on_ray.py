@@ -132,8 +132,8 @@ def must_say_host(ps_args: tuple[str, ...], hosts: set[str]) -> bool:
         return False
     if "--tls-cert" not in ps_args:
         raise ConfigError(
-            f"--ps-args: the Ray cluster has {len(hosts)} machines, and servers that others can reach need a certificate and "
-            "a token; give --ps-args '--tls-cert FILE --tls-key FILE' and MONOLITH_PS_TOKEN"
+            f"--ps-args: the Ray cluster has {len(hosts)} machines, and servers that others can reach need a "
+            "certificate; give --ps-args '--tls-cert FILE --tls-key FILE'"
         )
     return True
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from monolith.config import Config
+from monolith.transport.tokens import TOKEN_VARIABLE, Token, reveal
 
 __all__ = ["JobRoles", "Role", "RoleKind"]
 
@@ -67,6 +68,8 @@ class JobRoles(Config):
     """What Python gets to run a worker: a script or `-m` and a module, and its arguments."""
     ps_args: tuple[str, ...] = ()
     """Further options of `monolith ps`."""
+    token: Token = None
+    """What servers ask for and workers send. It reaches the roles in their environment, never on a command line."""
     model_dir: str | None = None
     """Where the model is saved, and what servers hold: a folder that all processes see. None: servers keep all in memory."""
 
@@ -88,6 +91,8 @@ class JobRoles(Config):
     def environment(self, role: Role, discovery: Mapping[str, str] | None = None) -> dict[str, str]:
         """The variables that make a process `role`; `discovery` has those that say how the others are found."""
         shared = {} if self.model_dir is None else {"MONOLITH_MODEL_DIR": self.model_dir}
+        secret = reveal(self.token)
+        token = {} if secret is None else {TOKEN_VARIABLE: secret}
         # Workers wait for a server that comes back, and restore that one alone.
         recovery = {"MONOLITH_PARTIAL_RECOVERY": "true"} if self.restarts else {}
         return {
@@ -97,6 +102,7 @@ class JobRoles(Config):
             "MONOLITH_NUM_WORKERS": str(self.num_workers),
             "MONOLITH_UUID": self.uuid,
             **shared,
+            **token,
             **recovery,
             **(discovery or {}),
         }

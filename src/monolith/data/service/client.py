@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeVar
-
-from pydantic import Field
+from typing import TypeVar
 
 from monolith.config import Config, Positive
 from monolith.errors import ConfigError, ProtocolError
@@ -14,6 +12,7 @@ from monolith.transport.frame_server import read_pem
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link
 from monolith.transport.stream_pool import Transport
+from monolith.transport.tokens import Token, reveal
 
 __all__ = ["DataClientConfig", "Nothing", "ask", "link_to", "told"]
 
@@ -36,7 +35,7 @@ class DataClientConfig(Config):
     """Seconds a call to the dispatcher may take, retries included, and in which some data worker must be found."""
     worker_timeout: Positive = 5.0
     """Seconds without an answer after which another data worker is asked; they answer within one, ready or not."""
-    token: Annotated[str | None, Field(repr=False)] = None
+    token: Token = None
     """What the servers ask for."""
     tls_root_certs: Path | None = None
     """PEM of whom the servers' certificates are signed by; None: no TLS."""
@@ -50,7 +49,7 @@ def link_to(address: str, config: DataClientConfig, *, timeout: float, max_strea
     return Link(
         address,
         timeout=timeout,
-        token=config.token,
+        token=reveal(config.token),
         tls_root_certs=certificates,
         max_streams=max_streams,
         transport=config.transport,

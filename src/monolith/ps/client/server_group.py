@@ -31,6 +31,7 @@ from monolith.transport.calls import Call
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link, finish_all
 from monolith.transport.stream_pool import Transport
+from monolith.transport.tokens import Token, reveal
 
 __all__ = ["ClientConfig", "ServerGroup", "link_to"]
 
@@ -54,7 +55,7 @@ class ClientConfig(Config):
     """Seconds a call may take, retries included."""
     wire: Wire = "float32"
     """Precision of rows and gradients on the way; the narrow ones halve the traffic, and round."""
-    token: Annotated[str | None, Field(repr=False)] = None
+    token: Token = None
     """What the servers ask for."""
     tls_root_certs: Path | None = None
     """PEM of whom the servers' certificates are signed by; None: no TLS."""
@@ -79,7 +80,7 @@ def link_to(address: str, config: ClientConfig) -> Link:
     return Link(
         address,
         timeout=config.timeout,
-        token=config.token,
+        token=reveal(config.token),
         tls_root_certs=_certificates(config.tls_root_certs),
         max_streams=config.max_streams,
         transport=config.transport,

@@ -11,6 +11,7 @@ from monolith.ps.server.bucket_moves import PIECE_BYTES
 from monolith.ps.server.dispatch import PEER_SECONDS, Dispatcher
 from monolith.transport.frame_server import FrameServer, ListenConfig, read_pem, require_safe
 from monolith.transport.link import Link
+from monolith.transport.tokens import reveal
 
 __all__ = ["ParameterServer", "ServerConfig"]
 
@@ -77,7 +78,7 @@ class ParameterServer(FrameServer):
         return Link(
             address,
             timeout=PEER_SECONDS,
-            token=self.config.token,
+            token=reveal(self.config.token),
             tls_root_certs=None if certificates is None else read_pem(certificates, "tls_root_certs"),
             transport=self.config.transport,
         )
