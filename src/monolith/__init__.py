@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from monolith.serve import Predictor, load
     from monolith.train import Estimator, Head, RunConfig, Trainer
 
+    __version__: str
+    """The version of the installed package."""
+
 __all__ = [
     "ConfigError",
     "CorruptFileError",
@@ -77,9 +80,13 @@ _HOMES = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        if name == "__version__":
+            value = import_module("importlib.metadata").version("monolith-torch")
+        elif name in _HOMES:
+            value = getattr(import_module(_HOMES[name]), name)
+        else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
         return value
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import struct
-from collections.abc import Mapping
+import typing
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -42,7 +43,10 @@ class Config(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
-    def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - pydantic checks each field's own type
+    def __init__(self, *unnamed: object, **fields: Any) -> None:  # noqa: ANN401 - pydantic checks each field's own type
+        if unnamed:
+            name, first = type(self).__name__, next(iter(type(self).model_fields), "field")
+            raise ConfigError(f"{name}: fields are given by name; write {name}({first}={unnamed[0]!r}, ...)")
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -69,6 +73,34 @@ class Config(BaseModel):
             raise ConfigError(_explain(cls, error)) from None
 
 
+_NOT_AN_OBJECT = ("model_type", "model_attributes_type", "union_tag_not_found")
+"""pydantic's names for a value where an object with fields belongs."""
+
+
+def _config_classes(model: type[BaseModel], path: Sequence[int | str]) -> dict[str, type[BaseModel]]:
+    """The configuration classes, by name, that the field at `path` accepts; none for a field of a field."""
+    field = model.model_fields.get(str(path[0])) if path else None
+    if field is None:
+        return {}
+    parts, found = [field.annotation], {}
+    while parts:
+        part = parts.pop()
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            found[part.__name__] = part
+        parts.extend(typing.get_args(part))
+    return found
+
+
+def _nearest_class(kinds: Mapping[str, type[BaseModel]], value: object) -> str:
+    by_lower = {name.lower(): name for name in kinds}
+    near = difflib.get_close_matches(str(value).lower(), list(by_lower), n=1)
+    return (
+        f"an object, as in {by_lower[near[0]]}()"
+        if near
+        else f"one of {', '.join(f'{name}()' for name in sorted(kinds))}"
+    )
+
+
 def _explain(model: type[BaseModel], error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
@@ -79,6 +111,8 @@ def _explain(model: type[BaseModel], error: ValidationError) -> str:
             near = difflib.get_close_matches(str(problem["loc"][-1]), list(model.model_fields), n=1)
             known = f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(model.model_fields)}"
             lines.append(f"{where}: unknown field; {known}")
+        elif problem["type"] in _NOT_AN_OBJECT and (kinds := _config_classes(model, problem["loc"])):
+            lines.append(f"{where}: expected {_nearest_class(kinds, problem['input'])}; got {problem['input']!r}")
         else:
             message = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{where}: {message[:1].lower()}{message[1:]}{_shown(model, path, problem['input'])}")

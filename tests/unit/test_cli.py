@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import monolith
 from monolith.cli import main
 from monolith.cli.job import load_job
 from monolith.errors import ConfigError, StorageError
@@ -90,6 +92,28 @@ def test_inspect_shows_a_table_its_slots_and_one_id(
     assert len(described["id"]["values"]) == described["dim"] == 5
     assert main(["inspect", str(table), "--id", str(2**60)]) == 0
     assert "id.values" not in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"monolith {monolith.__version__}\n"
+    assert monolith.__version__ == importlib.metadata.version("monolith-torch")
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ("model_args.dmi=3", "JobConfig.model_args: cli_job:Model: got an unexpected keyword argument 'dmi'; it takes"),
+        (
+            "input_args.flie=x",
+            "JobConfig.input_args: cli_job:batches: got an unexpected keyword argument 'flie'; it takes",
+        ),
+    ],
+)
+def test_a_typo_in_arguments_is_one_line(capsys: pytest.CaptureFixture[str], sets: str, message: str) -> None:
+    command = ["train", "cli_job:Model", "--set", "input=cli_job:batches", "--set", sets, "--steps", "1"]
+    assert main(command) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 def test_env_names_versions(capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,7 +166,7 @@ def test_a_forgotten_step_is_an_error_before_it_fills_the_memory() -> None:
             {"user": Ragged(torch.zeros(3, 2, dtype=torch.int64), [0, 1, 2, 3]), "item": IDS},
             r"expected values \[n\], got \[3, 2\]",
         ),
-        ({"user": torch.tensor(3), "item": IDS}, r"batch\['user'\]: expected a tensor \[rows, ...\] or a Ragged"),
+        ({"user": torch.tensor(3), "item": IDS}, r"batch\['user'\]: expected one number per row as a tensor"),
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused_by_column(batch: dict[str, torch.Tensor], message: str) -> None:

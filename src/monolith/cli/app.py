@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -68,10 +71,11 @@ def run(arguments: Sequence[str]) -> int:
         pretty_exceptions_enable=False,
     )
     # With a callback it stays a program of verbs, however many are added.
-    app.callback()(lambda: None)
+    app.callback()(_options)
     for name in arguments[:1] if arguments and arguments[0] in _VERBS else _VERBS:
         _add(app, name)
     add_siguser1_handler()
+    _log_to_stderr()
     try:
         typer.main.get_command(app)(args=list(arguments), prog_name="monolith")
     except SystemExit as ended:
@@ -80,6 +84,26 @@ def run(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command line speaks to a person
         return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)
     return 0
+
+
+def _log_to_stderr() -> None:
+    """Show what the project logs to whoever runs the command, and only warnings of other libraries."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("monolith").setLevel(logging.INFO)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"monolith {version('monolith-torch')}\n")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of the program itself."""
 
 
 def _add(app: typer.Typer, name: str) -> None:

@@ -13,6 +13,7 @@ A YAML file has the fields of `JobConfig`:
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
@@ -59,7 +60,7 @@ class Job:
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
-        model = named(config.model)(**config.model_args)
+        model = _call(config.model, "model_args", config.model_args)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"JobConfig.model: {config.model!r} made a {type(model).__name__}, expected an nn.Module")
         self.estimator = Estimator(model, config.run, runner=RunnerConfig.from_env(defaults=config.runner))
@@ -68,8 +69,23 @@ class Job:
         """The batches of `input`; None leaves it to the model."""
         if self.config.input is None:
             return None
-        batches: Iterable[Batch] = named(self.config.input)(mode, **self.config.input_args)
+        batches: Iterable[Batch] = _call(self.config.input, "input_args", self.config.input_args, mode)
         return batches
+
+
+def _call(name: str, field: str, arguments: Mapping[str, JsonValue], *first: str) -> Any:  # noqa: ANN401 - the user's own
+    """What `module:name` returns; a `ConfigError` if it does not take these arguments."""
+    function = named(name)
+    try:
+        inspect.signature(function).bind(*first, **arguments)
+    except TypeError as error:
+        takes = list(inspect.signature(function).parameters)[len(first) :]
+        raise ConfigError(
+            f"JobConfig.{field}: {name}: {error}; it takes {', '.join(takes) or 'no arguments'}"
+        ) from None
+    except ValueError:
+        pass  # written in C without a signature: the call itself will tell
+    return function(*first, **arguments)
 
 
 def load_job(target: str, sets: Sequence[str] = (), flags: Mapping[str, object] | None = None) -> JobConfig:

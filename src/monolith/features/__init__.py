@@ -1,6 +1,6 @@
 """Features on their way to the table: ids, ragged batches, declarations, deduplication, splits by shard."""
 
-from monolith.features.batch import Batch, Column, num_rows
+from monolith.features.batch import Batch, Column, as_batch, num_rows
 from monolith.features.declaration import Declaration, TableDeclaration, declare_tables
 from monolith.features.feature import Feature
 from monolith.features.ids import (
@@ -23,6 +23,7 @@ __all__ = [
     "FidLayout",
     "Ragged",
     "TableDeclaration",
+    "as_batch",
     "declare_tables",
     "fid_v1",
     "fid_v1_to_v2",

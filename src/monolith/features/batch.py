@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
+import numpy as np
 import torch
 
 from monolith.errors import InvalidArgumentError
 from monolith.features.ragged import Ragged
 
-__all__ = ["Batch", "Column", "column_of", "nearest_column", "num_rows"]
+__all__ = ["Batch", "Column", "as_batch", "column_of", "nearest_column", "num_rows"]
 
 Column = torch.Tensor | Ragged
 """Rows of one column: a tensor [rows, ...], or `Ragged` with as many rows."""
@@ -18,15 +20,72 @@ Batch = dict[str, Column]
 """Columns by name, all with the same number of rows; labels, weights and request times are columns like any other."""
 
 
-def num_rows(batch: Mapping[str, Column], names: Iterable[str] | None = None) -> int:
-    """The number of rows that all columns (or those of `names`) agree on; 0 without columns.
+def as_batch(columns: Mapping[str, object]) -> Batch:
+    """Convert NumPy arrays and lists of numbers to tensors and `Ragged`. A batch that has none is returned as it is.
+
+    Integers and booleans become int64, Python floats float32; NumPy floats keep their precision. Lists of lists become `Ragged`.
+    A column of anything else stays as it is: it is an error only where a model reads it.
+
+    Example:
+        >>> batch = as_batch({"user": np.array([1, 2], dtype=np.int32), "tags": [[5], []], "label": [0.0, 1.0]})
+        >>> batch["user"].dtype, batch["tags"].to_lists(), batch["label"]
+        (torch.int64, [[5], []], tensor([0., 1.]))
+    """
+    if not isinstance(columns, Mapping):
+        raise InvalidArgumentError(f"batch: expected a dict of columns by name, got {type(columns).__name__}")
+    if isinstance(columns, dict) and all(isinstance(value, torch.Tensor | Ragged) for value in columns.values()):
+        return cast("Batch", columns)
+    return {name: _converted(value) for name, value in columns.items()}
+
+
+def _converted(value: object) -> Column:
+    """`value` as a column if it is numbers in a form we know, otherwise `value` itself."""
+    if isinstance(value, torch.Tensor | Ragged):
+        return value
+    if isinstance(value, list | tuple):
+        return _ragged(value) if any(isinstance(row, list | tuple | np.ndarray) for row in value) else _tensor(value)
+    return _tensor(value) if hasattr(value, "__array__") else cast("Column", value)
+
+
+def _ragged(rows: Sequence[object]) -> Column:
+    try:
+        parts = [np.asarray(row) for row in rows]
+        splits = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+    except (TypeError, ValueError):
+        return cast("Column", rows)
+    # An empty row says nothing about the type of the others.
+    filled = [part for part in parts if len(part)]
+    if not filled:
+        return Ragged(torch.empty(0, dtype=torch.int64), splits)
+    values = np.concatenate(filled)
+    tensor = _tensor(values if isinstance(rows[0], np.ndarray) else values.tolist())
+    return Ragged(tensor, splits) if isinstance(tensor, torch.Tensor) else cast("Column", rows)
+
+
+def _tensor(values: object) -> Column:
+    try:
+        # Without a value to tell its type, a list is one of ids.
+        array = np.asarray(values) if not isinstance(values, list | tuple) or values else np.empty(0, dtype=np.int64)
+    except ValueError:
+        return cast("Column", values)
+    if array.dtype.kind in "bi" or (array.dtype.kind == "u" and (not array.size or array.max() < 2**63)):
+        return torch.from_numpy(array.astype(np.int64))
+    if array.dtype.kind != "f":
+        return cast("Column", values)
+    # Python's floats have no precision of their own to keep; a model computes in float32.
+    return torch.from_numpy(array.astype(np.float32 if isinstance(values, list | tuple) else array.dtype))
+
+
+def num_rows(batch: Mapping[str, object], names: Iterable[str] | None = None) -> int:
+    """Count the rows that all columns, or those of `names`, agree on. Columns that are no numbers do not count.
 
     Example:
         >>> num_rows({"user": torch.tensor([1, 2]), "tags": Ragged.from_lists([[1], []])})
         2
     """
     first, rows = "", 0
-    for name in batch if names is None else names:
+    numbers = (name for name, column in batch.items() if isinstance(column, torch.Tensor | Ragged))
+    for name in numbers if names is None else names:
         length = len(column_of(batch, name))
         if not first:
             first, rows = name, length
@@ -38,7 +97,7 @@ def num_rows(batch: Mapping[str, Column], names: Iterable[str] | None = None) ->
     return rows
 
 
-def column_of(batch: Mapping[str, Column], name: str) -> Column:
+def column_of(batch: Mapping[str, object], name: str) -> Column:
     """The column `name`; an unknown one is an error that says the nearest known name.
 
     Example:
@@ -46,13 +105,14 @@ def column_of(batch: Mapping[str, Column], name: str) -> Column:
         [1, 2]
     """
     try:
-        column = batch[name]
+        column = _converted(batch[name])
     except KeyError:
         raise InvalidArgumentError(f"batch[{name!r}]: there is no such column; {nearest_column(batch, name)}") from None
     if isinstance(column, Ragged) or (isinstance(column, torch.Tensor) and column.ndim > 0):
         return column
     raise InvalidArgumentError(
-        f"batch[{name!r}]: expected a tensor [rows, ...] or a Ragged, got {getattr(column, 'shape', type(column).__name__)}"
+        f"batch[{name!r}]: expected one number per row as a tensor, NumPy array or list, or a list of numbers per row, got "
+        f"{column!r:.80}; turn texts into ids with monolith.features.hash_strings"
     )
 
 

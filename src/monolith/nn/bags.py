@@ -80,10 +80,12 @@ class TableBags:
     """Where the batch is."""
 
 
-def bags_of(declaration: Declaration, batch: Mapping[str, Column]) -> list[TableBags]:
+def bags_of(declaration: Declaration, batch: Mapping[str, object]) -> list[TableBags]:
     """One request per table for all features of `batch`."""
-    num_rows(batch, [feature.name for table in declaration.tables for feature in table.features])
-    return [_table_bags(table, batch) for table in declaration.tables]
+    names = [feature.name for table in declaration.tables for feature in table.features]
+    columns = {name: column_of(batch, name) for name in names}
+    num_rows(columns)
+    return [_table_bags(table, columns) for table in declaration.tables]
 
 
 def _table_bags(table: TableDeclaration, batch: Mapping[str, Column]) -> TableBags:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from monolith.errors import ConfigError, InvalidArgumentError
-from monolith.features.batch import Batch, Column
+from monolith.features.batch import Batch
 from monolith.features.declaration import Declaration, declare_tables
 from monolith.features.feature import Feature
 from monolith.nn.bags import TableBags, bags_of
@@ -28,10 +28,10 @@ MAX_PENDING = 256
 class EmbeddingCollection(nn.Module):
     """Embeddings of every feature of a batch: dict of columns -> dict of tensors, by feature name.
 
-    Shapes: a column is int64 [rows], [rows, n], or a `Ragged` of int64. A pooled feature gives float32 [rows, dim];
-    "first_n" and "last_n" give [rows, max_length, dim] and, as `<name>.mask`, bool [rows, max_length]; "none" gives a `Ragged` of
-    [rows, (n), dim]. A bias comes as `<name>.bias`, with 1 in place of dim. Features with the same `stack` give one tensor
-    [rows, features, dim] under that name. All are on the device of the batch.
+    Shapes: a column is int64 [rows], [rows, n], or a `Ragged` of int64; NumPy arrays and lists are converted. A pooled
+    feature gives float32 [rows, dim]; "first_n" and "last_n" give [rows, max_length, dim] and, as `<name>.mask`, bool
+    [rows, max_length]; "none" gives a `Ragged` of [rows, (n), dim]. A bias comes as `<name>.bias`, with 1 in place of dim.
+    Features with the same `stack` give one tensor [rows, features, dim] under that name. All are on the device of the batch.
 
     The rows live in `store`, not in `parameters()`. `backward` only collects their gradients; `step` applies them, so that
     they can be clipped together with the dense ones first. A loop in plain PyTorch:
@@ -74,7 +74,7 @@ class EmbeddingCollection(nn.Module):
         self._collected = 0
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, batch: Mapping[str, Column]) -> Batch:
+    def forward(self, batch: Mapping[str, object]) -> Batch:
         """Look up every feature."""
         tables = bags_of(self.declaration, batch)
         requests = [table.bags for table in tables]

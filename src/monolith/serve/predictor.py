@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
-from monolith.features.batch import Column, num_rows
+from monolith.features.batch import as_batch, num_rows
 from monolith.nn import EmbeddingCollection
 from monolith.serve.manifest import Manifest, read_manifest
 from monolith.serve.program import DenseProgram
@@ -46,11 +46,15 @@ class Predictor:
         stores = {path: collection.store for path, collection in self._collections.items()}
         return {path: store for path, store in stores.items() if isinstance(store, LocalStore)}
 
-    def predict(self, batch: Mapping[str, Column]) -> dict[str, Tensor]:
-        """Predictions by head: [rows], or [rows, classes]. Columns the model does not need are ignored."""
-        num_rows(batch, self.signature.columns)
-        columns = {spec.name: spec.check(batch) for spec in self.signature.inputs}
-        embeddings = {path: collection(batch) for path, collection in self._collections.items()}
+    def predict(self, batch: Mapping[str, object]) -> dict[str, Tensor]:
+        """Predict by head: [rows], or [rows, classes]. Columns the model does not need are ignored.
+
+        Columns are tensors, `Ragged`, NumPy arrays or lists of numbers, see `monolith.features.as_batch`.
+        """
+        known = as_batch(batch)
+        num_rows(known, self.signature.columns)
+        columns = {spec.name: spec.check(known) for spec in self.signature.inputs}
+        embeddings = {path: collection(known) for path, collection in self._collections.items()}
         return self._program(program_inputs(columns, embeddings))
 
     def __repr__(self) -> str:
@@ -76,7 +80,7 @@ def load(path: str | Path) -> Predictor:
 
 
 @contextmanager
-def import_saved_model(path: str | Path) -> Iterator[Callable[[Mapping[str, Column]], dict[str, Tensor]]]:
+def import_saved_model(path: str | Path) -> Iterator[Callable[[Mapping[str, object]], dict[str, Tensor]]]:
     """The newest export below `path` as a function from a batch to predictions, for the length of a `with` block."""
     yield load(path).predict
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from monolith.checkpoint.storage import is_remote
 from monolith.cluster.discovery_config import monolith_discovery
 from monolith.errors import ConfigError, InvalidArgumentError
-from monolith.features.batch import Batch, num_rows
+from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.train.config import RunConfig
 from monolith.train.evaluation import HeadMetrics
 from monolith.train.forward import forward_passes
@@ -247,7 +247,7 @@ class Estimator:
             seen = next(iter(self.data("predict")), None)
         if seen is None:
             raise InvalidArgumentError("export_saved_model: no batch to trace the model with; give `example`")
-        return seen
+        return as_batch(seen)
 
     def _own_hooks(self) -> tuple[Hook, ...]:
         folder = self.trainer.config.model_dir

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from monolith.errors import InvalidArgumentError
-from monolith.features.batch import Batch, num_rows
+from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.train.heads import logits_by_head, total_loss
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.run import hooks_running
@@ -46,6 +46,7 @@ def forward_passes(
             batch = next(batches, None)
             if batch is None:
                 return
+            batch = as_batch(batch)
             trainer.model.eval()
             with torch.no_grad():
                 logits = logits_by_head(trainer.model(batch), trainer.heads)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from monolith.data.prefetch import Prefetch
-from monolith.errors import InvalidArgumentError, MemoryLimitError, MonolithError
-from monolith.features.batch import Batch, num_rows
+from monolith.errors import MemoryLimitError, MonolithError
+from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.nn import auxiliary_loss, clip_grads_, embedding_collections
 from monolith.nn.layers.auxiliary import HasAuxiliaryLoss
 from monolith.table import EmbeddingTable, TableStats
@@ -182,8 +182,7 @@ class Trainer:
 
     def train_step(self, batch: Batch) -> StepResult:
         """Make one step; of the hooks only `before_update` is called."""
-        if not isinstance(batch, Mapping):
-            raise InvalidArgumentError(f"batch: expected a dict of columns by name, got {type(batch).__name__}")
+        batch = as_batch(batch)
         self.model.train()
         self._discard_gradients()
         logits = logits_by_head(self.model(batch), self.heads)

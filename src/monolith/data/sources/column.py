@@ -111,7 +111,10 @@ def checked_columns(columns: Iterable[Column]) -> Sequence[Column]:
     names: set[str] = set()
     for column in checked:
         if not isinstance(column, Column):
-            raise InvalidArgumentError(f"columns: expected Column, got {type(column).__name__} {column!r}")
+            raise InvalidArgumentError(
+                f"columns: expected Column, got {type(column).__name__} {column!r}; this source has no types of its own, write "
+                f"Column(name={str(column)!r}, dtype=..., shape=()) for one value per row, without shape for lists"
+            )
         for name in column.output_names():
             if name in names:
                 raise InvalidArgumentError(f"columns: two of them are named {name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -17,13 +17,15 @@ from monolith.data.sources.file_source import FileSource
 from monolith.data.sources.source import Position
 from monolith.data.sources.streams import Compression, StreamDamage, compression_of, open_stream, read_stream
 from monolith.errors import CorruptFileError, InvalidArgumentError, SchemaError
-from monolith.features.batch import Batch
+from monolith.features.batch import Batch, nearest_column
 
 __all__ = ["CsvSource"]
 
 _log = logging.getLogger(__name__)
 # Beside the caller's columns a table has the number of each row in its file: rows may be left out, positions may not move.
 _ROW = "\0row"
+_DELIMITERS = (",", ";", "\t", "|", " ")
+_HEADER_BYTES = 1000
 
 
 class CsvSource(FileSource):
@@ -123,12 +125,29 @@ class CsvSource(FileSource):
                 strings_can_be_null=True,
             ),
         }
+        with open_stream(url, self._compression, 0) as stream:
+            checked = _Checked(stream)
+            with _our_errors(url, bad, lambda: self._header_hint(checked.first_line, fields)):
+                yield from self._numbered(csv.open_csv(pa.PythonFile(checked, mode="r"), **options))
+
+    @staticmethod
+    def _numbered(blocks: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         row = 0
-        with open_stream(url, self._compression, 0) as stream, _our_errors(url, bad):
-            for block in csv.open_csv(pa.PythonFile(_Checked(stream), mode="r"), **options):
-                table = pa.Table.from_batches([block])
-                yield table.append_column(_ROW, pa.array(np.arange(row, row + table.num_rows)))
-                row += table.num_rows
+        for block in blocks:
+            table = pa.Table.from_batches([block])
+            yield table.append_column(_ROW, pa.array(np.arange(row, row + table.num_rows)))
+            row += table.num_rows
+
+    def _header_hint(self, line: str, fields: Sequence[str]) -> str:
+        """What to do about a field that the file does not have."""
+        if self._names is not None:
+            return f"`names` has {', '.join(map(repr, self._names))}"
+        others = [mark for mark in _DELIMITERS if mark != self._delimiter and mark in line]
+        if self._delimiter not in line and others:
+            return f"its first line {line!r} has no {self._delimiter!r}: give delimiter={others[0]!r}"
+        there = dict.fromkeys(line.split(self._delimiter))
+        missing = next((field for field in fields if field not in there), fields[0])
+        return f"{nearest_column(there, missing)} A file without a header line needs `names`"
 
     def _typed(self, table: pa.Table, bad: _BadRows) -> pa.Table:
         """Texts as numbers, without the rows that have something else."""
@@ -180,11 +199,11 @@ class _BadRows:
 
 
 @contextlib.contextmanager
-def _our_errors(url: str, bad: _BadRows) -> Iterator[None]:
+def _our_errors(url: str, bad: _BadRows, header_hint: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except pa.ArrowKeyError as error:
-        raise SchemaError(f"{url}: {error}") from None
+        raise SchemaError(f"{url}: {error}; {header_hint()}") from None
     except StreamDamage as damage:
         raise CorruptFileError(f"{url}: {damage}") from None
     except pa.ArrowInvalid as error:
@@ -200,9 +219,17 @@ class _Checked:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
+        self._begin = b""
+
+    @property
+    def first_line(self) -> str:
+        """The header, for an error that speaks of it."""
+        return self._begin.partition(b"\n")[0].decode(errors="replace").rstrip("\r")
 
     def read(self, size: int) -> bytes:
-        return read_stream(self._stream, size)
+        data = read_stream(self._stream, size)
+        self._begin = self._begin or data[:_HEADER_BYTES]
+        return data
 
     def close(self) -> None:
         """Whoever opened the stream closes it."""

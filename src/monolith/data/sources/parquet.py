@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 import fsspec
 import pyarrow as pa
@@ -13,8 +14,8 @@ from monolith.data.sources.column import Column, checked_columns
 from monolith.data.sources.file_source import FileSource
 from monolith.data.sources.files import STDIN
 from monolith.data.sources.source import Position
-from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
-from monolith.features.batch import Batch
+from monolith.errors import CorruptFileError, InvalidArgumentError, SchemaError, StorageError
+from monolith.features.batch import Batch, nearest_column
 
 __all__ = ["ParquetSource"]
 
@@ -22,8 +23,8 @@ __all__ = ["ParquetSource"]
 class ParquetSource(FileSource):
     """Batches from Parquet files; only the columns asked for are read, and never more than a row group is held.
 
-    `paths`: URLs, globs or folders. Without `columns`, all columns of the first file: numbers as tensors, lists as `Ragged`,
-    strings as `Ragged` of bytes. Shards take row groups in turn.
+    `paths`: URLs, globs or folders. A column given by name alone has the type of the first file: numbers become tensors, lists
+    `Ragged`, strings `Ragged` of bytes. Without `columns`, all columns are read. Shards take row groups in turn.
 
     Example:
         >>> import tempfile
@@ -40,7 +41,7 @@ class ParquetSource(FileSource):
     def __init__(
         self,
         paths: str | Sequence[str],
-        columns: Iterable[Column] | None = None,
+        columns: Iterable[Column | str] | None = None,
         *,
         batch_size: int,
         drop_remainder: bool = False,
@@ -50,11 +51,22 @@ class ParquetSource(FileSource):
             raise InvalidArgumentError(
                 "paths: Parquet cannot be read from standard input, it begins with its last bytes"
             )
-        self.columns = self._inferred() if columns is None else checked_columns(columns)
+        self.columns = checked_columns(self._typed(columns))
 
-    def _inferred(self) -> Sequence[Column]:
+    def _typed(self, columns: Iterable[Column | str] | None) -> Sequence[Column]:
+        """Columns given by name with the type that the first file has for them."""
+        wanted = None if columns is None else ([columns] if isinstance(columns, str) else list(columns))
+        if wanted is not None and not any(isinstance(column, str) for column in wanted):
+            return cast("list[Column]", wanted)
         with _Parquet(self.files[0]) as file:
-            return columns_of(file.schema)
+            schema = file.schema
+        if wanted is None:
+            return columns_of(schema)
+        missing = [column for column in wanted if isinstance(column, str) and column not in schema.names]
+        if missing:
+            hint = nearest_column(dict.fromkeys(schema.names), missing[0])
+            raise SchemaError(f"columns: {self.files[0]} has no column {missing[0]!r}; {hint}")
+        return [columns_of(pa.schema([schema.field(c)]))[0] if isinstance(c, str) else c for c in wanted]
 
     def _start(self) -> Position:
         return {"file": 0, "url": "", "group": 0, "row": 0}
