@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Literal
 
 import pytest
@@ -377,7 +378,50 @@ def test_trigger_save_from_another_thread_waits_for_the_end_of_a_step() -> None:
     assert outcome[0][0] == 3  # type: ignore[index]
 
 
-def test_errors_of_a_triggered_save_are_never_ignored() -> None:
+def ask_elsewhere(hook: NoFirstSaveCheckpointSaverHook, **options: Any) -> Future[str | None]:  # noqa: ANN401
+    """Run three steps, during one of which another thread asks for a save; its answer."""
+    answer: Future[str | None] = Future()
+
+    def ask(trainer: Trainer) -> None:
+        try:
+            answer.set_result(hook.trigger_save(trainer, timeout=60, **options))
+        except Exception as error:
+            answer.set_exception(error)
+
+    class Ask(Hook):
+        def before_step(self, trainer: Trainer) -> None:
+            if trainer.step == 1:
+                thread = threading.Thread(target=ask, args=(trainer,), daemon=True)
+                thread.start()
+                while not hook._requests:
+                    assert thread.is_alive()
+
+    with suppress(RuntimeError):
+        run(3, Ask(), hook)
+    return answer
+
+
+def test_a_triggered_save_that_fails_may_be_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    hook = NoFirstSaveCheckpointSaverHook(Saver(Ledger(), write=fails(FULL, FULL)))
+    trainer = Trainer(Constant())
+    assert hook.trigger_save(trainer, ignore_save_errors=True) is None
+    assert "disk full" in caplog.text
+    assert hook.trigger_save(trainer, ignore_save_errors=True) == "model.ckpt-0"
+
+
+def test_one_that_another_thread_asked_for_may_be_ignored_too(caplog: pytest.LogCaptureFixture) -> None:
+    hook = NoFirstSaveCheckpointSaverHook(Saver(Ledger(), write=fails(FULL, FULL)))
+    assert ask_elsewhere(hook, ignore_save_errors=True).result(60) is None
+    assert "disk full" in caplog.text
+
+
+def test_another_thread_hears_of_any_error() -> None:
+    hook = NoFirstSaveCheckpointSaverHook(Saver(Ledger(), write=fails(RuntimeError("not of a disk"))))
+    with pytest.raises(RuntimeError, match="not of a disk"):
+        ask_elsewhere(hook).result(60)
+
+
+def test_errors_of_a_triggered_save_are_raised_whatever_the_hook_does_about_its_own() -> None:
     hook = NoFirstSaveCheckpointSaverHook(Saver(Ledger(), write=fails(FULL, FULL)), ignore_save_errors=True)
     trainer = Trainer(Constant())
     with pytest.raises(StorageError, match="disk full"):

@@ -136,3 +136,12 @@ def test_an_empty_place(tmp_path: Path) -> None:
     assert restore_points(tmp_path / "nowhere") == []
     with pytest.raises(InvalidArgumentError, match="has no complete checkpoint, and no log to restore from"):
         find_restore_point(tmp_path)
+
+
+def test_a_damaged_newest_checkpoint_without_a_step_in_its_name_is_not_passed_over(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model.ckpt-3", state={}, step=3)
+    write_checkpoint(tmp_path / "final", state={}, step=5)
+    assert find_restore_point(tmp_path).step == 5
+    next((tmp_path / "final").glob("state*")).unlink()
+    with pytest.raises(CorruptFileError, match=r"the newest state cannot be read.*restore_to step=3"):
+        find_restore_point(tmp_path)

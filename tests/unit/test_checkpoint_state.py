@@ -93,6 +93,14 @@ def test_existing_steps(tmp_path: Path) -> None:
     assert helper.get_existing_checkpoint_steps() == {10, 20, 300}
 
 
+def test_names_without_a_step_have_none(tmp_path: Path) -> None:
+    paths = tuple(f"{tmp_path}/{name}" for name in ("model.ckpt", "run-7/model.ckpt", "model.ckpt-20"))
+    write_checkpoint_state(tmp_path, CheckpointState(model_checkpoint_path=paths[0], all_model_checkpoint_paths=paths))
+    assert SaveHelper(tmp_path / "model.ckpt").get_existing_checkpoint_steps() == {20}
+    with pytest.raises(InvalidArgumentError, match="expected a name that ends"):
+        SaveHelper.get_global_step_value("/runs/ctr-7/model.ckpt")
+
+
 def test_a_name_without_a_step_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"'model\.ckpt'"):
         SaveHelper.get_global_step_value("model.ckpt")

@@ -17,7 +17,7 @@ from monolith.checkpoint.checkpoint_state import (
 )
 from monolith.checkpoint.paths import base_name
 from monolith.checkpoint.redirect import adopt_restore_dir, get_checkpoint_state, wait_for_adoption
-from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.errors import CorruptFileError, StorageError
 
 
 @pytest.fixture
@@ -126,6 +126,42 @@ def test_a_model_dir_with_an_index_adopts_nothing(folder: Path, tmp_path: Path) 
     assert get_monolith_checkpoint_state(model_dir) == MonolithCheckpointState(last_checkpoint_save_timestamp=7)
 
 
+def test_a_restore_dir_that_was_removed_does_not_matter_to_a_model_dir_with_an_index(tmp_path: Path) -> None:
+    model_dir = tmp_path / "model"
+    write_checkpoint_state(model_dir, CheckpointState(model_checkpoint_path=str(model_dir / "model.ckpt-5")))
+    assert adopt_restore_dir(tmp_path / "removed", model_dir) is None
+    assert start(model_dir) == "model.ckpt-5"
+    # The file that other workers wait for, which a chief killed at the wrong moment has not written.
+    assert get_monolith_checkpoint_state(model_dir) == MonolithCheckpointState()
+
+
+def test_an_adoption_that_was_interrupted_is_completed_without_the_restore_dir(folder: Path, tmp_path: Path) -> None:
+    model_dir = tmp_path / "model"
+    (folder / "model.ckpt-61").mkdir()
+    adopt_restore_dir(folder, model_dir)
+    (model_dir / "monolith_checkpoint").unlink()
+    assert adopt_restore_dir(tmp_path / "other", model_dir) is None
+    state = get_monolith_checkpoint_state(model_dir)
+    assert state == MonolithCheckpointState(exempt_model_checkpoint_paths=(str(folder / "model.ckpt-61"),))
+
+
+def test_an_adopted_checkpoint_that_was_removed_makes_way_for_another(folder: Path, tmp_path: Path) -> None:
+    model_dir, gone = tmp_path / "model", str(tmp_path / "gone" / "model.ckpt-7")
+    write_checkpoint_state(model_dir, CheckpointState(model_checkpoint_path=gone))
+    assert adopt_restore_dir(folder, model_dir) == str(folder / "model.ckpt-61")
+    assert start(model_dir) == "model.ckpt-61"
+
+
+def test_a_second_and_different_wish_is_ignored_and_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    start(folder, "model.ckpt-30", training=True)
+    with caplog.at_level(logging.WARNING):
+        assert start(folder, "/some/where/model.ckpt-30", training=True) == "model.ckpt-30"
+        assert caplog.text == ""
+        assert start(folder, "model.ckpt-0", training=True) == "model.ckpt-30"
+    assert "restore_ckpt 'model.ckpt-0' is ignored" in caplog.text
+    assert f"remove the file {folder}/restore_ckpt" in caplog.text
+
+
 def test_what_was_exempt_stays_so(folder: Path, tmp_path: Path) -> None:
     model_dir = tmp_path / "model"
     old = MonolithCheckpointState(exempt_model_checkpoint_paths=("/x/model.ckpt-1",))
@@ -137,8 +173,11 @@ def test_what_was_exempt_stays_so(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_wrong_restore_dir(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(InvalidArgumentError, match="restore_dir"):
-        adopt_restore_dir(tmp_path / "nothing", tmp_path / "model")
+    with caplog.at_level(logging.WARNING):
+        assert adopt_restore_dir(tmp_path / "nothing", tmp_path / "model") is None
+    assert f"restore_dir {tmp_path}/nothing has no checkpoint" in caplog.text
+    assert read_checkpoint_state(tmp_path / "model") is None
+    wait_for_adoption(tmp_path / "model", sleep=lambda _: pytest.fail("a worker waits for nothing"))
     with caplog.at_level(logging.WARNING):
         chosen = adopt_restore_dir(folder, tmp_path / "model", restore_ckpt="model.ckpt-31")
     assert chosen == str(folder / "model.ckpt-61")

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.checkpoint import PartialRecoverySaver
 from monolith.checkpoint.checkpoint_state import read_checkpoint_state
 from monolith.errors import CorruptFileError, InvalidArgumentError
+from monolith.table import LocalStore
 
 
 def value_saver(value: float = 0.0, **options: bool) -> tuple[torch.Tensor, PartialRecoverySaver]:
@@ -53,6 +55,26 @@ def test_a_path_without_a_name(wrong: str) -> None:
     _, saver = value_saver()
     with pytest.raises(InvalidArgumentError, match="save_path"):
         saver.save(wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint", "monolith_checkpoint", "restore_ckpt", "checkpoint_input_worker_1", "ckpt.info"]
+)
+def test_a_name_that_is_taken_is_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
+    table = EmbeddingTable(TableConfig(name="t", segments=(Segment(dim=1),)))
+    saver = PartialRecoverySaver({"v": torch.ones(1), "store": LocalStore([table])})
+    step = 3 if name == "ckpt.info" else None
+    with pytest.raises(InvalidArgumentError, match="lies beside checkpoints"):
+        saver.save(tmp_path / "run" / name, step, latest_filename="checkpoint_input_worker_1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_the_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "ckpt-3").write_text("a file")
+    _, saver = value_saver()
+    with pytest.raises(InvalidArgumentError, match="is a file"):
+        saver.save(tmp_path / "ckpt", global_step=3)
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt-3"]
 
 
 @pytest.mark.parametrize("wrong", ["", "a/b", ".."])

@@ -50,6 +50,26 @@ def test_exempt_checkpoints_stay_and_do_not_count(tmp_path: Path) -> None:
     assert on_disk(tmp_path) == [f"model.ckpt-{step}" for step in (10, 20, 40, 50, 60)]
 
 
+def test_a_saver_may_be_given_exempt_checkpoints(tmp_path: Path) -> None:
+    kept = saver(max_to_keep=1, exempt_checkpoint_paths=[tmp_path / "ckpt-1"])
+    exempt = MonolithCheckpointState(exempt_model_checkpoint_paths=(f"{tmp_path}/ckpt-2",))
+    write_monolith_checkpoint_state(tmp_path, exempt)
+    for step in (1, 2, 3, 4):
+        kept.save(tmp_path / "ckpt", global_step=step)
+    assert on_disk(tmp_path) == ["ckpt-1", "ckpt-2", "ckpt-4"]
+    with pytest.raises(InvalidArgumentError, match="several paths"):
+        saver(exempt_checkpoint_paths="ckpt-1")
+
+
+def test_checkpoints_without_a_step_are_kept_by_their_names(tmp_path: Path) -> None:
+    kept = saver(max_to_keep=2)
+    for name in ("a", "b", "a", "c"):
+        kept.save(tmp_path / name)
+    assert names(kept) == ["a", "c"]
+    assert on_disk(tmp_path) == ["a", "c"]
+    assert SaveHelper(tmp_path / "model.ckpt").get_existing_checkpoint_steps() == set()
+
+
 def test_what_is_exempt_is_asked_at_every_save(tmp_path: Path) -> None:
     kept = saver(max_to_keep=2)
     for step in (1, 2):

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from monolith.checkpoint.checkpoint_state import get_monolith_checkpoint_state, read_checkpoint_info
+from monolith.checkpoint import PartialRecoverySaver
+from monolith.checkpoint.checkpoint_state import (
+    MonolithCheckpointState,
+    get_monolith_checkpoint_state,
+    read_checkpoint_info,
+    write_monolith_checkpoint_state,
+)
 from monolith.checkpoint.in_use import in_use
 from monolith.checkpoint.save_names import SaveHelper
 from monolith.checkpoint.snapshot import write_snapshot
@@ -151,6 +158,43 @@ def test_what_lies_beside_a_checkpoint(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "model.ckpt-2" / "manifest.json").read_text())
     assert manifest["config"]["event_time"] == "time"
     assert manifest["event_time"] == 1001
+
+
+def test_monolith_checkpoint_is_there_from_the_start(tmp_path: Path) -> None:
+    crashed(tmp_path, 1)
+    assert not (tmp_path / "checkpoint").exists()
+    state = get_monolith_checkpoint_state(tmp_path)
+    assert state == MonolithCheckpointState(builtin_hash_table_type="MULTI_CUCKOO_HASH_MAP")
+    # What an earlier program wrote stays.
+    old = MonolithCheckpointState(
+        exempt_model_checkpoint_paths=("/x/model.ckpt-1",), builtin_hash_table_type="CUCKOO_HASH_MAP"
+    )
+    write_monolith_checkpoint_state(tmp_path, old)
+    new_trainer(tmp_path).fit(Stream(), steps=1)
+    state = get_monolith_checkpoint_state(tmp_path)
+    assert state is not None
+    assert replace(state, last_checkpoint_save_timestamp=0) == old
+
+
+def test_a_listed_checkpoint_without_a_step_does_not_end_a_run_that_removes_it(tmp_path: Path) -> None:
+    PartialRecoverySaver({"v": torch.zeros(1)}).save(tmp_path / "pretrained")
+    config = {"checkpoints_max_to_keep": 1, "save_checkpoints_steps": 1}
+    (tmp_path / "checkpoint").write_text(
+        'model_checkpoint_path: "model.ckpt-1"\nall_model_checkpoint_paths: "pretrained"\n'
+    )
+    write_trained(tmp_path)
+    assert new_trainer(tmp_path, **config).fit(Stream(), steps=2) == 3
+    assert not (tmp_path / "pretrained").exists()
+    assert saved_steps(tmp_path) == {3}
+
+
+def write_trained(model_dir: Path) -> None:
+    """Add a checkpoint of step 1 that another folder's run has made."""
+    other = model_dir.with_name("other")
+    new_trainer(other).fit(Stream(), steps=1)
+    for path in other.iterdir():
+        if path.is_dir():
+            path.rename(model_dir / path.name)
 
 
 def test_no_save_at_the_start(tmp_path: Path) -> None:

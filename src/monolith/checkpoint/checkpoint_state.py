@@ -21,6 +21,8 @@ __all__ = [
     "INDEX",
     "MONOLITH_INDEX",
     "MonolithCheckpointState",
+    "checkpoint_exists",
+    "create_monolith_checkpoint_state",
     "get_latest_checkpoint_state",
     "get_monolith_checkpoint_state",
     "read_checkpoint_info",
@@ -68,7 +70,7 @@ class MonolithCheckpointState:
     last_checkpoint_save_timestamp: int = 0
     """Seconds since 1970."""
     builtin_hash_table_type: TableType = "UNKNOWN"
-    """Which of the original's tables wrote it; all are one here."""
+    """Which of the original's tables wrote it. New files say `MULTI_CUCKOO_HASH_MAP`, the original's default."""
 
 
 def read_checkpoint_state(folder: StrPath, filename: str = INDEX) -> CheckpointState | None:
@@ -134,7 +136,7 @@ def get_monolith_checkpoint_state(
         _log.warning("%s/%s cannot be read: %s", folder, filename, error)
         return None
     if remove_invalid_path:
-        gone = [path for path in exempt if not _exists(path)]
+        gone = [path for path in exempt if not checkpoint_exists(path)]
         if gone:
             _log.warning("%s/%s: %s are not there any more", folder, filename, ", ".join(gone))
         exempt = tuple(path for path in exempt if path not in gone)
@@ -164,12 +166,35 @@ def write_monolith_checkpoint_state(
     _write(folder, filename, text)
 
 
+def create_monolith_checkpoint_state(folder: StrPath) -> None:
+    """Write `monolith_checkpoint` of `folder` with the type of the tables, before anything is saved.
+
+    A file that is there keeps what it says. Only a type that it leaves open is filled in.
+
+    Example:
+        >>> create_monolith_checkpoint_state("memory://doc-start")
+        >>> open_folder("memory://doc-start").read("monolith_checkpoint")
+        b'builtin_hash_table_type: MULTI_CUCKOO_HASH_MAP\\n'
+    """
+    known = get_monolith_checkpoint_state(folder)
+    if known is None and open_folder(folder).size(MONOLITH_INDEX) is not None:
+        return  # it cannot be read, which has been logged; a person may still repair it
+    if known is None or known.builtin_hash_table_type == "UNKNOWN":
+        write_monolith_checkpoint_state(folder, _with_table_type(known))
+
+
 def update_save_time(folder: StrPath, time: int) -> MonolithCheckpointState:
     """Note in `monolith_checkpoint` of `folder`, which is made if it is missing, when a checkpoint was saved."""
-    known = get_monolith_checkpoint_state(folder) or MonolithCheckpointState()
+    known = _with_table_type(get_monolith_checkpoint_state(folder))
     state = replace(known, last_checkpoint_save_timestamp=time)
     write_monolith_checkpoint_state(folder, state)
     return state
+
+
+def _with_table_type(state: MonolithCheckpointState | None) -> MonolithCheckpointState:
+    if state is not None and state.builtin_hash_table_type != "UNKNOWN":
+        return state
+    return replace(state or MonolithCheckpointState(), builtin_hash_table_type="MULTI_CUCKOO_HASH_MAP")
 
 
 class _LatestStates:
@@ -238,7 +263,13 @@ def _write(folder: StrPath, name: str, message: Message) -> None:
     open_folder(folder).write(name, text_format.MessageToString(message).encode())
 
 
-def _exists(path: str) -> bool:
+def checkpoint_exists(path: str) -> bool:
+    """Whether there is something at the path of a checkpoint, complete or not.
+
+    Example:
+        >>> checkpoint_exists("memory://no-run/model.ckpt-3")
+        False
+    """
     return base_name(path) in open_folder(parent_folder(path)).names()
 
 

@@ -16,17 +16,26 @@ from monolith.checkpoint.checkpoint_state import (
     INDEX,
     MONOLITH_INDEX,
     CheckpointState,
+    MonolithCheckpointState,
+    checkpoint_exists,
     get_monolith_checkpoint_state,
     read_checkpoint_state,
     with_exempt,
     write_checkpoint_state,
     write_monolith_checkpoint_state,
 )
-from monolith.checkpoint.paths import base_name
+from monolith.checkpoint.paths import base_name, parent_folder
 from monolith.checkpoint.storage import StrPath, open_folder
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 
-__all__ = ["RESTORE_MARKER", "adopt_restore_dir", "get_checkpoint_state", "wait_for_adoption"]
+__all__ = [
+    "RESTORE_MARKER",
+    "adopt_restore_dir",
+    "get_checkpoint_state",
+    "restore_marker",
+    "wait_for_adoption",
+    "warn_if_ignored",
+]
 
 RESTORE_MARKER = "restore_ckpt"
 """File that says that `restore_ckpt` or `restore_dir` has been followed."""
@@ -63,8 +72,8 @@ def get_checkpoint_state(
     state = _read_patiently(folder, filename, attempts, sleep)
     if state is None or restore_ckpt is None or filename != INDEX:
         return state
-    marked = _has(folder, RESTORE_MARKER)
-    if training and marked:
+    if training and (followed := restore_marker(folder)) is not None:
+        warn_if_ignored(restore_ckpt, followed, folder)
         return state
     chosen = _listed(state, restore_ckpt)
     if chosen is None:
@@ -80,31 +89,66 @@ def get_checkpoint_state(
     return redirected
 
 
-def adopt_restore_dir(restore_dir: StrPath, model_dir: StrPath, *, restore_ckpt: str | None = None) -> str | None:
-    """Let `model_dir`, unless it has an index already, start from a checkpoint of `restore_dir`; its path if it does.
+def restore_marker(model_dir: StrPath) -> str | None:
+    """What a training run of `model_dir` has gone back to or adopted, by the name it was given; None if nothing.
 
-    It is the one named `restore_ckpt`, if it is listed there, else the newest. It stays where it is: the new index names it by
-    its full path, and it becomes exempt from removal. To be called by one process, the chief; others `wait_for_adoption`.
+    Example:
+        >>> restore_marker("memory://no-run")
     """
+    place = open_folder(model_dir)
+    return None if place.size(RESTORE_MARKER) is None else place.read(RESTORE_MARKER).decode(errors="replace")
+
+
+def warn_if_ignored(restore_ckpt: str, followed: str, model_dir: StrPath) -> None:
+    """Say that `restore_ckpt` has no effect, if the run has followed another one before.
+
+    Example:
+        >>> warn_if_ignored("model.ckpt-30", "model.ckpt-30", "runs/ctr")
+    """
+    if base_name(restore_ckpt) != base_name(followed):
+        _log.warning(
+            "restore_ckpt %r is ignored: %s has gone back to %r before, and does so once; remove the file %s/%s to go back "
+            "again",
+            restore_ckpt,
+            model_dir,
+            followed,
+            str(model_dir).rstrip("/"),
+            RESTORE_MARKER,
+        )
+
+
+def adopt_restore_dir(restore_dir: StrPath, model_dir: StrPath, *, restore_ckpt: str | None = None) -> str | None:
+    """Let `model_dir` start from a checkpoint of `restore_dir`. Returns its path, or None if nothing was adopted.
+
+    A `model_dir` that has an index keeps it, and `restore_dir` is then not read: it may have been removed. The exception is an
+    index whose checkpoint was adopted from elsewhere and no longer exists. A `restore_dir` without a checkpoint is logged.
+
+    The checkpoint is the one named `restore_ckpt`, if it is listed there, else the newest. It stays where it is: the new index
+    names it by its full path, and it becomes exempt from removal. Only one process, the chief, may call this; the others call
+    `wait_for_adoption`.
+    """
+    own = _own_index(model_dir)
+    known = get_monolith_checkpoint_state(model_dir) or MonolithCheckpointState()
+    if own is not None:
+        if not _has(model_dir, MONOLITH_INDEX):
+            # A chief was killed before it wrote the last file, and others wait for it.
+            write_monolith_checkpoint_state(model_dir, with_exempt(known, *_outside(own, model_dir)))
+        return None
     state = _read_patiently(restore_dir, INDEX, 5, time.sleep)
     if state is None:
-        raise InvalidArgumentError(f"restore_dir: {str(restore_dir)!r} has no checkpoint")
+        _log.warning("restore_dir %s has no checkpoint; %s starts without one", restore_dir, model_dir)
+        write_monolith_checkpoint_state(model_dir, known)
+        return None
     chosen = state.model_checkpoint_path if restore_ckpt is None else _listed(state, restore_ckpt)
     if chosen is None:
         _log.warning("restore_ckpt %r is not listed in %s; its newest is used", restore_ckpt, restore_dir)
         chosen = state.model_checkpoint_path
-    adopted = not _has(model_dir, INDEX)
-    if adopted:
-        known = get_monolith_checkpoint_state(model_dir)
-        write_checkpoint_state(
-            model_dir, CheckpointState(model_checkpoint_path=chosen, all_model_checkpoint_paths=(chosen,))
-        )
-        _mark(model_dir, restore_ckpt or base_name(chosen))
-        write_monolith_checkpoint_state(model_dir, with_exempt(known, chosen))
-    elif not _has(model_dir, MONOLITH_INDEX):
-        # Killed before the last file: others wait for it.
-        write_monolith_checkpoint_state(model_dir, with_exempt(None, chosen))
-    return chosen if adopted else None
+    write_checkpoint_state(
+        model_dir, CheckpointState(model_checkpoint_path=chosen, all_model_checkpoint_paths=(chosen,))
+    )
+    _mark(model_dir, restore_ckpt or base_name(chosen))
+    write_monolith_checkpoint_state(model_dir, with_exempt(known, chosen))
+    return chosen
 
 
 def wait_for_adoption(
@@ -129,6 +173,20 @@ def _read_patiently(folder: StrPath, filename: str, attempts: int, sleep: Sleep)
             _log.warning("%s/%s cannot be read, trying again: %s", folder, filename, error)
             sleep(1.0)
     raise InvalidArgumentError(f"attempts: expected at least 1, got {attempts}")
+
+
+def _own_index(model_dir: StrPath) -> CheckpointState | None:
+    """The index of `model_dir`, unless the checkpoint it starts from was adopted and has been removed since."""
+    state = read_checkpoint_state(model_dir)
+    if state is None or checkpoint_exists(state.model_checkpoint_path):
+        return state
+    return None if _outside(state, model_dir) else state
+
+
+def _outside(state: CheckpointState, model_dir: StrPath) -> tuple[str, ...]:
+    """The checkpoint that `state` starts from, if it is another run's."""
+    path = state.model_checkpoint_path
+    return () if parent_folder(path) == str(model_dir).rstrip("/") else (path,)
 
 
 def _listed(state: CheckpointState, name: str) -> str | None:

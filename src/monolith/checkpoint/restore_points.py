@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from monolith.checkpoint.checkpoint_folder import check_complete, read_state
 from monolith.checkpoint.lineage import LOG, find_lineage
-from monolith.checkpoint.manifest import MANIFEST
+from monolith.checkpoint.manifest import MANIFEST, read_manifest
 from monolith.checkpoint.paths import parent_folder
+from monolith.checkpoint.save_names import step_of_name
 from monolith.checkpoint.storage import StrPath, is_remote, open_folder
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError, StorageError
 from monolith.log import LogReader, SegmentInfo
 from monolith.state_bytes import State
 
 __all__ = ["RestorePoint", "find_restore_point", "restore_point_of", "restore_points"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +106,7 @@ class _Damaged:
     """What would be a restore point, if it could be read."""
 
     step: int = 0
-    """By the name of a checkpoint's folder."""
+    """By the manifest of a checkpoint, or else by its name."""
     sequence: int = 0
     """By the name of a segment."""
     error: MonolithError
@@ -115,13 +118,12 @@ def _scan(model_dir: StrPath) -> tuple[list[RestorePoint], list[_Damaged]]:
     damaged: list[_Damaged] = []
     for name in folder.names():
         path = f"{folder}/{name}"
-        step = re.fullmatch(r".*-(\d+)", name)
         try:
             points.append(restore_point_of(path))
         except (CorruptFileError, StorageError) as error:
             # Without a manifest it is an unfinished checkpoint, or none.
-            if step is not None and open_folder(path).size(MANIFEST) is not None:
-                damaged.append(_Damaged(step=int(step[1]), error=error))
+            if open_folder(path).size(MANIFEST) is not None:
+                damaged.append(_damaged(path, error))
     if not is_remote(model_dir):
         reader = LogReader(Path(str(folder)) / LOG)
         for sequence in reader.sequences():
@@ -135,6 +137,17 @@ def _scan(model_dir: StrPath) -> tuple[list[RestorePoint], list[_Damaged]]:
             if info.has_dense:
                 points.append(_of_segment(str(folder), info))
     return sorted(points, key=_age), damaged
+
+
+def _damaged(path: str, error: MonolithError) -> _Damaged:
+    try:
+        manifest = read_manifest(path)
+    except (CorruptFileError, StorageError):
+        step = step_of_name(path)
+        if step is None:
+            _log.warning("%s cannot be read, and its name does not say which step it is of: %s", path, error)
+        return _Damaged(step=step or 0, error=error)
+    return _Damaged(step=manifest.step, sequence=manifest.sequence, error=error)
 
 
 def _of_segment(model_dir: str, info: SegmentInfo) -> RestorePoint:

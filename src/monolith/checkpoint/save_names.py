@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from monolith.checkpoint.checkpoint_state import read_checkpoint_state
-from monolith.checkpoint.paths import parent_folder
+from monolith.checkpoint.paths import base_name, parent_folder
 from monolith.checkpoint.storage import StrPath
 from monolith.errors import InvalidArgumentError
 
-__all__ = ["BASENAME", "SaveHelper"]
+__all__ = ["BASENAME", "SaveHelper", "step_of_name"]
 
 BASENAME = "model.ckpt"
 """What the names of a run's checkpoints begin with."""
@@ -37,13 +37,25 @@ class SaveHelper:
 
     @staticmethod
     def get_global_step_value(ckpt_prefix: str) -> int:
-        """The step in the name of a checkpoint."""
-        digits = ckpt_prefix.rsplit("-", 1)[-1]
-        if not (digits.isascii() and digits.isdigit()):
+        """The step in the name of a checkpoint; `InvalidArgumentError` (a ValueError) if it has none."""
+        step = step_of_name(ckpt_prefix)
+        if step is None:
             raise InvalidArgumentError(f"{ckpt_prefix!r}: expected a name that ends with '-' and a step")
-        return int(digits)
+        return step
 
     def get_existing_checkpoint_steps(self) -> set[int]:
-        """The steps that the index beside them lists."""
+        """The steps that the index beside them lists. A checkpoint whose name has no step is left out."""
         state = read_checkpoint_state(parent_folder(self.basename))
-        return {self.get_global_step_value(path) for path in state.all_model_checkpoint_paths} if state else set()
+        steps = map(step_of_name, state.all_model_checkpoint_paths if state else ())
+        return {step for step in steps if step is not None}
+
+
+def step_of_name(path: str) -> int | None:
+    """The step in the name of a checkpoint; None if it has none.
+
+    Example:
+        >>> step_of_name("/runs/ctr-2/model.ckpt-30"), step_of_name("/runs/ctr-2/model.ckpt")
+        (30, None)
+    """
+    _, dash, digits = base_name(path).rpartition("-")
+    return int(digits) if dash and digits.isascii() and digits.isdigit() else None

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from monolith.checkpoint.checkpoint_folder import check_complete, read_state, write_checkpoint
-from monolith.checkpoint.checkpoint_state import INDEX, get_monolith_checkpoint_state
+from monolith.checkpoint.checkpoint_state import INDEX, MONOLITH_INDEX, get_monolith_checkpoint_state
 from monolith.checkpoint.in_use import in_use
 from monolith.checkpoint.manifest import read_manifest
 from monolith.checkpoint.paths import base_name, parent_folder
 from monolith.checkpoint.ps_monitor import PsMonitor
+from monolith.checkpoint.redirect import RESTORE_MARKER
 from monolith.checkpoint.retention import CheckpointHistory
 from monolith.checkpoint.storage import StrPath, is_remote, open_folder
 from monolith.checkpoint.store_assets import prepare_stores, remove_assets, save_stores
@@ -47,7 +48,8 @@ class PartialRecoverySaver:
         defer_build: take no variables yet; `build` names them before the first use.
         save_relative_paths: name checkpoints in the index relative to it, so that the folder may be moved.
         skip_save: let `save` write nothing and return None.
-        model_dir: where `monolith_checkpoint` names checkpoints exempt from removal; by default the folder of each save.
+        exempt_checkpoint_paths: checkpoints that are never removed and do not count for `max_to_keep`.
+        model_dir: where `monolith_checkpoint` names further ones; by default the folder of each save.
         ps_monitor: restore only variables of shards that are not initialised, and of a sharded store only such shards; without
             one, all.
         clock: seconds since 1970.
@@ -79,6 +81,7 @@ class PartialRecoverySaver:
         defer_build: bool = False,
         save_relative_paths: bool = True,
         skip_save: bool = False,
+        exempt_checkpoint_paths: Iterable[StrPath] = (),
         model_dir: StrPath | None = None,
         ps_monitor: PsMonitor | None = None,
         clock: Callable[[], float] = time.time,
@@ -88,6 +91,7 @@ class PartialRecoverySaver:
         self.sharded, self.reshape, self.pad_step_number = sharded, reshape, pad_step_number
         self.allow_empty, self.save_relative_paths, self.skip_save = allow_empty, save_relative_paths, skip_save
         self.model_dir, self.ps_monitor = model_dir, ps_monitor
+        self._exempt = _names_of_exempt(exempt_checkpoint_paths)
         self._shard_of = dict(shard_of or {})
         self._clock = clock
         self._history = CheckpointHistory(
@@ -123,9 +127,9 @@ class PartialRecoverySaver:
         self._history.recover(checkpoint_paths)
 
     def exempt_checkpoint_paths(self, folder: StrPath) -> tuple[str, ...]:
-        """What `monolith_checkpoint` exempts from removal now."""
+        """What the saver was given and what `monolith_checkpoint` says now: checkpoints exempt from removal."""
         state = get_monolith_checkpoint_state(self.model_dir or folder)
-        return () if state is None else state.exempt_model_checkpoint_paths
+        return (*self._exempt, *(() if state is None else state.exempt_model_checkpoint_paths))
 
     def save(
         self,
@@ -143,7 +147,7 @@ class PartialRecoverySaver:
         if self.skip_save or not variables:
             return None
         _require_plain_name("latest_filename", latest_filename)
-        path = self._path(save_path, global_step)
+        path = self._path(save_path, global_step, latest_filename)
         stores = {name: value for name, value in variables.items() if isinstance(value, Store)}
         saved_stores = save_stores(path, stores)
         state, parts = self._states({name: value for name, value in variables.items() if not isinstance(value, Store)})
@@ -193,16 +197,17 @@ class PartialRecoverySaver:
             raise InvalidArgumentError(f"{call}: the saver has no variables yet; call build() first")
         return self._variables
 
-    def _path(self, save_path: StrPath, step: int | None) -> str:
+    def _path(self, save_path: StrPath, step: int | None, latest_filename: str) -> str:
         path = str(save_path)
         if not base_name(path) or base_name(path) in (".", "..") or path.endswith("/"):
             raise InvalidArgumentError(f"save_path: expected the path of a checkpoint, got {path!r}")
         if step is not None and step < 0:
             raise InvalidArgumentError(f"global_step: expected at least 0, got {step}")
         _require_folder(parent_folder(path))
-        if step is None:
-            return path
-        return f"{path}-{step:08}" if self.pad_step_number else f"{path}-{step}"
+        if step is not None:
+            path = f"{path}-{step:08}" if self.pad_step_number else f"{path}-{step}"
+        _require_free_name(path, latest_filename)
+        return path
 
     def _states(self, variables: Mapping[str, Variable]) -> tuple[dict[str, State], dict[str, State]]:
         """The state of what lies on no shard, and one part per shard."""
@@ -238,6 +243,24 @@ def _saved(path: StrPath) -> tuple[dict[str, State], dict[str, State]]:
 def _require_plain_name(what: str, name: str) -> None:
     if not name or "/" in name or name in (".", ".."):
         raise InvalidArgumentError(f"{what}: expected the name of a file, got {name!r}")
+
+
+def _names_of_exempt(paths: Iterable[StrPath]) -> tuple[str, ...]:
+    if isinstance(paths, str):
+        raise InvalidArgumentError(f"exempt_checkpoint_paths: expected several paths, got the text {paths!r}")
+    return tuple(str(path) for path in paths)
+
+
+def _require_free_name(path: str, index: str) -> None:
+    """Refuse a checkpoint in the place of a file that lies beside checkpoints, now or later."""
+    name = base_name(path)
+    if name in (index, INDEX, MONOLITH_INDEX, RESTORE_MARKER) or name.startswith("ckpt.info-"):
+        raise InvalidArgumentError(
+            f"save_path: {name!r} is the name of a file that lies beside checkpoints; give another, such as "
+            f"{parent_folder(path)}/model.ckpt"
+        )
+    if open_folder(parent_folder(path)).size(name) is not None:
+        raise InvalidArgumentError(f"save_path: {path!r} is a file, expected a new name or a checkpoint")
 
 
 def _require_folder(folder: str) -> None:

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from monolith.checkpoint.checkpoint_folder import begin_checkpoint
 from monolith.checkpoint.checkpoint_state import (
+    create_monolith_checkpoint_state,
     remove_checkpoint_info,
     update_save_time,
     write_checkpoint_info,
@@ -23,7 +24,7 @@ from monolith.checkpoint.parts import remove_orphans, rows_of_parts
 from monolith.checkpoint.pending import PendingCheckpoint
 from monolith.checkpoint.reachability import remove_unreachable
 from monolith.checkpoint.retention import CheckpointHistory
-from monolith.checkpoint.save_names import BASENAME, SaveHelper
+from monolith.checkpoint.save_names import BASENAME, SaveHelper, step_of_name
 from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
 from monolith.checkpoint.storage import LocalFolder, is_remote, open_folder
 from monolith.errors import InvalidArgumentError
@@ -131,7 +132,7 @@ class RunCheckpoints:
     def open(self, tables: Tables, *, parent: int) -> None:
         """Begin to write `tables`; `parent` is the number in the own log that they come from, 0 if they come from elsewhere."""
         self._tables = tables
-        self._history.recover_from_index(self.folder)
+        self._begin_folder()
         if self.keeps_log:
             self._log = ChangeLog(Path(self.folder) / LOG, tables, parent=parent, clock=self._clock)
             self._snapshot_due = needs_snapshot(self.folder, self._log)
@@ -194,7 +195,8 @@ class RunCheckpoints:
             write_checkpoint_info(self.folder, save.step, feature_counts=rows)
         exempt = update_save_time(self.folder, int(self._clock())).exempt_model_checkpoint_paths
         for path in self._history.record(save.pending.path, self.folder, exempt=exempt):
-            remove_checkpoint_info(self.folder, SaveHelper.get_global_step_value(path))
+            if (step := step_of_name(path)) is not None:
+                remove_checkpoint_info(self.folder, step)
         remove_orphans(manifest, save.pending.path)
         if self._log is not None:
             remove_unreachable(self.folder)
@@ -214,6 +216,10 @@ class RunCheckpoints:
 
             begun = self._flusher.poll(step=trainer.step, event_time=trainer.event_time, dense=dense)
             self._flushing = begun or self._flushing
+
+    def _begin_folder(self) -> None:
+        self._history.recover_from_index(self.folder)
+        create_monolith_checkpoint_state(self.folder)
 
     def _served(self, trainer: Trainer) -> list[ServerGroup]:
         return served_stores(trainer.stores)
@@ -264,7 +270,7 @@ class DenseOnlyCheckpoints(RunCheckpoints):
 
     def open(self, tables: Tables, *, parent: int) -> None:
         """Begin to write, without tables and so without a log."""
-        self._history.recover_from_index(self.folder)
+        self._begin_folder()
 
     def _served(self, trainer: Trainer) -> list[ServerGroup]:
         return []

@@ -67,11 +67,13 @@ class RunConfig(Config):
     tide_save_secs: Positive | None = None
     """Seconds between two checkpoints outside the window."""
     restore_dir: str | None = None
-    """The model_dir of another run: one that finds no checkpoint in its own continues from that run's newest, or from its
-    `restore_ckpt`, step, optimizer and place in the data included. The other run's files are read where they are."""
+    """The model_dir of another run. A run that has no checkpoint of its own continues from that run's newest, or from its
+    `restore_ckpt`, with step, optimizer and position in the data. The other run's files are read where they are. A
+    restore_dir without a checkpoint is logged, and the run starts without one."""
     restore_ckpt: str | None = None
     """Name of a checkpoint, as model.ckpt-3000, to go back to. Training does so once, and leaves the file `restore_ckpt` in
-    model_dir to know; evaluation and prediction do so every time."""
+    model_dir to know; a different one that comes later is ignored and logged until that file is removed. Evaluation and
+    prediction go back every time."""
     restore_to: Annotated[str, Field(pattern=r"^(step|time|sequence)=[0-9]+(\.[0-9]+)?$")] | None = None
     """A moment to go back to: step=N, time=UNIX_SECONDS or sequence=N means the newest restore point, checkpoint or entry of the
     change log, that is no later. Training does so once for each value, evaluation and prediction every time."""

@@ -6,10 +6,16 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from monolith.checkpoint.checkpoint_state import CheckpointState, read_checkpoint_state
-from monolith.checkpoint.paths import base_name
-from monolith.checkpoint.redirect import RESTORE_MARKER, adopt_restore_dir, get_checkpoint_state
-from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_point_of
+from monolith.checkpoint.checkpoint_state import CheckpointState, checkpoint_exists, read_checkpoint_state
+from monolith.checkpoint.paths import base_name, parent_folder
+from monolith.checkpoint.redirect import (
+    RESTORE_MARKER,
+    adopt_restore_dir,
+    get_checkpoint_state,
+    restore_marker,
+    warn_if_ignored,
+)
+from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_point_of, restore_points
 from monolith.checkpoint.storage import is_remote, open_folder
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.train.config import RunConfig
@@ -92,17 +98,17 @@ def _by_moment(config: RunConfig, training: bool) -> RestoreChoice | None:
 def _by_index(config: RunConfig, training: bool) -> RestoreChoice | None:
     model_dir = str(config.model_dir).rstrip("/")
     folder = _folder_to_read(config, training)
-    followed = training and _text(model_dir, RESTORE_MARKER) is not None
-    wish = None if followed else config.restore_ckpt
+    wish = _open_wish(config, training)
     state = get_checkpoint_state(folder, restore_ckpt=wish)
     if state is None:
+        if wish is not None:
+            _log.warning("restore_ckpt %r is ignored: %s has no index of checkpoints", wish, folder)
         return _newest(folder, model_dir)
     if wish is not None and base_name(wish) == base_name(state.model_checkpoint_path):
         return _back(restore_point_of(state.model_checkpoint_path), model_dir, {RESTORE_MARKER: wish})
+    if parent_folder(state.model_checkpoint_path) != folder:
+        return _newest(folder, model_dir) or _adopted(state.model_checkpoint_path, folder)
     named = _named_point(state.model_checkpoint_path)
-    if named.model_dir != folder:
-        # Adopted from another run, and not a checkpoint of one's own since.
-        return _newest(folder, model_dir) or RestoreChoice(point=named, own=False)
     if is_remote(folder):
         # Without a log nothing but the index knows which is the newest.
         return RestoreChoice(point=named, own=folder == model_dir)
@@ -111,15 +117,39 @@ def _by_index(config: RunConfig, training: bool) -> RestoreChoice | None:
     return _newest(folder, model_dir)
 
 
+def _open_wish(config: RunConfig, training: bool) -> str | None:
+    """The `restore_ckpt` to follow: training follows one once."""
+    followed = restore_marker(str(config.model_dir)) if training else None
+    if followed is None or config.restore_ckpt is None:
+        return config.restore_ckpt
+    warn_if_ignored(config.restore_ckpt, followed, str(config.model_dir))
+    return None
+
+
 def _folder_to_read(config: RunConfig, training: bool) -> str:
     model_dir = str(config.model_dir).rstrip("/")
     if config.restore_dir is None:
         return model_dir
+    if restore_points(model_dir):
+        _log.info("restore_dir %s is not read: %s has a state of its own", config.restore_dir, model_dir)
+        return model_dir
     if training:
         adopt_restore_dir(config.restore_dir, model_dir, restore_ckpt=config.restore_ckpt)
         return model_dir
-    # Who only reads adopts nothing.
-    return model_dir if read_checkpoint_state(model_dir) is not None else config.restore_dir.rstrip("/")
+    # A run that only reads adopts nothing.
+    if read_checkpoint_state(model_dir) is not None:
+        return model_dir
+    if read_checkpoint_state(config.restore_dir) is None:
+        _log.warning("restore_dir %s has no checkpoint; %s starts without one", config.restore_dir, model_dir)
+    return config.restore_dir.rstrip("/")
+
+
+def _adopted(path: str, model_dir: str) -> RestoreChoice | None:
+    """Another run's checkpoint, which this one has adopted and not saved one of its own since."""
+    if not checkpoint_exists(path):
+        _log.warning("%s, which %s was to start from, has been removed; the run starts without it", path, model_dir)
+        return None
+    return RestoreChoice(point=_named_point(path), own=False)
 
 
 def _back(point: RestorePoint, model_dir: str, markers: Mapping[str, str]) -> RestoreChoice:

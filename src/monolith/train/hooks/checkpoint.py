@@ -78,6 +78,21 @@ class _Attempt:
     hurry: Callable[[], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """A save that another thread waits for."""
+
+    ignore_errors: bool
+    result: Future[str | None]
+
+    def fail(self, error: OSError) -> None:
+        if self.ignore_errors:
+            _log.error("a save that was asked for failed, training goes on: %s", error)
+            self.result.set_result(None)
+        else:
+            self.result.set_exception(error)
+
+
 class NoFirstSaveCheckpointSaverHook(Hook):
     """Saves every `save_secs` seconds or `save_steps` steps, when `trigger_save` is called, and when the run ends.
 
@@ -94,7 +109,7 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         save_steps: steps between two saves.
         no_first_save: do not save at the start of a run, before its first step.
         listeners: see `CheckpointSaverListener`.
-        guard_listeners: stand around all tries of a save, and are always called when it ends.
+        guard_listeners: called before the first and after the last attempt of a save, even if all fail.
         ignore_save_errors: go on training without the save.
         background: False writes before the next step.
         on_metric: told "save_checkpoint" (1) and "save_checkpoint_time" (seconds), tagged with the mode, after each save.
@@ -133,7 +148,7 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         self._on_metric, self._clock = on_metric, clock
         self._running: _Attempt | None = None
         self._threads: ThreadPoolExecutor | None = None
-        self._requests: list[Future[str | None]] = []
+        self._requests: list[_Request] = []
         self._path: str | None = None
         self._training_thread: int | None = None
         self._lock = threading.Lock()
@@ -181,18 +196,26 @@ class NoFirstSaveCheckpointSaverHook(Hook):
                 self._threads.shutdown()
                 self._threads = None
 
-    def trigger_save(self, trainer: Trainer, *, timeout: float | None = None) -> str | None:
-        """Save now; the path of the last save, durable then. An error is raised here even if save errors are ignored.
+    def trigger_save(
+        self, trainer: Trainer, *, ignore_save_errors: bool = False, timeout: float | None = None
+    ) -> str | None:
+        """Save now, and return when it is durable: the path of the newest save.
 
-        In the training thread, in a hook for one, it is done at once; any other thread waits until the step being made is over.
+        In the training thread, in a hook for one, it is done at once; any other thread waits until the current step is over.
+
+        Args:
+            trainer: the one that is saved.
+            ignore_save_errors: log a save that failed twice and return None. Otherwise its error is raised here, whatever the
+                hook does about its own saves.
+            timeout: seconds that another thread than the training thread waits.
         """
+        request = _Request(ignore_errors=ignore_save_errors, result=Future())
         if threading.get_ident() == self._training_thread or self._training_thread is None:
-            self._save_loudly(trainer)
-            return self._path
-        request: Future[str | None] = Future()
-        with self._lock:
-            self._requests.append(request)
-        return request.result(timeout)
+            self._serve([request], trainer)
+        else:
+            with self._lock:
+                self._requests.append(request)
+        return request.result.result(timeout)
 
     def _save_loudly(self, trainer: Trainer) -> None:
         quiet, self._ignore_save_errors = self._ignore_save_errors, False
@@ -205,23 +228,29 @@ class NoFirstSaveCheckpointSaverHook(Hook):
     def _serve_requests(self, trainer: Trainer) -> None:
         with self._lock:
             requests, self._requests = self._requests, []
-        if not requests:
-            return
+        if requests:
+            self._serve(requests, trainer)
+
+    def _serve(self, requests: Sequence[_Request], trainer: Trainer) -> None:
         try:
             self._save_loudly(trainer)
         except OSError as error:
-            # Theirs to deal with: they asked for it.
+            # For those who asked to deal with.
             for request in requests:
-                request.set_exception(error)
+                request.fail(error)
             return
+        except BaseException as error:
+            for request in requests:
+                request.result.set_exception(error)
+            raise
         for request in requests:
-            request.set_result(self._path)
+            request.result.set_result(self._path)
 
     def _refuse_requests(self) -> None:
         with self._lock:
             requests, self._requests = self._requests, []
         for request in requests:
-            request.set_exception(InvalidArgumentError("trigger_save: the run has ended without this save"))
+            request.result.set_exception(InvalidArgumentError("trigger_save: the run has ended without this save"))
 
     def _save(self, trainer: Trainer) -> None:
         self._start(trainer)
