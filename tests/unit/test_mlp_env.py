@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from monolith import ConfigError
@@ -147,6 +149,24 @@ def test_waiting_ends_when_its_time_is_over() -> None:
     machines = Machines({})
     assert not machines.env(JOB).wait("ps", 0, timeout=12)
     assert machines.now == 10
+
+
+def test_a_negative_timeout_is_no_limit_and_what_is_waited_for_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    machines = Machines({("10.0.0.1", 22): (65, 1e9)})
+    with caplog.at_level(logging.INFO):
+        assert machines.env(JOB).wait("ps", 0, timeout=-1)
+    assert machines.now == 65
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for ps 0 to accept connections at 10.0.0.1:22",
+        "still waiting after 30 s for ps 0 to accept connections at 10.0.0.1:22",
+        "still waiting after 60 s for ps 0 to accept connections at 10.0.0.1:22",
+    ]
+
+
+def test_a_timeout_of_zero_asks_once() -> None:
+    machines = Machines({})
+    assert not machines.env(JOB).wait("ps", 0, timeout=0)
+    assert machines.now == 0
 
 
 def test_joining_ends_when_worker_0_has_come_and_gone() -> None:

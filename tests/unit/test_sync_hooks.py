@@ -37,15 +37,10 @@ class Count(Hook):
 
 
 class Side:
-    """The chief or a worker in a thread, with the hook that `make` gives a way to sleep; `polled` when it has to wait.
+    """The chief or a worker in a thread, with the hook that `make` gives a way to sleep; `polled` when it has to wait."""
 
-    `finished` is called when all hooks have ended.
-    """
-
-    def __init__(
-        self, make: Callable[[Callable[[float], None]], Hook], finished: Callable[[], None] = lambda: None
-    ) -> None:
-        self.count, self.polled, self._finished = Count(), threading.Semaphore(0), finished
+    def __init__(self, make: Callable[[Callable[[float], None]], Hook]) -> None:
+        self.count, self.polled = Count(), threading.Semaphore(0)
         self.work_begun, self._go_on, self._work = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(target=self._run, args=([make(self._sleep), self.count],), daemon=True)
 
@@ -57,7 +52,6 @@ class Side:
         with hooks_running(hooks, NOBODY, start=lambda: None):
             self.work_begun.set()
             assert self._work.wait(60)
-        self._finished()
 
     def start(self) -> None:
         self._thread.start()
@@ -93,9 +87,7 @@ def remote() -> Iterator[tuple[WorkerStates, WorkerStates]]:
 def test_workers_wait_for_the_chief_and_the_chief_for_workers(states: States) -> None:
     with states() as (of_chief, of_worker):
         chief = Side(lambda sleep: ChiefSyncHook(of_chief, sleep=sleep))
-        worker = Side(
-            lambda sleep: WorkerSyncHook(of_worker, index=1, sleep=sleep), finished=lambda: of_worker.finish_worker(1)
-        )
+        worker = Side(lambda sleep: WorkerSyncHook(of_worker, index=1, sleep=sleep))
         worker.start()
         assert worker.polled.acquire(timeout=60)
         assert (chief.count.started, worker.count.started) == (0, 0)
@@ -133,6 +125,17 @@ def test_after_an_error_the_chief_waits_for_nobody() -> None:
     states = SyncHelper(2)
     states.start_worker(1)
     ChiefSyncHook(states, sleep=lambda seconds: pytest.fail("it waits")).end(NOBODY, RuntimeError())
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("bad data")])
+def test_a_worker_that_has_ended_is_not_waited_for(error: Exception | None) -> None:
+    states = SyncHelper(2)
+    states.mark_restore_done()
+    hook = WorkerSyncHook(states, index=1)
+    hook.after_start(NOBODY)
+    assert states.get_alive_workers() == [1]
+    hook.end(NOBODY, error)
+    assert states.get_alive_workers() == []
 
 
 def test_a_worker_does_not_wait_for_ever_for_a_chief() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
 from datetime import time as TimeOfDay
 
@@ -155,3 +156,15 @@ def test_the_limit_does_not_count_while_nobody_has_started() -> None:
     waiter = Waiter(10, 0, max_non_tide_wait_minute=0)
     with pytest.raises(AssertionError, match="waits for ever"):
         waiter.wait()
+
+
+def test_it_says_every_30_seconds_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    waiter = Waiter(130, 1)
+    with caplog.at_level(logging.INFO):
+        waiter.wait()
+    assert waiter.seconds == 65.0
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for global step 130, now 0: slow start",
+        "still waiting after 30 s for global step 130, now 60: slow start",
+        "still waiting after 60 s for global step 130, now 120: slow start",
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import re
 import time
@@ -12,9 +14,11 @@ from monolith.cluster.mpi import get_mpi_local_size, get_mpi_rank, get_mpi_size
 from monolith.cluster.net import check_port, concat_ip_and_port
 from monolith.cluster.yarn import get_local_host
 from monolith.errors import ConfigError
+from monolith.reminder import Reminder
 
 __all__ = ["MLPEnv"]
 
+_log = logging.getLogger(__name__)
 _ROLE = re.compile(r"MLP_([A-Z][A-Z0-9_]*)_NUM")
 _DEFAULT_PORT = 2222
 _WAIT_POLL_SECS = 5.0
@@ -122,13 +126,19 @@ class MLPEnv:
         """The dispatcher as a URL, on this machine if the job has none."""
         return f"grpc://{self.dispatcher_addr(role) or 'localhost:5050'}"
 
-    def wait(self, role: str | None = None, index: int = 0, timeout: float | None = None, use_ssh: bool = True) -> bool:
-        """Wait until a process answers on its SSH port, or its own; False if `timeout` seconds (None: for ever) did not do."""
+    def wait(self, role: str | None = None, index: int = 0, timeout: float = -1, use_ssh: bool = True) -> bool:
+        """Wait until a process accepts connections on its SSH port, or on its own port with `use_ssh=False`.
+
+        Returns False if it does not within `timeout` seconds. A negative `timeout` is no limit; then what is being waited for
+        is logged every 30 seconds.
+        """
         host, port = self._target(role, index, use_ssh)
-        deadline = None if timeout is None else self._clock() + timeout
+        deadline = math.inf if timeout < 0 else self._clock() + timeout
+        reminder = Reminder(_log, clock=self._clock)
         while not self._check(host, port, 1.0):
-            if deadline is not None and self._clock() + _WAIT_POLL_SECS > deadline:
+            if self._clock() + _WAIT_POLL_SECS > deadline:
                 return False
+            reminder.waiting("%s %d to accept connections at %s:%d", self._role(role).lower(), index, host, port)
             self._sleep(_WAIT_POLL_SECS)
         return True
 

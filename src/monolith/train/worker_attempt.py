@@ -122,10 +122,10 @@ class WorkerAttempt:
 
     @contextmanager
     def _waited_for(self, common: CoordinationClient) -> Iterator[None]:
-        """Tell the chief behind the block that it need not wait for this worker: it then ends the servers.
+        """Report after the block that this worker has finished: the chief then stops waiting for it and ends the servers.
 
-        Not by a hook: those behind it would ask servers that are gone, and a worker would wait for them without an end. One that
-        comes back after a failure still needs them, and its lease must outlast the pause before it does.
+        `WorkerSyncHook.end` is too early for that: hooks that end after it would call servers that are no longer there. And a
+        worker that retries after a temporary failure has not finished: its lease must outlast the pause before the retry.
         """
         comes_back = False
         try:
@@ -162,7 +162,7 @@ class WorkerAttempt:
         config = self._config
         barrier = RemoteBarrier(common, capacity=config.num_workers, sleep=self._sleep)
         sync = TrainingHooksHelper(
-            RemoteStates(common, restored_step=lambda: self._trainer.step),
+            _StatesOfAttempt(common, restored_step=lambda: self._trainer.step),
             num_workers=config.num_workers,
             index=config.index,
             chief_timeout_seconds=config.chief_timeout_secs,
@@ -197,6 +197,13 @@ class WorkerAttempt:
     def _missing(self, common: CoordinationClient) -> list[int]:
         there = {member.index for member in common.members().members}
         return [index for index in range(self._config.num_workers) if index not in there]
+
+
+class _StatesOfAttempt(RemoteStates):
+    """What the hooks of an attempt see. Their end is not the worker's: that is reported by `WorkerAttempt._waited_for`."""
+
+    def finish_worker(self, index: int) -> None:
+        """Do nothing yet."""
 
 
 class _AtEnds(Hook):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from monolith.errors import DeadlineExceededError, InvalidArgumentError
+from monolith.reminder import Reminder
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
@@ -110,18 +111,21 @@ class ChiefSyncHook(Hook):
         if error is not None:
             return
         deadline = self._monotonic() + self.timeout_seconds
+        reminder = Reminder(_log, clock=self._monotonic)
         while (alive := self._states.get_alive_workers()) and self._monotonic() < deadline:
-            _log.info("waiting for workers %s to end", alive)
+            reminder.waiting("workers %s to end", alive)
             self._sleep(self.poll_seconds)
         if alive:
             _log.warning("ending although workers %s have not, after %g s", alive, self.timeout_seconds)
 
 
 class WorkerSyncHook(Hook):
-    """In worker `index`: begin when the chief has restored, and let it wait from then on.
+    """In worker `index`: begin when the chief has restored, and let the chief wait until this worker has ended.
 
-    Who trains calls `WorkerStates.finish_worker` when all hooks have ended, however that comes: the servers they ask may be gone
-    then. `DeadlineExceededError` if the chief has not restored within `timeout_seconds`.
+    The chief ends the servers when all workers have finished, and hooks that end after this one may still need the servers. Where
+    that is so, `states` reports the end of the worker only when its last hook has ended, as `WorkerAttempt` does.
+
+    Raises `DeadlineExceededError` if the chief has not restored within `timeout_seconds`.
 
     Example:
         >>> hook = WorkerSyncHook(SyncHelper(2), index=1)
@@ -145,13 +149,18 @@ class WorkerSyncHook(Hook):
         """Wait for the chief."""
         self._states.start_worker(self.index)
         deadline = self._monotonic() + self.timeout_seconds
+        reminder = Reminder(_log, clock=self._monotonic)
         while not self._states.is_restore_done():
             if self._monotonic() >= deadline:
                 raise DeadlineExceededError(
                     f"the chief has not restored within {self.timeout_seconds:g} s; is it running?"
                 )
-            _log.info("worker %d waits for the chief to restore", self.index)
+            reminder.waiting("the chief to restore, before worker %d begins", self.index)
             self._sleep(self.poll_seconds)
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Mark the worker as finished, whether it succeeded or not."""
+        self._states.finish_worker(self.index)
 
 
 class TrainingHooksHelper:

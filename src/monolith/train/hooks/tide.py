@@ -14,6 +14,7 @@ from datetime import time as TimeOfDay
 from typing import TYPE_CHECKING
 
 from monolith.config import Config
+from monolith.reminder import Reminder
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class CustomGlobalStepWaiterHook(Hook):
 
     Waiting is bounded: once the global step exceeds 1, for `max_non_tide_wait_minute` minutes plus a random 0 to 600 seconds,
     which keeps waiting workers from starting all at once. Outside `window`, if there is one, the run stops instead of waiting.
+    Every 30 seconds a log line says which step is being waited for.
 
     Example:
         >>> steps = iter([0, 5, 10])
@@ -131,6 +133,7 @@ class CustomGlobalStepWaiterHook(Hook):
         self._global_step, self._now, self._monotonic = global_step, now, monotonic
         self._sleep, self._extra_seconds = sleep, extra_seconds
         self._started = wait_until_step <= 0
+        self._reminder = Reminder(_log, clock=monotonic)
 
     def before_step(self, trainer: Trainer) -> None:
         """Wait, the first time."""
@@ -153,5 +156,5 @@ class CustomGlobalStepWaiterHook(Hook):
                 _log.warning("waited long enough for step %d, starting at %d", self.wait_until_step, step)
                 self._started = True
                 return
-            _log.debug("waiting for step %d, now at %d", self.wait_until_step, step)
+            self._reminder.waiting("global step %d, now %d: slow start", self.wait_until_step, step)
             self._sleep(self.poll_seconds)
