@@ -59,7 +59,7 @@ def test_every_field_is_documented() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("server_type", "chief", "'ps' or 'worker'"),
+        ("server_type", "chief", "'ps', 'worker', 'dispatcher' or 'dsworker'"),
         ("zk_watch_address_family", "ipv5", "'ipv4' or 'ipv6'"),
         ("discovery_type", "dns", "'primus'"),
         ("index", -1, "greater than or equal to 0"),
@@ -105,7 +105,7 @@ def test_how_often_a_changed_cluster_is_accepted(fields: dict[str, object], retr
     assert RunnerConfig(**fields).max_retries == retries
 
 
-@pytest.mark.parametrize("environ", [{}, {"MONOLITH_MODEL_DIR": "runs"}, mpirun(1, 4), {"MONOLITH_METRIC_PREFIX": "x"}])
+@pytest.mark.parametrize("environ", [{}, {"MONOLITH_MODEL_DIR": "runs"}, mpirun(0, 1), {"MONOLITH_METRIC_PREFIX": "x"}])
 def test_without_servers_a_run_is_local(environ: dict[str, str]) -> None:
     runner = RunnerConfig.from_env(environ)
     assert runner.is_local

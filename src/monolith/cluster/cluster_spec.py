@@ -71,9 +71,19 @@ def parse_tf_config(text: str) -> tuple[ClusterSpec, Task]:
     except ValueError as error:
         raise ConfigError(f"TF_CONFIG: expected JSON, {error}; got {text[:200]!r}") from None
     cluster, task = (_part(values, name) for name in ("cluster", "task"))
+    _require_index(cluster, task)
     jobs = {name: cluster[name] for name in ClusterSpec.model_fields if name in cluster}
     own = {name: task[name] for name in Task.model_fields if name in task}
     return ClusterSpec.from_json(json.dumps(jobs)), Task.from_json(json.dumps(own))
+
+
+def _require_index(cluster: dict[str, object], task: dict[str, object]) -> None:
+    """`ConfigError` if a task of several does not say which one it is: all of them would take themselves for the first."""
+    addresses = cluster.get(str(task.get("type")))
+    if "index" not in task and isinstance(addresses, list) and len(addresses) > 1:
+        raise ConfigError(
+            f"TF_CONFIG: task.index: expected which of the {len(addresses)} {task['type']!r} tasks this process is, got none"
+        )
 
 
 def _part(values: object, name: str) -> dict[str, object]:

@@ -1,44 +1,85 @@
-"""`ScheduledRole`: which process of a job this one is, as the scheduler that started it says in the environment."""
+"""`ScheduledRole`: which process of a job this one is, as the scheduler or launcher that started it says in the environment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal, cast, get_args
 
 from pydantic import Field
 
 from monolith.cluster.discovery import ServiceDiscoveryType
 from monolith.cluster.mlp import MLPEnv
-from monolith.cluster.mpi import get_mpi_rank, get_mpi_size
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.config import Config
 from monolith.errors import ConfigError
 
-__all__ = ["ScheduledRole", "ServerType", "role_from_environment"]
+__all__ = ["DATA_ROLES", "ScheduledRole", "ServerType", "role_from_environment"]
 
-ServerType = Literal["ps", "worker"]
-"""A process that holds tables, or one that trains."""
+ServerType = Literal["ps", "worker", "dispatcher", "dsworker"]
+"""A process that holds tables, one that trains, or one of the data service: its dispatcher or a data worker."""
+DATA_ROLES: tuple[ServerType, ...] = ("dispatcher", "dsworker")
+"""The processes of a data service: they serve batches and never train."""
+
+# A launcher of ranks, and the variables in which it says the rank of a process and how many there are.
+_LAUNCHERS = (
+    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("mpirun", "PMI_RANK", "PMI_SIZE"),
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
 
 
 class ScheduledRole(Config):
-    """A process of a job with servers, and how many there are of each kind."""
+    """A process of a job, and how many there are of each kind."""
 
     server_type: ServerType
     index: Annotated[int, Field(ge=0)]
     """Its number among those of its kind; worker 0 is the chief."""
-    num_ps: Annotated[int, Field(ge=1)]
+    num_ps: Annotated[int, Field(ge=0)]
     num_workers: Annotated[int, Field(ge=1)]
     discovery_type: ServiceDiscoveryType | None = None
-    """The discovery that the scheduler is itself; None if it is none."""
+    """How the processes find each other, where the scheduler itself says it; None if it does not."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the configuration says about roles before the environment is asked."""
+
+    num_servers: int
+    server_type: ServerType | None
+    is_local: bool
+
+    def alone(self, launcher: str, workers: int, remedy: str) -> None:
+        """Return if this process is meant to train by itself; `ConfigError` if it is one of several that would.
+
+        A job of `workers` without servers would be that many runs that know nothing of each other and save into one folder.
+        """
+        if workers > 1 and not self.is_local and self.server_type is None:
+            raise ConfigError(
+                f"{launcher} started {workers} workers and no parameter server: each would train alone, on all of the data. "
+                f"{remedy}, or set MONOLITH_IS_LOCAL=true for {workers} independent runs"
+            )
 
 
 def role_from_environment(
-    environ: Mapping[str, str], *, num_servers: int = 0, server_type: ServerType | None = None
+    environ: Mapping[str, str],
+    *,
+    num_servers: int = 0,
+    server_type: ServerType | None = None,
+    is_local: bool = False,
 ) -> ScheduledRole | None:
-    """What TF_CONFIG, the MLP scheduler or `mpirun` say of this process; None without them, or without servers in the job.
+    """Return the role that TF_CONFIG, the MLP scheduler, `mpirun`, `torchrun` or `srun` gave this process.
 
-    `mpirun` knows no kinds: of its processes the last `num_servers` are servers and those before them workers. Where
-    `server_type` says that this process is a worker, all of them are, and the servers were started otherwise.
+    Returns None if none of them started it, or if it is the only process that trains and there are no servers.
+
+    Launchers of ranks (`mpirun`, `torchrun`, `srun`) know no kinds of processes: of their ranks the last `num_servers` are
+    servers and those before them workers. Where `server_type` says that this process is a worker, all ranks are workers, and
+    the servers were started separately.
+
+    Raises:
+        ConfigError: several processes would each train alone because the job has no servers, or the scheduler gave this
+            process a role that does not exist here. With `is_local` the processes are independent runs on purpose.
 
     Example:
         >>> def role_of(rank):
@@ -48,55 +89,114 @@ def role_from_environment(
         >>> [role_of(rank) for rank in range(5)]
         [('worker', 0), ('worker', 1), ('worker', 2), ('ps', 0), ('ps', 1)]
     """
+    asked = _Asked(num_servers, server_type, is_local)
     if environ.get("TF_CONFIG"):
-        return _of_tf_config(environ["TF_CONFIG"])
+        return _of_tf_config(environ["TF_CONFIG"], asked)
     env = MLPEnv(environ)
     if env.available:
-        return _of_mlp(env)
-    if "OMPI_COMM_WORLD_RANK" in environ and num_servers:
-        return _of_mpirun(get_mpi_rank(environ), get_mpi_size(environ), num_servers, server_type)
+        return _of_mlp(env, asked)
+    if (started := _ranks(environ)) is not None:
+        return _of_ranks(*started, asked)
     return None
 
 
-def _of_tf_config(text: str) -> ScheduledRole | None:
+def _of_tf_config(text: str, asked: _Asked) -> ScheduledRole | None:
     job = TfConfigServiceDiscovery(text)
-    num_ps = len(job.query("ps"))
-    if not num_ps or job.server_type not in ("ps", "worker"):
+    if asked.is_local:
         return None
-    return ScheduledRole(
-        server_type="ps" if job.server_type == "ps" else "worker",
-        index=job.index,
-        num_ps=num_ps,
-        num_workers=len(job.query("worker")),
-        discovery_type=ServiceDiscoveryType.PRIMUS,
-    )
+    kind = _kind("TF_CONFIG: task type", job.task.type, {"chief": "worker", "ps": "ps", "worker": "worker"}, asked)
+    if kind is None:
+        return None
+    num_ps, num_workers = len(job.query("ps")), len(job.query("worker"))
+    if num_ps or asked.num_servers:
+        return _role(
+            kind, job.index, num_ps, num_workers, asked, ServiceDiscoveryType.PRIMUS, "TF_CONFIG: cluster.worker"
+        )
+    asked.alone("the scheduler of TF_CONFIG", num_workers, 'Add addresses under "ps" to its cluster')
+    return None
 
 
-def _of_mlp(env: MLPEnv) -> ScheduledRole | None:
+def _of_mlp(env: MLPEnv, asked: _Asked) -> ScheduledRole | None:
+    if asked.is_local and env.role.lower() not in DATA_ROLES:
+        return None
+    kind = _kind("MLP_ROLE", env.role, {name.upper(): name for name in get_args(ServerType)}, asked)
+    if kind is None:
+        return None
     num_ps, num_workers = env.num_replicas("ps"), env.num_replicas("worker")
-    if not num_ps or not num_workers:
+    if num_ps or asked.num_servers or kind in DATA_ROLES:
+        return _role(kind, env.index, num_ps, num_workers, asked, ServiceDiscoveryType.MLP, "MLP_WORKER_NUM")
+    asked.alone("the MLP scheduler", num_workers, "Give the job the role ps (MLP_PS_NUM is not set)")
+    return None
+
+
+def _kind(where: str, name: str, kinds: Mapping[str, str], asked: _Asked) -> ServerType | None:
+    """Return the kind of process that a scheduler calls `name`; None if the configuration names the role instead."""
+    if name in kinds:
+        return cast("ServerType", kinds[name])
+    if asked.server_type is not None:
         return None
-    return ScheduledRole(
-        # The roles of a data service are handed over before anything is trained; see `mlp_pass`.
-        server_type="ps" if env.role == "PS" else "worker",
-        index=env.index,
-        num_ps=num_ps,
-        num_workers=num_workers,
-        discovery_type=ServiceDiscoveryType.MLP,
+    raise ConfigError(
+        f"{where}: expected one of {', '.join(map(repr, kinds))}, got {name!r}: a process of another kind has no part in a "
+        "training job. Do not run the training script there, or set MONOLITH_SERVER_TYPE and MONOLITH_INDEX yourself"
     )
 
 
-def _of_mpirun(rank: int, size: int, num_servers: int, server_type: ServerType | None) -> ScheduledRole:
-    if server_type is not None:
-        workers = size if server_type == "worker" else 1
-        return ScheduledRole(server_type=server_type, index=rank, num_ps=num_servers, num_workers=workers)
-    workers = size - num_servers
+def _role(
+    kind: ServerType,
+    index: int,
+    num_ps: int,
+    num_workers: int,
+    asked: _Asked,
+    found_by: ServiceDiscoveryType,
+    field: str,
+) -> ScheduledRole:
+    if not num_workers:
+        raise ConfigError(
+            f"{field}: expected at least one worker in the job, got none; {kind} {index} would wait for ever"
+        )
+    return ScheduledRole(
+        server_type=kind,
+        index=index,
+        num_ps=num_ps or asked.num_servers,
+        num_workers=num_workers,
+        # Servers that the scheduler does not know are found in the way that the configuration says.
+        discovery_type=found_by if num_ps or kind in DATA_ROLES else None,
+    )
+
+
+def _ranks(environ: Mapping[str, str]) -> tuple[str, int, int] | None:
+    """Return the launcher that started this process, its rank and the number of ranks; None if no launcher did."""
+    found = [
+        (launcher, _number(environ, rank), _number(environ, size))
+        for launcher, rank, size in _LAUNCHERS
+        if environ.get(size, "1") != "1"  # a launcher of one process has no roles to give
+    ]
+    # One launcher may start another: `srun` a `torchrun` on each machine. The one that counts all processes is right.
+    return max(found, key=lambda ranks: ranks[2], default=None)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not (text.isascii() and text.isdecimal()):
+        raise ConfigError(f"{name}: expected a number as the launcher sets it, got {text!r}")
+    return int(text)
+
+
+def _of_ranks(launcher: str, rank: int, size: int, asked: _Asked) -> ScheduledRole | None:
+    servers = asked.num_servers
+    if asked.is_local or not servers:
+        asked.alone(launcher, size, f"Set MONOLITH_NUM_PS: of the {size} ranks, so many become servers")
+        return None
+    if asked.server_type is not None:
+        workers = size if asked.server_type == "worker" else 1
+        return ScheduledRole(server_type=asked.server_type, index=rank, num_ps=servers, num_workers=workers)
+    workers = size - servers
     if workers < 1:
         raise ConfigError(
-            f"mpirun: expected more processes than the {num_servers} servers asked for, got {size}; start more, "
-            "or set MONOLITH_SERVER_TYPE=worker if the servers were started otherwise"
+            f"{launcher}: expected more processes than the {servers} servers asked for, got {size}; start more, "
+            "or set MONOLITH_SERVER_TYPE=worker if the servers were started separately"
         )
     kind: ServerType = "worker" if rank < workers else "ps"
     return ScheduledRole(
-        server_type=kind, index=rank if kind == "worker" else rank - workers, num_ps=num_servers, num_workers=workers
+        server_type=kind, index=rank if kind == "worker" else rank - workers, num_ps=servers, num_workers=workers
     )

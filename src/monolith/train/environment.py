@@ -1,14 +1,54 @@
-"""What a training process is called: the prefix of its metrics, the address of its machine."""
+"""The environment of a training process: its MONOLITH_ variables, the prefix of its metrics, the address of its machine."""
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 import platform
 import socket
+from collections.abc import Iterable, Mapping
 
-__all__ = ["get_local_host", "get_metric_prefix", "set_metric_prefix"]
+from monolith.errors import ConfigError
 
+__all__ = ["OTHER_VARIABLES", "get_local_host", "get_metric_prefix", "require_known_variables", "set_metric_prefix"]
+
+_PREFIX = "MONOLITH_"
 _METRIC_PREFIX = "MONOLITH_METRIC_PREFIX"
+
+OTHER_VARIABLES = frozenset({_METRIC_PREFIX, "MONOLITH_PS_TOKEN", "MONOLITH_ZK_HOSTS", "MONOLITH_ZK_HOSTS_IPV6"})
+"""Every variable that Monolith reads and that is not a field of `RunnerConfig`."""
+
+_log = logging.getLogger(__name__)
+
+
+def require_known_variables(environ: Mapping[str, str], fields: Iterable[str]) -> None:
+    """Refuse a MONOLITH_ variable that nothing reads and whose name is close to one that is read.
+
+    `fields` are the variables of the configuration. A name that resembles none of them may be the user's own, so it is only
+    logged as a warning. Kubernetes sets variables for every service, also for one called `monolith-...`; they are left alone.
+
+    Raises:
+        ConfigError: with the variable that was probably meant.
+
+    Example:
+        >>> require_known_variables({"MONOLITH_NUM_P": "2"}, ["MONOLITH_NUM_PS"])
+        Traceback (most recent call last):
+        monolith.errors.ConfigError: MONOLITH_NUM_P: no such variable; did you mean MONOLITH_NUM_PS?
+    """
+    known = {*fields, *OTHER_VARIABLES}
+    services = tuple(name.removesuffix("SERVICE_HOST") for name in environ if name.endswith("_SERVICE_HOST"))
+    for name in sorted(environ):
+        if not name.startswith(_PREFIX) or name in known or name.startswith(services):
+            continue
+        # Without the prefix, which would make any two names alike.
+        near = difflib.get_close_matches(name[len(_PREFIX) :], [one[len(_PREFIX) :] for one in known], n=1, cutoff=0.8)
+        if near:
+            raise ConfigError(f"{name}: no such variable; did you mean {_PREFIX}{near[0]}?")
+        _log.warning(
+            "%s: Monolith reads no such environment variable, so it has no effect; RunnerConfig lists those it reads",
+            name,
+        )
 
 
 def get_metric_prefix() -> str:

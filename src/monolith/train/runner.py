@@ -17,6 +17,7 @@ from monolith.config import NonNegative, Positive
 from monolith.errors import ConfigError
 from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.server.parameter_server import ServerConfig
+from monolith.train.environment import require_known_variables
 from monolith.transport.tokens import TOKEN_VARIABLE
 
 __all__ = ["PREFIX", "RunnerConfig"]
@@ -48,7 +49,8 @@ class RunnerConfig(DiscoveryConfig):
     """
 
     server_type: ServerType = "worker"
-    """What this process is: "ps" holds tables, "worker" trains."""
+    """What this process is: "ps" holds tables, "worker" trains; "dispatcher" and "dsworker" serve the job's data service, under
+    the MLP scheduler."""
     index: _Count = 0
     """Its number among those of its kind. Worker 0 is the chief: it restores, saves, and ends the servers."""
     num_ps: _Count = 0
@@ -95,7 +97,10 @@ class RunnerConfig(DiscoveryConfig):
     ps_str_overridden: str = ""
     """Addresses with commas to take instead of measuring."""
     use_dataservice: bool = False
-    """Read batches from the data service of the job."""
+    """Train on batches of a data service: `train` is given a `DatasetConfig`, which is read through it, or a
+    `DataServiceSource`. Any other source is refused."""
+    data_service_dispatcher: str = ""
+    """`host:port` of the data service's dispatcher. Empty: the one that the MLP scheduler started."""
     num_extra_dsworker_on_gpu_worker: _Count = 0
     """Data workers that each worker starts beside itself, under the MLP scheduler."""
     client: ClientConfig = ClientConfig()
@@ -147,9 +152,13 @@ class RunnerConfig(DiscoveryConfig):
     def from_env(cls, environ: Mapping[str, str] | None = None, *, defaults: RunnerConfig | None = None) -> Self:
         """What the environment says, and `defaults` where it says nothing.
 
-        A field is MONOLITH_<FIELD>, `client`, `server` and `liveness` as JSON; MONOLITH_PS_TOKEN is the token of both.
-        Which process this is may also come from TF_CONFIG, the MLP scheduler or `mpirun`. When nothing says that there are
-        servers, the run is local.
+        A field is MONOLITH_<FIELD>, `client`, `server` and `liveness` as JSON; MONOLITH_PS_TOKEN is the token of both. Which
+        process this is may also come from TF_CONFIG, the MLP scheduler, `mpirun`, `torchrun` or `srun`. A process that is alone
+        and has no servers is a local run.
+
+        Raises:
+            ConfigError: a value does not fit, a variable is misspelt, or the process is one of several workers without servers.
+                Those would be independent runs; `is_local` says that they are meant to be.
 
         Example:
             >>> RunnerConfig.from_env({}).is_local
@@ -162,14 +171,29 @@ class RunnerConfig(DiscoveryConfig):
             (False, 'ps', 1, 'file')
         """
         environ = os.environ if environ is None else environ
+        require_known_variables(environ, (PREFIX + name.upper() for name in cls.model_fields))
         said = _set_fields(cls.from_texts(_texts(cls, environ)))
         known = _set_fields(defaults)
         fields = {**known, **_role_fields(environ, {**known, **said}), **said}
         if not any(name in fields for name in _SPREADS):
+            _require_alone(fields)
             fields.setdefault("is_local", True)
         if "discovery_type" not in fields and fields.get("discovery_folder"):
             fields["discovery_type"] = ServiceDiscoveryType.FILE
         return cls(**_with_token(fields, environ.get(TOKEN_VARIABLE)))
+
+
+def _require_alone(fields: Mapping[str, Any]) -> None:
+    """`ConfigError` if a run without servers says that it has several workers, unless those are meant to be independent."""
+    if fields.get("is_local"):
+        return
+    workers, index = fields.get("num_workers", 1), fields.get("index", 0)
+    if workers > 1 or index:
+        raise ConfigError(
+            f"RunnerConfig.num_ps: worker {index} of {max(workers, index + 1)} has no parameter servers, so each worker would "
+            "train alone, on all of the data. Set num_ps (MONOLITH_NUM_PS) and start so many servers, or set is_local "
+            "(MONOLITH_IS_LOCAL=true) for independent runs"
+        )
 
 
 def _texts(config: type[RunnerConfig], environ: Mapping[str, str]) -> dict[str, object]:
@@ -197,12 +221,17 @@ def _set_fields(config: RunnerConfig | None) -> dict[str, Any]:
 
 def _role_fields(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
     servers = sum(int(given.get(name, 0)) for name in ("num_ps", "num_extra_ps", "num_redundant_ps"))
-    role = role_from_environment(environ, num_servers=servers, server_type=given.get("server_type"))
+    role = role_from_environment(
+        environ,
+        num_servers=servers,
+        server_type=given.get("server_type"),
+        is_local=given.get("is_local", False),
+    )
     if role is None:
         return {}
     fields = {name: value for name, value in role if value is not None}
     if role.discovery_type is None:
-        # The processes that `mpirun` calls servers include those in reserve.
+        # Not the launcher's to say, and among its ranks those in reserve are servers too.
         del fields["num_ps"]
     return fields
 
