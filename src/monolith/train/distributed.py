@@ -6,12 +6,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from monolith.cluster.discovery import ServiceDiscovery
 from monolith.cluster.formation import Formation
 from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.mpi import add_mpi_exception_hook
+from monolith.cluster.role import DATA_ROLES, ServerType
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.errors import ConfigError
 from monolith.features.batch import Batch
@@ -20,7 +21,7 @@ from monolith.ps.benchmark_round import BenchmarkConfig, choose_servers
 from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.train.hooks.hook import Hook
 from monolith.train.job_end import HeartBeat, shut_down, tell_scheduler
-from monolith.train.mlp_hand_over import handed_over
+from monolith.train.mlp_hand_over import serve_data, service_dispatcher, service_source
 from monolith.train.retry import run_with_retries
 from monolith.train.runner import RunnerConfig
 from monolith.train.server_list import ServerListFile
@@ -28,6 +29,7 @@ from monolith.train.server_role import serve
 from monolith.train.worker_attempt import WorkerAttempt, client_config
 
 if TYPE_CHECKING:
+    from monolith.train.mlp_hand_over import TrainingData
     from monolith.train.trainer import Trainer
 
 __all__ = ["distributed_train"]
@@ -37,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 def distributed_train(
     trainer: Trainer,
-    source: Iterable[Batch] | Callable[[], Iterable[Batch]],
+    source: TrainingData | Callable[[], TrainingData],
     config: RunnerConfig,
     discovery: ServiceDiscovery,
     *,
@@ -48,24 +50,28 @@ def distributed_train(
 ) -> int:
     """Be the process of a run that `config` says; returns when its part is over, with the global step.
 
-    A server serves until the chief ends it. A worker waits for the servers, moves the rows of the model onto them, its dense
-    parameters too if there are several workers, and trains its share of `source`: `source.shard(index, num_workers)`, or all of
-    one that has no shards. When servers fail it goes on by the rules of `run_with_retries`. The chief, worker 0, lets the others
-    begin when it has restored, waits for them at the end, then ends the servers and tells the scheduler. `source` may be a
-    function: only workers call it.
+    A server serves until the chief ends it, a process of the data service until worker 0 has ended.
+
+    A worker waits for the servers, moves the rows of the model onto them, its dense parameters too if there are several workers,
+    and trains its share of `source`: `source.shard(index, num_workers)`, or all of one that has no shards, with a warning. With
+    `use_dataservice`, `source` is a `DatasetConfig` or a `DataServiceSource`. When servers fail it retries by the rules of
+    `run_with_retries`. The chief, worker 0, lets the others begin when it has restored, waits for them at the end, then ends the
+    servers and tells the scheduler. `source` may be a function: only workers call it.
 
     With several workers the global step counts the steps of all, and `steps` and `max_steps` mean those.
     """
     add_mpi_exception_hook()
-    with ExitStack() as meanwhile:
-        if isinstance(discovery, MLPServiceDiscovery) and meanwhile.enter_context(handed_over(config)).finished:
-            return trainer.step
-        config = _as_discovered(config, discovery)
-        config.require_spread()
-        if config.server_type == "ps":
-            serve(config, discovery)
-            return trainer.step
-        share = _share(source, config)
+    config = _as_discovered(config, discovery)
+    if config.server_type in DATA_ROLES:
+        serve_data(config)
+        return trainer.step
+    config.require_spread()
+    if config.server_type == "ps":
+        serve(config, discovery)
+        return trainer.step
+    with service_dispatcher(config) as dispatcher:
+        data = source if isinstance(source, Iterable) else source()
+        share = _share(service_source(data, config, dispatcher), config)
         worker = _Worker(config, discovery, trainer, sleep)
         return worker.train(
             WorkerAttempt(
@@ -151,11 +157,18 @@ class _Worker:
         tell_scheduler(failure)
 
 
-def _share(source: Iterable[Batch] | Callable[[], Iterable[Batch]], config: RunnerConfig) -> Iterable[Batch]:
-    data = source if isinstance(source, Iterable) else source()
-    if config.num_workers > 1 and hasattr(data, "shard"):
+def _share(data: Iterable[Batch], config: RunnerConfig) -> Iterable[Batch]:
+    if config.num_workers == 1:
+        return data
+    if hasattr(data, "shard"):
         share: Iterable[Batch] = data.shard(config.index, config.num_workers)
         return share
+    _log.warning(
+        "%s cannot be divided among workers, it has no shard(index, count): worker %d of %d trains on all of it",
+        type(data).__name__,
+        config.index,
+        config.num_workers,
+    )
     return data
 
 
@@ -163,8 +176,10 @@ def _as_discovered(config: RunnerConfig, discovery: ServiceDiscovery) -> RunnerC
     """`config` with the role that a discovery knows which is a scheduler's own."""
     if not isinstance(discovery, TfConfigServiceDiscovery | MLPServiceDiscovery):
         return config
-    if discovery.server_type not in ("ps", "worker"):
+    kinds = get_args(ServerType)
+    if discovery.server_type not in kinds:
+        expected = ", ".join(map(repr, kinds))
         raise ConfigError(
-            f"RunnerConfig.server_type: expected 'ps' or 'worker', the scheduler says {discovery.server_type!r}"
+            f"RunnerConfig.server_type: expected one of {expected}, the scheduler says {discovery.server_type!r}"
         )
     return config.model_copy(update={"server_type": discovery.server_type, "index": discovery.index})

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from monolith.checkpoint.storage import is_remote
 from monolith.cluster.discovery_config import monolith_discovery
+from monolith.cluster.role import DATA_ROLES
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.train.config import RunConfig
@@ -20,11 +21,13 @@ from monolith.train.evaluation import HeadMetrics
 from monolith.train.forward import forward_passes
 from monolith.train.heads import Head, column
 from monolith.train.hooks import Hook, TensorBoardHook
+from monolith.train.mlp_hand_over import serve_data, service_dispatcher, service_source
 from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import DATA_ENDED, Trainer
 
 if TYPE_CHECKING:
     from monolith.train.local_servers import LocalServers
+    from monolith.train.mlp_hand_over import TrainingData
 
 __all__ = ["Estimator", "Mode"]
 
@@ -83,7 +86,7 @@ class Estimator:
         """How the run is spread over processes; by default what the environment says."""
         self.trainer = Trainer(model, optimizer or _optimizer(model), heads=heads, config=self._own_config())
         self._example: Batch | None = None
-        self._train_source: Iterable[Batch] | None = None
+        self._train_source: TrainingData | None = None
         self._local_servers = self._started_servers()
 
     @property
@@ -94,12 +97,13 @@ class Estimator:
     @property
     def global_step(self) -> int:
         """Steps made so far, earlier runs in the same model_dir included."""
+        self._serve_data_service()
         self.trainer.restore()
         return self.trainer.step
 
     def train(
         self,
-        source: Iterable[Batch] | None = None,
+        source: TrainingData | None = None,
         *,
         steps: int | None = None,
         max_steps: int | None = None,
@@ -112,11 +116,16 @@ class Estimator:
         Where `runner` says that this process is one of several, it does its part of a run over servers and returns when that is
         over, see `distributed_train`; a server serves. Afterwards the rows are gone with the servers. Where it says that the run
         is local and has servers, those are in this process, until `close`.
+
+        With `runner.use_dataservice`, `source` or what `input_fn` returns is a `DatasetConfig`, which is read through the data
+        service of the job, or a `DataServiceSource`. A dispatcher or data worker of that service serves instead of training,
+        in every method, and then ends the process.
         """
+        self._serve_data_service()
         all_hooks = (*self._own_hooks(), *hooks)
         if self.runner.is_local:
             self.trainer.hooks = all_hooks
-            step = self.trainer.fit(self._training_data(source), steps=steps, max_steps=max_steps)
+            step = self._train_here(source, steps, max_steps)
         else:
             step = self._train_spread(source, steps, max_steps, all_hooks)
         if self.trainer.stop_reason == DATA_ENDED:
@@ -172,6 +181,7 @@ class Estimator:
         """
         from monolith.serve.export import export_model
 
+        self._serve_data_service()
         self.trainer.restore()
         base = self._export_base() if folder is None else Path(folder)
         return export_model(self.model, self._example_batch(example), base, heads=self.heads, step=self.trainer.step)
@@ -183,6 +193,7 @@ class Estimator:
 
     def data(self, mode: Mode, source: Iterable[Batch] | None = None) -> Iterable[Batch]:
         """`source` if there is one, otherwise the model's own batches for `mode`."""
+        self._serve_data_service()
         if source is not None:
             return source
         input_fn: Callable[[Mode], Iterable[Batch]] | None = getattr(self.model, "input_fn", None)
@@ -190,7 +201,7 @@ class Estimator:
             raise InvalidArgumentError(f"source: none given, and {type(self.model).__name__} has no input_fn(mode)")
         return input_fn(mode)
 
-    def _training_data(self, source: Iterable[Batch] | None) -> Iterable[Batch]:
+    def _training_data(self, source: TrainingData | None) -> TrainingData:
         if source is not None:
             return source
         # The same one for every call, so that each goes on where the last stopped.
@@ -198,8 +209,21 @@ class Estimator:
             self._train_source = self.data("train")
         return self._train_source
 
+    def _train_here(self, source: TrainingData | None, steps: int | None, max_steps: int | None) -> int:
+        with service_dispatcher(self.runner) as dispatcher:
+            data = service_source(self._training_data(source), self.runner, dispatcher)
+            if source is None:
+                self._train_source = data
+            return self.trainer.fit(data, steps=steps, max_steps=max_steps)
+
+    def _serve_data_service(self) -> None:
+        """In a process of the data service: serve until worker 0 has ended, then end the process. It has no model to train."""
+        if self.runner.server_type in DATA_ROLES:
+            serve_data(self.runner)
+            raise SystemExit(0)
+
     def _train_spread(
-        self, source: Iterable[Batch] | None, steps: int | None, max_steps: int | None, hooks: Sequence[Hook]
+        self, source: TrainingData | None, steps: int | None, max_steps: int | None, hooks: Sequence[Hook]
     ) -> int:
         from monolith.train.distributed import distributed_train
 
@@ -216,7 +240,7 @@ class Estimator:
             )
 
     def _started_servers(self) -> LocalServers | None:
-        if not self.runner.is_local or not self.runner.num_ps:
+        if not self.runner.is_local or not self.runner.num_ps or self.runner.server_type != "worker":
             return None
         from monolith.train.local_servers import LocalServers
 
