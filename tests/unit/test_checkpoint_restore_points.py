@@ -110,7 +110,7 @@ def test_a_damaged_newest_state_is_never_left_out_silently(tmp_path: Path) -> No
     manifest = tmp_path / "model.ckpt-3" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"step":3', b'"step":4'))
     with pytest.raises(
-        CorruptFileError, match=r"newest state cannot be read: .*checksum is wrong.* say restore_to step=1"
+        CorruptFileError, match=r"newest state cannot be read: .*checksum is wrong.* say --restore-to step=1"
     ):
         find_restore_point(tmp_path)
     assert find_restore_point(tmp_path, step=1).step == 1
@@ -127,7 +127,7 @@ def test_a_damaged_newest_segment_is_never_left_out_silently(tmp_path: Path) -> 
             log.commit(step=step, dense={})
     segment = tmp_path / "log" / f"{2:020d}.segment"
     segment.write_bytes(segment.read_bytes()[:-1])
-    with pytest.raises(CorruptFileError, match="restore_to step=1"):
+    with pytest.raises(CorruptFileError, match="--restore-to sequence=1"):
         find_restore_point(tmp_path)
     assert find_restore_point(tmp_path, step=1).sequence == 1
 
@@ -143,5 +143,5 @@ def test_a_damaged_newest_checkpoint_without_a_step_in_its_name_is_not_passed_ov
     write_checkpoint(tmp_path / "final", state={}, step=5)
     assert find_restore_point(tmp_path).step == 5
     next((tmp_path / "final").glob("state*")).unlink()
-    with pytest.raises(CorruptFileError, match=r"the newest state cannot be read.*restore_to step=3"):
+    with pytest.raises(CorruptFileError, match=r"the newest state cannot be read.*--restore-to step=3"):
         find_restore_point(tmp_path)

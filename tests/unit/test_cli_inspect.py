@@ -55,7 +55,7 @@ def test_what_is_damaged_says_so(run: Path, capsys: pytest.CaptureFixture[str]) 
     found = answer(capsys, run / "model.ckpt-2", "--id", 15)
     assert "the file is missing" in found["problem"]
     assert "id" not in found["tables"]["user"]
-    assert "restore_to step=1" in answer(capsys, run)["problem"]
+    assert "--restore-to sequence=1" in answer(capsys, run)["problem"]
 
 
 def test_a_url(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Danger: a command that says a damaged log is whole, hides an abandoned line, or prints what a program cannot read."""
+"""Danger: a command that hides an abandoned line, or prints what a program cannot read."""
 
 from __future__ import annotations
 
@@ -84,21 +84,6 @@ def test_history_of_an_id_with_a_minus(model_dir: str, capsys: pytest.CaptureFix
     assert (last["values"], last["norm"]) == (None, None)
     assert [c["step"] for c in answer(capsys, "history", model_dir, "-7", "--to", "3")["changes"]] == [10, 20]
     assert answer(capsys, "history", model_dir, "-7", "--table", "item")["changes"] == []
-
-
-def test_verify_names_what_is_damaged(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert answer(capsys, "verify", model_dir) == {"segments": 4, "damaged": []}
-    path = Path(model_dir, "log", segment_name(2))
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    assert main(["log", "verify", model_dir, "--json"]) == 3
-    found = json.loads(capsys.readouterr().out)
-    assert [problem["sequence"] for problem in found["damaged"]] == [2, 3]
-    assert main(["log", "verify", model_dir]) == 3
-    out = capsys.readouterr().out
-    assert segment_name(2) in out
-    assert "4 segments, 2 damaged" in out
 
 
 def test_follow_prints_what_comes(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from log_tables import new_table, train
 from monolith import LogGapError
 from monolith.log import ChangeLog, LogReader, prune
+from monolith.log.head import HEAD
 from monolith.log.segment_info import segment_name
 
 
@@ -74,10 +75,12 @@ def test_a_line_that_does_not_concern_the_follower_is_followed_from_its_fork(tmp
 def test_a_number_that_comes_again_with_other_content_is_noticed(tmp_path: Path) -> None:
     with ChangeLog(tmp_path, []) as log:
         log.commit(step=1)
+        head = (tmp_path / HEAD).read_bytes()
         log.commit(step=2)
 
     def power_cut() -> None:
         (tmp_path / segment_name(2)).unlink()
+        (tmp_path / HEAD).write_bytes(head)
         with ChangeLog(tmp_path, []) as log:
             assert log.commit(step=22) == 2
 

@@ -24,6 +24,7 @@ from monolith.checkpoint.restore_points import RestorePoint, find_restore_point,
 from monolith.checkpoint.save_names import SaveHelper
 from monolith.checkpoint.saver import PartialRecoverySaver
 from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
+from monolith.checkpoint.verify import verify
 from monolith.checkpoint.writing import remove_unfinished
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "restore_point_of",
     "restore_points",
     "restore_tables",
+    "verify",
     "write_checkpoint",
     "write_snapshot",
 ]

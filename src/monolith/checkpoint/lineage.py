@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from monolith.checkpoint.manifest import MANIFEST, FileEntry, check_sizes
@@ -16,6 +17,8 @@ LOG = "log"
 """The folder of the model_dir that has the segments."""
 SNAPSHOT_BYTES = 64 * 2**20
 SNAPSHOT_SEGMENTS = 4096
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +48,23 @@ class Lineage:
 def find_lineage(model_dir: StrPath, sequence: int) -> Lineage | None:
     """The shortest way to the state at `sequence`: from the newest snapshot on its line, or from where the log began.
 
-    None if there is no such way, any more or at all.
+    Returns:
+        None if the tables had rows before the log began and no snapshot has them yet.
+
+    Raises:
+        LogGapError: A segment or snapshot on the way is missing. The message names it.
     """
     top = local_folder(model_dir)
     reader = LogReader(top.path / LOG)
+    damaged: list[str] = []
     for name in sorted(top.inside(SNAPSHOTS).names(), reverse=True):
-        found = _through(top, reader, name, sequence)
+        found = _through(top, reader, name, sequence, damaged)
         if found is not None:
             return found
     try:
         segments = reader.chain(sequence)
-    except LogGapError:
-        return None
+    except LogGapError as error:
+        raise LogGapError("; ".join([str(error), *damaged])) from None
     if segments and not segments[0].complete:
         return None  # there were rows before the log began
     return Lineage(name=None, snapshot=None, segments=tuple(segments))
@@ -65,10 +73,15 @@ def find_lineage(model_dir: StrPath, sequence: int) -> Lineage | None:
 def needs_snapshot(model_dir: StrPath, log: ChangeLog, *, ratio: float = 1.0, at_least: int = SNAPSHOT_BYTES) -> bool:
     """Whether the next checkpoint should come with a snapshot of its own.
 
-    So it is when nothing else leads there, because tables had rows before the log began; and when a restore would have to replay
-    thousands of segments, or more than `at_least` bytes and more than `ratio` times those of the last snapshot.
+    So it is when nothing else leads there, because tables had rows before the log began or a segment was lost; and when a restore
+    would have to replay thousands of segments, or more than `at_least` bytes and more than `ratio` times those of the last
+    snapshot.
     """
-    lineage = find_lineage(model_dir, log.sequence)
+    try:
+        lineage = find_lineage(model_dir, log.sequence)
+    except LogGapError as error:
+        _log.warning("%s; a snapshot of all rows, which does not need it, comes with the next checkpoint", error)
+        return True
     if lineage is None or (lineage.snapshot is None and not log.complete):
         return True
     replayed = sum(info.size for info in lineage.segments)
@@ -76,15 +89,19 @@ def needs_snapshot(model_dir: StrPath, log: ChangeLog, *, ratio: float = 1.0, at
     return replayed > max(at_least, ratio * snapshot) or len(lineage.segments) > SNAPSHOT_SEGMENTS
 
 
-def _through(top: LocalFolder, reader: LogReader, name: str, sequence: int) -> Lineage | None:
+def _through(top: LocalFolder, reader: LogReader, name: str, sequence: int, damaged: list[str]) -> Lineage | None:
+    """The way through snapshot `name`, or None if it is not on the way; why it cannot be read is added to `damaged`."""
     try:
         snapshot = read_snapshot(str(top), name)
         if not snapshot.sequence < snapshot.closed_by <= sequence:
             return None
         check_sizes(top.inside(f"{SNAPSHOTS}/{name}"), snapshot.files)
         segments = reader.chain(sequence, snapshot.sequence)
-    except (CorruptFileError, LogGapError, StorageError):
-        return None  # unfinished, damaged, or of another line: an older one will do
+    except LogGapError:
+        return None  # of another line, or behind a gap: an older one may do
+    except (CorruptFileError, StorageError) as error:
+        damaged.append(str(error))  # or unfinished
+        return None
     # A snapshot that was closed on another line holds changes of that line.
     if snapshot.closed_by not in (info.sequence for info in segments):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -24,12 +25,14 @@ from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
 from monolith.checkpoint.storage import Folder, LocalFolder, open_folder
 from monolith.checkpoint.table_files import table_entry, write_tables
 from monolith.checkpoint.writing import MARK, Writing, remove_unfinished
-from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, StorageError
 from monolith.log import ChangeLog, SegmentInfo
 from monolith.state_bytes import PackedState, State
 from monolith.table import AdmissionFilter, EmbeddingTable
 
 __all__ = ["PendingCheckpoint"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -150,7 +153,11 @@ class PendingCheckpoint:
 
     def _missing_snapshot(self, tables: dict[str, list[EmbeddingTable]], log: ChangeLog) -> OpenSnapshot | None:
         model_dir = parent_folder(self.path)
-        lineage = find_lineage(model_dir, log.sequence) if log.sequence else None
+        try:
+            lineage = find_lineage(model_dir, log.sequence) if log.sequence else None
+        except LogGapError as error:
+            _log.warning("%s; a snapshot of all rows is written, which does not need it", error)
+            lineage = None
         return write_snapshot(model_dir, tables, log, time=self.manifest.time) if lineage is None else None
 
     def _take_state(self, table: EmbeddingTable) -> ShardEntry:
@@ -198,7 +205,7 @@ class PendingCheckpoint:
         lineage = find_lineage(model_dir, sequence)
         if lineage is None:
             raise CorruptFileError(
-                f"{model_dir}/{LOG}: no snapshot and no chain of segments leads to sequence {sequence}; write a full checkpoint"
+                f"{model_dir}/{LOG}: tables had rows before sequence {sequence} that no snapshot has; write a full checkpoint"
             )
         _require_tables(lineage.segments[-1], manifest.tables)
         return manifest.model_copy(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from monolith.checkpoint.lineage import LOG, find_lineage
 from monolith.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from monolith.checkpoint.paths import base_name
 from monolith.checkpoint.snapshot import SNAPSHOTS, SnapshotManifest, read_snapshot
 from monolith.checkpoint.storage import LocalFolder, StrPath, open_folder
 from monolith.errors import CorruptFileError, LogGapError, StorageError
 from monolith.log import LogReader, prune
+from monolith.log.segment_info import sequence_of
 
 __all__ = ["Removed", "remove_unreachable"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,8 @@ class Removed:
 class _Needs:
     snapshots: set[str] = field(default_factory=set)
     chains: list[tuple[int, int]] = field(default_factory=list)
+    segments: set[int] = field(default_factory=set)
+    """Those of chains with a gap."""
 
 
 def remove_unreachable(
@@ -38,6 +44,8 @@ def remove_unreachable(
     """Remove what neither a checkpoint of `model_dir`, nor one of `keep`, nor the line that the log is on needs.
 
     A checkpoint counts as soon as it has a manifest. If one of them cannot be read, nothing is removed: who knows what it needs.
+    If segments that one of them lists are missing, the others stay, so that it is whole again when they are put back.
+    If a segment of the running line is missing it is a `LogGapError`, and nothing is removed.
 
     Args:
         model_dir: on a local disk; elsewhere a checkpoint has all of its rows in its own folder.
@@ -53,7 +61,7 @@ def remove_unreachable(
         manifests = [read_manifest(path) for path in {*_checkpoints(top), *map(str, keep)}]
     except CorruptFileError:
         return Removed()
-    needs = _needs(manifests, snapshots)
+    needs = _needs(manifests, snapshots, LogReader(top.path / LOG))
     _add_running_line(needs, top, sequence)
     removed = []
     newest = max((manifest.sequence for manifest in manifests), default=0)
@@ -64,7 +72,7 @@ def remove_unreachable(
             folder.inside(name).remove(MANIFEST)
             folder.remove(name)
             removed.append(name)
-    segments = prune(top.path / LOG, _whole(needs.chains, top), min_age=min_age)
+    segments = prune(top.path / LOG, needs.chains, keep=needs.segments, min_age=min_age)
     return Removed(snapshots=tuple(removed), segments=tuple(segments))
 
 
@@ -84,7 +92,7 @@ def _snapshots(top: LocalFolder) -> dict[str, SnapshotManifest]:
     return found
 
 
-def _needs(manifests: Iterable[Manifest], snapshots: Mapping[str, SnapshotManifest]) -> _Needs:
+def _needs(manifests: Iterable[Manifest], snapshots: Mapping[str, SnapshotManifest], reader: LogReader) -> _Needs:
     needs = _Needs()
     for manifest in manifests:
         since = 0
@@ -92,19 +100,16 @@ def _needs(manifests: Iterable[Manifest], snapshots: Mapping[str, SnapshotManife
             name = manifest.snapshot.name.split("/")[1]
             needs.snapshots.add(name)
             since = snapshots[name].sequence if name in snapshots else manifest.sequence
-        if manifest.sequence:
+        if not manifest.sequence:
+            continue
+        try:
+            reader.chain(manifest.sequence, since)
             needs.chains.append((since, manifest.sequence))
+        except LogGapError as error:
+            _log.warning("the checkpoint of step %d cannot be restored: %s", manifest.step, error)
+            listed = (sequence_of(base_name(entry.name)) for entry in manifest.segments)
+            needs.segments.update(sequence for sequence in listed if sequence is not None)
     return needs
-
-
-def _whole(chains: Iterable[tuple[int, int]], top: LocalFolder) -> list[tuple[int, int]]:
-    """Those without a hole; what a broken one has left restores nothing."""
-    reader, whole = LogReader(top.path / LOG), []
-    for since, to in chains:
-        with contextlib.suppress(LogGapError):
-            reader.chain(to, since)
-            whole.append((since, to))
-    return whole
 
 
 def _add_running_line(needs: _Needs, top: LocalFolder, sequence: int | None) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from monolith.checkpoint.lineage import LOG, find_lineage
 from monolith.checkpoint.manifest import MANIFEST, read_manifest
 from monolith.checkpoint.paths import parent_folder
 from monolith.checkpoint.save_names import step_of_name
+from monolith.checkpoint.snapshot import SNAPSHOTS
 from monolith.checkpoint.storage import StrPath, is_remote, open_folder
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError, StorageError
 from monolith.log import LogReader, SegmentInfo
+from monolith.log.head import HEAD
 from monolith.state_bytes import State
 
 __all__ = ["RestorePoint", "find_restore_point", "restore_point_of", "restore_points"]
@@ -65,22 +68,41 @@ def find_restore_point(
 ) -> RestorePoint:
     """The last restore point at or before a step, a time (seconds since 1970) or a sequence number; without any, the newest.
 
-    Of several with the same step, as after a restore to an earlier one, it is that of the youngest line.
+    Of several with the same step, as after a restore to an earlier one, it is that of the youngest line. One that a missing
+    segment has cut off is passed over, with a warning, if a moment was asked for.
+
+    Raises:
+        LogGapError: Without a moment: the log has committed more than the newest restore point that can be reached.
+        CorruptFileError: Without a moment: there is something newer that is damaged.
+        InvalidArgumentError: There is no such restore point.
     """
     wanted = {"step": step, "time": time, "sequence": sequence}
     given = {name: value for name, value in wanted.items() if value is not None}
     if len(given) > 1:
         raise InvalidArgumentError(f"restore_to: expected one of step, time and sequence, got {', '.join(given)}")
+    while True:
+        there = _listing(model_dir)
+        try:
+            return _find(model_dir, given)
+        except (CorruptFileError, LogGapError):
+            # Training removes segments that a newer snapshot has made superfluous, perhaps between two looks at the folder.
+            if there == _listing(model_dir):
+                raise
+
+
+def _find(model_dir: StrPath, given: Mapping[str, float]) -> RestorePoint:
     points, damaged = _scan(model_dir)
     name, limit = next(iter(given.items()), ("sequence", float("inf")))
     earlier = [point for point in points if getattr(point, name) <= limit]
-    for point in sorted(earlier, key=lambda point: (getattr(point, name), *_age(point)), reverse=True):
-        if point.checkpoint is not None or find_lineage(model_dir, point.sequence) is not None:
-            if not given:
-                _require_newest(point, damaged)
-            return point
+    earlier.sort(key=lambda point: (getattr(point, name), *_age(point)), reverse=True)
+    point = next((point for point in earlier if _is_reachable(point, damaged)), None)
     if not given:
-        _require_newest(None, damaged)
+        _require_newest(point, damaged)
+    else:
+        _warn_of_unreachable(earlier, point, damaged)
+    if point is not None:
+        return point
+    if not given:
         raise InvalidArgumentError(f"{model_dir}: has no complete checkpoint, and no log to restore from")
     kept = ", ".join(str(getattr(point, name)) for point in points[:5]) or "none"
     raise InvalidArgumentError(
@@ -112,6 +134,11 @@ class _Damaged:
     error: MonolithError
 
 
+def _listing(model_dir: StrPath) -> list[list[str]]:
+    top = open_folder(model_dir)
+    return [top.names(), top.inside(LOG).names(), top.inside(SNAPSHOTS).names()]
+
+
 def _scan(model_dir: StrPath) -> tuple[list[RestorePoint], list[_Damaged]]:
     folder = open_folder(model_dir)
     points: list[RestorePoint] = []
@@ -125,17 +152,7 @@ def _scan(model_dir: StrPath) -> tuple[list[RestorePoint], list[_Damaged]]:
             if open_folder(path).size(MANIFEST) is not None:
                 damaged.append(_damaged(path, error))
     if not is_remote(model_dir):
-        reader = LogReader(Path(str(folder)) / LOG)
-        for sequence in reader.sequences():
-            try:
-                info = reader.info(sequence)
-            except LogGapError:
-                continue  # removed since the folder was listed
-            except CorruptFileError as error:
-                damaged.append(_Damaged(sequence=sequence, error=error))
-                continue
-            if info.has_dense:
-                points.append(_of_segment(str(folder), info))
+        _scan_log(str(folder), points, damaged)
     return sorted(points, key=_age), damaged
 
 
@@ -150,17 +167,76 @@ def _damaged(path: str, error: MonolithError) -> _Damaged:
     return _Damaged(step=manifest.step, sequence=manifest.sequence, error=error)
 
 
+def _scan_log(model_dir: str, points: list[RestorePoint], damaged: list[_Damaged]) -> None:
+    reader = LogReader(Path(model_dir) / LOG)
+    try:
+        reader.require_committed()
+    except LogGapError as error:
+        damaged.append(_Damaged(sequence=reader.committed(), error=error))
+    except CorruptFileError as error:
+        damaged.append(_Damaged(sequence=reader.newest + 1, error=error))
+    sequences = reader.sequences()
+    if len(sequences) > 1 and not (reader.folder / HEAD).exists():
+        _log.warning("%s/%s is missing: nobody can tell whether the newest segment is there", reader.folder, HEAD)
+    for sequence in sequences:
+        try:
+            info = reader.info(sequence)
+        except LogGapError:
+            continue  # removed since the folder was listed
+        except CorruptFileError as error:
+            damaged.append(_Damaged(sequence=sequence, error=error))
+            continue
+        if info.has_dense:
+            points.append(_of_segment(model_dir, info))
+        elif sequence == sequences[-1]:
+            # No restore point, but what leads to it must not have a hole either.
+            _is_reachable(_of_segment(model_dir, info), damaged)
+
+
 def _of_segment(model_dir: str, info: SegmentInfo) -> RestorePoint:
     return RestorePoint(model_dir=model_dir, step=info.step, time=info.time, sequence=info.sequence, checkpoint=None)
+
+
+def _is_reachable(point: RestorePoint, damaged: list[_Damaged]) -> bool:
+    """Whether everything that leads to `point` is there; if something is missing that was there, `damaged` gets it."""
+    if point.checkpoint is not None:
+        return True
+    try:
+        return find_lineage(point.model_dir, point.sequence) is not None
+    except (CorruptFileError, LogGapError) as error:
+        damaged.append(_Damaged(sequence=point.sequence, error=error))
+        return False
 
 
 def _require_newest(point: RestorePoint | None, damaged: Iterable[_Damaged]) -> None:
     """Going on from an older state than the newest must be somebody's decision, not the disk's."""
     newer = [other for other in damaged if point is None or other.step > point.step or other.sequence > point.sequence]
-    if newer:
-        error = max(newer, key=lambda other: (other.step, other.sequence)).error
-        advice = "" if point is None else f"; to go on from step {point.step}, say restore_to step={point.step}"
-        raise CorruptFileError(f"the newest state cannot be read: {error}{advice}") from error
+    if not newer:
+        return
+    error = max(newer, key=lambda other: (other.step, other.sequence)).error
+    gap = next((other.error for other in newer if isinstance(other.error, LogGapError)), None)
+    if point is None:
+        advice = "nothing older is left to go back to"
+    else:
+        advice = (
+            f"to go on without it from step {point.step} (sequence {point.sequence}), say --restore-to "
+            f"{f'sequence={point.sequence}' if point.sequence else f'step={point.step}'}"
+        )
+    if gap is not None:
+        raise LogGapError(f"a part of the log is missing: {gap}; put the file back; {advice}") from gap
+    raise CorruptFileError(f"the newest state cannot be read: {error}; {advice}") from error
+
+
+def _warn_of_unreachable(
+    earlier: Iterable[RestorePoint], point: RestorePoint | None, damaged: Iterable[_Damaged]
+) -> None:
+    """Say which later moments, also at or before the one asked for, cannot be restored."""
+    skipped = {other.sequence: other.error for other in damaged if other.sequence}
+    for other in itertools.takewhile(lambda other: other is not point, earlier):
+        if other.sequence in skipped:
+            _log.warning(
+                "sequence %d cannot be restored, an earlier one is: %s", other.sequence, skipped[other.sequence]
+            )
 
 
 def _age(point: RestorePoint) -> tuple[int, int, float, bool]:

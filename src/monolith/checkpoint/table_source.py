@@ -83,7 +83,8 @@ def _of_log(point: RestorePoint) -> TableSource:
     lineage = find_lineage(point.model_dir, point.sequence)
     if lineage is None:
         raise LogGapError(
-            f"{point.model_dir}/{LOG}: nothing leads to sequence {point.sequence} any more; choose a later restore point"
+            f"{point.model_dir}/{LOG}: tables had rows before sequence {point.sequence} that no snapshot has; choose a later "
+            "restore point"
         )
     snapshot = lineage.snapshot
     return TableSource(

@@ -55,6 +55,7 @@ _VERBS = (
     "data-worker",
     "checkpoint",
     "log",
+    "verify",
     "env",
 )
 """In the order of the help. Only the one that is asked for is imported: what others need takes longer than many a verb."""

@@ -1,4 +1,4 @@
-"""`monolith log list`, `verify`, `follow` and `history`."""
+"""`monolith log list`, `follow` and `history`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from rich.table import Table
 
 from monolith.cli.options import Json
 from monolith.cli.output import plain
-from monolith.cli.progress import showing_progress
 from monolith.errors import InvalidArgumentError
 from monolith.log import LogReader, RowChange, SegmentInfo, history
 
@@ -39,27 +38,6 @@ def list_(folder: Place, as_json: Json = False) -> None:
         _write_line({"folder": str(reader.folder), "segments": rows})
     else:
         _print_table([_for_people(row) for row in rows], title=str(reader.folder))
-
-
-@log.command()
-def verify(folder: Place, as_json: Json = False) -> None:
-    """Read every segment wholly and print those whose checksums, lengths or names are wrong; exit code 3 if there is one."""
-    reader = _open(folder)
-    checked, damaged, total = 0, [], len(reader.sequences())
-    with showing_progress("verifying") as report:
-        for verdict in reader.verify():
-            checked += 1
-            report(checked, total)
-            if verdict.error is not None:
-                damaged.append({"sequence": verdict.sequence, "error": verdict.error})
-    if as_json:
-        _write_line({"segments": checked, "damaged": damaged})
-    else:
-        for problem in damaged:
-            _console().print(f"damaged: {problem['error']}", markup=False)
-        _console().print(f"{checked:,} segments, {len(damaged):,} damaged")
-    if damaged:
-        raise typer.Exit(3)
 
 
 @log.command()

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from monolith.durable_file import sync_to_disk
 from monolith.errors import InvalidArgumentError, MonolithError, StorageError
+from monolith.log.head import Head, HeadWriter
 from monolith.log.log_reader import LogReader
 from monolith.log.logged_tables import LoggedTables, TablesCut
 from monolith.log.named_tables import Tables
@@ -81,7 +82,8 @@ class ChangeLog:
         Args:
             folder: on a local disk: a log needs fsync and rename. One writer at a time.
             tables: in this process. Equal names are shards of one table; a mapping gives names that differ from the tables' own.
-            parent: the sequence number the state of `tables` comes from; None: the newest in `folder`; 0: from nothing.
+            parent: the sequence number the state of `tables` comes from; None: the newest in `folder`, which must be the last
+                one that was committed there, or it is a `LogGapError`; 0: from nothing.
             optimizer_state: False writes float32 values only, enough for serving and not for going on with training.
             take_over: take the log from a writer that still has it open, such as a process that hangs: its next commit raises
                 `FencedError`.
@@ -96,6 +98,7 @@ class ChangeLog:
         self._next = 0
         self._lock = self._open_folder(take_over)
         try:
+            self._head = HeadWriter(self.folder)
             self._continue_from(parent)
             self._next += TAKEN_OVER * take_over
         except BaseException:
@@ -196,6 +199,7 @@ class ChangeLog:
         if self._thread is not None:
             self._thread.shutdown()
         with self._one_commit:
+            self._head.close()
             self._lock.release()
 
     def __enter__(self) -> ChangeLog:
@@ -227,12 +231,16 @@ class ChangeLog:
 
     def _continue_from(self, parent: int | None) -> None:
         reader = LogReader(self.folder)
+        committed = reader.committed()
         there = reader.sequences()
         newest = there[-1] if there else 0
+        if parent is None:
+            reader.require_committed()
         self._parent = newest if parent is None else _whole("parent", parent, 2**63)
         continued = reader.info(self._parent) if self._parent in there else None
         self._parent_checksum = None if continued is None else continued.checksum
-        self._next = max(self._next, newest + 1, self._parent + 1)
+        # Not a number of a segment that was lost either: it may come back.
+        self._next = max(self._next, newest + 1, committed + 1, self._parent + 1)
         self._complete = self._tables.empty if self._parent == 0 else continued is None or continued.complete
 
     def _cut(self, step: int, source: State, event_time: int, dense: Mapping[str, State] | None, pace: Pace) -> _Commit:
@@ -278,6 +286,8 @@ class ChangeLog:
             info = write_segment(self.folder, commit.meta, commit.pace.spread(changes), commit.state)
             # Only now: a successor that comes later reads this segment, one that came before may not have.
             self.require_own()
+            # If this fails the segment stays: the head may name it already. The next commit does not continue it.
+            self._head.write(Head(sequence, info.checksum))
         except BaseException as error:
             commit.tables.rollback()
             if isinstance(error, MonolithError) or not isinstance(error, Exception):

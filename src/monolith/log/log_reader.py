@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError, StorageError
+from monolith.log.head import read_head
 from monolith.log.info_cache import segment_info
+from monolith.log.pruned import read_pruned
 from monolith.log.segment import LogSegment
 from monolith.log.segment_info import SegmentInfo, segment_name, sequence_of
 
@@ -63,6 +65,28 @@ class LogReader:
         """The highest sequence number; 0 if there is none."""
         return max(self.sequences(), default=0)
 
+    def committed(self) -> int:
+        """The sequence number of the last commit, whether its segment is still there or not; 0 if nothing says so."""
+        head = read_head(self.folder)
+        return 0 if head is None else head.sequence
+
+    def require_committed(self) -> None:
+        """Raise `LogGapError` if the last segment that was committed is missing, and `CorruptFileError` if it was replaced."""
+        head = read_head(self.folder)  # before the folder is listed: a writer may add to both
+        newest = self.newest
+        if head is None or head.sequence < newest:
+            return
+        if head.sequence > newest:
+            there = f"the newest that is there is {segment_name(newest)}" if newest else "there is no segment at all"
+            raise LogGapError(
+                f"{self.folder}: segment {head.sequence} ({segment_name(head.sequence)}) was the last one committed and is "
+                f"missing; {there}"
+            )
+        if self.info(newest).checksum != head.checksum:
+            raise CorruptFileError(
+                f"{self.folder / segment_name(newest)}: is not the segment that was committed; files of two runs were mixed"
+            )
+
     def info(self, sequence: int) -> SegmentInfo:
         """What segment `sequence` says of itself; `LogGapError` if it is not there."""
         return segment_info(self.folder / segment_name(sequence))
@@ -110,7 +134,12 @@ class LogReader:
             yield info
 
     def line(self, to: int | None = None) -> list[SegmentInfo]:
-        """The segments that lead to `to` (None: the newest), as far back as there are files, oldest first."""
+        """The segments that lead to `to` (None: the newest), oldest first, as far back as retention has kept them.
+
+        `LogGapError` if one is missing that retention did not remove.
+        """
+        if to is None:
+            self.require_committed()
         found: list[SegmentInfo] = []
         sequence = self.newest if to is None else to
         if sequence == 0:
@@ -118,9 +147,14 @@ class LogReader:
         try:
             found.extend(self.back_from(sequence))
         except LogGapError:
-            if not found:
+            if not found or not self.begins_with(found[-1]):
                 raise
         return found[::-1]
+
+    def begins_with(self, info: SegmentInfo) -> bool:
+        """Whether nothing before `info` belongs to its line, or it was removed by retention."""
+        # Without a checksum, the parent was not there when this one was written: the line continues a snapshot.
+        return info.parent == 0 or info.parent_checksum is None or info.parent in read_pruned(self.folder)
 
     def restore_points(self, to: int | None = None) -> list[SegmentInfo]:
         """The segments of `line(to)` that hold the dense state, so that a run can go on from there."""
@@ -140,7 +174,13 @@ class LogReader:
         """
         checksum: int | None = None
         while True:
+            self.require_committed()
             newest = self.newest
+            if newest < since:
+                raise LogGapError(
+                    f"{self.folder}: segment {since} ({segment_name(since)}), the last one followed, is missing, and so is "
+                    "everything after it; start from a snapshot"
+                )
             for info in self.chain(newest, since) if newest > since else ():
                 # A power cut can take back a segment that was seen before it was durable; its number then comes again.
                 if checksum is not None and info.parent_checksum not in (None, checksum):
@@ -153,24 +193,41 @@ class LogReader:
                 return
 
     def verify(self) -> Iterator[Verdict]:
-        """Read every segment wholly, checksums and all, and tell what is wrong with it."""
-        there = self.sequences()
-        known = frozenset(there)
-        for sequence in there:
-            error = None
+        """Read every segment wholly, checksums and all, and tell what is wrong with it and which ones are missing."""
+        try:
+            self.require_committed()
+        except LogGapError as found:
+            yield Verdict(sequence=self.committed(), error=str(found))
+        except MonolithError as found:
+            yield Verdict(sequence=self.newest, error=str(found))
+        for sequence in self.sequences():
             try:
                 segment = self.read(sequence)
-                segment.check()
-                if segment.info.parent in known:
-                    self._parent_of(segment.info)
             except LogGapError:
                 continue  # removed since the folder was listed
             except MonolithError as found:
-                error = str(found)
-            yield Verdict(sequence=sequence, error=error)
+                yield Verdict(sequence=sequence, error=str(found))
+            else:
+                yield Verdict(sequence=sequence, error=self._fault(segment))
+
+    def _fault(self, segment: LogSegment) -> str | None:
+        try:
+            segment.check()
+            if segment.info.parent:
+                self._parent_of(segment.info)
+        except LogGapError as error:
+            return None if self.begins_with(segment.info) else str(error)
+        except MonolithError as error:
+            return str(error)
+        return None
 
     def _parent_of(self, child: SegmentInfo) -> SegmentInfo:
-        parent = self.info(child.parent)
+        try:
+            parent = self.info(child.parent)
+        except LogGapError:
+            raise LogGapError(
+                f"{self.folder}: segment {child.parent} ({segment_name(child.parent)}), which {child.name} continues, is missing"
+            ) from None
         if child.parent_checksum is not None and child.parent_checksum != parent.checksum:
             raise CorruptFileError(
                 f"{child.path}: continues another segment {parent.sequence} than the one in this folder; files of two runs "

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from monolith.errors import LogGapError, StorageError
 from monolith.log.log_reader import LogReader
+from monolith.log.pruned import add_pruned
 from monolith.log.segment_info import segment_name
 
 __all__ = ["prune"]
@@ -19,6 +20,7 @@ def prune(
     folder: str | os.PathLike[str],
     chains: Iterable[tuple[int, int]],
     *,
+    keep: Iterable[int] = (),
     min_age: float = 0.0,
     clock: Callable[[], float] = time.time,
 ) -> list[int]:
@@ -32,6 +34,7 @@ def prune(
         folder: the log's.
         chains: pairs (since, to): the segments after `since`, where a snapshot is or 0, up to `to` must stay. None: nothing is
             removed.
+        keep: further segments that must stay.
         min_age: seconds since a segment was written for which it stays in any case, so that followers need not hurry.
         clock: seconds since 1970.
 
@@ -44,17 +47,23 @@ def prune(
         [1, 2]
     """
     reader = LogReader(folder)
+    reader.require_committed()
     wanted = list(chains)
-    needed = {info.sequence for since, to in wanted for info in reader.chain(to, since)}
+    needed = set(keep) | {info.sequence for since, to in wanted for info in reader.chain(to, since)}
     newest = max((to for _, to in wanted), default=0)
     if wanted:
         needed |= _newest_line(reader, needed | {since for since, _ in wanted})
-    removed = []
-    for sequence in reader.sequences():
-        path = reader.folder / segment_name(sequence)
-        if sequence < newest and sequence not in needed and _age(path, clock()) >= min_age:
-            _remove(path)
-            removed.append(sequence)
+    removed = [
+        sequence
+        for sequence in reader.sequences()
+        if sequence < newest
+        and sequence not in needed
+        and _age(reader.folder / segment_name(sequence), clock()) >= min_age
+    ]
+    if removed:
+        add_pruned(reader.folder, removed)
+    for sequence in removed:
+        _remove(reader.folder / segment_name(sequence))
     return removed
 
 

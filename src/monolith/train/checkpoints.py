@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +28,7 @@ from monolith.checkpoint.retention import CheckpointHistory
 from monolith.checkpoint.save_names import BASENAME, SaveHelper, step_of_name
 from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
 from monolith.checkpoint.storage import LocalFolder, is_remote, open_folder
-from monolith.errors import InvalidArgumentError
+from monolith.errors import InvalidArgumentError, LogGapError
 from monolith.log import ChangeLog, Flusher
 from monolith.table import EmbeddingTable, LocalStore
 from monolith.table.sharded_store import ShardedStore
@@ -45,6 +46,8 @@ DENSE_ONLY = "dense_only"
 """The folder of the model_dir with checkpoints without tables."""
 
 Tables = Mapping[str, Sequence[EmbeddingTable]]
+
+_logger = logging.getLogger(__name__)
 
 
 def tables_of(store: Store) -> dict[str, list[EmbeddingTable]]:
@@ -199,11 +202,18 @@ class RunCheckpoints:
                 remove_checkpoint_info(self.folder, step)
         remove_orphans(manifest, save.pending.path)
         if self._log is not None:
-            remove_unreachable(self.folder)
+            self._remove_unreachable()
             # Found out here, beside training: it takes reading many files.
             self._snapshot_due = needs_snapshot(self.folder, self._log)
         self._flushes = self._config.log_flush_secs is not None
         self.saved_version = save.version
+
+    def _remove_unreachable(self) -> None:
+        try:
+            remove_unreachable(self.folder)
+        except LogGapError as error:
+            # This checkpoint is safe; what is left of the log stays, in case the lost segment is put back.
+            _logger.warning("nothing was removed from the log: %s", error)
 
     def flush(self, trainer: Trainer) -> None:
         """Commit what changed to the log, if it is time; called between two steps."""

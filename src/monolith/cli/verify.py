@@ -1,0 +1,46 @@
+"""`monolith verify`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from monolith.checkpoint.verify import verify as verify_folder
+from monolith.cli.options import Json
+from monolith.cli.output import show
+
+__all__ = ["verify"]
+
+
+def verify(
+    path: Annotated[
+        str, typer.Argument(help="The model_dir of a run, a checkpoint, or the folder of a log.", metavar="RUN")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Read everything in a model_dir and print what is wrong: damaged, missing or mixed-up files.
+
+    Manifests, states, tables, snapshots and segments are held against their checksums, the chains of the log are walked, and the
+    folders of parameter servers below ps/ are checked too. Nothing is changed. Exit code 0: all is well; 3: something is wrong.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with console.status("verifying ...") as status:
+        found = verify_folder(path, progress=lambda what: status.update(f"verifying {what}"))
+    if as_json:
+        show(asdict(found), as_json=True)
+    else:
+        _print(Console(highlight=False, soft_wrap=True), asdict(found))
+    if found.problems:
+        raise typer.Exit(3)
+
+
+def _print(console: Console, found: dict[str, list[dict[str, str]]]) -> None:
+    for problem in found["problems"]:
+        console.print(f"problem: {problem['error']}", markup=False)
+    for path in found["unfinished"]:
+        console.print(f"unfinished, and needed by nothing: {path}", markup=False)
+    counted = [f"{found[name]:,} {name}" for name in ("checkpoints", "snapshots", "segments", "servers")]
+    console.print(f"{', '.join(counted)}: {len(found['problems']):,} problems")
