@@ -137,7 +137,10 @@ def _group_ftrl(h: SimpleNamespace, w: Floats, s: Slots, g: Floats, lr: np.float
 def _group_adagrad(h: SimpleNamespace, w: Floats, s: Slots, g: Floats, lr: np.float32, step: int) -> Floats:
     g = _decayed(h, w, g)
     s["grad_square_sum"] = s["grad_square_sum"] + np.max(g * g)
-    rate = lr / (h.beta + np.sqrt(s["grad_square_sum"]))
+    divisor = h.beta + np.sqrt(s["grad_square_sum"])
+    if divisor == 0:
+        return w  # no gradient but 0 yet
+    rate = lr / divisor
     z = g - w / rate
     length = np.sqrt(np.sum(z * z))
     if length < h.l2 or length == 0:

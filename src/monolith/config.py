@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import struct
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from monolith.errors import ConfigError
 
-__all__ = ["Config", "Finite", "Fraction", "NonNegative", "Positive"]
+__all__ = ["Config", "Finite", "Fraction", "NonNegative", "Positive", "nearest_name"]
 
 
 def _as_float32(value: float) -> float:
@@ -51,6 +51,9 @@ class Config(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             raise ConfigError(_explain(type(self), error)) from None
+
+    config_group: ClassVar[str] = ""
+    """Configurations of one group are written together: a field that one of them lacks may be another's."""
 
     # Tells pydantic that this __init__ only validates: without it, a Config inside another one would be built through Python
     # objects, losing the JSON rules (a list may become a tuple) and nesting one error text inside another.
@@ -91,13 +94,77 @@ def _config_classes(model: type[BaseModel], path: Sequence[int | str]) -> dict[s
     return found
 
 
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of `known` that `name` is a misspelling of, None if there is none.
+
+    Only letters may differ: a name in which a whole word is another one may mean something else, and a hint that is followed
+    and wrong does more harm than none.
+
+    Example:
+        >>> nearest_name("model_dirs", ["model_dir", "log_dir"])
+        'model_dir'
+        >>> nearest_name("restore_dir", ["model_dir", "log_dir"])
+    """
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.75)
+    return next((candidate for candidate in near if _differs_in_letters(name, candidate)), None)
+
+
+def _differs_in_letters(name: str, other: str) -> bool:
+    words, others = name.split("_"), other.split("_")
+    if len(words) != len(others):
+        return True
+    pairs = zip(words, others, strict=True)
+    return all(difflib.SequenceMatcher(None, word, its).ratio() >= 0.7 for word, its in pairs)
+
+
+def _owner(model: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:
+    """The configuration class that the fields at `path` belong to, as far as it can be told."""
+    members: list[type[BaseModel]] = []
+    for part in path:
+        # After a field that accepts several classes, pydantic names the one that came by its `kind`.
+        chosen = [member for member in members if _kind(member) == part] or list(
+            _config_classes(model, [part]).values()
+        )
+        model, members = (chosen[0], []) if len(chosen) == 1 else (model, chosen)
+    return model
+
+
+def _kind(model: type[BaseModel]) -> object:
+    field = model.model_fields.get("kind")
+    return None if field is None else field.default
+
+
+def _where_it_belongs(model: type[BaseModel], name: str) -> str:
+    """What to say of a field that `model` does not have: whose it is, which one is meant, or which ones there are."""
+    related = _related(model)
+    homes = [other.__name__ for other in related if name in other.model_fields]
+    if homes:
+        return f"it is a field of {' and of '.join(homes)}"
+    if near := nearest_name(name, model.model_fields):
+        return f"did you mean {near!r}?"
+    for other in related:
+        if near := nearest_name(name, other.model_fields):
+            return f"did you mean {near!r} of {other.__name__}?"
+    return f"known fields: {', '.join(model.model_fields)}"
+
+
+def _related(model: type[BaseModel]) -> list[type[BaseModel]]:
+    """The configurations that a user writes together with `model`, and may confuse it with."""
+    group = getattr(model, "config_group", "")
+    found, classes = [], [Config]
+    while classes and group:
+        config = classes.pop()
+        classes.extend(config.__subclasses__())
+        if config is not model and "config_group" in vars(config) and config.config_group == group:
+            found.append(config)
+    return sorted(found, key=lambda config: config.__name__)
+
+
 def _nearest_class(kinds: Mapping[str, type[BaseModel]], value: object) -> str:
     by_lower = {name.lower(): name for name in kinds}
-    near = difflib.get_close_matches(str(value).lower(), list(by_lower), n=1)
+    near = nearest_name(str(value).lower(), by_lower)
     return (
-        f"an object, as in {by_lower[near[0]]}()"
-        if near
-        else f"one of {', '.join(f'{name}()' for name in sorted(kinds))}"
+        f"an object, as in {by_lower[near]}()" if near else f"one of {', '.join(f'{name}()' for name in sorted(kinds))}"
     )
 
 
@@ -108,9 +175,7 @@ def _explain(model: type[BaseModel], error: ValidationError) -> str:
         path = [str(part) for part in problem["loc"] if not str(part).startswith("tagged-union")]
         where = ".".join([model.__name__, *path])
         if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(problem["loc"][-1]), list(model.model_fields), n=1)
-            known = f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(model.model_fields)}"
-            lines.append(f"{where}: unknown field; {known}")
+            lines.append(f"{where}: unknown field; {_where_it_belongs(_owner(model, problem['loc'][:-1]), path[-1])}")
         elif problem["type"] in _NOT_AN_OBJECT and (kinds := _config_classes(model, problem["loc"])):
             lines.append(f"{where}: expected {_nearest_class(kinds, problem['input'])}; got {problem['input']!r}")
         else:

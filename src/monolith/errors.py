@@ -4,6 +4,7 @@ MonolithError
 ├── CheckpointMismatchError (ValueError) a checkpoint and the model do not fit together
 ├── ConfigError (ValueError)             a configuration object cannot be built as asked
 ├── InvalidArgumentError (ValueError)    a call's arguments do not fit the table or each other
+│   └── InvalidVariableError (RuntimeError)  a gradient is of a variable that was not expected
 ├── CorruptFileError                     a file is truncated, altered, too new, or made for another table
 ├── DiscoveryError (OSError)             a process cannot be announced or found: no answer, a refusal, no entry in time
 ├── DivergedError (ArithmeticError)      training met a NaN or infinite loss or gradient
@@ -37,6 +38,7 @@ __all__ = [
     "DivergedError",
     "FencedError",
     "InvalidArgumentError",
+    "InvalidVariableError",
     "LogGapError",
     "MemoryLimitError",
     "MissingPackageError",
@@ -68,6 +70,10 @@ class ConfigError(MonolithError, ValueError):
 
 class InvalidArgumentError(MonolithError, ValueError):
     """The arguments of a call do not fit the table or each other; nothing was changed."""
+
+
+class InvalidVariableError(InvalidArgumentError, RuntimeError):
+    """A gradient is of a variable that is not in the set of valid ones; nothing was changed."""
 
 
 class CorruptFileError(MonolithError):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from monolith.train.pipeline import AsyncFunctionManager
+from monolith.checkpoint.save_names import SaveHelper
+from monolith.features.batch import Batch
+from monolith.train import AsyncFunctionManager, RunConfig, StepResult, Trainer
+from monolith.train.hooks import Hook
 
 
 class Counter:
@@ -118,3 +125,60 @@ def test_after_an_error_in_the_step_its_update_is_dropped() -> None:
     with pytest.raises(KeyError):
         step_fails()
     assert x.value == 0.0
+
+
+class Counted(nn.Module):
+    """Has a number that a hook changes one step late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        logits: torch.Tensor = batch["x"]
+        return logits
+
+
+class CountLate(Hook):
+    def __init__(self, pipeline: AsyncFunctionManager, fail_at: int | None = None) -> None:
+        self.pipeline, self.fail_at = pipeline, fail_at
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        self.pipeline.add_async_function(trainer.model.seen.add_, (1,))
+        if result.step == self.fail_at:
+            raise KeyError
+
+
+def counted_run(model_dir: Path, pipeline: AsyncFunctionManager, **options: int) -> Counted:
+    model = Counted()
+    config = RunConfig(model_dir=str(model_dir), save_checkpoints_steps=2)
+    hooks = [CountLate(pipeline, **options), *pipeline.hooks]
+    Trainer(model, config=config, hooks=hooks).fit([{"x": torch.ones(1), "label": torch.ones(1)}] * 5)
+    return model
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_trainer_drains_the_manager_whose_hooks_it_was_given(tmp_path: Path, threaded: bool) -> None:
+    assert counted_run(tmp_path, AsyncFunctionManager(threaded=threaded)).seen.item() == 5
+    steps = SaveHelper(tmp_path / "model.ckpt").get_existing_checkpoint_steps()
+    assert {2, 5} <= steps
+    for step in steps:
+        saved = Trainer(Counted(), config=RunConfig(model_dir=str(tmp_path), restore_ckpt=f"model.ckpt-{step}"))
+        assert saved.restore()
+        assert saved.model.seen.item() == step
+
+
+def test_a_run_that_failed_drops_what_waits_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = AsyncFunctionManager()
+    with pytest.raises(KeyError):
+        counted_run(tmp_path, pipeline, fail_at=3)
+    assert "1 calls that waited for the next step are dropped" in caplog.text
+    pipeline.drain()
+
+
+def test_a_call_that_never_ran_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline = AsyncFunctionManager()
+    pipeline.add_async_function(list, queue_name="dense")
+    del pipeline
+    gc.collect()
+    assert "a call that waited in 'dense' never ran" in caplog.text

@@ -131,7 +131,7 @@ def test_other_servers_are_another_choice() -> None:
 
 
 def test_an_override_needs_no_measuring() -> None:
-    given = config(0, 1, ps_str_overridden="overridden,other")
+    given = config(0, 1, ps_str_overridden="overridden,other,third")
     assert choose_servers(given, Keys(), measure=never) == ("overridden", "other")
 
 

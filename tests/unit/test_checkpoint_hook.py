@@ -445,6 +445,15 @@ def test_a_broken_run_finishes_its_save_and_starts_none() -> None:
     assert lines[-1] == "g.after_save 2"
 
 
+def test_metrics_are_logged_under_the_prefix_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MONOLITH_METRIC_PREFIX", "shop.ranking")
+    with caplog.at_level("INFO"):
+        run(1, NoFirstSaveCheckpointSaverHook(Saver(Ledger())))
+    assert "shop.ranking.save_checkpoint {'mode': 'full'} = 1" in caplog.text
+
+
 def test_metrics() -> None:
     now = [0.0]
 

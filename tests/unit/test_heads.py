@@ -96,7 +96,7 @@ def test_total_is_the_weighted_sum_of_heads() -> None:
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (Head(label="yy"), r"head 'output', label: the batch has no column 'yy'; did you mean 'y'"),
+        (Head(label="yy"), r"head 'output', label: the batch has no column 'yy'; it has 'y', 'w'"),
         (Head(label="nan"), r"column 'nan' must hold numbers in \[0, 1\], got nan"),
         (Head(label="inf", kind="regression"), r"must hold finite numbers, got inf"),
         (Head(label="minus"), r"must hold numbers in \[0, 1\], got -1.0; filter such examples out, or name a `mask`"),

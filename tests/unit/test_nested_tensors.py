@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 
 import pytest
 import torch
@@ -59,6 +59,26 @@ def test_containers_and_constants_keep_their_kind() -> None:
     assert result["pair"].left == 9
     assert result["pair"].right is weight
     assert result["empty"] == [(), {}, []]
+
+
+class Named(dict[str, torch.Tensor]):
+    """A dict that knows more than its entries."""
+
+    name = ""
+
+
+def test_subclasses_of_dict_stay_what_they_are() -> None:
+    counts: defaultdict[str, object] = defaultdict(list, b=torch.tensor(2))
+    named = Named(c=torch.tensor(3))
+    named.name = "batch"
+    given = OrderedDict([("z", torch.tensor(1)), ("a", counts), ("n", named)])
+    result = NestedTensors(given).get_nested_result([torch.tensor(10), torch.tensor(20), torch.tensor(30)])
+    assert type(result) is OrderedDict
+    assert list(result) == ["z", "a", "n"]
+    assert result["a"].default_factory is list
+    assert (result["z"], result["a"]["b"], result["n"]["c"]) == (10, 20, 30)
+    assert (type(result["n"]), result["n"].name) == (Named, "batch")
+    assert (given["z"], counts["b"], named["c"]) == (1, 2, 3)
 
 
 def test_one_object_in_two_places_is_sent_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from monolith.errors import InvalidArgumentError
+from monolith.errors import InvalidVariableError
 from monolith.train.gradients import propagate_back_dict_gradients, propagate_back_gradients
 
 
@@ -37,5 +37,31 @@ def test_inputs_are_grouped_by_key_in_their_order() -> None:
 def test_a_variable_from_elsewhere_is_refused() -> None:
     x = torch.tensor(8.0, requires_grad=True)
     y, z = 2 * x, 3 * x
-    with pytest.raises(InvalidArgumentError, match=r"grads_and_vars\[1\]"):
+    with pytest.raises(RuntimeError, match=r"Invalid variables in the input: grads_and_vars\[1\]") as raised:
         propagate_back_gradients([(torch.tensor(1.0), y), (torch.tensor(1.0), z)], [x], {y})
+    assert isinstance(raised.value, InvalidVariableError)
+
+
+def test_an_empty_set_of_valid_variables_allows_all() -> None:
+    x = torch.tensor(8.0, requires_grad=True)
+    (dx,) = propagate_back_gradients([(torch.tensor(1.0), 2 * x)], [x], valid_var_set=set())
+    assert dx is not None
+    assert dx.item() == 2.0
+
+
+def test_one_graph_may_be_used_twice() -> None:
+    x = torch.tensor(8.0, requires_grad=True)
+    y = x * x
+    for factor in (1.0, 3.0):
+        (dx,) = propagate_back_gradients([(torch.tensor(factor), y)], [x])
+        assert dx is not None
+        assert dx.item() == factor * 16.0
+
+
+def test_what_is_in_no_graph_has_no_gradient() -> None:
+    x, constant = torch.tensor(8.0, requires_grad=True), torch.tensor(1.0)
+    one = torch.tensor(1.0)
+    assert propagate_back_gradients([(one, 2 * x)], [constant, x]) == [None, 2.0]
+    assert propagate_back_gradients([(one, constant)], [x]) == [None]
+    assert propagate_back_gradients([], [x]) == [None]
+    assert propagate_back_gradients([(one, 2 * x)], []) == []

@@ -31,8 +31,18 @@ def test_equals_keep_the_order_given() -> None:
     assert select_servers(servers[::-1], 2) == ["b:1", "a:1"]
 
 
-def test_an_override_is_taken_as_it_is() -> None:
+def test_an_override_is_taken_instead() -> None:
     assert select_servers(measured(("ps0:1", 1.0), ("ps1:1", 2.0)), 1, override="overridden") == ["overridden"]
+
+
+def test_an_override_is_cut_to_what_is_needed(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert select_servers([], 2, override="a:1, b:1,c:1,") == ["a:1", "b:1"]
+    assert "c:1 are not used" in caplog.text
+    assert select_servers([], 2, override="a:1") == ["a:1"]
+    assert "2 servers are required" in caplog.text
+    with pytest.raises(InvalidArgumentError, match="override"):
+        select_servers([], 1, override=" , ")
 
 
 @pytest.mark.parametrize("count", [0, 3, -1])

@@ -136,7 +136,6 @@ def test_decay_rates_stay_below_one(name: str, field: str) -> None:
     [
         ("Adagrad", "initial_accumulator_value"),
         ("DynamicWdAdagrad", "initial_accumulator_value"),
-        ("GroupAdagrad", "initial_accumulator_value"),
         ("GroupAdagrad", "learning_rate"),
         ("Ftrl", "learning_rate"),
         ("GroupFtrl", "learning_rate"),

@@ -90,7 +90,11 @@ BASES: dict[str, st.SearchStrategy[Any]] = {
         GroupFtrl, initial_accumulator_value=accumulators, beta=penalties, l1=penalties, l2=penalties
     ),
     "group_adagrad": st.builds(
-        GroupAdagrad, initial_accumulator_value=accumulators, beta=penalties, l2=penalties, weight_decay=decays
+        GroupAdagrad,
+        initial_accumulator_value=st.just(0.0) | accumulators,
+        beta=penalties,
+        l2=penalties,
+        weight_decay=decays,
     ),
     "moving_average": st.builds(MovingAverage, momentum=fractions),
     "batch_softmax": st.builds(BatchSoftmax),

@@ -78,6 +78,15 @@ def test_group_adagrad_of_a_zero_row_and_a_zero_gradient_stays_zero() -> None:
     assert table.lookup(int64([1])).tolist() == [[0.0] * 4]
 
 
+def test_group_adagrad_from_an_accumulator_of_zero() -> None:
+    # Before the first gradient the rate is infinite, which set the row to 0.
+    table = table_of(GroupAdagrad(learning_rate=0.5, initial_accumulator_value=0.0), dim=2, start=0.25)
+    table.apply_gradients(int64([1]), float32([[0.0, 0.0]]))
+    assert table.lookup(int64([1])).tolist() == [[0.25, 0.25]]
+    table.apply_gradients(int64([1]), float32([[2.0, 0.0]]))
+    assert_close(table.lookup(int64([1])), [[0.25 - 0.5 * 2 / 2, 0.25]], rtol=1e-6)
+
+
 def test_group_ftrl_of_a_zero_row_and_a_zero_gradient_stays_zero() -> None:
     table = table_of(GroupFtrl(), dim=4)
     table.apply_gradients(int64([1]), float32(np.zeros((1, 4))))

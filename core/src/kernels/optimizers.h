@@ -200,7 +200,10 @@ struct GroupAdagrad {
       largest = decayed * decayed > largest ? decayed * decayed : largest;
     }
     s[0] += largest;
-    const float rate = c.learning_rate / (o.beta1 + root(s[0]));
+    const float divisor = o.beta1 + root(s[0]);
+    // From an accumulator of 0, before the first gradient that is not 0: an infinite rate, which would set the row to 0.
+    if (divisor == 0) return;
+    const float rate = c.learning_rate / divisor;
     float square = 0;
     for (std::uint32_t i = 0; i < n; ++i) {
       const float z = g[i] + o.weight_decay * w[i] - w[i] / rate;

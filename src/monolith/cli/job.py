@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import yaml
 from pydantic import Field, JsonValue
@@ -36,6 +36,8 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 
 class JobConfig(Config):
     """A model and how to run it."""
+
+    config_group: ClassVar[str] = "run"
 
     model: Name
     """`module:name` of a class or function that returns the model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,8 @@ class Liveness(Config):
         Traceback (most recent call last):
         monolith.errors.ConfigError: Liveness: grace_secs must be greater than lease_secs, 30 > 30: ...
     """
+
+    config_group: ClassVar[str] = "run"
 
     heartbeat_secs: Positive = 5.0
     """Interval at which every process shows that it is alive: roles to their launcher, workers to the coordinator."""

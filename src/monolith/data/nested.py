@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,8 @@ class NestedTensors:
     """The tensors inside lists, tuples and dicts, to be sent, copied or replaced as a flat list.
 
     Leaves are tensors, `Ragged` (two tensors each: values and row splits) and constants: bool, int, str, None and
-    `torch.nn.Parameter`, which stay where they are. The same object in several places is one entry of the list. The
-    structure given is not changed.
+    `torch.nn.Parameter`, which stay where they are. Subclasses of dict and named tuples keep their type. The same object in
+    several places is one entry of the list. The structure given is not changed.
 
     Example:
         >>> nested = NestedTensors({"a": torch.ones(2), "b": (Ragged.from_lists([[], [1]]), "name", None)})
@@ -109,7 +110,11 @@ def _map_leaves(nested: Nested, action: Callable[[Any], Any]) -> Nested:
     if nested is None:
         return None
     if isinstance(nested, dict):
-        return {key: _map_leaves(value, action) for key, value in nested.items()}
+        # A copy keeps the kind of dict, and what it knows beside its entries, such as the default of a defaultdict.
+        mapped = copy.copy(nested)
+        for key, value in nested.items():
+            mapped[key] = _map_leaves(value, action)
+        return mapped
     if isinstance(nested, list):
         return [_map_leaves(value, action) for value in nested]
     if isinstance(nested, tuple):

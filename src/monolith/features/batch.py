@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
 import torch
 
+from monolith.config import nearest_name
 from monolith.errors import InvalidArgumentError
 from monolith.features.ragged import Ragged
 
@@ -123,5 +123,5 @@ def nearest_column(batch: Mapping[str, object], name: str) -> str:
         >>> nearest_column({"user": torch.tensor([1, 2])}, "uesr")
         "did you mean 'user'?"
     """
-    near = difflib.get_close_matches(name, list(batch), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, batch)) or 'no columns'}"
+    near = nearest_name(name, batch)
+    return f"did you mean {near!r}?" if near else f"it has {', '.join(map(repr, batch)) or 'no columns'}"

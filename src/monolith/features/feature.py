@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -41,6 +41,8 @@ class Feature(Config):
         >>> [segment.dim for segment in item.row]
         [1, 16]
     """
+
+    config_group: ClassVar[str] = "table"
 
     name: Annotated[str, Field(min_length=1, max_length=255)]
     """The column of the batch, and the name of the output."""

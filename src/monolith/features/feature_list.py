@@ -11,7 +11,6 @@ One thing a line, as `key=value` pairs with spaces, commas or semicolons between
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -20,7 +19,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field
 
-from monolith.config import Config
+from monolith.config import Config, nearest_name
 from monolith.errors import ConfigError, InvalidArgumentError, StorageError
 from monolith.features.ids import fid_v1, fid_v2
 
@@ -169,8 +168,8 @@ class FeatureList:
         """The feature of a name, with or without its prefix, or the first one of a slot."""
         found = self._find(key)
         if found is None:
-            near = difflib.get_close_matches(str(key), self.features, n=1)
-            known = f"did you mean {near[0]!r}?" if near else f"there are {len(self)} others"
+            near = nearest_name(str(key), self.features)
+            known = f"did you mean {near!r}?" if near else f"there are {len(self)} others"
             raise InvalidArgumentError(f"feature {key!r} is not listed; {known}")
         return found
 

@@ -9,13 +9,18 @@ the first of them is called.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from os import PathLike
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from monolith.checkpoint.checkpoint_folder import is_complete
+from monolith.checkpoint.restore_points import find_restore_point, restore_point_of
+from monolith.checkpoint.storage import StrPath
 from monolith.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -116,6 +121,8 @@ def nas_data(
         >>> summary.value[0].metadata.plugin_data.content
         b'{"tag_type": "gating", "segment_names": ["f1", "f2"], "segment_sizes": [3, 5], "group_index": [0, 1]}'
     """
+    if not isinstance(weight, Tensor):
+        raise InvalidArgumentError(f"weight: expected a tensor, got {type(weight).__name__}")
     head, kind = prepare_head(segment_names, segment_sizes, group_info, raw_tag)
     return _summary(MONOLITH_NAS_DATA, weight, head, kind, description, name)
 
@@ -172,7 +179,8 @@ def feature_insight_data(
         [4, 5]
     """
     _require_columns(input_tensor, "input_tensor", segment_sizes)
-    direct = label is None
+    columns = None if label is None else _label_columns(label, len(input_tensor))
+    direct = columns is None
     data, sizes = input_tensor, list(segment_sizes)
     if weight is not None:
         data = feature_insight(input_tensor, weight, segment_sizes, aggregate=direct)
@@ -180,20 +188,27 @@ def feature_insight_data(
     kind = SummaryType.FEATURE_INSIGHT_DIRECT if direct else SummaryType.FEATURE_INSIGHT_TRAIN
     head = _head(segment_names, sizes, group_info, kind)
     head["label_size"] = 0
-    if label is not None:
-        columns = label[:, None] if label.ndim == 1 else label
+    if columns is not None:
         head["label_size"] = columns.shape[1]
         data = torch.cat([data.float(), columns.float()], dim=1)
     return _summary(MONOLITH_FI_DATA, data, json.dumps(head), kind, description, name)
 
 
-def get_nas_weight_json(state: Mapping[str, Tensor], prefix: str) -> list[str]:
-    """The values of the first tensor of a state dict whose name contains `prefix`, as strings.
+def get_nas_weight_json(ckpt_dir_or_file: Mapping[str, Tensor] | StrPath, prefix: str) -> list[str]:
+    """Return the values of the first tensor whose name contains `prefix`, as strings.
+
+    Args:
+        ckpt_dir_or_file: a state dict, the path of a checkpoint, or a model_dir, of which the newest state is read.
+        prefix: part of the tensor's name.
+
+    Raises:
+        InvalidArgumentError: no tensor has such a name, or there is no checkpoint at the path.
 
     Example:
         >>> get_nas_weight_json({"tower.bias": torch.zeros(1), "arch.weight": torch.tensor([0.5, 0.25])}, "arch")
         ['0.5', '0.25']
     """
+    state = ckpt_dir_or_file if isinstance(ckpt_dir_or_file, Mapping) else _saved_parameters(ckpt_dir_or_file)
     for name, tensor in state.items():
         if prefix in name:
             return [str(value) for value in tensor.detach().cpu().numpy().flat]
@@ -219,7 +234,7 @@ def _head(
         raise InvalidArgumentError(
             f"segment_sizes: expected one per name, got {len(segment_sizes)} sizes for {len(segment_names)} names"
         )
-    sizes = [size if isinstance(size, int) else list(size) for size in segment_sizes]
+    sizes = [_size(size) for size in segment_sizes]
     by_sizes = SummaryType.GATING if all(isinstance(size, int) for size in sizes) else SummaryType.SELECTING
     kind = str(raw_tag or by_sizes)
     # The order of the keys is part of the format.
@@ -227,6 +242,36 @@ def _head(
     if kind in (SummaryType.GATING, SummaryType.FEATURE_INSIGHT_TRAIN):
         head["group_index"] = _group_index(segment_names, group_info or [[name] for name in segment_names])
     return head
+
+
+def _saved_parameters(path: StrPath) -> Mapping[str, Tensor]:
+    if not isinstance(path, str | PathLike):
+        raise InvalidArgumentError(f"ckpt_dir_or_file: expected a state dict or a path, got {type(path).__name__}")
+    point = restore_point_of(path) if is_complete(path) else find_restore_point(path)
+    model = point.state().get("model")
+    if not isinstance(model, dict):
+        raise InvalidArgumentError(f"ckpt_dir_or_file: {str(path)!r} is not a checkpoint of a model")
+    return {name: value for name, value in model.items() if isinstance(value, Tensor)}
+
+
+def _label_columns(label: Tensor, rows: int) -> Tensor:
+    columns = label[:, None] if label.ndim == 1 else label
+    if columns.ndim != 2 or len(columns) != rows:
+        raise InvalidArgumentError(
+            f"label: expected shape [{rows}] or [{rows}, labels], as many rows as input_tensor, got {list(label.shape)}"
+        )
+    return columns
+
+
+def _size(size: object) -> int | list[int]:
+    try:
+        return operator.index(size)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    try:
+        return [operator.index(part) for part in size]  # type: ignore[attr-defined]
+    except TypeError:
+        raise InvalidArgumentError(f"segment_sizes: expected whole numbers, or lists of them, got {size!r}") from None
 
 
 def _summary(
@@ -254,6 +299,10 @@ def _group_index(names: Sequence[str], groups: Sequence[Sequence[str]]) -> list[
 
 
 def _require_columns(tensor: Tensor, name: str, segment_sizes: Sequence[int]) -> None:
+    if not isinstance(tensor, Tensor):
+        raise InvalidArgumentError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if not segment_sizes:
+        raise InvalidArgumentError("segment_sizes: expected at least one")
     if tensor.ndim != 2 or tensor.shape[1] != sum(segment_sizes):
         raise InvalidArgumentError(
             f"{name}: expected shape [rows, {sum(segment_sizes)}], the sum of segment_sizes, got {list(tensor.shape)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from monolith.ps.messages import Measure
 from monolith.transport.calls import Call
 from monolith.transport.link import finish_all
 
-__all__ = ["Measured", "measure_servers", "select_servers", "spin"]
+__all__ = ["Measured", "measure_servers", "overriding_servers", "select_servers", "spin"]
+
+_log = logging.getLogger(__name__)
 
 _SIZE = 256
 
@@ -31,7 +34,7 @@ class Measured:
 
 
 def select_servers(measured: Sequence[Measured], count: int, *, override: str = "") -> list[str]:
-    """The addresses of the `count` best servers; `override`, a comma-separated list, is taken instead if there is one.
+    """Return the addresses of the `count` best servers, or the first `count` of `override`, a comma-separated list.
 
     A server is worth its own throughput and that of all slower ones of its host: a host that runs several well is
     preferred. Servers of equal worth keep the order given.
@@ -41,10 +44,10 @@ def select_servers(measured: Sequence[Measured], count: int, *, override: str = 
         >>> select_servers(servers, 1)
         ['b:1']
         >>> select_servers(servers, 1, override="c:1,d:1")
-        ['c:1', 'd:1']
+        ['c:1']
     """
     if override:
-        return override.split(",")
+        return list(overriding_servers(override, count))
     if not 1 <= count <= len(measured):
         raise InvalidArgumentError(f"count: expected 1..{len(measured)}, the servers measured, got {count}")
     rising = sorted(range(len(measured)), key=lambda place: (measured[place].throughput, place))
@@ -56,6 +59,23 @@ def select_servers(measured: Sequence[Measured], count: int, *, override: str = 
         worth[place] = of_host[host]
     best = sorted(range(len(measured)), key=lambda place: (-worth[place], place))
     return [measured[place].address for place in best[:count]]
+
+
+def overriding_servers(override: str, count: int) -> tuple[str, ...]:
+    """The first `count` addresses of a comma-separated list. What is left out, or missing, is logged.
+
+    Example:
+        >>> overriding_servers("c:1, d:1", 1)
+        ('c:1',)
+    """
+    listed = [address.strip() for address in override.split(",") if address.strip()]
+    if not listed:
+        raise InvalidArgumentError(f"override: expected addresses separated by commas, got {override!r}")
+    if len(listed) < count:
+        _log.warning("%d servers are required, and the list that replaces the benchmark has %d", count, len(listed))
+    elif len(listed) > count:
+        _log.info("of the list that replaces the benchmark %s are not used", ", ".join(listed[count:]))
+    return tuple(listed[:count])
 
 
 def measure_servers(

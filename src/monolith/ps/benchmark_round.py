@@ -13,7 +13,7 @@ from pydantic import Field
 
 from monolith.config import Config, Positive
 from monolith.errors import DeadlineExceededError
-from monolith.ps.benchmark import Measured, select_servers
+from monolith.ps.benchmark import Measured, overriding_servers, select_servers
 
 __all__ = ["BenchmarkConfig", "choose_servers"]
 
@@ -59,7 +59,7 @@ class BenchmarkConfig(Config):
     benchmark_secs: Positive = 60.0
     """For how long servers are measured."""
     ps_str_overridden: str = ""
-    """Addresses with commas that are taken without measuring."""
+    """Addresses separated by commas. The first `num_ps_required` of them are taken without measuring."""
 
 
 def choose_servers(
@@ -85,7 +85,7 @@ def choose_servers(
         ('b:1',)
     """
     if config.ps_str_overridden:
-        return tuple(config.ps_str_overridden.split(","))
+        return overriding_servers(config.ps_str_overridden, config.num_ps_required)
     round_of_all = _Round(config, board, clock, sleep)
     if not round_of_all.is_decided():
         round_of_all.be_ready()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -78,6 +78,8 @@ class Segment(Config):
         16
     """
 
+    config_group: ClassVar[str] = "table"
+
     dim: Annotated[int, Field(gt=0, le=65536)]
     """Number of elements."""
     initializer: Initializer = RandomUniform()
@@ -142,6 +144,8 @@ class TableConfig(Config):
         >>> config.dim
         17
     """
+
+    config_group: ClassVar[str] = "table"
 
     name: Annotated[str, Field(min_length=1, max_length=255)]
     """Identifies the table in files and logs, and is part of what an id's initial value depends on."""

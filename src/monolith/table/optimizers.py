@@ -202,7 +202,8 @@ class GroupAdagrad(_WithLearningRate):
 
     kind: Literal["group_adagrad"] = "group_adagrad"
     learning_rate: Positive = 0.01
-    initial_accumulator_value: Positive = 0.1
+    initial_accumulator_value: NonNegative = 0.1
+    """With 0 (and `beta` 0) a row stays as it is until its first gradient that is not zero."""
     beta: NonNegative = 0.0
     l2: NonNegative = 0.0
     weight_decay: NonNegative = 0.0

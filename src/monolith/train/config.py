@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,8 @@ class RunConfig(Config):
         Traceback (most recent call last):
         monolith.errors.ConfigError: RunConfig.model_dirs: unknown field; did you mean 'model_dir'?
     """
+
+    config_group: ClassVar[str] = "run"
 
     model_dir: str | None = None
     """Where checkpoints are kept, a path or a URL: a run continues from what it finds there, saves now and then and when it

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from monolith.errors import InvalidArgumentError
+from monolith.errors import InvalidVariableError
 
 __all__ = ["propagate_back_dict_gradients", "propagate_back_gradients"]
 
@@ -21,9 +21,20 @@ def propagate_back_gradients(
     xs: Iterable[Tensor],
     valid_var_set: Iterable[Tensor] | None = None,
 ) -> list[Tensor | None]:
-    """The gradient of each of `xs`, given pairs of (gradient, variable) for variables computed of them; None if unused.
+    """Compute the gradient of each of `xs` from pairs of (gradient, variable) for variables computed from them.
 
-    A variable that is not in `valid_var_set`, if there is one, is an error.
+    The graph is kept, so this may be called again on the same variables.
+
+    Args:
+        grads_and_vars: the pairs; gradients of several variables add up.
+        xs: what the variables were computed from.
+        valid_var_set: variables that may occur; None or an empty set allows all.
+
+    Returns:
+        One gradient per x, None for an x that no variable depends on.
+
+    Raises:
+        InvalidVariableError: (a RuntimeError) a variable is not in `valid_var_set`.
 
     Example:
         >>> x = torch.tensor(8.0, requires_grad=True)
@@ -31,15 +42,26 @@ def propagate_back_gradients(
         >>> propagate_back_gradients([(3 * y.detach(), y)], [x])
         [tensor(96.)]
     """
-    pairs = list(grads_and_vars)
-    valid = None if valid_var_set is None else {id(variable) for variable in valid_var_set}
-    for place, (_, variable) in enumerate(pairs):
-        if valid is not None and id(variable) not in valid:
-            raise InvalidArgumentError(
-                f"grads_and_vars[{place}]: its variable of shape {list(variable.shape)} is not one of the {len(valid)} valid ones"
+    pairs, inputs = list(grads_and_vars), list(xs)
+    _require_valid([variable for _, variable in pairs], list(valid_var_set or ()))
+    # autograd refuses tensors outside of a graph, whose gradient is simply None.
+    pairs = [(gradient, variable) for gradient, variable in pairs if variable.requires_grad]
+    wanted = [x for x in inputs if x.requires_grad]
+    if not pairs or not wanted:
+        return [None] * len(inputs)
+    gradients, variables = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(variables, wanted, gradients, allow_unused=True, retain_graph=True))
+    return [next(found) if x.requires_grad else None for x in inputs]
+
+
+def _require_valid(variables: Sequence[Tensor], valid: Sequence[Tensor]) -> None:
+    known = {id(variable) for variable in valid}
+    for place, variable in enumerate(variables):
+        if known and id(variable) not in known:
+            raise InvalidVariableError(
+                f"Invalid variables in the input: grads_and_vars[{place}] is of a variable of shape {list(variable.shape)}, "
+                f"which is not one of the {len(known)} in valid_var_set"
             )
-    variables = [variable for _, variable in pairs]
-    return list(torch.autograd.grad(variables, list(xs), [gradient for gradient, _ in pairs], allow_unused=True))
 
 
 def propagate_back_dict_gradients(

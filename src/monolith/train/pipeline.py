@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+from monolith.train.hooks.hook import Hook
+
+if TYPE_CHECKING:
+    from monolith.train.trainer import Trainer
 
 __all__ = ["AsyncFunctionManager"]
+
+_log = logging.getLogger(__name__)
 
 _Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 
@@ -14,10 +23,12 @@ _Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 class AsyncFunctionManager:
     """Runs functions one call late: each call of a queue runs the call before it and leaves its own waiting.
 
-    After n calls exactly n - 1 have run; `drain`, or leaving a `with` block without an error, runs the last. With
-    `threaded` the late call runs in a thread beside the caller, and has ended when the queue's next call returns; what the
-    step in between sees of it is then a matter of timing. An exception of a late call is raised by the call, or the drain,
-    that runs or awaits it.
+    After n calls exactly n - 1 have run. The last one is run by `drain`, by leaving a `with` block without an error, or by a
+    `Trainer` that was given `hooks`. Calls that are still waiting when the manager is dropped are logged as lost.
+
+    With `threaded` the late call runs in a thread while the caller goes on, and has ended when the queue's next call returns.
+    What the step in between sees of it is then a matter of timing. An exception of a late call is raised by the call, or the
+    drain, that runs or awaits it.
 
     Example:
         >>> done = []
@@ -36,6 +47,19 @@ class AsyncFunctionManager:
         self._pool: ThreadPoolExecutor | None = None
         self._waiting: dict[str, _Call] = {}
         self._running: dict[str, Future[object]] = {}
+        weakref.finalize(self, _warn_of_lost, self._waiting)
+
+    @property
+    def hooks(self) -> list[Hook]:
+        """Hooks that let a `Trainer` drain the manager before each save and at the end, and drop what waits after an error.
+
+        Example:
+            >>> from torch import nn
+            >>> from monolith.train import Trainer
+            >>> pipeline = AsyncFunctionManager()
+            >>> trainer = Trainer(nn.Identity(), hooks=pipeline.hooks)
+        """
+        return [_DrainHook(self)]
 
     def add_async_function(
         self,
@@ -91,10 +115,33 @@ class AsyncFunctionManager:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *rest: object) -> None:
-        # After an error the step's results may be wrong; what waits for them is dropped.
-        if error is not None:
+        self.end(failed=error is not None)
+
+    def end(self, *, failed: bool) -> None:
+        """Drain, or, if what the calls were made for has `failed`, drop them: they may hold wrong results."""
+        if failed and self._waiting:
+            _log.warning("%d calls that waited for the next step are dropped after an error", len(self._waiting))
             self._waiting.clear()
         self.drain()
+
+
+class _DrainHook(Hook):
+    """Drains a manager when the state of a run is about to be complete."""
+
+    def __init__(self, manager: AsyncFunctionManager) -> None:
+        self._manager = manager
+
+    def begin(self, trainer: Trainer) -> None:
+        trainer.before_saving.append(self._manager.drain)
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        trainer.before_saving.remove(self._manager.drain)
+        self._manager.end(failed=error is not None)
+
+
+def _warn_of_lost(waiting: Mapping[str, _Call]) -> None:
+    for queue_name in waiting:
+        _log.warning("a call that waited in %r never ran: its AsyncFunctionManager was not drained", queue_name)
 
 
 def _run(call: _Call) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, SecretStr
 
@@ -47,6 +47,8 @@ class RunnerConfig(DiscoveryConfig):
         Traceback (most recent call last):
         monolith.errors.ConfigError: RunnerConfig.num_pss: unknown field; did you mean 'num_ps'?
     """
+
+    config_group: ClassVar[str] = "run"
 
     server_type: ServerType = "worker"
     """What this process is: "ps" holds tables, "worker" trains; "dispatcher" and "dsworker" serve the job's data service, under

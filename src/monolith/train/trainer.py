@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -105,6 +105,8 @@ class Trainer:
         """Called around all tries of a full save, whatever becomes of it."""
         self.on_save_metric: Metric = log_metric
         """Told how often and how long saves are; see `NoFirstSaveCheckpointSaverHook`."""
+        self.before_saving: list[Callable[[], None]] = []
+        """Called before the state is taken, to apply what waits for the next step; see `AsyncFunctionManager.hooks`."""
         self.step = 0
         """Steps made since the model was new, earlier runs included."""
         self.stop_reason: str | None = None
@@ -213,8 +215,10 @@ class Trainer:
         )
 
     def settle(self) -> None:
-        """Apply sparse gradients that wait for the next step, so that tables and the number of steps agree."""
+        """Apply all updates that wait for the next step, so that the state and the number of steps agree."""
         self._push.settle()
+        for apply in self.before_saving:
+            apply()
 
     def state_dict(self) -> dict[str, object]:
         """Everything but the tables: the step, dense parameters, the optimizer, random numbers, the place in the data."""

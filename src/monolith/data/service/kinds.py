@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from pydantic import JsonValue
 
-from monolith.config import Config
+from monolith.config import Config, nearest_name
 from monolith.data import transforms
 from monolith.data.service.dataset import DatasetConfig, Split, TransformConfig
 from monolith.data.sources import (
@@ -150,6 +149,6 @@ def _made(where: str, make: Callable[..., Any], /, **fields: Any) -> Any:  # noq
 def _known(where: str, name: str, known: Mapping[str, object] | Sequence[str]) -> None:
     if name in known:
         return
-    near = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    near = nearest_name(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(known))}"
     raise ConfigError(f"{where}: {name!r} is not known; {hint}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from monolith.config import nearest_name
 from monolith.errors import InvalidArgumentError
 
 __all__ = ["Activation", "Sigmoid2", "make_activation"]
@@ -93,8 +93,8 @@ def make_activation(activation: Activation, width: int) -> nn.Module:
     if isinstance(activation, str):
         make = _BY_NAME.get(activation.lower())
         if make is None:
-            near = difflib.get_close_matches(activation.lower(), _BY_NAME, n=1)
-            known = f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(_BY_NAME)}"
+            near = nearest_name(activation.lower(), _BY_NAME)
+            known = f"did you mean {near!r}?" if near else f"known names: {', '.join(_BY_NAME)}"
             raise InvalidArgumentError(f"activation: unknown name {activation!r}; {known}")
         return make(width)
     made = None if isinstance(activation, nn.Module) or not callable(activation) else activation()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -46,6 +46,8 @@ class ClientConfig(Config):
         >>> ClientConfig(worker="worker-0", epoch=2, wire="bfloat16").timeout
         30.0
     """
+
+    config_group: ClassVar[str] = "run"
 
     worker: messages.Name | None = None
     """The worker's name, kept when it is started again; None: a new one, and nobody takes its place."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -23,6 +23,8 @@ class ServerConfig(ListenConfig):
         >>> ServerConfig(memory_limit=8 * 2**30).host
         '127.0.0.1'
     """
+
+    config_group: ClassVar[str] = "run"
 
     memory_limit: Annotated[int | None, Field(gt=0)] = None
     """Bytes that tables and dense parameters may take; a push beyond is refused. None: no limit."""

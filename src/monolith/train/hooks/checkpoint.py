@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from monolith.errors import InvalidArgumentError, SaveInterruptedError
+from monolith.train.environment import get_metric_prefix
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.save_listener import CheckpointSaverListener
 from monolith.train.hooks.save_timer import SecondOrStepTimerWithTideSetting
@@ -59,12 +60,12 @@ class TrainerSaver(Protocol):
 
 
 def log_metric(name: str, value: float, tags: Mapping[str, str]) -> None:
-    """Write a metric to Python's log.
+    """Write a metric to Python's log, under the prefix of this process (`monolith.train.environment.get_metric_prefix`).
 
     Example:
         >>> log_metric("save_checkpoint", 1, {"mode": "full"})
     """
-    _log.info("%s %s = %g", name, dict(tags), value)
+    _log.info("%s.%s %s = %g", get_metric_prefix(), name, dict(tags), value)
 
 
 @dataclass(frozen=True, kw_only=True)
