@@ -64,10 +64,10 @@ def expected(model_dir: Path, step: int) -> np.ndarray:
         path = (model_dir / part.name).parent
         source = read_state(path)["source"]
         assert isinstance(source, dict)
-        batches = json.loads(str(source["ledger"]))["workers"]["w0"]["positions"]["tables"]["batches"]
+        (at,) = json.loads(str(source["ledger"]))["workers"]["w0"]["tables"]
         for first, end in read_manifest(path).buckets or ():
             buckets = bucket_of(IDS)
-            rows[(first <= buckets) & (buckets < end)] = batches
+            rows[(first <= buckets) & (buckets < end)] = at["position"]["batches"]
     return rows
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monolith.ps.messages import Apply, Lookup, Push, TableGradient, TableRead
+from monolith.ps.messages import Apply, Lookup, Position, Push, TableGradient, TableRead
 from monolith.transport.calls import Call
 from monolith.transport.frames import BFLOAT16, VERSION, decode, encode
 
 LOOKUP = (
     bytes.fromhex(
-        "4d4f505301001000070000000000000005000000000000000200000044000000"  # header
+        "4d4f505302001000070000000000000005000000000000000200000044000000"  # header
         "0101000000000000"
         "0200000000000000"  # int64 [2]
         "0101000000000000"
@@ -29,13 +29,13 @@ LOOKUP = (
 )
 
 APPLY_TEXT = (
-    b'{"push":{"worker":"w0","epoch":9,"sequence":4,"position":null},'
+    b'{"push":{"worker":"w0","epoch":9,"sequence":4},"position":{"batches":7,"state":null,"ended":false},'
     b'"tables":[{"table":"user","pooling":"none","learning_rates":[0.5]}],"step":3,"event_time":100,"map":6}'
 )
 
 
 def test_the_version_is_the_one_these_bytes_are_of() -> None:
-    assert VERSION == 1
+    assert VERSION == 2
 
 
 def test_a_lookup_has_these_bytes() -> None:
@@ -51,7 +51,7 @@ def test_a_lookup_has_these_bytes() -> None:
 def test_the_text_of_a_push_is_this_json() -> None:
     push = Push(worker="w0", epoch=9, sequence=4)
     gradient = TableGradient(table="user", pooling="none", learning_rates=(0.5,))
-    apply = Apply(push=push, tables=(gradient,), step=3, event_time=100, map=6)
+    apply = Apply(push=push, position=Position(batches=7), tables=(gradient,), step=3, event_time=100, map=6)
     assert apply.model_dump_json().encode() == APPLY_TEXT
     assert Apply.from_json(APPLY_TEXT.decode()) == apply
 

@@ -194,7 +194,7 @@ def test_a_batch_that_counted_before_the_move_counts_once(tmp_path: Path) -> Non
                 origin = ServerParameters(store, zeros(), SGD)
                 # The successor does not know whether the last batch counted, and pushes it again.
                 for batch in range(1, 4) if epoch == 1 else range(3, 5):
-                    position = Position(batches=batch, channel="dense")
+                    position = Position(batches=batch)
                     origin.apply({name: torch.ones(3) for name in NAMES}, position=position)
                 if epoch == 1:
                     assert '"pending":false' in move_dense(one, two)

@@ -25,10 +25,10 @@ from monolith.errors import (
 )
 from monolith.log import LogReader
 from monolith.ps import ClientConfig, DenseAdam, ParameterServer, RemoteStore, ServerConfig, ServerParameters
-from monolith.ps.messages import DeclaredTable, Join, Position, Push, TableWrite
+from monolith.ps.messages import DeclaredTable, HeldPosition, Join, Position, Push, TableWrite
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.state import ServerState
-from monolith.table import Adagrad, Bags, Segment, SlidingAdmission, TableConfig
+from monolith.table import Adagrad, Bags, Gradient, Segment, SlidingAdmission, TableConfig
 from monolith.testing import sgd_table_config
 from monolith.transport.calls import Call
 from monolith.transport.frames import decode, encode
@@ -104,7 +104,6 @@ def test_acknowledged_pushes_survive_a_crash_and_those_sent_again_count_once(tmp
         # The very requests again, by a client that never heard the answers.
         (link,) = reader.links
         joined = json.loads(link.call(Call.JOIN, Join(worker="w0", epoch=1, nonce=store._nonce).model_dump_json()).text)
-        assert joined["known"]
         assert joined["restored"] == reader.health()[0]["restored"] > 0
         for sequence in (1, 2, 3):
             again = TableWrite(push=Push(worker="w0", epoch=1, sequence=sequence), table="count")
@@ -256,28 +255,25 @@ def test_beyond_its_memory_limit_a_server_can_be_read_and_written_to_disk(tmp_pa
 
 
 def test_a_batch_that_an_earlier_life_of_a_worker_pushed_is_not_applied_again(tmp_path: Path) -> None:
-    def push(link: object, epoch: int, sequence: int, batches: int) -> None:
+    def push(store: RemoteStore, batches: int) -> None:
+        bags = Bags(table="count", ids=np.array([1]), row_splits=np.array([0, 1]))
         position = Position(batches=batches, state=json.dumps({"at": batches}))
-        write = TableWrite(push=Push(worker="w0", epoch=epoch, sequence=sequence, position=position), table="count")
-        link.call(Call.ASSIGN_ADD, write.model_dump_json(), [np.array([1]), np.ones((1, 1), np.float32)])  # type: ignore[attr-defined]
+        store.apply([Gradient(bags=bags, values=torch.ones(1, 1))], position=position)
 
     with server(tmp_path) as made, RemoteStore(made.address, [COUNT], config=W0) as store:
         for batch in (1, 2, 3):
-            push(store.links[0], 1, batch, batch)
-    with server(tmp_path) as made, RemoteStore(made.address, config=ClientConfig(worker="w0", epoch=2)) as store:
-        (link,) = store.links
-        join = Join(worker="w0", epoch=2, nonce=store._nonce)
-        joined = json.loads(link.call(Call.JOIN, join.model_dump_json()).text)
-        assert joined["positions"]["tables"] == {
-            "batches": 3,
-            "state": '{"at": 3}',
-            "channel": "tables",
-            "ended": False,
-            "epoch": 1,
-        }
-        for number, batch in enumerate((2, 3, 4), 1):
-            push(link, 2, number, batch)
-        assert rows(store, "count", [1]) == [[4.0]]
+            push(store, batch)
+        before = rows(store, "count", [1])
+    with (
+        server(tmp_path) as made,
+        RemoteStore(made.address, [COUNT], config=ClientConfig(worker="w0", epoch=2)) as store,
+    ):
+        assert store.positions() == ([HeldPosition(batches=3, state='{"at": 3}', epoch=1)], [])
+        for batch in (2, 3):
+            push(store, batch)
+        assert rows(store, "count", [1]) == before
+        push(store, 4)
+        assert rows(store, "count", [1]) != before
 
 
 def test_rows_that_a_server_holds_and_does_not_own_any_more_are_there_after_a_save_and_a_crash(tmp_path: Path) -> None:

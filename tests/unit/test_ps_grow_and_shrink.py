@@ -214,3 +214,14 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def test_a_server_that_comes_and_goes_does_not_use_up_its_streams() -> None:
+    with ExitStack() as stack:
+        config = ServerConfig(max_streams=6)
+        servers = [stack.enter_context(ParameterServer(config)).address for _ in range(2)]
+        with ServerStore(servers, [COUNTS], config=ClientConfig(timeout=5)) as store:
+            for _ in range(8):
+                store.rebalance(servers[:1])
+                store.rebalance(servers)
+            assert set(store.ownership.addresses) == set(servers)

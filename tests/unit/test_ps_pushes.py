@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-from typing import Literal
 
 import pytest
 
 from monolith.errors import ConfigError, InvalidArgumentError, ProtocolError, StalePushError
-from monolith.ps.messages import Join, Position, Push
+from monolith.ps.messages import Join, Push
 from monolith.ps.server.gate import ChangeGate
 from monolith.ps.server.pushes import WINDOW, PushLedger
 
 
 def ledger(epoch: int = 1) -> PushLedger[int]:
-    made: PushLedger[int] = PushLedger(skipped=-1)
+    made: PushLedger[int] = PushLedger()
     made.join(Join(worker="w", epoch=epoch, nonce=1))
     return made
 
@@ -25,31 +24,31 @@ def push(sequence: int, epoch: int = 1, worker: str = "w") -> Push:
 
 def test_a_duplicate_gets_the_first_answer_and_changes_nothing() -> None:
     answers, pushes = iter([10, 20]), ledger()
-    assert [pushes.once(push(5), lambda: next(answers)) for _ in range(3)] == [10, 10, 10]
-    assert pushes.once(push(6), lambda: next(answers)) == 20
+    assert [pushes.once(push(5), lambda _: next(answers)) for _ in range(3)] == [10, 10, 10]
+    assert pushes.once(push(6), lambda _: next(answers)) == 20
 
 
 def test_numbers_may_come_in_any_order_and_with_gaps() -> None:
     done, pushes = [], ledger()
     for sequence in (7, 3, 9, 3, 8, 7):
-        pushes.once(push(sequence), lambda s=sequence: done.append(s) or 0)  # type: ignore[misc]
+        pushes.once(push(sequence), lambda _, s=sequence: done.append(s) or 0)  # type: ignore[misc]
     assert done == [7, 3, 9, 8]
 
 
 def test_a_number_older_than_the_window_is_refused_whether_it_was_applied_or_not() -> None:
     pushes = ledger()
-    pushes.once(push(1), lambda: 0)
-    pushes.once(push(WINDOW + 2), lambda: 0)
+    pushes.once(push(1), lambda _: 0)
+    pushes.once(push(WINDOW + 2), lambda _: 0)
     for sequence in (0, 1, 2):
         with pytest.raises(StalePushError, match="not known any more"):
-            pushes.once(push(sequence), lambda: pytest.fail("applied"))
-    assert pushes.once(push(3), lambda: 33) == 33
+            pushes.once(push(sequence), lambda _: pytest.fail("applied"))
+    assert pushes.once(push(3), lambda _: 33) == 33
 
 
 def test_a_failure_is_decided_once_too() -> None:
     tries, pushes = [], ledger()
 
-    def fail_first() -> int:
+    def fail_first(_: object) -> int:
         tries.append(1)
         if len(tries) == 1:
             raise InvalidArgumentError("ids: wrong")
@@ -63,36 +62,36 @@ def test_a_failure_is_decided_once_too() -> None:
 
 def test_a_newer_epoch_fences_the_older_and_counts_from_anew() -> None:
     done, pushes = [], ledger()
-    pushes.once(push(4), lambda: done.append("old") or 0)  # type: ignore[func-returns-value]
+    pushes.once(push(4), lambda _: done.append("old") or 0)  # type: ignore[func-returns-value]
     pushes.join(Join(worker="w", epoch=2, nonce=2))
     for sequence in (4, 5):
         with pytest.raises(StalePushError, match="epoch: 1 of worker 'w' is over, 2 has joined"):
-            pushes.once(push(sequence), lambda: pytest.fail("applied"))
+            pushes.once(push(sequence), lambda _: pytest.fail("applied"))
     with pytest.raises(StalePushError, match="is over"):
         pushes.join(Join(worker="w", epoch=1, nonce=1))
-    pushes.once(push(4, epoch=2), lambda: done.append("new") or 0)  # type: ignore[func-returns-value]
+    pushes.once(push(4, epoch=2), lambda _: done.append("new") or 0)  # type: ignore[func-returns-value]
     assert done == ["old", "new"]
 
 
 def test_an_epoch_that_another_server_has_met_fences_as_if_it_had_joined_here() -> None:
     done, pushes = [], ledger()
-    pushes.once(push(4), lambda: done.append("old") or 0)  # type: ignore[func-returns-value]
-    pushes.meet("w", epoch=2, nonce=2)
+    pushes.once(push(4), lambda _: done.append("old") or 0)  # type: ignore[func-returns-value]
+    pushes.meet("w", epoch=2, nonce=2, met=1)
     with pytest.raises(StalePushError, match="is over"):
-        pushes.once(push(5), lambda: pytest.fail("applied"))
+        pushes.once(push(5), lambda _: pytest.fail("applied"))
     # Its numbers are its own: an answer to the earlier life's would lose an update.
-    assert pushes.join(Join(worker="w", epoch=2, nonce=2))
-    pushes.once(push(4, epoch=2), lambda: done.append("new") or 0)  # type: ignore[func-returns-value]
+    assert pushes.join(Join(worker="w", epoch=2, nonce=2)).met == 1
+    pushes.once(push(4, epoch=2), lambda _: done.append("new") or 0)  # type: ignore[func-returns-value]
     assert done == ["old", "new"]
-    pushes.meet("w", epoch=1, nonce=1)
-    pushes.once(push(5, epoch=2), lambda: 0)
+    pushes.meet("w", epoch=1, nonce=1, met=1)
+    pushes.once(push(5, epoch=2), lambda _: 0)
 
 
 def test_workers_do_not_share_numbers() -> None:
     done, pushes = [], ledger()
     pushes.join(Join(worker="v", epoch=0, nonce=2))
     for worker, epoch in (("w", 1), ("v", 0)):
-        pushes.once(push(1, epoch, worker), lambda w=worker: done.append(w) or 0)  # type: ignore[misc]
+        pushes.once(push(1, epoch, worker), lambda _, w=worker: done.append(w) or 0)  # type: ignore[misc]
     assert done == ["w", "v"]
 
 
@@ -106,11 +105,11 @@ def test_two_processes_with_one_name_and_epoch_are_noticed() -> None:
 @pytest.mark.parametrize(("worker", "epoch"), [("stranger", 1), ("w", 2)])
 def test_a_push_before_joining_is_refused(worker: str, epoch: int) -> None:
     with pytest.raises(ProtocolError, match="has not joined"):
-        ledger().once(push(1, epoch, worker), lambda: pytest.fail("applied"))
+        ledger().once(push(1, epoch, worker), lambda _: pytest.fail("applied"))
 
 
 def test_names_cannot_fill_the_memory() -> None:
-    pushes: PushLedger[int] = PushLedger(skipped=-1, max_workers=2)
+    pushes: PushLedger[int] = PushLedger(max_workers=2)
     for name in ("a", "b", "a"):
         pushes.join(Join(worker=name, epoch=1, nonce=1))
     with pytest.raises(ConfigError, match="knows 2 workers already"):
@@ -120,7 +119,7 @@ def test_names_cannot_fill_the_memory() -> None:
 def test_a_duplicate_and_a_successor_wait_for_the_push_that_is_under_way() -> None:
     pushes, inside, go_on, events = ledger(), threading.Event(), threading.Event(), []
 
-    def slow() -> int:
+    def slow(_: object) -> int:
         inside.set()
         assert go_on.wait(10)
         events.append("applied")
@@ -141,40 +140,13 @@ def test_a_duplicate_and_a_successor_wait_for_the_push_that_is_under_way() -> No
     assert events == ["applied", "joined"]
 
 
-def at(batches: int, sequence: int, epoch: int = 1, channel: Literal["tables", "dense"] = "tables") -> Push:
-    position = Position(batches=batches, channel=channel)
-    return Push(worker="w", epoch=epoch, sequence=sequence, position=position)
-
-
-def test_a_successor_repeats_batches_and_only_those_that_are_missing_count() -> None:
-    done, pushes = [], ledger()
-    for batch in (1, 2, 3):
-        pushes.once(at(batch, batch), lambda b=batch: done.append(b) or 0)  # type: ignore[misc]
-    pushes.join(Join(worker="w", epoch=2, nonce=2))
-    answers = [pushes.once(at(b, b, epoch=2), lambda b=b: done.append(b) or 0) for b in (2, 3, 4)]  # type: ignore[misc]
-    assert (done, answers) == ([1, 2, 3, 4], [-1, -1, 0])
-    assert pushes.positions("w")["tables"].batches == 4
-
-
-def test_rows_and_dense_parameters_of_a_batch_are_told_apart_and_a_refused_one_may_come_again() -> None:
-    def refuse() -> int:
-        raise InvalidArgumentError("ids: wrong")
-
-    pushes = ledger()
-    pushes.once(at(1, 1, channel="dense"), lambda: 0)
-    with pytest.raises(InvalidArgumentError):
-        pushes.once(at(1, 2), refuse)
-    assert set(pushes.positions("w")) == {"dense"}
-    assert pushes.once(at(1, 3), lambda: 5) == 5
-
-
 def test_a_closed_gate_waits_for_pushes_and_lets_none_begin() -> None:
     gate = ChangeGate()
-    pushes: PushLedger[int] = PushLedger(skipped=-1, gate=gate)
+    pushes: PushLedger[int] = PushLedger(gate=gate)
     pushes.join(Join(worker="w", epoch=1, nonce=1))
     inside, go_on, events = threading.Event(), threading.Event(), []
 
-    def slow() -> int:
+    def slow(_: object) -> int:
         inside.set()
         assert go_on.wait(10)
         events.append("first")
@@ -188,7 +160,7 @@ def test_a_closed_gate_waits_for_pushes_and_lets_none_begin() -> None:
             assert not done.wait(0.05)
 
     def late() -> None:
-        pushes.once(push(2), lambda: events.append("second") or 0)  # type: ignore[func-returns-value]
+        pushes.once(push(2), lambda _: events.append("second") or 0)  # type: ignore[func-returns-value]
         done.set()
 
     done = threading.Event()

@@ -13,6 +13,8 @@ from monolith.errors import ConfigError, InvalidArgumentError, OwnershipChangedE
 from monolith.ps import ParameterServer, RemoteStore, ServerConfig, ServerStore
 from monolith.ps.bucket_messages import Buckets, InstallBuckets, InstalledTable, MoveBuckets
 from monolith.ps.messages import Apply, DeclaredTable, Lookup, Push, TableGradient, TableRead, TableWrite
+from monolith.ps.server.ledger_state import ledger_text
+from monolith.ps.server.pushes import PushLedger
 from monolith.table import Bags
 from monolith.table.buckets import bucket_of
 from monolith.testing import sgd_table_config
@@ -133,7 +135,13 @@ def transfer(
     ids = IDS[bucket_of(IDS) < 2048]
     table = InstalledTable(declared=DeclaredTable(config=TABLE), max_event_time=5, updates=0, hashnet_scales=(1.0,))
     install = InstallBuckets(
-        giver=giver, number=number, server=told.server, rebalance=0, buckets=(0, 2048), tables=(table,)
+        giver=giver,
+        number=number,
+        server=told.server,
+        rebalance=0,
+        buckets=(0, 2048),
+        tables=(table,),
+        positions=ledger_text(PushLedger()),
     )
     rows = np.full((len(ids), 1), row, dtype=np.float32).view(np.uint8).reshape(len(ids), -1)
     return install, [ids, np.full(len(ids), 5), rows]

@@ -226,7 +226,7 @@ def refusing(server: ParameterServer, call: Call, batch: int) -> Iterator[None]:
     dispatcher, real = server._dispatcher, server._dispatcher._called
 
     def called(frame: Frame) -> Answer:
-        if frame.call == call and json.loads(frame.text)["push"]["position"]["batches"] == batch:
+        if frame.call == call and json.loads(frame.text)["position"]["batches"] == batch:
             raise ServerError("as if the worker had died")
         return real(frame)
 

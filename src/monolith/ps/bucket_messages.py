@@ -51,7 +51,7 @@ class Giving(Config):
     dense: tuple[Name, ...] = ()
     """The names of the parameters; none: these are buckets."""
     positions: str = ""
-    """How far each worker was with the parameters when they were given, as a ledger; not told to those who ask."""
+    """How far each worker was in them when they were given, as a ledger; not sent to those who ask."""
 
     def __str__(self) -> str:
         """What it is, in words."""
@@ -66,7 +66,7 @@ class Buckets(Config):
     server: Whole
     """Its identity: kept with its folder, and by no other server."""
     version: Whole
-    """Grows when it gives buckets away; 0: it has never owned any."""
+    """Grows when it gives buckets away or gains some; 0: it has never owned any."""
     ranges: BucketRanges
     giving: Giving | None = None
     gave: tuple[Address, ...] = ()
@@ -136,7 +136,7 @@ class InstallBuckets(Config):
     buckets: BucketRange | None = None
     tables: tuple[InstalledTable, ...] = ()
     dense: tuple[Name, ...] = ()
-    positions: str = ""
+    positions: str
     """As in `Giving`."""
 
     @model_validator(mode="after")

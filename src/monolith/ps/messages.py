@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from monolith.config import Config, Finite, Positive
 from monolith.ps.dense_optimizers import DenseOptimizer
+from monolith.ps.ownership import BucketRanges
 from monolith.table.admission import ProbabilisticAdmission, SlidingAdmission
 from monolith.table.config import TableConfig
 
@@ -16,14 +17,17 @@ __all__ = [
     "Apply",
     "ApplyDense",
     "AssignDense",
+    "BucketsAt",
     "DeclareDense",
     "DeclareTables",
     "DeclaredTable",
     "Evict",
     "HeldPosition",
     "Join",
+    "Joined",
     "Lookup",
     "Measure",
+    "ParametersAt",
     "Position",
     "Push",
     "Read",
@@ -64,27 +68,43 @@ class Read(Config):
 
 
 class Position(Config):
-    """How far a worker is in its data when a batch is pushed; a successor goes on from there.
+    """How far a worker is in its data when the gradients of a batch are pushed. A successor resumes from there.
 
     Example:
-        >>> Position(batches=7, state='{"file": 2}').channel
-        'tables'
+        >>> Position(batches=7, state='{"file": 2}').ended
+        False
     """
 
     batches: Whole
     """Batches trained, this one included, in all lives of the worker."""
     state: str | None = None
     """The state of its source after this batch, JSON; None if it cannot tell."""
-    channel: Literal["tables", "dense"] = "tables"
-    """What of the batch is pushed. Each part has a position of its own: a worker may die between the two."""
     ended: bool = False
     """The data ended with this batch: a successor begins it anew."""
 
+    def held(self, epoch: int) -> HeldPosition:
+        """The position as a server records it."""
+        return HeldPosition(batches=self.batches, state=self.state, ended=self.ended, epoch=epoch)
+
 
 class HeldPosition(Position):
-    """A position that a server has, and the life of the worker that it is from."""
+    """A position that a server has recorded, with the epoch of the worker that pushed it."""
 
     epoch: Whole
+
+
+class BucketsAt(Config):
+    """Buckets in which a worker has reached the same position."""
+
+    position: HeldPosition
+    ranges: BucketRanges
+
+
+class ParametersAt(Config):
+    """Dense parameters in which a worker has reached the same position."""
+
+    position: HeldPosition
+    names: tuple[Name, ...]
 
 
 class Push(Config):
@@ -95,8 +115,6 @@ class Push(Config):
     """Of the worker's life; a successor has a larger one."""
     sequence: Whole
     """Counts the changes of this life; gaps are allowed."""
-    position: Position | None = None
-    """The batch it belongs to; one that the server has had from an earlier life of the worker is not applied again."""
 
 
 class Join(Config):
@@ -106,6 +124,29 @@ class Join(Config):
     epoch: Whole
     nonce: Whole
     """Drawn by the process: two processes with one name and one epoch are noticed."""
+
+
+class Joined(Config):
+    """Answer to `Join`: what the server knows about the worker.
+
+    What is in transit to another server is reported by the source until the destination has it, so that a worker that asks all
+    servers hears about every bucket.
+    """
+
+    restored: Whole
+    """The sequence number of the log that the server has restored itself to; 0: it has not."""
+    known: bool
+    """Whether the server had met the worker in an earlier epoch."""
+    ranges: BucketRanges
+    """The buckets that the server owns or is giving away."""
+    tables: tuple[BucketsAt, ...]
+    """How far the worker is in them; buckets that are not named have had no batch."""
+    parameters: tuple[Name, ...]
+    """The dense parameters that the server holds or is giving away."""
+    gave: tuple[Name, ...]
+    """The dense parameters that it has given to others."""
+    dense: tuple[ParametersAt, ...]
+    """How far the worker is in its dense parameters; those that are not named have had no batch."""
 
 
 class DeclaredTable(Config):
@@ -149,6 +190,9 @@ class Apply(Config):
     """One optimizer step for each table and id."""
 
     push: Push
+    position: Position | None = None
+    """The batch that the gradients belong to. Buckets that have had it from an earlier epoch of the worker do not get it
+    again."""
     tables: tuple[TableGradient, ...]
     step: Whole = 0
     event_time: Time = 0
@@ -193,7 +237,12 @@ class ApplyDense(Config):
     """One step of their optimizer for each. Arrays: gradients, in order."""
 
     push: Push
+    position: Position | None = None
+    """The batch that the gradients belong to. Parameters that have had it from an earlier epoch of the worker do not get it
+    again."""
     names: tuple[Name, ...]
+    unchanged: tuple[Name, ...] = ()
+    """Parameters for which the batch has no gradient: they have had it, too."""
     learning_rate: Finite | None = None
 
 

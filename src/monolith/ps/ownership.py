@@ -1,8 +1,9 @@
 """Who owns which buckets.
 
 Every server says for itself which buckets it owns; nobody else decides it. It counts a version, which grows whenever it gives
-some away, and a request names the version its sender knows. So a request that was split by an old map is refused before
-anything happens, and no two maps of one version can exist. A map is what the servers of a group say, put together.
+some away or gains some, and a request names the version its sender knows. A request that was split before the server gave
+buckets away is refused before anything happens; one that does not know of a gain is for the buckets that its sender knew. No two
+maps of one version can exist. A map is what the servers of a group say, put together.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class OwnedByServer(Config):
 
     address: Address
     version: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Which of its states this is; grows when it gives buckets away. 0: it has never owned any."""
+    """Which of its states this is; grows when it gives buckets away or gains some. 0: it has never owned any."""
     ranges: BucketRanges = ()
 
 

@@ -34,8 +34,8 @@ class Place:
 class WorkerPositions:
     """Counts the batches of a worker and tells the servers; does nothing unless a store is on servers and names its worker.
 
-    A worker has died: some servers have had its last batches, others not yet. Its successor, of the same name, begins with the
-    batch after that of the server furthest behind. The servers leave out what they have had.
+    When a worker dies, some buckets have had its last batches and others have not. Its successor, of the same name, begins after
+    the last batch that all buckets and dense parameters have had. Those that have had more are left out by the servers.
 
     Example:
         >>> positions = WorkerPositions()
@@ -88,17 +88,15 @@ class WorkerPositions:
             self._current = None
 
 
-def _furthest_behind(store: ServerGroup) -> HeldPosition | Position | None:
-    """The position of the server that has had the fewest batches; None in a first life, and in one that has pushed already."""
-    met = [held for held in store.positions() if held is not None]
-    found = [position for held in met for position in held.values()]
-    if not found or any(position.epoch == store.epoch for position in found):
+def _furthest_behind(store: ServerGroup) -> HeldPosition | None:
+    """The position of whatever has had the fewest batches; None in the first epoch, and in one that has pushed already."""
+    buckets, parameters = store.positions()
+    found = [*buckets, *parameters]
+    if not any(position.batches for position in found) or any(position.epoch == store.epoch for position in found):
         return None
-    # A server that has met the worker and had no batch of it is behind all others.
-    tables = [held["tables"] if "tables" in held else Position(batches=0) for held in met]
-    last = min(tables, key=lambda position: (position.batches, position.ended))
-    # Of a batch that all tables have had they know more: whether the data ended with it.
-    return min([last, *(held["dense"] for held in met if "dense" in held)], key=lambda position: position.batches)
+    # Only pushes to tables say that the data ended, so of a batch that everything has had the buckets know more.
+    last = [min(buckets, key=lambda position: (position.batches, position.ended))] if buckets else []
+    return min([*last, *parameters], key=lambda position: position.batches)
 
 
 def _encoded(state: State) -> str | None:

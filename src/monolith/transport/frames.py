@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MAGIC = b"MOPS"
-VERSION = 1
+VERSION = 2
 """The version of the protocol; a server answers frames of its own version only."""
 SHARED_FROM = 2**15
 """Bytes of a frame that memory seen by both ends is worth it for: smaller ones go through a socket as fast."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from monolith.errors import DeadlineExceededError, OwnershipChangedError, ServerRestartedError, UnavailableError
+from monolith.ps.client.parted_call import FIRST_PAUSE
 from monolith.ps.client.rebalance import rebalance_buckets
 from monolith.ps.client.server_group import FIND_SECONDS, ClientConfig, ServerGroup
 from monolith.ps.client.server_routes import ServerRoutes
-from monolith.ps.messages import DeclaredTable
-from monolith.ps.ownership import OwnershipMap
+from monolith.ps.messages import DeclaredTable, Joined
+from monolith.ps.ownership import OwnershipMap, mask_of, ranges_of
 from monolith.table.config import TableConfig
 from monolith.transport.addresses import distinct_addresses
 from monolith.transport.calls import Call
@@ -115,15 +117,33 @@ class BucketGroup(ServerGroup):
         super()._look_for(link)
         self._routes.look_around(link)
 
+    def _joined_all(self) -> list[Joined]:
+        deadline = time.monotonic() + self.config.timeout
+        while (missing := _missing(joined := self._joined())) is not None:
+            if time.monotonic() >= deadline:
+                raise UnavailableError(f"positions: no server that answers has {missing}; start all servers")
+            # It has arrived between two questions, or the server that has it is new.
+            time.sleep(FIRST_PAUSE)
+            self._routes.after(self._routes.current)
+        return joined
+
     def _keep(self, links: list[Link], left: list[Link]) -> None:
         # Closed in the end: other threads may still wait for an answer.
         self._retired += left
         self.links = links
 
+    def _returned(self, address: str) -> Link | None:
+        """The link to a server that had left the group: a new one each time would use up the server's streams."""
+        link = next((link for link in self._retired if link.address == address), None)
+        if link is not None:
+            self._retired.remove(link)
+            link.left, link.instance = False, 0
+        return link
+
     def _join_one_more(self, address: str, seconds: float = FIND_SECONDS) -> Link | None:
         if address in self._candidates:
             return self._candidates.pop(address)
-        link = self._linked(address)
+        link = self._returned(address) or self._linked(address)
         try:
             link.call(Call.JOIN, self._join_text(), timeout=min(seconds, self.config.timeout))
             self._declare_to(link)
@@ -135,3 +155,13 @@ class BucketGroup(ServerGroup):
             link.close()
             raise
         return link
+
+
+def _missing(joined: Sequence[Joined]) -> str | None:
+    """Buckets or a dense parameter that none of the servers has; None: there are none."""
+    nobody = ranges_of(~mask_of(pair for one in joined for pair in one.ranges))
+    if nobody:
+        return f"the buckets {list(nobody)}"
+    held = {name for one in joined for name in one.parameters}
+    given = [name for one in joined for name in one.gave if name not in held]
+    return f"the dense parameter {given[0]!r}" if given else None

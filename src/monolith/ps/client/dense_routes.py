@@ -42,9 +42,9 @@ class DenseRoutes:
         call: Call,
         names: Iterable[str],
         text: Callable[[DensePart], str],
-        arrays: Mapping[str, np.ndarray] | None = None,
+        arrays: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> list[tuple[tuple[str, ...], Frame]]:
-        """Ask each server that has some of `names` about those; which names, and the answer.
+        """Ask each server that has some of `names` about those, and send it those of `arrays`; which names, and the answer.
 
         Refused are parts before anything has happened, so those and only those are sent again, to whoever has them then.
         """
@@ -56,7 +56,7 @@ class DenseRoutes:
             parts = [(link, DensePart(names=mine, round=turn)) for link, mine in self._by_server(waiting)]
             outcomes = finish_each(
                 [
-                    link.begin(call, text(part), [] if arrays is None else [arrays[name] for name in part.names])
+                    link.begin(call, text(part), [arrays[name] for name in part.names if name in arrays])
                     for link, part in parts
                 ]
             )
@@ -97,9 +97,13 @@ class DenseRoutes:
             told = [ask_buckets(link) for link in links]
             found = {name: number for number, one in enumerate(told) for name in one.dense if name in self._sizes}
             away = sorted((_away(told) & self._sizes.keys()) - found.keys())
-            if not away:
+            if links and not away:
                 return links, found
             if time.monotonic() >= deadline:
+                if not links:
+                    raise UnavailableError(
+                        "the servers that were known have all left, and none that they named answers"
+                    )
                 raise UnavailableError(
                     f"dense parameter {away[0]!r}: it was given to a server that does not answer; start that again, or say "
                     "that it is lost: ServerStore(..., replace_lost=True), monolith rebalance --replace-lost"

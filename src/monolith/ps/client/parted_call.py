@@ -34,8 +34,6 @@ class Part:
     places: Places
     round: int
     """0: the first attempt of the call."""
-    again: bool
-    """Whether the server has answered another part of the same call."""
 
 
 def run_parts(
@@ -56,11 +54,10 @@ def run_parts(
     deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
     waiting: list[Places | None] = [_slices(sizes, number) for number in range(route.groups)]
     answers: list[tuple[Places, Frame]] = []
-    answered: set[Link] = set()
     turn = 0
     while waiting:
         parts = [
-            Part(link=link, version=version, places=places, round=turn, again=link in answered)
+            Part(link=link, version=version, places=places, round=turn)
             for link, version, places in zip(route.links, route.versions, waiting, strict=False)
             if places is not None
         ]
@@ -75,7 +72,6 @@ def run_parts(
         for part, outcome in zip(parts, outcomes, strict=True):
             if isinstance(outcome, Frame):
                 answers.append((part.places, outcome))
-                answered.add(part.link)
             else:
                 refused.append(part.places)
                 kept.add(part.link)

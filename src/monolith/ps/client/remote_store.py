@@ -75,7 +75,9 @@ class RemoteStore(ServerGroup):
             messages.TableGradient(table=g.bags.table, pooling=g.bags.pooling, learning_rates=g.learning_rates)
             for g in joined
         )
-        apply = messages.Apply(push=self.next_push(position), tables=tables, step=step, event_time=event_time)
+        apply = messages.Apply(
+            push=self.next_push(), position=position, tables=tables, step=step, event_time=event_time
+        )
         arrays: list[np.ndarray] = []
         for gradient in joined:
             arrays += [gradient.bags.ids, gradient.bags.row_splits]

@@ -22,7 +22,8 @@ from monolith.ps import messages
 from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.ps.client.server_checkpoints import prepare_servers, save_servers
 from monolith.ps.client.server_search import follow_server
-from monolith.ps.messages import DeclaredTable, HeldPosition, Position, Push, Wire
+from monolith.ps.messages import DeclaredTable, HeldPosition, Push, Wire
+from monolith.ps.ownership import mask_of
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import TableStats
@@ -108,8 +109,6 @@ class ServerGroup:
         self._nonce = secrets.randbits(63)
         self._sequences = itertools.count(1)
         self._declared: dict[str, DeclaredTable] = {}
-        self.joined: list[dict[str, object]] = []
-        """What each server answered when it was joined."""
         self.links = [self._linked(address) for address in distinct_addresses(addresses)]
         try:
             self._join()
@@ -205,14 +204,21 @@ class ServerGroup:
         self._join()
         self.declare(list(self._declared.values()))
 
-    def positions(self) -> list[dict[str, HeldPosition] | None]:
-        """How far each server says this worker is in its data, by channel; None: the server had not met the worker before."""
-        known = [joined["known"] is True for joined in self.joined]
-        found: list[dict[str, HeldPosition] | None] = []
-        for number, frame in enumerate(self._ask_all(Call.JOIN, self._join_text())):
-            held = {channel: HeldPosition(**one) for channel, one in json.loads(frame.text)["positions"].items()}
-            found.append(held if held or any(known[number : number + 1]) else None)
-        return found
+    def positions(self) -> tuple[list[HeldPosition], list[HeldPosition]]:
+        """The positions of this worker that the servers have recorded, in buckets and in dense parameters.
+
+        Each is that of all buckets, or parameters, of a server that have had the same batches. Buckets that have had no batch,
+        of a server that has met the worker in an earlier epoch, are at batch 0.
+        """
+        buckets: list[HeldPosition] = []
+        parameters: list[HeldPosition] = []
+        for joined in self._joined_all():
+            buckets += [at.position for at in joined.tables]
+            parameters += [at.position for at in joined.dense]
+            seen = mask_of(pair for at in joined.tables for pair in at.ranges)
+            if joined.known and (mask_of(joined.ranges) & ~seen).any():
+                buckets.append(HeldPosition(batches=0, epoch=0))
+        return buckets, parameters
 
     def shut_down_servers(self) -> None:
         """Ask all servers to end."""
@@ -240,10 +246,18 @@ class ServerGroup:
         return link
 
     def _join(self) -> None:
-        self.joined = [json.loads(frame.text) for frame in self._ask_all(Call.JOIN, self._join_text())]
+        self._joined()
         if self._find is not None:
             for link in self.links:
                 link.server = ask_buckets(link).server
+
+    def _joined_all(self) -> list[messages.Joined]:
+        """What the servers know about this worker, together about everything they hold."""
+        return self._joined()
+
+    def _joined(self) -> list[messages.Joined]:
+        """What each server knows about this worker."""
+        return [messages.Joined.from_json(frame.text) for frame in self._ask_all(Call.JOIN, self._join_text())]
 
     def _join_text(self) -> str:
         return messages.Join(worker=self._worker, epoch=self._epoch, nonce=self._nonce).model_dump_json()
@@ -268,9 +282,9 @@ class ServerGroup:
             soon = self.config.model_copy(update={"timeout": min(self.config.timeout, FIND_SECONDS)})
             follow_server(link, self.addresses, self._find, lambda address: link_to(address, soon))
 
-    def next_push(self, position: Position | None = None) -> Push:
-        """The number of the next change this worker makes; `position`: the batch it belongs to."""
-        return Push(worker=self._worker, epoch=self._epoch, sequence=next(self._sequences), position=position)
+    def next_push(self) -> Push:
+        """The number of the next change this worker makes."""
+        return Push(worker=self._worker, epoch=self._epoch, sequence=next(self._sequences))
 
     def _ask_all(self, call: Call, text: str = "{}") -> list[Frame]:
         return finish_all([link.begin(call, text) for link in self.links])

@@ -74,14 +74,20 @@ class ServerParameters:
         position: messages.Position | None = None,
     ) -> None:
         """One step of the servers' optimizer for each parameter that has a gradient here; `position`: the batch it is of."""
-        push = self._numbered(position)
-        self._send(
-            Call.APPLY_DENSE,
-            gradients,
-            lambda part: messages.ApplyDense(
-                push=push(part), names=part.names, learning_rate=learning_rate
-            ).model_dump_json(),
-        )
+        push = self._numbered()
+
+        def text(part: DensePart) -> str:
+            apply = messages.ApplyDense(
+                push=push(part),
+                position=position,
+                names=tuple(name for name in part.names if name in gradients),
+                unchanged=tuple(name for name in part.names if name not in gradients),
+                learning_rate=learning_rate,
+            )
+            return apply.model_dump_json()
+
+        # Parameters without a gradient have had the batch, too: a successor of this worker need not go back to find one.
+        self._send(Call.APPLY_DENSE, gradients, text, also=() if position is None else self._names)
 
     def assign(self, values: Mapping[str, Tensor]) -> None:
         """Set the values of some parameters; the optimizers' state stays."""
@@ -92,28 +98,37 @@ class ServerParameters:
         self._assign(values, add=True)
 
     def _assign(self, values: Mapping[str, Tensor], *, add: bool) -> None:
-        push = self._numbered(None)
+        push = self._numbered()
         self._send(
             Call.ASSIGN_DENSE,
             values,
             lambda part: messages.AssignDense(push=push(part), names=part.names, add=add).model_dump_json(),
         )
 
-    def _numbered(self, position: messages.Position | None) -> Callable[[DensePart], messages.Push]:
+    def _numbered(self) -> Callable[[DensePart], messages.Push]:
         """The number of the change that a part is: one for all servers, and a new one for each further round."""
         made: dict[int, messages.Push] = {}
 
         def push(part: DensePart) -> messages.Push:
             if part.round not in made:
-                made[part.round] = self._group.next_push(position)
+                made[part.round] = self._group.next_push()
             return made[part.round]
 
         return push
 
-    def _send(self, call: Call, tensors: Mapping[str, Tensor], text: Callable[[DensePart], str]) -> None:
+    def _send(
+        self,
+        call: Call,
+        tensors: Mapping[str, Tensor],
+        text: Callable[[DensePart], str],
+        *,
+        also: tuple[str, ...] = (),
+    ) -> None:
+        """Send `tensors` to the servers that hold them; `also`: names whose servers are asked in any case."""
         if unknown := set(tensors) - set(self._names):
             raise InvalidArgumentError(f"parameters: there is no {min(unknown)!r}; there are {', '.join(self._names)}")
-        self._routes.ask(call, tuple(tensors), text, {name: _array(name, tensor) for name, tensor in tensors.items()})
+        names = tuple(dict.fromkeys((*tensors, *also)))
+        self._routes.ask(call, names, text, {name: _array(name, tensor) for name, tensor in tensors.items()})
 
 
 class CachedParameters:
@@ -197,8 +212,7 @@ class ServerOptimizer(torch.optim.Optimizer):
 
     def set_position(self, position: messages.Position | None) -> None:
         """Say which batch the next step is of; a successor of this worker then counts it once."""
-        dense = None if position is None else position.model_copy(update={"channel": "dense"})
-        self._cached.position = dense
+        self._cached.position = position
 
     @overload
     def step(self, closure: None = None) -> None: ...

@@ -170,11 +170,18 @@ class ServerStore(BucketGroup):
             for g, split in zip(joined, splits, strict=True)
         )
         parts_of = [split.pushed(float_rows(g.values)) for g, split in zip(joined, splits, strict=True)]
-        pushes = self._pushes(position)
+        pushes = self._pushes()
 
         # All servers see every step, those without an id of it too: event time and HashNet scales follow the steps.
         def begin(part: Part) -> Exchange:
-            apply = messages.Apply(push=pushes(part), tables=tables, step=step, event_time=event_time, map=part.version)
+            apply = messages.Apply(
+                push=pushes(part),
+                position=position,
+                tables=tables,
+                step=step,
+                event_time=event_time,
+                map=part.version,
+            )
             pushed = [part_of(some) for part_of, some in zip(parts_of, part.places, strict=True)]
             arrays = [array for *whole, rows in pushed for array in (*whole, narrowed(rows, self.config.wire))]
             return part.link.begin(Call.APPLY_GRADIENTS, apply.model_dump_json(), arrays)
@@ -209,7 +216,7 @@ class ServerStore(BucketGroup):
         self._keep_order()
         route = self._routes.current
         order, sizes = split_by_owner(ids, route.owners, route.groups)
-        ids, pushes = ids[order], self._pushes(None)
+        ids, pushes = ids[order], self._pushes()
 
         def begin(part: Part) -> Exchange:
             write = messages.TableWrite(push=pushes(part), table=table, event_time=event_time, map=part.version)
@@ -225,14 +232,14 @@ class ServerStore(BucketGroup):
         ids, sizes = [split.ids for split in splits], [split.sizes for split in splits]
         return run_parts(self._routes, route, ids, sizes, begin, timeout=self.config.timeout)
 
-    def _pushes(self, position: Position | None) -> Callable[[Part], Push]:
+    def _pushes(self) -> Callable[[Part], Push]:
         """The number of the change that a part is: one for all servers, and a new one for each further round."""
         made: dict[int, Push] = {}
 
         def push(part: Part) -> Push:
-            number = made.setdefault(part.round, made.get(part.round) or self.next_push(position))
-            # The server has had this batch, but not this part of it.
-            return number.model_copy(update={"position": None}) if part.again else number
+            if part.round not in made:
+                made[part.round] = self.next_push()
+            return made[part.round]
 
         return push
 

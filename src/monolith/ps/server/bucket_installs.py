@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from monolith.errors import ConfigError, InvalidArgumentError, MemoryLimitError, ProtocolError
+from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError, MemoryLimitError, ProtocolError
 from monolith.ps.bucket_messages import InstallBuckets, Installed, Refused, RefuseTransfer
+from monolith.ps.ownership import mask_of
 from monolith.ps.server.bucket_transfer import put_rows
 from monolith.ps.server.dense_transfer import put_dense
+from monolith.ps.server.ledger_state import put_progress, read_ledger
 from monolith.ps.server.mover_lease import MoverLease
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
@@ -51,13 +53,23 @@ class BucketInstalls:
                     return True
                 if install.rebalance:
                     self._lease.require(install.rebalance)
-                if install.buckets is None:
-                    put_dense(self._state, install, arrays)
-                else:
-                    put_rows(self._state.tables, install, arrays)
+                self._put(install, arrays)
             except (*REFUSALS, MemoryError):
                 self._owned.refuse(install)
                 raise
             self._owned.install(install)
             self._state.initialised = True
             return False
+
+    def _put(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
+        """Hold what is in a transfer, and know how far each worker is in it; on an error nothing has changed."""
+        try:
+            positions = read_ledger(install.positions, "install_buckets")
+        except CorruptFileError as error:
+            raise InvalidArgumentError(str(error)) from None
+        if install.buckets is None:
+            put_dense(self._state.dense, install, arrays)
+            put_progress(self._state.pushes, positions, names=install.dense)
+        else:
+            put_rows(self._state.tables, install, arrays)
+            put_progress(self._state.pushes, positions, buckets=mask_of([install.buckets]))

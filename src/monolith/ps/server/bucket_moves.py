@@ -17,11 +17,11 @@ from monolith.ps.bucket_messages import Buckets, Giving, MoveBuckets, Moved, Tak
 from monolith.ps.ownership import mask_of, ranges_of
 from monolith.ps.server.bucket_transfer import piece_size
 from monolith.ps.server.dense_transfer import dense_piece
-from monolith.ps.server.ledger_state import dense_positions_text
+from monolith.ps.server.ledger_state import progress_text
 from monolith.ps.server.mover_lease import MoverLease
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
-from monolith.ps.server.transfer_delivery import ASK_SECONDS, TransferDelivery
+from monolith.ps.server.transfer_delivery import ASK_SECONDS, TransferDelivery, keep_piece
 from monolith.transport.calls import Call
 from monolith.transport.link import Link
 
@@ -127,21 +127,21 @@ class BucketMoves:
         if taker.server == self._owned.server:
             raise InvalidArgumentError(f"taker: {move.taker} is the giver itself")
         with self._state.gate.closed(changes=True):
+            mask = None if buckets is None else mask_of([buckets])
             giving = self._owned.begin_giving(
                 taker=move.taker,
                 server=taker.server,
                 durable=taker.durable,
                 buckets=buckets,
                 dense=dense,
-                positions=dense_positions_text(self._state.pushes) if dense else "",
+                positions=progress_text(self._state.pushes, buckets=mask, names=dense),
             )
             self._state.dense.set_declared(dense, declared=False)
         try:
             self._commit()
         except MonolithError:
             with self._state.gate.closed(changes=True):
-                self._state.dense.set_declared(dense, declared=True)
-                self._owned.cancel_giving()
+                keep_piece(self._state, self._owned)
             raise
         self._delivery.start(giving, rebalance=move.rebalance)
         return giving

@@ -46,6 +46,7 @@ def packed_rows(
         rebalance=rebalance,
         buckets=giving.buckets,
         tables=tuple(described),
+        positions=giving.positions,
     )
     return install, arrays
 

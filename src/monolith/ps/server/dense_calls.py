@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from monolith.ps import messages
 from monolith.ps.server.owned_buckets import OwnedBuckets
+from monolith.ps.server.pushes import WorkerRecord
 from monolith.ps.server.state import ServerState
 from monolith.transport.answers import Answer, Calls, json_answer, message_of
 from monolith.transport.calls import Call
@@ -45,9 +46,13 @@ class DenseCalls:
     def _apply_dense(self, frame: Frame) -> Answer:
         apply = message_of(messages.ApplyDense, frame)
 
-        def action() -> Answer:
-            self._owned.require_dense(apply.names)
-            self._dense.apply(apply.names, frame.arrays, apply.learning_rate)
+        def action(worker: WorkerRecord[Answer]) -> Answer:
+            names, position, epoch = (*apply.names, *apply.unchanged), apply.position, apply.push.epoch
+            self._owned.require_dense(names)
+            missing = names if position is None else worker.parameters.missing(position, epoch, names)
+            self._dense.apply(apply.names, frame.arrays, apply.learning_rate, only=missing)
+            if position is not None:
+                worker.parameters.advance(position.held(epoch), missing)
             return Answer()
 
         return self._pushes.once(apply.push, action)
@@ -55,7 +60,7 @@ class DenseCalls:
     def _assign_dense(self, frame: Frame) -> Answer:
         assign = message_of(messages.AssignDense, frame)
 
-        def action() -> Answer:
+        def action(_: WorkerRecord[Answer]) -> Answer:
             self._owned.require_dense(assign.names)
             self._dense.assign(assign.names, frame.arrays, add=assign.add)
             return Answer()

@@ -79,12 +79,19 @@ class DenseParameters:
         with self._lock:
             return [self._parameter(name).values.detach().clone().numpy() for name in names]
 
-    def apply(self, names: Sequence[str], gradients: Sequence[np.ndarray], learning_rate: float | None = None) -> None:
-        """One optimizer step for each."""
+    def apply(
+        self,
+        names: Sequence[str],
+        gradients: Sequence[np.ndarray],
+        learning_rate: float | None = None,
+        *,
+        only: Collection[str] | None = None,
+    ) -> None:
+        """One optimizer step for each of `names`, or only for those that are in `only`."""
         with self._lock:
-            pairs = self._matched(names, gradients)
-            for parameter, gradient in pairs:
-                parameter.step(gradient, learning_rate)
+            for name, (parameter, gradient) in zip(names, self._matched(names, gradients), strict=True):
+                if only is None or name in only:
+                    parameter.step(gradient, learning_rate)
 
     def assign(self, names: Sequence[str], values: Sequence[np.ndarray], *, add: bool = False) -> None:
         """Set the values, or add to them; the optimizers' state stays."""

@@ -1,4 +1,4 @@
-"""Dense parameters as a message: values, optimizers, and how far each worker is with them."""
+"""Dense parameters as a message: values and optimizers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.ps.bucket_messages import Giving, InstallBuckets
-from monolith.ps.server.ledger_state import read_ledger, take_dense_positions
+from monolith.ps.server.dense_parameters import DenseParameters
 from monolith.ps.server.served_tables import require_count
-from monolith.ps.server.state import ServerState
 from monolith.state_bytes import pack_state, unpack_state
 
 __all__ = ["dense_piece", "packed_dense", "put_dense"]
@@ -30,10 +29,10 @@ def dense_piece(sizes: Mapping[str, int], names: Iterable[str], limit: int) -> t
 
 
 def packed_dense(
-    state: ServerState, giving: Giving, *, giver: int, rebalance: int
+    dense: DenseParameters, giving: Giving, *, giver: int, rebalance: int
 ) -> tuple[InstallBuckets, list[np.ndarray]]:
     """What the taker of dense parameters is sent: a text and arrays."""
-    packed = pack_state(state.dense.state(giving.dense))
+    packed = pack_state(dense.state(giving.dense))
     install = InstallBuckets(
         giver=giver,
         number=giving.number,
@@ -45,7 +44,7 @@ def packed_dense(
     return install, [np.frombuffer(data, dtype=np.uint8) for data in (packed.structure, packed.tensor_bytes())]
 
 
-def put_dense(state: ServerState, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
+def put_dense(dense: DenseParameters, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
     """Train the parameters of a transfer here; on an error nothing has changed."""
     require_count(arrays, 2)
     if any(array.dtype != np.uint8 or array.ndim != 1 for array in arrays):
@@ -54,9 +53,6 @@ def put_dense(state: ServerState, install: InstallBuckets, arrays: Sequence[np.n
         found = unpack_state(arrays[0].tobytes(), arrays[1].tobytes(), "dense parameters")
         if not isinstance(found, dict) or set(found) != set(install.dense):
             raise InvalidArgumentError(f"dense parameters: expected the state of {', '.join(install.dense)}")
-        positions = read_ledger(install.positions, "dense parameters")
-        had_none = not state.dense.sizes()
-        state.dense.take_over(found)
+        dense.take_over(found)
     except CorruptFileError as error:
         raise InvalidArgumentError(str(error)) from None
-    take_dense_positions(state.pushes, positions, replace=had_none)

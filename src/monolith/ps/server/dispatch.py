@@ -12,6 +12,7 @@ import numpy as np
 
 from monolith.errors import FencedError, ProtocolError, ServerRestoredError
 from monolith.ps import messages
+from monolith.ps.ownership import mask_of, ranges_of
 from monolith.ps.precision import WIRE_DTYPES
 from monolith.ps.server.bucket_calls import BucketCalls
 from monolith.ps.server.bucket_installs import BucketInstalls
@@ -21,12 +22,15 @@ from monolith.ps.server.coordination_calls import CoordinationCalls
 from monolith.ps.server.dense_calls import DenseCalls
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.identity import kept_identity
+from monolith.ps.server.ledger_state import read_ledger
 from monolith.ps.server.log_calls import LogCalls
 from monolith.ps.server.mover_lease import MoverLease
 from monolith.ps.server.owned_buckets import OwnedBuckets
+from monolith.ps.server.pushes import WorkerRecord
 from monolith.ps.server.save_calls import SaveCalls
 from monolith.ps.server.state import ServerState
 from monolith.ps.server.table_calls import TableCalls
+from monolith.table.buckets import NUM_BUCKETS
 from monolith.transport.answers import Answer, json_answer, message_of
 from monolith.transport.calls import CHANGES, Call
 from monolith.transport.frame_calls import FrameCalls
@@ -162,12 +166,25 @@ class Dispatcher(FrameCalls):
 
     def _join(self, frame: Frame) -> Answer:
         join = message_of(messages.Join, frame)
-        known = self._state.pushes.join(join)
-        positions = self._state.pushes.positions(join.worker)
-        return json_answer(
+        worker = self._state.pushes.join(join)
+        # Buckets and positions of one moment: a transfer moves both.
+        with self._state.gate.closed():
+            return Answer(text=self._joined(join, worker).model_dump_json())
+
+    def _joined(self, join: messages.Join, worker: WorkerRecord[Answer]) -> messages.Joined:
+        owned, giving = self._owned, self._owned.giving
+        ranges = owned.ranges if owned.version else ((0, NUM_BUCKETS),)
+        held = self._state.dense.declared()
+        known = read_ledger(giving.positions, f"the positions of {giving}").get(join.worker) if giving else None
+        moving = [giving.buckets] if giving and giving.buckets else []
+        return messages.Joined(
             restored=self._restored,
-            known=known,
-            positions={channel: position.model_dump() for channel, position in positions.items()},
+            known=worker.met < join.epoch,
+            ranges=ranges_of(mask_of([*ranges, *moving])),
+            tables=(*worker.buckets.at(mask_of(ranges)), *(known.tables if known else ())),
+            parameters=(*held, *(giving.dense if giving else ())),
+            gave=owned.gave_dense,
+            dense=(*worker.parameters.at(held), *(known.dense if known else ())),
         )
 
     def _lookup(self, frame: Frame, out: np.ndarray | None) -> np.ndarray:

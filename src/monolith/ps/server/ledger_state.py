@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,19 +13,20 @@ from pydantic import Field
 from monolith import errors
 from monolith.config import Config
 from monolith.errors import ConfigError, CorruptFileError
-from monolith.ps.messages import HeldPosition
+from monolith.ps.messages import BucketsAt, ParametersAt, Whole
 from monolith.ps.server.pushes import PushLedger, WorkerRecord
+from monolith.ps.server.worker_progress import BucketProgress, ParameterProgress
 from monolith.transport.answers import Answer
 from monolith.transport.remote_errors import RemoteError, described
 
 __all__ = [
     "KnownWorker",
-    "dense_positions_text",
+    "forget_progress",
     "ledger_text",
     "load_ledger",
+    "progress_text",
+    "put_progress",
     "read_ledger",
-    "restore_positions",
-    "take_dense_positions",
 ]
 
 _DONE = Answer()
@@ -42,15 +44,19 @@ class _Outcome(Config):
 class KnownWorker(Config):
     """What a ledger knows of one worker."""
 
-    epoch: int
-    nonce: int
-    highest: int
-    numbers: tuple[int, ...]
+    epoch: Whole
+    nonce: Whole
+    met: Whole
+    highest: int = -1
+    numbers: tuple[int, ...] = ()
     outcomes: dict[int, _Outcome] = Field(default_factory=dict)
-    positions: dict[str, HeldPosition] = Field(default_factory=dict)
+    tables: tuple[BucketsAt, ...] = ()
+    dense: tuple[ParametersAt, ...] = ()
 
 
 class _Ledger(Config):
+    version: Literal[2] = 2
+    """1 had one position for all buckets of a server."""
     workers: dict[str, KnownWorker]
 
 
@@ -59,14 +65,15 @@ def ledger_text(ledger: PushLedger[Answer]) -> str:
 
     Example:
         >>> from monolith.ps.messages import Join
-        >>> ledger = PushLedger(skipped=Answer())
+        >>> ledger = PushLedger()
         >>> _ = ledger.join(Join(worker="w0", epoch=3, nonce=1))
-        >>> copy = PushLedger(skipped=Answer())
+        >>> copy = PushLedger()
         >>> load_ledger(copy, ledger_text(ledger))
         >>> copy.records()["w0"].epoch
         3
     """
-    return json.dumps({"workers": {name: _described(record) for name, record in list(ledger.records().items())}})
+    workers = {name: _described(record) for name, record in ledger.records().items()}
+    return json.dumps({"version": 2, "workers": workers})
 
 
 def load_ledger(ledger: PushLedger[Answer], text: str, where: str = "ledger") -> None:
@@ -74,78 +81,46 @@ def load_ledger(ledger: PushLedger[Answer], text: str, where: str = "ledger") ->
     ledger.replace({name: _record(worker) for name, worker in read_ledger(text, where).items()})
 
 
-def restore_positions(
-    ledger: PushLedger[Answer], texts: Iterable[str], others: Iterable[str] = (), where: str = "ledger"
-) -> None:
-    """Give the workers the positions of a checkpoint, of several servers those furthest behind; while the gate is closed.
-
-    Epochs and numbers stay: workers that have joined go on pushing, and those that were replaced stay out. `others` are ledgers
-    of servers that only dense parameters came from.
-    """
-    found: dict[str, KnownWorker] = {}
-    for text in texts:
-        for name, worker in read_ledger(text, where).items():
-            found[name] = _behind(found[name], worker) if name in found else worker
-    for text in others:
-        for name, worker in read_ledger(text, where).items():
-            found[name] = _with_dense(found.get(name, _without_positions(worker)), worker)
-    for name, worker in found.items():
-        ledger.meet(name, epoch=worker.epoch, nonce=worker.nonce)
-    for name, record in ledger.records().items():
-        record.positions = dict(found[name].positions) if name in found else {}
-
-
-def dense_positions_text(ledger: PushLedger[Answer]) -> str:
-    """How far each worker is with the dense parameters, as JSON; while the gate is closed."""
+def progress_text(ledger: PushLedger[Answer], *, buckets: np.ndarray | None = None, names: Collection[str] = ()) -> str:
+    """How far each worker is in `buckets`, a mask, and in the dense parameters `names`, as JSON; while the gate is closed."""
     workers = {
         name: KnownWorker(
             epoch=record.epoch,
             nonce=record.nonce,
-            highest=-1,
-            numbers=(),
-            positions={channel: at for channel, at in record.positions.items() if channel == "dense"},
+            met=record.met,
+            tables=() if buckets is None else tuple(record.buckets.at(buckets)),
+            dense=tuple(record.parameters.at(names)),
         )
         for name, record in ledger.records().items()
     }
     return _Ledger(workers=workers).model_dump_json()
 
 
-def take_dense_positions(ledger: PushLedger[Answer], workers: Mapping[str, KnownWorker], *, replace: bool) -> None:
-    """Know how far `workers` are with dense parameters that come from another server; while the gate is closed.
+def put_progress(
+    ledger: PushLedger[Answer],
+    workers: Mapping[str, KnownWorker],
+    *,
+    buckets: np.ndarray | None = None,
+    names: Collection[str] = (),
+) -> None:
+    """Record that every worker is as far in `buckets` and `names` as `workers` says; while the gate is closed.
 
-    Of a worker that is known here too the position furthest behind counts; `replace`: only that of the other server, since
-    there were no dense parameters here.
+    Workers that are not in `workers` have had no batch there. Epochs and sequence numbers stay: workers that have joined go
+    on pushing, and those that were replaced stay out.
     """
     for name, worker in workers.items():
-        known = ledger.meet(name, epoch=worker.epoch, nonce=worker.nonce)
-        both = [worker.positions["dense"]] if "dense" in worker.positions else []
-        if "dense" in known.positions and not replace:
-            both.append(known.positions["dense"])
-        if both:
-            known.positions["dense"] = min(both, key=lambda position: position.batches)
+        ledger.meet(name, epoch=worker.epoch, nonce=worker.nonce, met=worker.met)
+    for name, record in ledger.records().items():
+        told = workers.get(name)
+        if buckets is not None:
+            record.buckets.put(told.tables if told is not None else (), buckets)
+        record.parameters.put(told.dense if told is not None else (), names)
 
 
-def _without_positions(worker: KnownWorker) -> KnownWorker:
-    return worker.model_copy(update={"positions": {}})
-
-
-def _with_dense(one: KnownWorker, other: KnownWorker) -> KnownWorker:
-    both = [worker.positions["dense"] for worker in (one, other) if "dense" in worker.positions]
-    behind = {"dense": min(both, key=lambda position: position.batches)} if both else {}
-    return one.model_copy(update={"positions": one.positions | behind})
-
-
-def _behind(one: KnownWorker, other: KnownWorker) -> KnownWorker:
-    newest, positions = max(one, other, key=lambda worker: worker.epoch), {}
-    # Tables are on every server: one that has no position has had no batch. Dense parameters are on some.
-    if "tables" in one.positions and "tables" in other.positions:
-        both = (one.positions["tables"], other.positions["tables"])
-        positions["tables"] = min(both, key=lambda position: position.batches)
-    return _with_dense(newest.model_copy(update={"positions": positions | _dense(one)}), other)
-
-
-def _dense(worker: KnownWorker) -> dict[str, HeldPosition]:
-    return {channel: position for channel, position in worker.positions.items() if channel == "dense"}
+def forget_progress(ledger: PushLedger[Answer]) -> None:
+    """Record that no worker has pushed a batch; while the gate is closed."""
+    for record in ledger.records().values():
+        record.buckets, record.parameters = BucketProgress(), ParameterProgress()
 
 
 def _described(record: WorkerRecord[Answer]) -> dict[str, object]:
@@ -153,10 +128,12 @@ def _described(record: WorkerRecord[Answer]) -> dict[str, object]:
     return {
         "epoch": record.epoch,
         "nonce": record.nonce,
+        "met": record.met,
         "highest": record.highest,
         "numbers": list(record.outcomes),
         "outcomes": outcomes,
-        "positions": {channel: position.model_dump() for channel, position in record.positions.items()},
+        "tables": [at.model_dump() for at in record.buckets.at()],
+        "dense": [at.model_dump() for at in record.parameters.at()],
     }
 
 
@@ -170,13 +147,12 @@ def _outcome(outcome: Answer | Exception) -> dict[str, object]:
 
 def _record(worker: KnownWorker) -> WorkerRecord[Answer]:
     outcomes = OrderedDict((number, _answer(worker.outcomes.get(number))) for number in worker.numbers)
-    return WorkerRecord(
-        epoch=worker.epoch,
-        nonce=worker.nonce,
-        highest=worker.highest,
-        outcomes=outcomes,
-        positions=dict(worker.positions),
+    record = WorkerRecord(
+        epoch=worker.epoch, nonce=worker.nonce, met=worker.met, highest=worker.highest, outcomes=outcomes
     )
+    record.buckets.put(worker.tables)
+    record.parameters.put(worker.dense, [name for at in worker.dense for name in at.names])
+    return record
 
 
 def _answer(outcome: _Outcome | None) -> Answer | Exception:

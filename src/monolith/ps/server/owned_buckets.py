@@ -20,17 +20,23 @@ from monolith.errors import (
 )
 from monolith.ps.bucket_messages import Buckets, Giving, InstallBuckets, RefuseTransfer
 from monolith.ps.messages import Whole
-from monolith.ps.ownership import BucketRanges, mask_of, ranges_of
+from monolith.ps.ownership import BucketRange, BucketRanges, mask_of, ranges_of
 
 __all__ = ["OwnedBuckets"]
 
 REMEMBERED_TAKERS = 256
 """Where buckets went, the newest last: enough for whoever has an old list of servers."""
+REMEMBERED_GAINS = 64
+"""Gains after which a client that knows of none of them must ask again who owns what."""
 
 
 class _Known(Config):
     server: Whole
     version: Whole = 0
+    oldest: Whole = 0
+    """The oldest version that a request may name: nothing was given away since."""
+    gains: tuple[tuple[Whole, BucketRange], ...] = ()
+    """The buckets that were gained after `oldest`, each with the first version that has them."""
     ranges: BucketRanges = ()
     giving: Giving | None = None
     transfers: Whole = 0
@@ -66,7 +72,7 @@ class OwnedBuckets:
 
     @property
     def version(self) -> int:
-        """Grows when buckets are given away; 0 until it has owned any."""
+        """Grows when buckets are given away or gained; 0 until it has owned any."""
         return self._known.version
 
     @property
@@ -101,14 +107,22 @@ class OwnedBuckets:
         )
 
     def require(self, version: int) -> None:
-        """Raise `OwnershipChangedError` unless a change that was split by `version` is for buckets owned now."""
-        if version != self._known.version:
+        """Raise `OwnershipChangedError` if buckets were given away since `version`, by which a change was split."""
+        if not self._known.oldest <= version <= self._known.version:
             raise _changed(self._known.version, version)
 
     def require_read(self, version: int) -> None:
         """As `require`, but whoever only reads may do so without knowing a version."""
-        if version not in (0, self._known.version):
-            raise _changed(self._known.version, version)
+        if version:
+            self.require(version)
+
+    def known_at(self, version: int) -> np.ndarray | None:
+        """bool [NUM_BUCKETS]: the buckets owned that a client of `version` knows of; None: all of them.
+
+        A change that was split by `version` is for these buckets and no others.
+        """
+        later = [buckets for gained, buckets in self._known.gains if gained > version]
+        return mask_of(self._known.ranges) & ~mask_of(later) if later else None
 
     def require_dense(self, names: Collection[str]) -> None:
         """Raise `OwnershipChangedError` if others hold some of these dense parameters, or will."""
@@ -126,7 +140,7 @@ class OwnedBuckets:
     def claim(self, ranges: BucketRanges) -> None:
         """Own `ranges` from the start."""
         if self._known.version == 0:
-            self._set(version=1, ranges=ranges)
+            self._set(version=1, oldest=1, ranges=ranges)
         elif ranges != self._known.ranges:
             raise OwnershipChangedError(
                 f"ranges: the server owns {list(self._known.ranges)} already, not {list(ranges)}; ask it what it owns"
@@ -159,8 +173,9 @@ class OwnedBuckets:
         if (piece & ~mask).any():
             raise InvalidArgumentError(f"buckets: the server owns {list(self._known.ranges)}, not all of {buckets}")
         # Dense parameters are known by their names: a map of buckets stays what it was.
-        version = self._known.version + (buckets is not None)
-        self._set(version=version, ranges=ranges_of(mask & ~piece), giving=giving, transfers=number)
+        version = self._known.version + 1
+        changed = {} if buckets is None else {"version": version, "oldest": version, "gains": ()}
+        self._set(ranges=ranges_of(mask & ~piece), giving=giving, transfers=number, **changed)
         return giving
 
     def redirect(self, taker: str) -> None:
@@ -181,7 +196,7 @@ class OwnedBuckets:
         """The taker does not own the piece and never will: it stays here."""
         giving = self._known.giving
         assert giving is not None
-        self._set(giving=None, ranges=ranges_of(mask_of(self._known.ranges) | _mask(giving)))
+        self._set(giving=None, **self._gained(giving.buckets))
 
     def has_installed(self, install: InstallBuckets) -> bool:
         """Whether this transfer was installed before; raises if it was refused before, or cannot be installed."""
@@ -202,11 +217,8 @@ class OwnedBuckets:
 
     def install(self, install: InstallBuckets) -> None:
         """Own the buckets of a transfer."""
-        mask: np.ndarray = mask_of(self._known.ranges) | _mask(install)
         installed = {**self._known.installed, str(install.giver): install.number}
-        # A gain needs no new version: whoever does not know of it asks for none of these buckets here.
-        version = self._known.version if install.buckets is None else max(1, self._known.version)
-        self._set(version=version, ranges=ranges_of(mask), installed=installed)
+        self._set(installed=installed, **self._gained(install.buckets))
         self.forget_dense(install.dense)
 
     def refuse(self, transfer: InstallBuckets | RefuseTransfer) -> bool:
@@ -231,6 +243,20 @@ class OwnedBuckets:
             self._known = _Known.from_json(str(state))
         except ConfigError as error:
             raise CorruptFileError(f"what the server owned cannot be read: {error}") from None
+
+    def _gained(self, buckets: tuple[int, int] | None) -> dict[str, object]:
+        """What changes when `buckets` are gained."""
+        if buckets is None:
+            return {}
+        # Requests of earlier versions may go on: those who do not know of a gain ask for none of these buckets here.
+        version, gains = self._known.version + 1, self._known.gains
+        forgotten = gains[: max(0, len(gains) + 1 - REMEMBERED_GAINS)]
+        return {
+            "version": version,
+            "oldest": max([1, self._known.oldest, *(gained for gained, _ in forgotten)]),
+            "gains": (*gains[len(forgotten) :], (version, buckets)),
+            "ranges": ranges_of(mask_of([*self._known.ranges, buckets])),
+        }
 
     def _require_meant(self, transfer: InstallBuckets | RefuseTransfer) -> None:
         if transfer.server != self.server:

@@ -5,9 +5,9 @@ the number again: the client that did not hear the answer, or a network that del
 and with gaps, since a worker has several streams and some changes go to other servers. The server remembers the last `WINDOW`
 of them; a number below is refused, because nobody can tell any more whether it was applied.
 
-A worker that is started again has a larger epoch. From the moment it joins, pushes of the earlier epochs are refused. A push may
-say which batch it belongs to: a successor that begins some batches earlier pushes them again, and those that were applied here
-are not applied twice.
+A worker that is started again has a larger epoch. From the moment it joins, pushes of the earlier epochs are refused. Gradients
+may say which batch they belong to: a successor that begins some batches earlier pushes them again, and whatever has had them
+does not get them twice (`monolith.ps.server.worker_progress`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from monolith.errors import ConfigError, ProtocolError, StalePushError
-from monolith.ps.messages import HeldPosition, Join, Push
+from monolith.ps.messages import Join, Push
 from monolith.ps.server.gate import ChangeGate
+from monolith.ps.server.worker_progress import BucketProgress, ParameterProgress
 
 __all__ = ["PushLedger", "WINDOW", "WorkerRecord"]
 
@@ -37,51 +38,46 @@ class WorkerRecord(Generic[Answer]):
 
     epoch: int
     nonce: int
+    met: int
+    """The epoch in which this server, or the one that a bucket came from, first heard of the worker."""
     highest: int = -1
     outcomes: OrderedDict[int, Answer | Exception] = field(default_factory=OrderedDict)
-    positions: dict[str, HeldPosition] = field(default_factory=dict)
-    """The last batch applied, by channel; it outlives the epochs."""
+    buckets: BucketProgress = field(default_factory=BucketProgress)
+    """The last batch that each bucket has had; it outlives the epochs."""
+    parameters: ParameterProgress = field(default_factory=ParameterProgress)
+    """The last batch that each dense parameter has had."""
     # Held while a push is applied: one that comes twice waits for the first, and a successor for its predecessor's last.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, epoch: int, nonce: int) -> None:
-        """Another life of the worker: its numbers begin anew."""
+        """Begin another epoch: its sequence numbers start again."""
         self.epoch, self.nonce, self.highest = epoch, nonce, -1
         self.outcomes.clear()
 
 
 class PushLedger(Generic[Answer]):
-    """Which pushes of which workers were applied, and what they led to. `skipped` is the answer to a batch that came again.
+    """Which pushes of which workers were applied, and what they led to.
 
     Example:
-        >>> ledger, counted = PushLedger(skipped=None), []
-        >>> ledger.join(Join(worker="w0", epoch=1, nonce=5))
-        False
+        >>> ledger, counted = PushLedger(), []
+        >>> ledger.join(Join(worker="w0", epoch=1, nonce=5)).epoch
+        1
         >>> push = Push(worker="w0", epoch=1, sequence=1)
         >>> for _ in range(3):
-        ...     ledger.once(push, lambda: counted.append(1))
+        ...     ledger.once(push, lambda worker: counted.append(worker.epoch))
         >>> counted
         [1]
     """
 
-    def __init__(
-        self,
-        *,
-        skipped: Answer,
-        gate: ChangeGate | None = None,
-        window: int = WINDOW,
-        max_workers: int = MAX_WORKERS,
-    ) -> None:
-        self._skipped = skipped
+    def __init__(self, *, gate: ChangeGate | None = None, window: int = WINDOW, max_workers: int = MAX_WORKERS) -> None:
         self._gate = gate or ChangeGate()
         self._window = window
         self._max_workers = max_workers
         self._workers: dict[str, WorkerRecord[Answer]] = {}
         self._lock = threading.Lock()
 
-    def join(self, join: Join) -> bool:
-        """Begin an epoch; returns when no push of an earlier one can take effect any more: whether the worker was known."""
-        known = join.worker in self._workers
+    def join(self, join: Join) -> WorkerRecord[Answer]:
+        """Begin an epoch. Returns what is known of the worker when no push of an earlier epoch can take effect any more."""
         worker = self._worker(join)
         with worker.lock, self._gate.changing():
             if join.epoch < worker.epoch:
@@ -93,10 +89,10 @@ class PushLedger(Generic[Answer]):
                     f"worker: another process has joined as {join.worker!r} in epoch {join.epoch}; give each worker a name of "
                     "its own, and a restarted one a larger epoch"
                 )
-        return known
+        return worker
 
-    def once(self, push: Push, action: Callable[[], Answer]) -> Answer:
-        """What `action` returned or raised for the first push of this number; it is called for that one only."""
+    def once(self, push: Push, action: Callable[[WorkerRecord[Answer]], Answer]) -> Answer:
+        """Call `action` for the first push of this number only. Returns or raises what it returned or raised then."""
         with self._lock:
             worker = self._workers.get(push.worker)
         if worker is None:
@@ -114,19 +110,15 @@ class PushLedger(Generic[Answer]):
             raise outcome
         return outcome
 
-    def positions(self, worker: str) -> dict[str, HeldPosition]:
-        """The last batch of `worker` that was applied, by channel."""
-        found = self._workers.get(worker)
-        return {} if found is None else dict(found.positions)
-
     def records(self) -> Mapping[str, WorkerRecord[Answer]]:
         """All workers; to be read while the gate is closed."""
         return dict(self._workers)
 
-    def meet(self, name: str, *, epoch: int, nonce: int) -> WorkerRecord[Answer]:
-        """What is known of a worker that another server has met in `epoch`; while the gate is closed."""
+    def meet(self, name: str, *, epoch: int, nonce: int, met: int) -> WorkerRecord[Answer]:
+        """Get to know a worker that another server knows, or heard of in a later epoch; while the gate is closed."""
         with self._lock:
-            known = self._workers.setdefault(name, WorkerRecord(epoch=epoch, nonce=nonce))
+            known = self._workers.setdefault(name, WorkerRecord(epoch=epoch, nonce=nonce, met=met))
+        known.met = min(known.met, met)
         if epoch > known.epoch:
             known.begin(epoch, nonce)
         return known
@@ -136,7 +128,9 @@ class PushLedger(Generic[Answer]):
         with self._lock:
             self._workers = dict(records)
 
-    def _outcome(self, worker: WorkerRecord[Answer], push: Push, action: Callable[[], Answer]) -> Answer | Exception:
+    def _outcome(
+        self, worker: WorkerRecord[Answer], push: Push, action: Callable[[WorkerRecord[Answer]], Answer]
+    ) -> Answer | Exception:
         if push.sequence in worker.outcomes:
             return worker.outcomes[push.sequence]
         if push.sequence <= worker.highest - self._window:
@@ -144,7 +138,11 @@ class PushLedger(Generic[Answer]):
                 f"push: {push.sequence} of worker {push.worker!r} is older than the last {self._window} up to {worker.highest}; "
                 "whether it was applied is not known any more"
             )
-        outcome = self._applied(worker, push, action)
+        try:
+            outcome: Answer | Exception = action(worker)
+        except Exception as error:
+            # A failure is an outcome too: the sender was told, or will be, that it did not happen.
+            outcome = error.with_traceback(None)
         worker.outcomes[push.sequence] = outcome
         worker.highest = max(worker.highest, push.sequence)
         # Those that came out of turn stay until those before them go.
@@ -152,32 +150,12 @@ class PushLedger(Generic[Answer]):
             worker.outcomes.popitem(last=False)
         return outcome
 
-    def _applied(self, worker: WorkerRecord[Answer], push: Push, action: Callable[[], Answer]) -> Answer | Exception:
-        position = push.position
-        before = None if position is None else worker.positions.get(position.channel)
-        # Within one life the numbers are enough; only a successor, who cannot know where the last one stopped, repeats batches.
-        if (
-            position is not None
-            and before is not None
-            and before.epoch < push.epoch
-            and position.batches <= before.batches
-        ):
-            return self._skipped
-        try:
-            outcome = action()
-        except Exception as error:
-            # A failure is an outcome too: the sender was told, or will be, that it did not happen.
-            return error.with_traceback(None)
-        if position is not None:
-            held = HeldPosition(**position.model_dump(), epoch=push.epoch)
-            worker.positions[position.channel] = held
-        return outcome
-
     def _worker(self, join: Join) -> WorkerRecord[Answer]:
         with self._lock:
             if join.worker not in self._workers and len(self._workers) >= self._max_workers:
                 raise ConfigError(f"worker: the server knows {self._max_workers:,} workers already; reuse names")
-            return self._workers.setdefault(join.worker, WorkerRecord(epoch=join.epoch, nonce=join.nonce))
+            new = WorkerRecord[Answer](epoch=join.epoch, nonce=join.nonce, met=join.epoch)
+            return self._workers.setdefault(join.worker, new)
 
 
 def _stale(worker: str, epoch: int, newest: int) -> StalePushError:

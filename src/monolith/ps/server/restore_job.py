@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
 
 from monolith.checkpoint.checkpoint_folder import part_paths, read_state
 from monolith.checkpoint.in_use import in_use
-from monolith.checkpoint.manifest import Manifest, read_manifest
+from monolith.checkpoint.manifest import read_manifest
 from monolith.checkpoint.restore import prepare_tables
 from monolith.errors import CorruptFileError, InvalidArgumentError
+from monolith.ps.ownership import mask_of
 from monolith.ps.saving_messages import Restore
-from monolith.ps.server.ledger_state import restore_positions
+from monolith.ps.server.ledger_state import forget_progress, put_progress, read_ledger
 from monolith.ps.server.state import ServerState, source_of
 from monolith.state_bytes import State
+from monolith.table.buckets import NUM_BUCKETS
 
 __all__ = ["prepare_server", "require_settled"]
 
@@ -21,7 +25,8 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
     """Read and check what `state` gets of a checkpoint; calling the answer, with the gate closed, puts it in place.
 
     Rows are those of the buckets the server owns, from whichever parts have them. Dense parameters are all there are, since
-    nobody knows yet which of them workers will ask this server for. What the server owns stays as it is.
+    nobody knows yet which of them workers will ask this server for. How far each worker is in a bucket or parameter is what the
+    part that it comes from says. What the server owns stays as it is.
     """
     require_settled(state)
     ranges = state.ranges()
@@ -37,18 +42,20 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
             reset_admission=restore.reset_admission,
         )
         parts = {path: read_state(path) for path in part_paths(manifest, restore.path)}
-        mine = [path for path in parts if _has_some(read_manifest(path), ranges)]
-    dense = [_parameters(path, part) for path, part in parts.items()]
-    ledgers = {path: str(source_of(part, path).get("ledger")) for path, part in parts.items()}
+        buckets = {path: _mask(read_manifest(path).buckets) & _mask(ranges) for path in parts}
+    dense = {path: _parameters(path, part) for path, part in parts.items()}
+    ledgers = {path: read_ledger(str(source_of(part, path).get("ledger")), path) for path, part in parts.items()}
+    trained = _trained_in(dense)
 
     def apply() -> None:
         if state.ranges() != ranges:
             raise InvalidArgumentError("restore: the server's buckets have changed since it was prepared; begin again")
         put_in_place()
         if parts:
-            state.dense.load_state(*dense, elsewhere=True)
-            others = [ledgers[path] for path in parts if path not in mine]
-            restore_positions(state.pushes, [ledgers[path] for path in mine], others, restore.path)
+            state.dense.load_state(*dense.values(), elsewhere=True)
+            forget_progress(state.pushes)
+            for path, ledger in ledgers.items():
+                put_progress(state.pushes, ledger, buckets=buckets[path], names=trained[path])
         state.initialised, state.step = True, manifest.step
 
     return apply
@@ -60,10 +67,21 @@ def require_settled(state: ServerState) -> None:
         raise InvalidArgumentError("restore: buckets of the server are being moved; try again when the move has ended")
 
 
-def _has_some(part: Manifest, ranges: Sequence[range] | None) -> bool:
-    if part.buckets is None or ranges is None:
-        return True
-    return any(first < other.stop and other.start < end for first, end in part.buckets for other in ranges)
+def _mask(ranges: Iterable[range] | Iterable[tuple[int, int]] | None) -> np.ndarray:
+    """bool [NUM_BUCKETS]: which buckets are in `ranges`; None: all of them."""
+    if ranges is None:
+        return np.ones(NUM_BUCKETS, dtype=np.bool_)
+    return mask_of((one.start, one.stop) if isinstance(one, range) else one for one in ranges)
+
+
+def _trained_in(parts: Mapping[str, Mapping[str, State]]) -> dict[str, set[str]]:
+    """The dense parameters that `DenseParameters.load_state` takes from each part: from the one that trained them."""
+    origin: dict[str, tuple[str, bool]] = {}
+    for path, parameters in parts.items():
+        for name, saved in parameters.items():
+            if name not in origin or not origin[name][1]:
+                origin[name] = path, isinstance(saved, dict) and saved.get("declared") is True
+    return {path: {name for name, (of, _) in origin.items() if of == path} for path in parts}
 
 
 def _parameters(path: str, part: Mapping[str, State]) -> Mapping[str, State]:

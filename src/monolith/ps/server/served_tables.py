@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,10 @@ from monolith.errors import ConfigError, InvalidArgumentError, MemoryLimitError
 from monolith.ps.messages import Apply, DeclaredTable, Lookup, Pooling, TableGradient, TableRead
 from monolith.ps.precision import narrow, widen
 from monolith.table.admission import AdmissionFilter
+from monolith.table.bag_parts import pooling_factors
+from monolith.table.buckets import bucket_of
 from monolith.table.embedding_table import EmbeddingTable, TableStats
+from monolith.table.store import Bags
 
 __all__ = ["ServedTables", "TableBags", "require_count"]
 
@@ -30,6 +33,22 @@ class _Update:
     row_splits: np.ndarray | None
     values: np.ndarray
     gradient: TableGradient
+
+    def without(self, buckets: np.ndarray) -> _Update:
+        """The same but for the ids of `buckets`, a mask."""
+        kept = ~buckets[bucket_of(self.ids)]
+        if self.row_splits is None:
+            return replace(self, ids=self.ids[kept], values=self.values[kept])
+        assert self.gradient.pooling != "none"
+        bags = Bags(table=self.table.name, ids=self.ids, row_splits=self.row_splits, pooling=self.gradient.pooling)
+        return replace(
+            self,
+            ids=self.ids[kept],
+            row_splits=np.concatenate([[0], np.cumsum(kept)])[self.row_splits],
+            # A mean is that of the whole bag.
+            values=self.values if bags.pooling == "sum" else self.values * pooling_factors(bags),
+            gradient=self.gradient.model_copy(update={"pooling": "sum"}),
+        )
 
     def run(self, step: int, event_time: int) -> None:
         rates = self.gradient.learning_rates
@@ -120,9 +139,15 @@ class ServedTables:
             if rows is not view:
                 narrow(rows, view)
 
-    def apply(self, apply: Apply, arrays: Sequence[np.ndarray]) -> None:
-        """One optimizer step for each table and id; nothing has changed if anything was wrong."""
+    def apply(self, apply: Apply, arrays: Sequence[np.ndarray], *, leave_out: np.ndarray | None = None) -> None:
+        """One optimizer step for each table and id; nothing has changed if anything was wrong.
+
+        `leave_out` is a mask of buckets whose ids are not changed: they have had this batch before.
+        """
         updates = self._checked(apply, arrays)
+        if leave_out is not None:
+            # A table without an id that is left has seen the step before.
+            updates = [left for update in updates if len((left := update.without(leave_out)).ids)]
         self.require_room(sum(len(update.ids) * update.table.row_bytes for update in updates), tables=len(updates))
         for update in updates:
             update.run(apply.step, apply.event_time)

@@ -45,7 +45,7 @@ class ServerState:
         """Everything that changes something passes it."""
         self.tables = ServedTables(memory_limit=memory_limit)
         self.dense = DenseParameters(require_room=self.tables.require_room)
-        self.pushes: PushLedger[Answer] = PushLedger(skipped=Answer(), gate=self.gate)
+        self.pushes: PushLedger[Answer] = PushLedger(gate=self.gate)
         self.initialised = False
         """Whether it has been given a state that is worth keeping."""
         self.step = 0

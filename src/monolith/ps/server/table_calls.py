@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from monolith.ps import messages
 from monolith.ps.server.owned_buckets import OwnedBuckets
+from monolith.ps.server.pushes import WorkerRecord
 from monolith.ps.server.served_tables import require_count
 from monolith.ps.server.state import ServerState
 from monolith.transport.answers import Answer, Calls, json_answer, message_of
@@ -46,9 +47,15 @@ class TableCalls:
     def _apply_gradients(self, frame: Frame) -> Answer:
         apply = message_of(messages.Apply, frame)
 
-        def action() -> Answer:
+        def action(worker: WorkerRecord[Answer]) -> Answer:
             self._owned.require(apply.map)
-            self._tables.apply(apply, frame.arrays)
+            position, epoch = apply.position, apply.push.epoch
+            had = None if position is None else worker.buckets.had(position, epoch)
+            self._tables.apply(apply, frame.arrays, leave_out=had)
+            if position is not None:
+                known = self._owned.known_at(apply.map)
+                changed = known if had is None else ~had if known is None else known & ~had
+                worker.buckets.advance(position.held(epoch), changed)
             self._state.step = max(self._state.step, apply.step)
             return Answer()
 
@@ -63,7 +70,7 @@ class TableCalls:
     def _write(self, frame: Frame, *, add: bool) -> Answer:
         write = message_of(messages.TableWrite, frame)
 
-        def action() -> Answer:
+        def action(_: WorkerRecord[Answer]) -> Answer:
             self._owned.require(write.map)
             require_count(frame.arrays, 2)
             ids, values = frame.arrays
@@ -76,7 +83,7 @@ class TableCalls:
     def _reinitialize(self, frame: Frame) -> Answer:
         write = message_of(messages.TableWrite, frame)
 
-        def action() -> Answer:
+        def action(_: WorkerRecord[Answer]) -> Answer:
             self._owned.require(write.map)
             require_count(frame.arrays, 1)
             (ids,) = frame.arrays
@@ -87,7 +94,7 @@ class TableCalls:
 
     def _evict(self, frame: Frame) -> Answer:
         evict = message_of(messages.Evict, frame)
-        return self._pushes.once(evict.push, lambda: json_answer(evicted=self._tables.evict(evict.now)))
+        return self._pushes.once(evict.push, lambda _: json_answer(evicted=self._tables.evict(evict.now)))
 
     def _stats(self, frame: Frame) -> Answer:
         return json_answer(tables={name: asdict(stats) for name, stats in self._tables.stats().items()})

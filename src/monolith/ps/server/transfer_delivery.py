@@ -19,15 +19,17 @@ from monolith.ps.bucket_messages import (
     RefuseTransfer,
     TakenBack,
 )
+from monolith.ps.ownership import mask_of
 from monolith.ps.server.bucket_installs import REFUSALS
 from monolith.ps.server.bucket_transfer import drop_rows, packed_rows
 from monolith.ps.server.dense_transfer import packed_dense
+from monolith.ps.server.ledger_state import put_progress, read_ledger
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
 from monolith.transport.calls import Call
 from monolith.transport.link import Link
 
-__all__ = ["ASK_SECONDS", "TransferDelivery"]
+__all__ = ["ASK_SECONDS", "TransferDelivery", "keep_piece"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to reach the taker."""
@@ -133,7 +135,7 @@ class TransferDelivery:
 
     def _packed(self, giving: Giving, rebalance: int) -> tuple[InstallBuckets, list[np.ndarray]]:
         if giving.buckets is None:
-            return packed_dense(self._state, giving, giver=self._owned.server, rebalance=rebalance)
+            return packed_dense(self._state.dense, giving, giver=self._owned.server, rebalance=rebalance)
         return packed_rows(self._state.tables, giving, giver=self._owned.server, rebalance=rebalance)
 
     def _forget(self, giving: Giving) -> None:
@@ -180,8 +182,7 @@ class TransferDelivery:
         assert giving is not None
         with self._state.gate.closed(changes=True):
             if failure is not None:
-                self._state.dense.set_declared(giving.dense, declared=True)
-                self._owned.cancel_giving()
+                keep_piece(self._state, self._owned)
             else:
                 self._forget(giving)
                 self._owned.finish_giving()
@@ -195,3 +196,15 @@ class TransferDelivery:
             if len(self._outcomes) > REMEMBERED_OUTCOMES:
                 self._outcomes.popitem(last=False)
             self._settled.notify_all()
+
+
+def keep_piece(state: ServerState, owned: OwnedBuckets) -> None:
+    """Own again what was being given away, with the positions that workers had in it then; while the gate is closed."""
+    giving = owned.giving
+    assert giving is not None
+    state.dense.set_declared(giving.dense, declared=True)
+    # Pushes that came meanwhile were not for this piece.
+    mask = None if giving.buckets is None else mask_of([giving.buckets])
+    positions = read_ledger(giving.positions, f"the positions of {giving}")
+    put_progress(state.pushes, positions, buckets=mask, names=giving.dense)
+    owned.cancel_giving()
