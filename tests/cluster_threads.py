@@ -56,7 +56,14 @@ class Cluster:
         return RunnerConfig(server_type=kind, index=index, **self._settings)
 
     def start(
-        self, kind: str, index: int, source: Iterable[Batch] = (), hooks: Sequence[Hook] = (), **limits: int
+        self,
+        kind: str,
+        index: int,
+        source: Iterable[Batch] = (),
+        hooks: Sequence[Hook] = (),
+        *,
+        sleep: Callable[[float], None] = sleep,
+        **limits: int,
     ) -> Future[int]:
         torch.manual_seed(0)
         model = FeatureModel()

@@ -123,6 +123,19 @@ def test_who_comes_late_or_again_takes_what_was_chosen() -> None:
     assert choose_servers(config(7, 9), board, measure=never) == first
 
 
+def test_servers_are_measured_for_the_seconds_of_the_configuration() -> None:
+    measured: list[float] = []
+
+    def measure(addresses: Sequence[str], seconds: float) -> list[Measured]:
+        measured.append(seconds)
+        return speeds(1.0, 2.0, 3.0)(addresses, seconds)
+
+    choose_servers(config(0, 1, benchmark_secs=7.0), Keys(), measure=measure, sleep=lambda seconds: None)
+    assert measured == [7.0]
+    choose_servers(config(0, 1), Keys(), measure=measure, sleep=lambda seconds: None)
+    assert measured == [7.0, 60.0]
+
+
 def test_other_servers_are_another_choice() -> None:
     board = Keys()
     choose(board, 0, 1, 5.0, 4.0, 3.0)

@@ -98,6 +98,14 @@ def test_schedules_see_the_global_step_and_each_segment_has_its_own() -> None:
     assert embeddings.state_dict()["steps"].item() == 8
 
 
+def test_a_schedule_holds_for_all_gradients_of_a_step() -> None:
+    embeddings = EmbeddingCollection([user(learning_rate=lambda step: 0.25)])
+    for _ in range(2):
+        embeddings({"user": torch.tensor([1])})["user"].sum().backward()
+    embeddings.step()
+    assert embeddings({"user": torch.tensor([1])})["user"][0, 0].item() == -0.5
+
+
 def test_the_event_time_reaches_the_rows_and_expiry_counts_from_it() -> None:
     embeddings = EmbeddingCollection(
         [user(slot=1, expire_seconds=10), Feature(name="item", slot=2, dim=2, initializer=Zeros(), optimizer=SGD)]

@@ -99,6 +99,13 @@ def test_learning_rates_step_and_time_reach_the_table() -> None:
     assert tables.stats()["t"].max_event_time == 9
 
 
+def test_learning_rates_survive_the_joining_of_gradients() -> None:
+    config = TableConfig(name="t", segments=(Segment(dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),))
+    tables = LocalStore([EmbeddingTable(config)])
+    tables.apply([Gradient(bags=bags("t", [1]), values=torch.ones(1, 1), learning_rates=(0.25,))] * 2)
+    assert tables.tables["t"].lookup([1]).item() == -0.5
+
+
 def test_what_a_store_refuses() -> None:
     config = TableConfig(name="t", segments=(Segment(dim=1, initializer=Ones()),))
     with pytest.raises(ConfigError, match="two are named 't'"):

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from monolith.errors import InvalidArgumentError
-from monolith.ps import ParameterServer
+from monolith.ps import ParameterServer, benchmark
 from monolith.ps.benchmark import Measured, measure_servers, select_servers, spin
 
 
@@ -54,6 +54,15 @@ def test_more_than_there_are_cannot_be_kept(count: int) -> None:
 def test_throughput_is_rounds_by_time() -> None:
     ticks = itertools.count()  # the first reading, then one after each round
     assert spin(4.0, clock=lambda: float(next(ticks))) == 1.0
+
+
+def test_a_server_computes_for_the_seconds_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(benchmark, "spin", lambda seconds, *, clock: asked.append(seconds) or 3.0)
+    with ParameterServer() as server:
+        assert measure_servers([server.address], seconds=0.125)[0].throughput == 3.0
+        measure_servers([server.address])
+    assert asked == [0.125, 60.0]
 
 
 def test_servers_are_measured_and_one_is_kept() -> None:

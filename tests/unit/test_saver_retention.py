@@ -50,6 +50,18 @@ def test_exempt_checkpoints_stay_and_do_not_count(tmp_path: Path) -> None:
     assert on_disk(tmp_path) == [f"model.ckpt-{step}" for step in (10, 20, 40, 50, 60)]
 
 
+def test_what_is_exempt_is_said_in_the_model_dir_of_the_saver(tmp_path: Path) -> None:
+    model_dir, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    for folder, exempt in ((model_dir, "ckpt-1"), (elsewhere, "ckpt-2")):
+        folder.mkdir()
+        state = MonolithCheckpointState(exempt_model_checkpoint_paths=(exempt,))
+        write_monolith_checkpoint_state(folder, state)
+    kept = saver(max_to_keep=1, model_dir=model_dir)
+    for step in (1, 2, 3):
+        kept.save(elsewhere / "ckpt", global_step=step)
+    assert on_disk(elsewhere) == ["ckpt-1", "ckpt-3"]
+
+
 def test_a_saver_may_be_given_exempt_checkpoints(tmp_path: Path) -> None:
     kept = saver(max_to_keep=1, exempt_checkpoint_paths=[tmp_path / "ckpt-1"])
     exempt = MonolithCheckpointState(exempt_model_checkpoint_paths=(f"{tmp_path}/ckpt-2",))

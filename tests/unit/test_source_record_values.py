@@ -101,6 +101,7 @@ def test_a_shared_feature_is_given_to_every_row() -> None:
     batch = example_pb2.ExampleBatch(batch_size=3)
     user = batch.named_feature_list.add(name="user", type=example_pb2.SHARED)
     user.feature.add().fid_v1_list.value.extend([1 << 54 | 5, 6])
+    user.feature.add().fid_v1_list.value.extend([7])  # the first one is the shared one
     lists = batch.named_feature_list.add(name="lists", type=example_pb2.SHARED).feature.add().float_lists
     lists.list.add().value.extend([1.0, 2.0])
     lists.list.add()

@@ -159,8 +159,9 @@ class WorkerSyncHook(Hook):
             self._sleep(self.poll_seconds)
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
-        """Mark the worker as finished, whether it succeeded or not."""
-        self._states.finish_worker(self.index)
+        """Mark the worker as finished. One that failed has not finished: the chief waits for its successor."""
+        if error is None:
+            self._states.finish_worker(self.index)
 
 
 class TrainingHooksHelper:
