@@ -21,6 +21,7 @@ from monolith.train.checkpoints import tables_of
 from monolith.train.config import RunConfig
 from monolith.train.heads import Head, column, heads_of, logits_by_head, total_loss
 from monolith.train.hooks.checkpoint import Metric, log_metric
+from monolith.train.hooks.deep_insight import DeepInsightHook
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.nan_guard import NanGuardHook
 from monolith.train.hooks.run import hooks_running
@@ -98,7 +99,7 @@ class Trainer:
         self.optimizer = optimizer
         self.heads = heads_of(model, heads)
         self.config = config or RunConfig()
-        self.hooks: tuple[Hook, ...] = tuple(hooks)
+        self.hooks: tuple[Hook, ...] = (*hooks, *DeepInsightHook.of_run(self.config, type(model).__name__))
         self.save_listeners: tuple[CheckpointSaverListener, ...] = ()
         """Called around every full save of a run."""
         self.save_guards: tuple[CheckpointSaverListener, ...] = ()

@@ -2,6 +2,7 @@
 
 from monolith.train.hooks.barrier import BarrierHook, BarrierSaverListener
 from monolith.train.hooks.checkpoint import NoFirstSaveCheckpointSaverHook
+from monolith.train.hooks.deep_insight import DeepInsightHook
 from monolith.train.hooks.feature_statistics import ColumnStatistics, FeatureStatisticsHook, column_statistics
 from monolith.train.hooks.global_step import GlobalStepHook
 from monolith.train.hooks.hook import Hook
@@ -29,6 +30,7 @@ __all__ = [
     "ChiefSyncHook",
     "ColumnStatistics",
     "CustomGlobalStepWaiterHook",
+    "DeepInsightHook",
     "FeatureStatisticsHook",
     "GlobalStepHook",
     "Hook",
