@@ -104,7 +104,7 @@ class Constant(nn.Module):
 
 def run(steps: int, *hooks: Hook) -> Trainer:
     trainer = Trainer(Constant(), hooks=hooks)
-    trainer.fit([BATCH] * steps)
+    trainer.fit([BATCH] * steps, max_steps=steps)
     return trainer
 
 
@@ -449,7 +449,7 @@ def test_metrics_are_logged_under_the_prefix_of_the_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MONOLITH_METRIC_PREFIX", "shop.ranking")
-    with caplog.at_level("INFO"):
+    with caplog.at_level("DEBUG"):
         run(1, NoFirstSaveCheckpointSaverHook(Saver(Ledger())))
     assert "shop.ranking.save_checkpoint {'mode': 'full'} = 1" in caplog.text
 

@@ -37,9 +37,12 @@ def test_train_reports_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*command, "--steps", "6"]) == 0
     first = lines(capsys)
     assert [line["step"] for line in first] == [4, 6, 6]
-    assert first[-1] == {"event": "end", "step": 6, "reason": "step 6 is reached", "model_dir": str(tmp_path)}
+    end = {"event": "end", "step": 6, "steps_made": 6, "reason": "step 6 is reached", "model_dir": str(tmp_path)}
+    assert first[-1] == end
     assert main([*command, "--max-steps", "9"]) == 0
     assert [line["step"] for line in lines(capsys)] == [8, 9, 9]
+    assert main([*command, "--max-steps", "9"]) == 0
+    assert [(line["step"], line["steps_made"]) for line in lines(capsys)] == [(9, 0)]
 
 
 def test_people_get_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

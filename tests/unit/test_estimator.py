@@ -110,7 +110,9 @@ def test_predict_keys_choose_heads_and_pass_columns_through() -> None:
     row = next(trained().predict(predict_keys=["user", "click"]))
     assert list(row) == ["user", "click"]
     assert row["user"] == batch_of(0)["user"][0]  # type: ignore[index]
-    with pytest.raises(InvalidArgumentError, match=r"predict_keys: the batch has no column 'clik'; did you mean"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"predict_keys: the batch has no column 'clik'; did you mean 'click'"
+    ):
         next(trained().predict(predict_keys=["clik"]))
 
 

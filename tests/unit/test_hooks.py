@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from monolith.errors import DivergedError, InvalidArgumentError
 from monolith.features import Ragged
-from monolith.train import RunConfig, Trainer
+from monolith.train import Estimator, RunConfig, Trainer
 from monolith.train.hooks import (
     ColumnStatistics,
     FeatureStatisticsHook,
@@ -82,12 +82,31 @@ def test_tensorboard_reads_the_curves_back(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert set(events.Tags()["scalars"]) == {
+        "auc/click",
+        "examples_per_second",
         "loss",
         "global_gradient_norm",
         *(f"rows/{name}" for name in trainer.table_stats()),
     }
     assert [event.step for event in events.Scalars("loss")] == [2, 4, 6]
     assert events.Scalars("rows/user")[-1].value == trainer.table_stats()["user"].rows
+    # Per example: at first that of a coin, whatever the size of a batch.
+    assert 0.3 < events.Scalars("loss")[0].value < 1.2
+
+
+def test_a_run_without_a_step_leaves_no_empty_event_file(tmp_path: Path) -> None:
+    trainer_of(TensorBoardHook(tmp_path)).fit(Stream(), max_steps=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_evaluation_is_a_point_beside_the_curves_of_training(tmp_path: Path) -> None:
+    estimator = Estimator(ClickModel(), RunConfig(model_dir=str(tmp_path)))
+    estimator.train(Stream(4))
+    metrics = estimator.evaluate(Stream(3))
+    events = EventAccumulator(str(tmp_path / "eval"))
+    events.Reload()
+    point = events.Scalars("click/auc")[0]
+    assert (point.step, point.value) == (4, pytest.approx(metrics["click/auc"]))
 
 
 def test_profiler_traces_at_its_steps_and_when_asked(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_reports_come_at_intervals_and_at_the_end() -> None:
     assert [report.examples for report in reports] == [24, 48, 56]
     # The clock advances by one between the ends of two intervals, and the last interval has one step.
     assert [report.examples_per_second for report in reports] == [24.0, 24.0, 8.0]
-    losses = [result.loss.item() for result in results]
+    losses = [result.loss.item() / result.examples for result in results]
     expected = [np.mean(losses[:3]), np.mean(losses[3:6]), losses[6]]
     assert [report.loss for report in reports] == pytest.approx(expected)
     assert reports[-1].rows == sum(stats.rows for stats in trainer.table_stats().values())

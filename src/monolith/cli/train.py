@@ -31,10 +31,11 @@ def train(
     *,
     flags: dict[str, object],
 ) -> None:
-    """Train a model, from where its model_dir stopped, until the steps or the data end.
+    """Train a model, from where its model_dir stopped, until the steps are made or the data has ended.
 
-    Progress goes to the terminal, with --json as one line per interval to stdout. An interrupt ends the run after the step
-    being made and saves.
+    A run that has finished is not trained further unless there is more to do: more steps, more epochs, or other data
+    (--no-resume-data). Progress goes to the terminal, with --json as one line per interval to stdout. An interrupt ends the
+    run after the current step and saves.
     """
     config = load_job(target, sets or (), flags)
     job = Job(config)
@@ -46,13 +47,21 @@ def train(
     with stop_on_interrupt(trainer.request_stop) as interrupted:
         job.estimator.train(job.source("train"), steps=limits[0], max_steps=limits[1], hooks=[progress])
     model_dir = job.estimator.config.model_dir
-    end = {"event": "end", "step": trainer.step, "reason": trainer.stop_reason, "model_dir": model_dir}
+    end = {
+        "event": "end",
+        "step": trainer.step,
+        "steps_made": trainer.steps_made,
+        "reason": trainer.stop_reason,
+        "model_dir": model_dir,
+    }
     if as_json:
         console.print(json.dumps(end), markup=False, soft_wrap=True)
     else:
         saves = job.estimator.runner.is_local or job.estimator.runner.is_chief
         saved = f", saved in {model_dir}" if model_dir else ", not saved: there is no model_dir"
         saved = saved if saves else ", and worker 0 saves"
-        console.print(f"ended at step {trainer.step:,}: {trainer.stop_reason}{saved}", soft_wrap=True)
+        what = "ended" if trainer.steps_made else "nothing to do"
+        saved = saved if trainer.steps_made else ""
+        console.print(f"{what} at step {trainer.step:,}: {trainer.stop_reason}{saved}", soft_wrap=True)
     if interrupted:
         raise typer.Exit(130)

@@ -80,11 +80,13 @@ class Position(Config):
     state: str | None = None
     """The state of its source after this batch, JSON; None if it cannot tell."""
     ended: bool = False
-    """The data ended with this batch: a successor begins it anew."""
+    """The data ended with this batch: a successor that makes another pass begins it again."""
+    epochs: Whole = 0
+    """Complete passes over the data before this batch, or with it if `ended`."""
 
     def held(self, epoch: int) -> HeldPosition:
         """The position as a server records it."""
-        return HeldPosition(batches=self.batches, state=self.state, ended=self.ended, epoch=epoch)
+        return HeldPosition(batches=self.batches, state=self.state, ended=self.ended, epochs=self.epochs, epoch=epoch)
 
 
 class HeldPosition(Position):

@@ -97,6 +97,12 @@ class RunConfig(Config):
     new in a row is initialised."""
     resume_data: bool = True
     """Continue in the data where the saved run stopped; False when the next run is given other data."""
+    epochs: Annotated[int, Field(ge=1)] | None = 1
+    """Passes over the data. A run that has made them all is finished: started again, it says so and makes no step. None repeats
+    the data until the steps are made."""
+    threads: Annotated[int, Field(ge=1)] | None = None
+    """Threads of torch and of the tables in this process. None: as many as torch has, and no more than the processors that
+    this process may use, limits of its container included."""
     clip_norm: Positive | None = 1000.0
     """Largest joint norm of all gradients, dense and sparse together, or what `clip_type` says; None does not clip."""
     clip_type: ClipType = "global_norm"

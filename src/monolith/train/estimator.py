@@ -21,7 +21,9 @@ from monolith.train.evaluation import HeadMetrics
 from monolith.train.forward import forward_passes
 from monolith.train.heads import Head, column
 from monolith.train.hooks import Hook, TensorBoardHook
+from monolith.train.hooks.tensorboard import write_evaluation
 from monolith.train.mlp_hand_over import serve_data, service_dispatcher, service_source
+from monolith.train.processors import StarvationHook
 from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import DATA_ENDED, Trainer
 
@@ -140,13 +142,19 @@ class Estimator:
         Beside the heads' own metrics there are `<head>/loss`, the mean per example, `<head>/examples`, and `global_step`.
         Hooks see every batch; those that wait for the global step to grow wait in vain.
         """
-        metrics = HeadMetrics(self.heads)
+        metrics, seen = HeadMetrics(self.heads), 0
         data = self.data("eval", source)
         with closing(forward_passes(self.trainer, data, steps=steps, hooks=hooks, labelled=True)) as passes:
             for batch, logits in passes:
                 self._example = batch
+                seen += num_rows(batch)
                 metrics.update(logits, batch)
-        return {**metrics.compute(), "global_step": self.trainer.step}
+        if not seen and steps != 0:
+            raise InvalidArgumentError("source: the data to evaluate on has no rows; check its paths and filters")
+        found = metrics.compute()
+        if self.trainer.config.model_dir is not None:
+            write_evaluation(f"{self.trainer.config.model_dir}/eval", found, self.trainer.step)
+        return {**found, "global_step": self.trainer.step}
 
     def predict(
         self,
@@ -257,7 +265,8 @@ class Estimator:
     def _chosen(self, keys: Sequence[str] | None, batch: Batch, logits: dict[str, Tensor]) -> dict[str, Tensor]:
         found = {head.name: head.predict(logits[head.name]) for head in self.heads}
         wanted = list(found) if keys is None else keys
-        return {name: found[name] if name in found else column(batch, name, "predict_keys") for name in wanted}
+        known = {**batch, **found}
+        return {name: column(known, name, "predict_keys") for name in wanted}
 
     def _export_base(self) -> Path:
         base = Path(self.config.export_dir_base)
@@ -276,9 +285,10 @@ class Estimator:
     def _own_hooks(self) -> tuple[Hook, ...]:
         folder = self.trainer.config.model_dir
         if folder is None:
-            return ()
+            return (StarvationHook(),)
         # The global step grows by one for each worker while this one makes one.
-        return (TensorBoardHook(folder, every_steps=self.config.save_summary_steps * self.runner.num_workers),)
+        every_steps = self.config.save_summary_steps * self.runner.num_workers
+        return (StarvationHook(), TensorBoardHook(folder, every_steps=every_steps))
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch, as_batch, num_rows
-from monolith.train.heads import logits_by_head, total_loss
+from monolith.train.heads import logits_by_head, sums_over_examples, total_loss
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.run import hooks_running
 from monolith.train.trainer import StepResult, Trainer
@@ -64,6 +64,7 @@ def _seen(trainer: Trainer, hooks: Sequence[Hook], batch: Batch, logits: dict[st
         logits=logits,
         batch=batch,
         examples=num_rows(batch),
+        loss_is_sum=sums_over_examples(trainer.heads),
     )
     return _asked_to_stop(trainer, hooks, lambda hook: hook.after_step(trainer, result))
 

@@ -15,7 +15,7 @@ from monolith.errors import InvalidArgumentError
 from monolith.features.batch import nearest_column
 from monolith.nn import correct_logits
 
-__all__ = ["Head", "column", "heads_of", "logits_by_head", "total_loss"]
+__all__ = ["Head", "column", "heads_of", "logits_by_head", "sums_over_examples", "total_loss"]
 
 MetricName = Literal["auc", "calibration", "gauc", "log_loss", "mae", "mse", "ne"]
 
@@ -251,3 +251,13 @@ def total_loss(logits: Mapping[str, Tensor], batch: Mapping[str, object], heads:
     """
     losses = [head.weight * head.loss(logits[head.name], batch) for head in heads]
     return torch.stack(losses).sum()
+
+
+def sums_over_examples(heads: Sequence[Head]) -> bool:
+    """Whether the loss of `heads` grows with the number of examples.
+
+    Example:
+        >>> sums_over_examples([Head()]), sums_over_examples([Head(reduction="mean")])
+        (True, False)
+    """
+    return any(head.reduction == "sum" for head in heads)

@@ -51,6 +51,11 @@ class RestoreChoice:
     markers: Mapping[str, str] = field(default_factory=dict)
     """Files to leave in the model_dir, and what they say."""
 
+    @property
+    def is_newest_checkpoint(self) -> bool:
+        """Whether the run's own newest state is a checkpoint and all of it was restored."""
+        return self.own and self.point.checkpoint is not None and not (self.clear_nn or self.went_back)
+
 
 def choose_restore_point(config: RunConfig, *, training: bool) -> RestoreChoice | None:
     """What a run starts from; None if there is nothing. Only `training` follows one-time wishes once, and writes an index.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from monolith.data.prefetch import Prefetch
-from monolith.errors import MemoryLimitError, MonolithError
+from monolith.errors import InvalidArgumentError, MemoryLimitError, MonolithError
 from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.nn import auxiliary_loss, clip_grads_, embedding_collections
 from monolith.nn.layers.auxiliary import HasAuxiliaryLoss
@@ -19,7 +19,7 @@ from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Store
 from monolith.train.checkpoints import tables_of
 from monolith.train.config import RunConfig
-from monolith.train.heads import Head, column, heads_of, logits_by_head, total_loss
+from monolith.train.heads import Head, column, heads_of, logits_by_head, sums_over_examples, total_loss
 from monolith.train.hooks.checkpoint import Metric, log_metric
 from monolith.train.hooks.deep_insight import DeepInsightHook
 from monolith.train.hooks.hook import Hook
@@ -27,6 +27,7 @@ from monolith.train.hooks.nan_guard import NanGuardHook
 from monolith.train.hooks.run import hooks_running
 from monolith.train.hooks.save_listener import CheckpointSaverListener
 from monolith.train.preconditions import is_resumable, require_limits, require_optimizer
+from monolith.train.processors import use_threads
 from monolith.train.restore_choice import RestoreChoice, has_wishes
 from monolith.train.restoring import recover_servers, restore_chosen, warm_start
 from monolith.train.saving import TrainerSaving
@@ -52,7 +53,7 @@ class StepResult:
     step: int
     """The global step, counting from 1."""
     loss: Tensor
-    """Scalar, before the update; NaN while predicting."""
+    """What `backward` starts from, a scalar: the sum over the examples for heads that sum. NaN while predicting."""
     grad_norm: Tensor | None
     """Joint norm of all gradients before clipping, scalar; None without clipping."""
     logits: dict[str, Tensor]
@@ -61,6 +62,13 @@ class StepResult:
     """The columns it was made with."""
     examples: int
     """Rows of the batch."""
+    loss_is_sum: bool = False
+    """Whether `loss` grows with the number of examples."""
+
+    @property
+    def mean_loss(self) -> float:
+        """The loss per example, for people and curves: comparable between batches of different sizes."""
+        return self.loss.item() / (max(self.examples, 1) if self.loss_is_sum else 1)
 
 
 class Trainer:
@@ -110,6 +118,10 @@ class Trainer:
         """Called before the state is taken, to apply what waits for the next step; see `AsyncFunctionManager.hooks`."""
         self.step = 0
         """Steps made since the model was new, earlier runs included."""
+        self.epochs = 0
+        """Complete passes over the data, earlier runs of an unfinished job included."""
+        self.steps_made = 0
+        """Steps of the last run alone."""
         self.stop_reason: str | None = None
         """Why the last run ended, or None while it runs."""
         self.last_batch: Batch | None = None
@@ -117,6 +129,7 @@ class Trainer:
         self._collections = embedding_collections(model)
         # Asked once: finding out costs as much as a small layer.
         self._layers_have_losses = any(isinstance(module, HasAuxiliaryLoss) for module in model.modules())
+        self._loss_is_sum = sums_over_examples(self.heads)
         self._push = SparsePush(model, delayed=self.config.enable_embedding_postpush)
         self._positions = WorkerPositions()
         self._position: Position | None = None
@@ -163,21 +176,30 @@ class Trainer:
         self.stop_reason = self.stop_reason or reason
 
     def fit(self, source: Iterable[Batch], *, steps: int | None = None, max_steps: int | None = None) -> int:
-        """Train until the data ends, `steps` more steps are made, or the global step is `max_steps`; returns the global step.
+        """Train until the data has ended `config.epochs` times, `steps` more steps are made, or the global step is `max_steps`.
 
         With `config.model_dir` the run continues from what is saved there, and is saved now and then and when it ends. So is
-        the place in the data, if the source can tell it: the saved one is loaded into `source` before the first step. A source
-        that was used up starts again. The trainer's own hooks, which save, come after those given to it.
+        the place in the data, if the source can tell it: the saved one is loaded into `source` before the first step. A run
+        that has made all its epochs before it was restored makes no step and says so, unless `steps` asks for more. A second call
+        in the same process is a new pass over its data. The trainer's own hooks, which save, come after those given to it.
+
+        Returns:
+            The global step.
         """
         require_limits(steps, max_steps)
-        self.stop_reason = None
+        if self.stop_reason == DATA_ENDED:
+            self.epochs = 0
+        self.stop_reason, self.steps_made = None, 0
+        use_threads(self.config.threads)
         hooks = self.hooks
         if self._saving is not None:
             self._saving.create()
             hooks = (*hooks, *self._saving.hooks())
         try:
             with hooks_running(hooks, self, start=lambda: self._start(source)):
-                self._loop(source, max_steps if steps is None else self.step + steps, hooks)
+                last = max_steps if steps is None else self.step + steps
+                if not self._has_finished(last, asked_for_more=bool(steps)):
+                    self._loop(source, last, hooks)
         finally:
             if self._saving is not None:
                 self._saving.close()
@@ -213,6 +235,7 @@ class Trainer:
             logits={name: tensor.detach() for name, tensor in logits.items()},
             batch=batch,
             examples=num_rows(batch),
+            loss_is_sum=self._loss_is_sum,
         )
 
     def settle(self) -> None:
@@ -227,6 +250,7 @@ class Trainer:
         return {
             **told,
             "step": self.step,
+            "epochs": self.epochs,
             "event_time": self.event_time,
             "model": dict(self.model.state_dict()),
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
@@ -244,6 +268,7 @@ class Trainer:
         self.source_state = self._loaded_place = state["source"]
         self.event_time = int(state.get("event_time", 0))
         self._positions.batches = int(state.get("batches", 0))
+        self.epochs = int(state.get("epochs", 0)) if self.config.resume_data else 0
         self.step = int(state["step"])
 
     def save(self) -> str | None:
@@ -292,31 +317,47 @@ class Trainer:
         place = self._positions.begin(self.stores)
         if place is not None:
             self.step += max(0, place.batches - self._positions.batches)
-            self._positions.batches, self._loaded_place = place.batches, place.state
+            self._positions.batches, self._loaded_place, self.epochs = place.batches, place.state, place.epochs
+
+    def _has_finished(self, last: int | None, *, asked_for_more: bool) -> bool:
+        """Whether a restored run has nothing left to do, which is then logged and becomes its `stop_reason`."""
+        if last is not None and self.step >= last:
+            self.request_stop(f"step {last} is reached")
+            _log.warning("nothing to do: the run is at step %d of %d; ask for more steps to go on", self.step, last)
+            return True
+        epochs = self.config.epochs
+        if epochs is None or self.epochs < epochs:
+            return False
+        if asked_for_more:
+            _log.info("the data has been read %d times and begins again: more steps were asked for", self.epochs)
+            self.epochs = 0
+            return False
+        self.request_stop(f"all {epochs} epochs are done" if epochs > 1 else "its epoch over the data is done")
+        _log.warning(
+            "nothing to do: the run has finished, %s at step %d. For another pass set epochs=%d, for other data "
+            "resume_data=False",
+            self.stop_reason,
+            self.step,
+            epochs + 1,
+        )
+        return True
 
     def _loop(self, source: Iterable[Batch], last: int | None, hooks: Sequence[Hook]) -> None:
         resumable = is_resumable(source)
         self._rounds += 1
         # Only once: a source that comes later is other data, or knows its place itself.
         place, self._loaded_place = self._loaded_place, None
-        if place is not None and resumable and self.config.resume_data:
+        continues = place is not None and resumable and self.config.resume_data
+        if continues:
             source.load_state_dict(place)  # type: ignore[attr-defined]
         with Prefetch(source, capacity=self.config.embedding_prefetch_capacity) as ahead:
-            batches = iter(ahead)
             self._reading, self.source_state = (ahead, None) if resumable else (None, None)
             try:
-                while not self._stops(last, hooks):
-                    batch = next(batches, None)
-                    if batch is None:
-                        self.request_stop(DATA_ENDED)
-                        self._reading = None
-                        self._rounds += 1
-                        break
-                    if resumable and self._positions.active:
-                        self._position = self._positions.tell(ahead.state_dict())
-                    result = self.train_step(batch)
-                    for hook in hooks:
-                        hook.after_step(self, result)
+                while self.stop_reason is None:
+                    batches = self._pass(ahead, last, hooks)
+                    if self.stop_reason is None:
+                        self._end_pass(source, batches, whole=not continues)
+                        continues = False
                 if self._reading is not None:
                     self.source_state = self._reading.state_dict()
             except MemoryLimitError:
@@ -327,7 +368,47 @@ class Trainer:
                 self._reading, self._position = None, None
                 self._push.drain()
         if self.stop_reason == DATA_ENDED:
-            self._positions.tell_end()
+            self._positions.tell_end(self.epochs)
+
+    def _pass(self, ahead: Prefetch, last: int | None, hooks: Sequence[Hook]) -> int:
+        """Train on the batches of one pass over the data, or until the run stops; returns how many there were."""
+        made, batches = 0, iter(ahead)
+        while not self._stops(last, hooks):
+            batch = next(batches, None)
+            if batch is None:
+                break
+            if self._reading is not None and self._positions.active:
+                self._position = self._positions.tell(ahead.state_dict(), self.epochs)
+            result = self.train_step(batch)
+            made += 1
+            self.steps_made += 1
+            for hook in hooks:
+                hook.after_step(self, result)
+        return made
+
+    def _end_pass(self, source: Iterable[Batch], batches: int, *, whole: bool) -> None:
+        """Count a pass over the data, and stop if it was the last. `whole`: it began at the first batch."""
+        if not batches and whole:
+            self._require_data(source)
+        self.epochs += 1
+        if self.config.epochs is not None and self.epochs >= self.config.epochs:
+            self.request_stop(DATA_ENDED)
+            self._reading = None
+            self._rounds += 1
+        else:
+            _log.info("epoch %d ended at step %d, the data begins again", self.epochs, self.step)
+
+    def _require_data(self, source: Iterable[Batch]) -> None:
+        """Raise if `source` never gives a batch. The share of one worker among several may be empty."""
+        if self.epochs:
+            raise InvalidArgumentError(
+                f"source: a {type(source).__name__} gave no batch when it was read again for epoch {self.epochs + 1}; give "
+                "a list, a Source, or IteratorSource(function)"
+            )
+        if self._positions.active or self.step:
+            _log.warning("source: it gave no batch; if this worker should have some, use more files or fewer workers")
+            return
+        raise InvalidArgumentError("source: the data has no rows; check its paths and filters")
 
     def _save_what_there_is(self) -> None:
         if self._saving is None:

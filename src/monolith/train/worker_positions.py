@@ -29,6 +29,8 @@ class Place:
     """Batches trained before."""
     state: State
     """Of its source; None: at the beginning."""
+    epochs: int = 0
+    """Complete passes over the data."""
 
 
 class WorkerPositions:
@@ -68,20 +70,21 @@ class WorkerPositions:
                 "the source of worker %s could not tell its place; its data begins anew", self._stores[0].worker
             )
             return None
-        return Place(batches=last.batches, state=None if last.state is None else _decoded(last.state))
+        state = None if last.state is None else _decoded(last.state)
+        return Place(batches=last.batches, state=state, epochs=last.epochs)
 
-    def tell(self, state: State) -> Position | None:
-        """The position of the batch that is trained now, `state` being that of its source behind it."""
+    def tell(self, state: State, epochs: int = 0) -> Position | None:
+        """The position of the batch that is trained now: the state of its source behind it, and the passes before this one."""
         self._current = None
         if self.active:
             self.batches += 1
-            self._current = Position(batches=self.batches, state=_encoded(state))
+            self._current = Position(batches=self.batches, state=_encoded(state), epochs=epochs)
         return self._current
 
-    def tell_end(self) -> None:
-        """The data has ended: whoever comes next begins it anew."""
+    def tell_end(self, epochs: int = 1) -> None:
+        """The data has ended after `epochs` passes: a successor that is to make as many has nothing left to do."""
         if self.active and self._current is not None:
-            ended = self._current.model_copy(update={"ended": True, "state": None})
+            ended = self._current.model_copy(update={"ended": True, "state": None, "epochs": epochs})
             for store in self._stores:
                 store.apply([], position=ended)  # type: ignore[attr-defined]
             # Told once: a later run of the trainer may be over other stores, and these closed.

@@ -60,12 +60,12 @@ class TrainerSaver(Protocol):
 
 
 def log_metric(name: str, value: float, tags: Mapping[str, str]) -> None:
-    """Write a metric to Python's log, under the prefix of this process (`monolith.train.environment.get_metric_prefix`).
+    """Write a metric to Python's log at level DEBUG, under the prefix of this process (`get_metric_prefix`).
 
     Example:
         >>> log_metric("save_checkpoint", 1, {"mode": "full"})
     """
-    _log.info("%s.%s %s = %g", get_metric_prefix(), name, dict(tags), value)
+    _log.debug("%s.%s %s = %g", get_metric_prefix(), name, dict(tags), value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoggingHook(Hook):
-    """Log step and loss every `every_steps` steps at level INFO, and why the run ended.
+    """Log step and loss per example every `every_steps` steps at level INFO, and why the run ended.
 
     Example:
         >>> hook = LoggingHook(every_steps=100)
@@ -34,7 +34,7 @@ class LoggingHook(Hook):
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Log the loss."""
         if self._timer.is_due(result.step):
-            _log.info("step %d: loss %.6g", result.step, result.loss.item())
+            _log.info("step %d: loss %.6g per example", result.step, result.mean_loss)
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
         """Say why the run ended."""

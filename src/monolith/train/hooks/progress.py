@@ -32,7 +32,7 @@ class ProgressReport:
     examples_per_second: float
     """Over the last interval, reading included."""
     loss: float
-    """Mean of the steps of the last interval."""
+    """Per example, mean of the steps of the last interval."""
     auc: dict[str, float]
     """By binary head, over the most recent examples."""
     rows: int
@@ -77,7 +77,7 @@ class ProgressHook(Hook):
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Take in a step."""
         self._examples += result.examples
-        self._losses.append(result.loss.item())
+        self._losses.append(result.mean_loss)
         for head in trainer.heads:
             if head.name in self._auc:
                 rows, logits = head.select(result.batch, result.logits[head.name])

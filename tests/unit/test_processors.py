@@ -1,0 +1,108 @@
+"""Threads and processors. The danger: a container with two processors of a large machine runs a thread for each of the machine's,
+or a run crawls because others use its processors, and nobody is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import monolith
+from monolith.train import RunConfig, Trainer
+from monolith.train.processors import StarvationHook, available_processors, use_threads
+from training import ClickModel, Stream
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads(), monolith.num_threads()
+    yield
+    torch.set_num_threads(before[0])
+    monolith.set_num_threads(before[1])
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 64),
+        ({"sys/fs/cgroup/cpu.max": "max 100000"}, 64),
+        ({"sys/fs/cgroup/cpu.max": "150000 100000"}, 2),
+        ({"proc/self/cgroup": "0::/job/a\n", "sys/fs/cgroup/job/cpu.max": "300000 100000\n"}, 3),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker/x\n",
+                "sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us": "400000\n",
+                "sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us": "100000\n",
+            },
+            4,
+        ),
+        (
+            {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"},
+            64,
+        ),
+    ],
+)
+def test_the_quota_of_a_container_counts(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+    assert available_processors(write(tmp_path, files)) == expected
+
+
+def test_the_affinity_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5, 7})
+    assert available_processors(write(tmp_path, {"sys/fs/cgroup/cpu.max": "900000 100000"})) == 3
+
+
+def test_a_run_uses_the_threads_it_is_told_to() -> None:
+    Trainer(ClickModel(), torch.optim.SGD(ClickModel().parameters()), config=RunConfig(threads=1)).fit(Stream(1))
+    assert (torch.get_num_threads(), monolith.num_threads()) == (1, 1)
+
+
+def test_without_a_word_no_more_threads_than_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(2)
+    monkeypatch.setattr("monolith.train.processors.available_processors", lambda: 1)
+    assert use_threads(None) == 1
+    assert (torch.get_num_threads(), monolith.num_threads()) == (1, 1)
+
+
+def test_more_threads_than_processors_are_used_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("monolith.train.processors.available_processors", lambda: 1)
+    assert use_threads(2) == 2
+    assert "2 asked for, but this process may use only 1 processors" in caplog.text
+
+
+@pytest.mark.parametrize(("waited", "lines"), [(0.1, 0), (0.6, 1)])
+def test_a_run_that_waits_for_a_processor_says_so_once(
+    caplog: pytest.LogCaptureFixture, waited: float, lines: int
+) -> None:
+    now = iter(range(0, 1000, 5))
+    seconds = iter(range(1000))
+    model = ClickModel()
+    hook = StarvationHook(every_secs=10.0, clock=lambda: float(next(now)), waited=lambda: next(seconds) * waited * 15.0)
+    run = Trainer(model, torch.optim.SGD(model.parameters()), hooks=[hook])
+    with caplog.at_level(logging.WARNING):
+        run.fit(Stream(12))
+    assert caplog.text.count("this run waited for a processor") == lines
+
+
+def test_the_time_that_linux_counts_grows() -> None:
+    from monolith.train.processors import _seconds_waited
+
+    assert _seconds_waited() >= 0.0
