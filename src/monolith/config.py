@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import struct
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -97,24 +96,45 @@ def _config_classes(model: type[BaseModel], path: Sequence[int | str]) -> dict[s
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """Return the one of `known` that `name` is a misspelling of, None if there is none.
 
-    Only letters may differ: a name in which a whole word is another one may mean something else, and a hint that is followed
-    and wrong does more harm than none.
+    Only a few letters of a word may differ: a name with another word in it may mean something else, and a wrong hint that is
+    followed does more harm than none.
 
     Example:
         >>> nearest_name("model_dirs", ["model_dir", "log_dir"])
         'model_dir'
         >>> nearest_name("restore_dir", ["model_dir", "log_dir"])
     """
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.75)
-    return next((candidate for candidate in near if _differs_in_letters(name, candidate)), None)
+    near = [(sum(edits), other) for other in known if (edits := _misspelt(name, other)) is not None]
+    return min(near)[1] if near else None
 
 
-def _differs_in_letters(name: str, other: str) -> bool:
+def _misspelt(name: str, other: str) -> list[int] | None:
+    """How many letters differ in each word, None if too many for a misspelling."""
     words, others = name.split("_"), other.split("_")
+    shared = min(len(words), len(others))
+    if shared > 1 and len(words) != len(others) and words[:shared] == others[:shared]:
+        return [abs(len(name) - len(other))]  # a word too many or too few at the end
     if len(words) != len(others):
-        return True
-    pairs = zip(words, others, strict=True)
-    return all(difflib.SequenceMatcher(None, word, its).ratio() >= 0.7 for word, its in pairs)
+        words, others = ["".join(words)], ["".join(others)]
+    pairs = list(zip(words, others, strict=True))
+    edits = [_edits(word, its) for word, its in pairs]
+    # One letter in four, and one in a short word, but nothing in one of two letters, which is soon another.
+    allowed = [0 if longest < 3 else max(1, longest // 4) for longest in (max(map(len, pair)) for pair in pairs)]
+    return edits if all(made <= most for made, most in zip(edits, allowed, strict=True)) else None
+
+
+def _edits(word: str, other: str) -> int:
+    """The least number of letters inserted, removed, replaced or exchanged with their neighbour that lead to `other`."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(word, 1):
+        before, last, row = row, before, [i]
+        for j, its in enumerate(other, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != its))
+            if i > 1 and j > 1 and (letter, word[i - 2]) == (other[j - 2], its):
+                cost = min(cost, last[j - 2] + 1)
+            row.append(cost)
+    return row[-1]
 
 
 def _owner(model: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:

@@ -50,6 +50,10 @@ def test_a_field_of_a_nested_configuration_is_compared_with_its_own() -> None:
         ("tide_start_day", ["tide_start_hour"]),
         ("max_steps", ["max_slots"]),
         ("", ["a"]),
+        ("a", ["b"]),
+        ("ps", ["py"]),
+        ("clik", ["clicked"]),
+        ("model", ["model_dir"]),
     ],
 )
 def test_another_word_is_no_misspelling(name: str, known: list[str]) -> None:
@@ -60,6 +64,10 @@ def test_another_word_is_no_misspelling(name: str, known: list[str]) -> None:
     ("name", "meant"),
     [
         ("lable", "label"),
+        ("cvs", "csv"),
+        ("clip_nrom", "clip_norm"),
+        ("lerning_rtae", "learning_rate"),
+        ("weight_decay_factor", "weight_decay"),
         ("num_pss", "num_ps"),
         ("modeldir", "model_dir"),
         ("save_checkpoint_secs", "save_checkpoints_secs"),
