@@ -151,7 +151,7 @@ def test_every_write_is_synced_before_it_gets_its_name_and_its_name_after(
 
 
 def test_urls_and_paths() -> None:
-    assert [is_remote(path) for path in ("a:b", Path("x"), "C:/x", "s3://b/x", "hdfs:/x")] == [
+    assert [is_remote(path) for path in ("a:b", Path("x"), "./C:/x", "s3://b/x", "hdfs:/x")] == [
         False,
         False,
         False,

@@ -81,12 +81,45 @@ def test_a_source_that_is_not_there(tmp_path: Path) -> None:
         copy_file(tmp_path / "a", tmp_path / "c", skip_nonexist=False)
 
 
-def test_a_folder_is_not_copied_into_itself(tmp_path: Path) -> None:
-    files = make_tree(tmp_path / "a")
-    for inside in ("a", "a/d0"):
-        with pytest.raises(InvalidArgumentError, match="lies inside"):
-            copy_recursively(tmp_path / "a", tmp_path / inside)
-    assert found(tmp_path / "a") == files
+@pytest.mark.parametrize("target", ["a", "a/d0", ".", "..", "./b/../a", "a/", "link", "link/d0", "up"])
+def test_a_folder_is_not_copied_into_itself_nor_onto_what_holds_it(tmp_path: Path, target: str) -> None:
+    top = tmp_path / "top"
+    files = make_tree(top / "a")
+    (top / "b").mkdir()
+    (top / "link").symlink_to(top / "a")
+    (top / "up").symlink_to(tmp_path)
+    for source in (top / "a", top / "link"):
+        with pytest.raises(InvalidArgumentError, match=r"dst: .* (lies inside of,|holds) src"):
+            copy_recursively(source, f"{top}/{target}")
+        with pytest.raises(InvalidArgumentError, match="dst"):
+            copy_recursively(f"file://{source}", f"{top}/{target}")
+    assert found(top / "a") == files
+
+
+@pytest.mark.parametrize("target", ["memory://x/a", "memory://x/a/d0", "memory://x", "memory://"])
+def test_nor_on_another_store(memory: fsspec.AbstractFileSystem, tmp_path: Path, target: str) -> None:
+    make_tree(tmp_path / "a")
+    copy_recursively(tmp_path / "a", "memory://x/a")
+    before = dict(memory.store)
+    with pytest.raises(InvalidArgumentError, match="dst"):
+        copy_recursively("memory://x/a", target)
+    assert memory.store == before
+
+
+def test_names_that_only_begin_alike_are_apart(tmp_path: Path) -> None:
+    files = make_tree(tmp_path / "model")
+    assert copy_recursively(tmp_path / "model", tmp_path / "model-2") == len(files)
+    assert copy_recursively(tmp_path / "model-2", tmp_path / "model") == len(files)
+
+
+def test_a_file_is_not_copied_onto_itself(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("data")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "hard").hardlink_to(tmp_path / "a")
+    for name in ("a", "link", "hard"):
+        with pytest.raises(InvalidArgumentError, match="would empty it"):
+            copy_file(tmp_path / "a", tmp_path / name)
+    assert (tmp_path / "a").read_text() == "data"
 
 
 def test_a_file_is_not_overwritten_unless_told(tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from monolith.errors import InvalidArgumentError, StorageError
+from monolith.urls import filesystem_of
 
 __all__ = ["copy_file", "copy_recursively"]
 
@@ -61,21 +64,20 @@ def copy_recursively(
     """Copy a folder with all it holds in place of what is at `dst`; how many files.
 
     Without a folder `src`, nothing happens and `dst` stays, unless `skip_nonexist` is False. `max_workers` files are copied at
-    the same time.
+    the same time. `InvalidArgumentError` if one of the two is, or holds, the other, and then nothing has changed.
 
     Example:
         >>> copy_recursively("memory://nothing", "memory://there")
         0
     """
-    source, source_root = _filesystem(src)
-    target, target_root = _filesystem(dst)
+    source, source_root = filesystem_of(src)
+    target, target_root = filesystem_of(dst)
     if not source.isdir(source_root):
         if skip_nonexist:
             return 0
         raise InvalidArgumentError(f"src: {os.fspath(src)!r} is no folder")
     source_root, target_root = source_root.rstrip("/"), target_root.rstrip("/")
-    if type(source) is type(target) and f"{target_root}/".startswith(f"{source_root}/"):
-        raise InvalidArgumentError(f"dst: {os.fspath(dst)!r} lies inside of src, {os.fspath(src)!r}")
+    _require_apart(source, source_root, target, target_root)
     folders, files = _tree(source, source_root)
     if target.exists(target_root):
         target.rm(target_root, recursive=True)
@@ -96,10 +98,12 @@ def copy_recursively(
 
 
 def _copy_once(src: str, dst: str, overwrite: bool, skip_nonexist: bool) -> bool:
-    source, source_path = _filesystem(src)
-    target, target_path = _filesystem(dst)
+    source, source_path = filesystem_of(src)
+    target, target_path = filesystem_of(dst)
     if not overwrite and target.exists(target_path):
         raise InvalidArgumentError(f"dst: {dst!r} exists; give overwrite=True to replace it")
+    if _is_within(source, source_path, target, target_path):
+        raise InvalidArgumentError(f"dst: {dst!r} is src, {src!r}; opening it for writing would empty it")
     try:
         reader = source.open(source_path, "rb")
     except FileNotFoundError:
@@ -114,6 +118,30 @@ def _copy_once(src: str, dst: str, overwrite: bool, skip_nonexist: bool) -> bool
     return True
 
 
+def _require_apart(
+    source: fsspec.AbstractFileSystem, source_root: str, target: fsspec.AbstractFileSystem, target_root: str
+) -> None:
+    """Refuse two folders of which one is, or holds, the other: what is at the target is removed before it is copied to."""
+    if _is_within(source, source_root, target, target_root):
+        raise InvalidArgumentError(f"dst: {target_root!r} is, or lies inside of, src, {source_root!r}")
+    if _is_within(target, target_root, source, source_root):
+        raise InvalidArgumentError(f"dst: {target_root!r} holds src, {source_root!r}, which would be removed with it")
+
+
+def _is_within(
+    outer_store: fsspec.AbstractFileSystem, outer: str, inner_store: fsspec.AbstractFileSystem, inner: str
+) -> bool:
+    """Whether `inner` is `outer` or lies below it, also by way of symbolic links and mounts."""
+    if type(outer_store) is not type(inner_store):
+        return False
+    if not isinstance(outer_store, LocalFileSystem):
+        return f"{inner.strip('/')}/".startswith(f"{outer.strip('/')}/") or not outer.strip("/")
+    place = Path(inner).resolve()
+    if place.is_relative_to(Path(outer).resolve()):
+        return True
+    return Path(outer).exists() and any(path.exists() and path.samefile(outer) for path in (place, *place.parents))
+
+
 def _tree(files: fsspec.AbstractFileSystem, root: str) -> tuple[list[str], list[str]]:
     """Names of all folders and all files under `root`, each beginning with a slash."""
     folders: list[str] = []
@@ -123,11 +151,3 @@ def _tree(files: fsspec.AbstractFileSystem, root: str) -> tuple[list[str], list[
         if name:
             (folders if found["type"] == "directory" else names).append(name)
     return folders, names
-
-
-def _filesystem(path: str | os.PathLike[str]) -> tuple[fsspec.AbstractFileSystem, str]:
-    try:
-        filesystem, plain = fsspec.core.url_to_fs(os.fspath(path))
-    except (ValueError, ImportError) as error:
-        raise InvalidArgumentError(f"path: {os.fspath(path)!r}: {error}") from None
-    return filesystem, plain

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import PurePosixPath
 
 from monolith.errors import CorruptFileError
 
-__all__ = ["StrPath", "safe_name"]
-
-StrPath = str | os.PathLike[str]
-"""A local path, or a URL that fsspec knows, such as `s3://bucket/model`."""
+__all__ = ["safe_name"]
 
 
 def safe_name(name: str, where: object) -> str:

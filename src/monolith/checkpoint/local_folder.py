@@ -8,9 +8,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from monolith.checkpoint.file_names import StrPath, safe_name
+from monolith.checkpoint.file_names import safe_name
 from monolith.durable_file import sync_to_disk, write_durably
 from monolith.errors import StorageError
+from monolith.urls import StrPath
 
 __all__ = ["LocalFolder"]
 

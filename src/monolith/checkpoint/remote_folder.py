@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-import fsspec
-
 from monolith.checkpoint.file_names import safe_name
 from monolith.errors import StorageError
+from monolith.urls import filesystem_of
 
 __all__ = ["RemoteFolder"]
 
@@ -21,9 +19,7 @@ class RemoteFolder:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        # fsspec wants an authority, if an empty one; people write hdfs:/path.
-        full = re.sub(r"^hdfs:/(?!/)", "hdfs:///", self.url)
-        self._files, self._root = fsspec.core.url_to_fs(full)
+        self._files, self._root = filesystem_of(self.url)
 
     def __str__(self) -> str:
         return self.url

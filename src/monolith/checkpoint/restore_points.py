@@ -7,6 +7,9 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from monolith.checkpoint.checkpoint_folder import check_complete, read_state
 from monolith.checkpoint.lineage import LOG, find_lineage
@@ -20,7 +23,10 @@ from monolith.log import LogReader, SegmentInfo
 from monolith.log.head import HEAD
 from monolith.state_bytes import State
 
-__all__ = ["RestorePoint", "find_restore_point", "restore_point_of", "restore_points"]
+__all__ = ["Moment", "RestorePoint", "find_restore_point", "restore_point_at", "restore_point_of", "restore_points"]
+
+Moment = Annotated[str, Field(pattern=r"^(step|time|sequence)=[0-9]+(\.[0-9]+)?$")]
+"""What `--restore-to` takes: step=N, time=UNIX_SECONDS or sequence=N."""
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +114,20 @@ def _find(model_dir: StrPath, given: Mapping[str, float]) -> RestorePoint:
     raise InvalidArgumentError(
         f"restore_to: {model_dir} has nothing from {name} {limit} or before; the first it has are {kept}"
     )
+
+
+def restore_point_at(model_dir: StrPath, moment: str) -> RestorePoint:
+    """The last restore point at or before a `Moment`, as `--restore-to` gives it.
+
+    Example:
+        >>> from monolith.checkpoint.checkpoint_folder import write_checkpoint
+        >>> _ = write_checkpoint("memory://run-8/model.ckpt-5", state={}, step=5)
+        >>> restore_point_at("memory://run-8", "step=7").step
+        5
+    """
+    name, _, value = moment.partition("=")
+    limit = float(value) if name == "time" else int(float(value))
+    return find_restore_point(model_dir, **{name: limit})  # type: ignore[arg-type]
 
 
 def restore_point_of(path: StrPath) -> RestorePoint:

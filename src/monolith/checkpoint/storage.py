@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from pathlib import Path
 from typing import Protocol
 
-from monolith.checkpoint.file_names import StrPath, safe_name
+from monolith.checkpoint.file_names import safe_name
 from monolith.checkpoint.local_folder import LocalFolder
-from monolith.checkpoint.paths import is_absolute
 from monolith.checkpoint.remote_folder import RemoteFolder
+from monolith.errors import InvalidArgumentError
+from monolith.urls import StrPath, checked_location, is_url
 
 __all__ = ["Folder", "LocalFolder", "RemoteFolder", "StrPath", "is_remote", "open_folder", "safe_name"]
 
@@ -66,17 +66,19 @@ def open_folder(path: StrPath) -> Folder:
         >>> folder.read("a/b.txt"), folder.size("a/b.txt"), folder.size("c"), folder.names()
         (b'hello', 5, None, ['a'])
     """
-    if is_remote(path):
-        return RemoteFolder(os.fspath(path))
-    return LocalFolder(re.sub(r"^file:/(//)?", "/", os.fspath(path)))
+    text = checked_location(path)
+    return RemoteFolder(text) if is_remote(text) else LocalFolder(text)
 
 
 def is_remote(path: StrPath) -> bool:
-    """Whether `path` is a URL of another store than this machine's disks.
+    """Whether `path` is a URL of another store than this machine's disks; `InvalidArgumentError` if it cannot be meant.
 
     Example:
         >>> [is_remote(path) for path in ("model", "/data/model", "file:///data", "hdfs:/model", "s3://bucket/model")]
         [False, False, False, True, True]
     """
-    text = os.fspath(path)
-    return is_absolute(text) and not text.startswith(("/", "file:/"))
+    if "::" in os.fspath(path) and "://" in os.fspath(path):
+        raise InvalidArgumentError(
+            f"{os.fspath(path)!r}: expected a path or one URL; a chain of stores is for reading data"
+        )
+    return is_url(path)

@@ -24,6 +24,7 @@ from monolith.log.segment_format import SegmentMeta
 from monolith.log.segment_writer import remove_unfinished, write_segment
 from monolith.log.writer_lock import WriterLock
 from monolith.state_bytes import PackedState, State, pack_state
+from monolith.urls import local_path
 
 __all__ = ["ChangeLog"]
 
@@ -89,7 +90,7 @@ class ChangeLog:
                 `FencedError`.
             clock: seconds since 1970.
         """
-        self.folder = Path(folder)
+        self.folder = Path(local_path(folder, "folder"))
         self._tables = LoggedTables(tables, "rows" if optimizer_state else "values")
         self._clock = clock
         self._one_commit = threading.Lock()

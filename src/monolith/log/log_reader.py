@@ -14,6 +14,7 @@ from monolith.log.info_cache import segment_info
 from monolith.log.pruned import read_pruned
 from monolith.log.segment import LogSegment
 from monolith.log.segment_info import SegmentInfo, segment_name, sequence_of
+from monolith.urls import local_path
 
 __all__ = ["LogReader", "Verdict"]
 
@@ -48,7 +49,7 @@ class LogReader:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(local_path(folder, "folder"))
 
     def sequences(self) -> list[int]:
         """The numbers of all segments, in order, by their names alone; none if there is no folder."""

@@ -25,6 +25,7 @@ from monolith.serve.signature import CollectionSpec, InputSpec, OutputSpec, Sign
 from monolith.serve.tracing import collections_by_path, trace_model
 from monolith.table import EmbeddingTable, LocalStore
 from monolith.train.heads import Head
+from monolith.urls import local_path
 
 __all__ = ["export_model", "serving_table"]
 
@@ -60,6 +61,7 @@ def export_model(
     """
     program, inputs = trace_model(model, example, heads)
     collections = collections_by_path(model)
+    base = local_path(base, "base")
     version = _next_version(Path(base), int(now()))
     temporary = Path(base) / f".{version}.{secrets.token_hex(8)}.tmp"
     try:

@@ -18,6 +18,7 @@ from monolith.serve.program import DenseProgram
 from monolith.serve.signature import CollectionSpec, Signature
 from monolith.serve.tracing import program_inputs
 from monolith.table import EmbeddingTable, LocalStore
+from monolith.urls import local_path
 
 __all__ = ["Predictor", "import_saved_model", "load"]
 
@@ -67,7 +68,7 @@ def load(path: str | Path) -> Predictor:
 
     Every file is checked against the manifest first. Nothing in an export can run code of its own.
     """
-    folder = _version_folder(Path(path))
+    folder = _version_folder(Path(local_path(path, "path")))
     manifest = read_manifest(folder)
     try:
         signature = Signature.from_json((folder / "signature.json").read_text())

@@ -16,6 +16,7 @@ from monolith.config import Config
 from monolith.durable_file import write_durably
 from monolith.errors import InvalidArgumentError, StorageError
 from monolith.table.arrays import Ids, id_array
+from monolith.urls import local_path
 
 __all__ = ["AdmissionFilter", "ProbabilisticAdmission", "SlidingAdmission", "intercept_gradient"]
 
@@ -125,7 +126,7 @@ class AdmissionFilter:
             [True]
         """
         try:
-            write_durably(Path(path), self.core.serialize())
+            write_durably(Path(local_path(path, "path")), self.core.serialize())
         except OSError as error:
             raise StorageError(f"{path}: cannot write the admission filter: {error.strerror}") from error
 
@@ -135,7 +136,7 @@ class AdmissionFilter:
         Raises `CorruptFileError`, and keeps its state, for a file that is damaged or of another kind of filter.
         """
         try:
-            data = Path(path).read_bytes()
+            data = Path(local_path(path, "path")).read_bytes()
         except OSError as error:
             raise StorageError(f"{path}: cannot read the admission filter: {error.strerror}") from error
         self.core.restore(data)

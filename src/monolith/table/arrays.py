@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from monolith.errors import InvalidArgumentError
+from monolith.urls import local_path
 
 __all__ = ["Ids", "Values", "contiguous", "file_name", "id_array", "id_vector", "row_matrix", "time_vector"]
 
@@ -77,8 +78,8 @@ def row_matrix(rows: Values, row_bytes: int, name: str = "rows") -> np.ndarray:
 
 
 def file_name(path: str | os.PathLike[str]) -> str:
-    """`path` as text that names a file."""
-    text = os.fspath(path)
+    """`path` as text that names a file on a local disk."""
+    text = local_path(path, "path")
     if "\0" in text:
         raise InvalidArgumentError(f"path: expected a file name without a null character, got {text!r}")
     return text

@@ -22,6 +22,7 @@ from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable
 from monolith.table.table_file import read_rows_into
 from monolith.table.table_state import TableState
+from monolith.urls import local_path
 
 __all__ = ["ShardIndex", "StoreIndex", "read_store", "write_shards", "write_store"]
 
@@ -82,7 +83,7 @@ def write_shards(shards: Sequence[SavesItself], ranges: Sequence[range], folder:
 
 
 def _write_folder(folder: str | os.PathLike[str], write: Callable[[Path], None]) -> None:
-    target = Path(folder)
+    target = Path(local_path(folder, "folder"))
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,10 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from monolith.checkpoint.restore_points import Moment
 from monolith.config import Config, NonNegative, Positive
 from monolith.nn.clip import ClipType
+from monolith.urls import Location
 
 __all__ = ["RunConfig"]
 
@@ -32,10 +34,10 @@ class RunConfig(Config):
 
     config_group: ClassVar[str] = "run"
 
-    model_dir: str | None = None
+    model_dir: Location | None = None
     """Where checkpoints are kept, a path or a URL: a run continues from what it finds there, saves now and then and when it
     ends. None keeps nothing."""
-    warm_start_from: str | None = None
+    warm_start_from: Location | None = None
     """The model_dir of another run of the same model: a run that finds nothing in its own model_dir starts with that run's
     weights and rows. The global step, the dense optimizer and the place in the data begin anew."""
     save_checkpoints_steps: Annotated[int, Field(ge=1)] | None = None
@@ -68,7 +70,7 @@ class RunConfig(Config):
     """Minute of `tide_end_hour`."""
     tide_save_secs: Positive | None = None
     """Seconds between two checkpoints outside the window."""
-    restore_dir: str | None = None
+    restore_dir: Location | None = None
     """The model_dir of another run. A run that has no checkpoint of its own continues from that run's newest, or from its
     `restore_ckpt`, with step, optimizer and position in the data. The other run's files are read where they are. A
     restore_dir without a checkpoint is logged, and the run starts without one."""
@@ -76,7 +78,7 @@ class RunConfig(Config):
     """Name of a checkpoint, as model.ckpt-3000, to go back to. Training does so once, and leaves the file `restore_ckpt` in
     model_dir to know; a different one that comes later is ignored and logged until that file is removed. Evaluation and
     prediction go back every time."""
-    restore_to: Annotated[str, Field(pattern=r"^(step|time|sequence)=[0-9]+(\.[0-9]+)?$")] | None = None
+    restore_to: Moment | None = None
     """A moment to go back to: step=N, time=UNIX_SECONDS or sequence=N means the newest restore point, checkpoint or entry of the
     change log, that is no later. Training does so once for each value, evaluation and prediction every time."""
     clear_nn: bool = False

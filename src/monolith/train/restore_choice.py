@@ -15,7 +15,13 @@ from monolith.checkpoint.redirect import (
     restore_marker,
     warn_if_ignored,
 )
-from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_point_of, restore_points
+from monolith.checkpoint.restore_points import (
+    RestorePoint,
+    find_restore_point,
+    restore_point_at,
+    restore_point_of,
+    restore_points,
+)
 from monolith.checkpoint.storage import is_remote, open_folder
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.train.config import RunConfig
@@ -94,9 +100,7 @@ def _by_moment(config: RunConfig, training: bool) -> RestoreChoice | None:
     model_dir = str(config.model_dir)
     if training and _text(model_dir, RESTORE_TO_MARKER) == config.restore_to:
         return None
-    name, _, value = config.restore_to.partition("=")
-    limit = float(value) if name == "time" else int(float(value))
-    point = find_restore_point(model_dir, **{name: limit})  # type: ignore[arg-type]
+    point = restore_point_at(model_dir, config.restore_to)
     return RestoreChoice(point=point, own=True, went_back=True, markers={RESTORE_TO_MARKER: config.restore_to})
 
 

@@ -7,9 +7,8 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-import fsspec
-
 from monolith.errors import InvalidArgumentError, StorageError
+from monolith.urls import filesystem_of
 
 __all__ = ["STDIN", "expand_paths", "expand_pattern", "files_of", "gen_patterns"]
 
@@ -119,12 +118,12 @@ def files_of(path: str, *, must_exist: bool = False) -> list[str]:
 
 
 def _is_folder(path: str) -> bool:
-    filesystem, plain = _filesystem(path)
+    filesystem, plain = filesystem_of(path, "paths")
     return bool(filesystem.isdir(plain))
 
 
 def _existing(path: str) -> list[str]:
-    filesystem, plain = _filesystem(path)
+    filesystem, plain = filesystem_of(path, "paths")
     try:
         if filesystem.isdir(plain):
             found = [name for name in filesystem.find(plain) if not name.rsplit("/", 1)[-1].startswith(("_", "."))]
@@ -133,10 +132,3 @@ def _existing(path: str) -> list[str]:
     except OSError as error:
         raise StorageError(f"{path}: cannot list: {error}") from error
     return sorted(filesystem.unstrip_protocol(name) if "://" in path else name for name in found)
-
-
-def _filesystem(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    try:
-        return fsspec.core.url_to_fs(path)  # type: ignore[no-any-return]
-    except (ValueError, ImportError) as error:
-        raise InvalidArgumentError(f"paths: {path!r}: {error}") from None

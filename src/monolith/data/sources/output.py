@@ -11,6 +11,7 @@ import fsspec
 
 from monolith.data.sources.streams import compression_of
 from monolith.errors import InvalidArgumentError, StorageError
+from monolith.urls import checked_location
 
 __all__ = ["OutputFile"]
 
@@ -24,7 +25,7 @@ class OutputFile:
             raise InvalidArgumentError(f"url: {url!r} would be {kind}; writers compress with gzip (.gz) and zlib (.zz)")
         self._url = url
         try:
-            self._file = cast("IO[bytes]", fsspec.open(url, "wb").open())
+            self._file = cast("IO[bytes]", fsspec.open(checked_location(url), "wb").open())
         except OSError as error:
             raise StorageError(f"{url}: cannot write: {error}") from error
         self._gzip = gzip.GzipFile(fileobj=self._file, mode="wb") if kind == "gzip" else None

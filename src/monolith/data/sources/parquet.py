@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
-import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
@@ -16,6 +15,7 @@ from monolith.data.sources.files import STDIN
 from monolith.data.sources.source import Position
 from monolith.errors import CorruptFileError, InvalidArgumentError, SchemaError, StorageError
 from monolith.features.batch import Batch, nearest_column
+from monolith.urls import filesystem_of
 
 __all__ = ["ParquetSource"]
 
@@ -116,7 +116,7 @@ class _Parquet:
         import pyarrow.parquet as pq
 
         self._url = url
-        filesystem, path = fsspec.core.url_to_fs(url)
+        filesystem, path = filesystem_of(url)
         try:
             # Arrow reads local files itself, without a detour through Python for each column.
             self._stream = None if isinstance(filesystem, LocalFileSystem) else filesystem.open(path)

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from monolith.data.sources.files import STDIN
 from monolith.errors import InvalidArgumentError, StorageError
+from monolith.urls import checked_location
 
 __all__ = ["Compression", "StreamDamage", "compression_of", "open_stream", "read_stream"]
 
@@ -49,7 +50,7 @@ def open_stream(url: str, compression: str, offset: int) -> Iterator[IO[bytes]]:
         return
     kind = compression_of(url, compression)
     try:
-        with fsspec.open(url, "rb") as file:
+        with fsspec.open(checked_location(url), "rb") as file:
             stream = _decompressed(file, kind)
             if kind == "none":
                 stream.seek(offset)

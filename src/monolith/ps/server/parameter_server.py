@@ -12,6 +12,7 @@ from monolith.ps.server.dispatch import PEER_SECONDS, Dispatcher
 from monolith.transport.frame_server import FrameServer, ListenConfig, read_pem, require_safe
 from monolith.transport.link import Link
 from monolith.transport.tokens import reveal
+from monolith.urls import LocalPath
 
 __all__ = ["ParameterServer", "ServerConfig"]
 
@@ -28,7 +29,7 @@ class ServerConfig(ListenConfig):
 
     memory_limit: Annotated[int | None, Field(gt=0)] = None
     """Bytes that tables and dense parameters may take; a push beyond is refused. None: no limit."""
-    folder: Path | None = None
+    folder: LocalPath | None = None
     """Where it keeps what it holds: a log of the changes, snapshots and checkpoints, on a disk that survives it. A server that is
     started on a folder with a log restores itself from it. None: in memory only."""
     log_flush_secs: Annotated[float | None, Field(ge=0)] = None

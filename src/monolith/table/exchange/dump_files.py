@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import fsspec
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.urls import checked_location, filesystem_of
 
 __all__ = ["DumpFiles", "Progress", "find_shards", "has_dump", "plain_pieces", "shard_name"]
 
@@ -68,7 +69,7 @@ def _parts(prefix: str) -> list[re.Match[str]]:
 
 def _names(folder: str) -> list[str]:
     try:
-        system, path = fsspec.core.url_to_fs(folder or ".")
+        system, path = filesystem_of(folder or ".")
         return [str(name).rstrip("/").rpartition("/")[2] for name in system.ls(path, detail=False)]
     except FileNotFoundError:
         return []
@@ -88,7 +89,7 @@ class DumpFiles:
     def reading(self, path: str) -> Iterator[Callable[[int], bytes]]:
         """Gives a function that reads up to so many bytes of `path`, none at the end."""
         try:
-            with fsspec.open(path, "rb") as file:
+            with fsspec.open(checked_location(path), "rb") as file:
                 yield lambda size: self._counted(file.read(size))
         except OSError as error:
             if isinstance(error, StorageError):
@@ -104,7 +105,7 @@ class DumpFiles:
 
 def _size(path: str) -> int:
     try:
-        system, inner = fsspec.core.url_to_fs(path)
+        system, inner = filesystem_of(path)
         return int(system.size(inner))
     except OSError as error:
         raise StorageError(f"{path}: cannot read: {error}") from error

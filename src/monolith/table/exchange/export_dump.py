@@ -17,6 +17,7 @@ from monolith.table.exchange.output_files import replacing_files
 from monolith.table.exchange.records import framed
 from monolith.table.exchange.rows import row_batches
 from monolith.table.exchange.snappy_stream import SnappyStreamWriter
+from monolith.urls import local_path
 
 __all__ = ["export_dump", "export_multi_dump"]
 
@@ -100,4 +101,4 @@ def _checked_shards(shards: int | None, rows: int) -> int:
 def _paths(prefix: str, shards: int) -> list[Path]:
     if has_dump(prefix):
         raise InvalidArgumentError(f"{prefix}: there is a dump of that name; remove it or choose another prefix")
-    return [Path(shard_name(prefix, shard, shards)) for shard in range(shards)]
+    return [Path(local_path(shard_name(prefix, shard, shards), "prefix")) for shard in range(shards)]

@@ -18,6 +18,7 @@ from monolith.table.embedding_table import EmbeddingTable
 from monolith.table.exchange.dump_files import Progress
 from monolith.table.exchange.output_files import replacing_files
 from monolith.table.exchange.rows import RowColumns, fresh_slots, insert, row_batches
+from monolith.urls import local_path
 
 __all__ = ["export_parquet", "import_parquet"]
 
@@ -46,7 +47,7 @@ def export_parquet(table: EmbeddingTable, path: str | Path, *, progress: Progres
         >>> columns, len(copy)
         (['ids', 'times', 'values', '0/norm'], 2)
     """
-    target, described = Path(path), table.config.model_dump_json()
+    target, described = Path(local_path(path, "path")), table.config.model_dump_json()
     seal, schema = _Seal(described.encode()), _schema(table).with_metadata({_CONFIG: described})
     with (
         replacing_files([target]) as (file,),

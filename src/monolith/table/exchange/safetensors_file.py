@@ -8,6 +8,7 @@ from safetensors.numpy import save
 
 from monolith.table.embedding_table import EmbeddingTable
 from monolith.table.exchange.output_files import replacing_files
+from monolith.urls import local_path
 
 __all__ = ["export_safetensors"]
 
@@ -30,7 +31,7 @@ def export_safetensors(table: EmbeddingTable, path: str | Path) -> Path:
         >>> sorted(tensors), tensors["values"].shape
         (['0/norm', 'ids', 'times', 'values'], torch.Size([1, 4]))
     """
-    target = Path(path)
+    target = Path(local_path(path, "path"))
     data = save(table.to_numpy(), metadata={"table_config": table.config.model_dump_json()})
     with replacing_files([target]) as (file,):
         file.write(data)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from monolith.errors import InvalidArgumentError
 from monolith.train.hooks.hook import Hook
+from monolith.urls import local_path
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,7 @@ class ProfilerHook(Hook):
             raise InvalidArgumentError(f"num_steps: expected at least 1, got {num_steps}")
         if period is not None and period <= num_steps:
             raise InvalidArgumentError(f"period: expected more than num_steps={num_steps}, got {period}")
-        self.folder = Path(folder)
+        self.folder = Path(local_path(folder, "folder"))
         self.start, self.num_steps, self.period = start, num_steps, period
         self._steps = 0
         self._requested = False

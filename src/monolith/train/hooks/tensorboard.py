@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from monolith.train.hooks.every_steps import EverySteps
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.progress import ProgressHook, ProgressReport
+from monolith.urls import checked_location
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -29,7 +30,7 @@ class TensorBoardHook(Hook):
     """
 
     def __init__(self, folder: str | Path, *, every_steps: int = 100) -> None:
-        self.folder, self.every_steps = str(folder), every_steps
+        self.folder, self.every_steps = checked_location(folder), every_steps
         self._timer = EverySteps(every_steps)
         self._progress = ProgressHook(self._write, every_steps=every_steps)
         self._writer: SummaryWriter | None = None
