@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 
 import pytest
@@ -58,15 +59,32 @@ def test_all_addresses_are_those_of_the_scheduler() -> None:
 def test_every_parameter_server_is_waited_for_an_hour_and_nobody_else() -> None:
     ports = Ports()
     discovery(ports).query_all()
-    assert ports.asked == [("10.0.0.1", 2000, 3600.0), ("2001:db8::1", 2001, 3600.0)]
+    assert [(host, port) for host, port, _ in ports.asked] == [("10.0.0.1", 2000), ("2001:db8::1", 2001)]
 
 
 def test_one_that_never_answers_is_an_error_that_names_it() -> None:
-    here = discovery(Ports(2001))
+    ports = Ports(2001)
+    here = discovery(ports)
     with pytest.raises(DiscoveryError, match=r"ps 1 at \[2001:db8::1\]:2001 .* 3600 seconds"):
         here.query("ps")
+    assert sum(seconds for host, _, seconds in ports.asked if host == "2001:db8::1") == 3600.0
     assert here.query("ps", skip_port_check=True) == PS
     assert here.query("worker") == WORKERS
+
+
+def test_a_server_that_is_waited_for_is_named_every_30_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[float] = []
+
+    def check(host: str, port: int, timeout: float) -> bool:
+        asked.append(timeout)
+        return len(asked) > 2
+
+    with caplog.at_level(logging.INFO):
+        MLPServiceDiscovery(MLPEnv(JOB), check=check, port_check_secs=70.0).query("ps")
+    assert asked[:3] == [30.0, 30.0, 10.0]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"waiting for ps 0 to accept connections at {PS[0]}, for {seconds} s so far" for seconds in (30, 60)
+    ]
 
 
 def test_who_is_taken_back_is_hidden_and_not_waited_for_until_it_registers_again() -> None:

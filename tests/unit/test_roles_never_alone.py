@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 
@@ -76,6 +77,12 @@ def test_a_job_file_with_workers_and_no_servers_is_refused() -> None:
 )
 def test_a_process_that_is_alone_trains_locally(environ: dict[str, str]) -> None:
     assert RunnerConfig.from_env(environ).is_local
+
+
+def test_a_primus_application_without_roles_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert RunnerConfig.from_env({"PRIMUS_AM_RPC_HOST": "am", "PRIMUS_AM_RPC_PORT": "1"}).is_local
+    assert "TF_CONFIG does not say its role: it trains alone" in caplog.text
 
 
 @RANKS

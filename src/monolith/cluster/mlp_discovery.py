@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from monolith.cluster.discovery import ServiceDiscovery, check_entry, check_name
@@ -11,7 +12,9 @@ from monolith.errors import ConfigError, DiscoveryError, InvalidArgumentError
 
 __all__ = ["MLPServiceDiscovery"]
 
+_log = logging.getLogger(__name__)
 _PORT_CHECK_SECS = 3600.0
+_SAY_SECS = 30.0
 _NAMES = ("ps", "worker", "chief")
 
 
@@ -70,7 +73,10 @@ class MLPServiceDiscovery(ServiceDiscovery):
             self._filters.add((name, index))
 
     def query(self, name: str, skip_port_check: bool = False) -> dict[int, str]:
-        """Addresses of a service by index; `ps` only when they answer, `DiscoveryError` if one does not within an hour."""
+        """Addresses of a service by index; `ps` only when they answer, `DiscoveryError` if one does not within an hour.
+
+        Every 30 seconds a log line says which server is being waited for.
+        """
         check_name(name)
         name = name.lower()
         with self._lock:
@@ -78,10 +84,17 @@ class MLPServiceDiscovery(ServiceDiscovery):
         found = {index: self._address(name, index) for index in shown}
         if name == "ps" and not skip_port_check:
             for index, address in found.items():
-                if not self._check(*split_address(address), self._port_check_secs):
-                    wanted = f"ps {index} at {address} to accept connections within {self._port_check_secs:g} seconds"
-                    raise DiscoveryError(f"expected {wanted}; see whether it is running")
+                self._wait_for_port(index, address)
         return found
+
+    def _wait_for_port(self, index: int, address: str) -> None:
+        waited = 0.0
+        while not self._check(*split_address(address), min(_SAY_SECS, self._port_check_secs - waited)):
+            waited += _SAY_SECS
+            if waited >= self._port_check_secs:
+                wanted = f"ps {index} at {address} to accept connections within {self._port_check_secs:g} seconds"
+                raise DiscoveryError(f"expected {wanted}; see whether it is running")
+            _log.info("waiting for ps %d to accept connections at %s, for %.0f s so far", index, address, waited)
 
     def query_all(self, skip_port_check: bool = False) -> dict[str, dict[int, str]]:
         """Addresses of `ps`, `worker` and `chief`, by name and index."""

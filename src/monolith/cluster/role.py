@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, cast, get_args
@@ -15,6 +16,8 @@ from monolith.config import Config
 from monolith.errors import ConfigError
 
 __all__ = ["DATA_ROLES", "ScheduledRole", "ServerType", "role_from_environment"]
+
+_log = logging.getLogger(__name__)
 
 ServerType = Literal["ps", "worker", "dispatcher", "dsworker"]
 """A process that holds tables, one that trains, or one of the data service: its dispatcher or a data worker."""
@@ -97,6 +100,8 @@ def role_from_environment(
         return _of_mlp(env, asked)
     if (started := _ranks(environ)) is not None:
         return _of_ranks(*started, asked)
+    if environ.get("PRIMUS_AM_RPC_HOST") and asked == _Asked(0, None, False):
+        _log.warning("a Primus application runs this process, and TF_CONFIG does not say its role: it trains alone")
     return None
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import platform
 import socket
 from collections.abc import Iterable, Mapping
 
+from monolith.config import nearest_name
 from monolith.errors import ConfigError
 
 __all__ = ["OTHER_VARIABLES", "get_local_host", "get_metric_prefix", "require_known_variables", "set_metric_prefix"]
@@ -41,10 +41,8 @@ def require_known_variables(environ: Mapping[str, str], fields: Iterable[str]) -
     for name in sorted(environ):
         if not name.startswith(_PREFIX) or name in known or name.startswith(services):
             continue
-        # Without the prefix, which would make any two names alike.
-        near = difflib.get_close_matches(name[len(_PREFIX) :], [one[len(_PREFIX) :] for one in known], n=1, cutoff=0.8)
-        if near:
-            raise ConfigError(f"{name}: no such variable; did you mean {_PREFIX}{near[0]}?")
+        if near := nearest_name(name.removeprefix(_PREFIX), [one.removeprefix(_PREFIX) for one in known]):
+            raise ConfigError(f"{name}: no such variable; did you mean {_PREFIX}{near}?")
         _log.warning(
             "%s: Monolith reads no such environment variable, so it has no effect; RunnerConfig lists those it reads",
             name,
