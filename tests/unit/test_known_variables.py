@@ -16,7 +16,7 @@ from monolith.train.runner import PREFIX
 
 FIELDS = {PREFIX + name.upper() for name in RunnerConfig.model_fields}
 # Names in `__all__`, and the misspelt one of an example.
-NOT_READ = {"MONOLITH_FI_DATA", "MONOLITH_NAS_DATA", "MONOLITH_NUM_P"}
+NOT_READ = {"MONOLITH_FI_DATA", "MONOLITH_NAS_DATA", "MONOLITH_NUMPS"}
 
 
 @pytest.mark.parametrize(

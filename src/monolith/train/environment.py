@@ -32,9 +32,9 @@ def require_known_variables(environ: Mapping[str, str], fields: Iterable[str]) -
         ConfigError: with the variable that was probably meant.
 
     Example:
-        >>> require_known_variables({"MONOLITH_NUM_P": "2"}, ["MONOLITH_NUM_PS"])
+        >>> require_known_variables({"MONOLITH_NUMPS": "2"}, ["MONOLITH_NUM_PS"])
         Traceback (most recent call last):
-        monolith.errors.ConfigError: MONOLITH_NUM_P: no such variable; did you mean MONOLITH_NUM_PS?
+        monolith.errors.ConfigError: MONOLITH_NUMPS: no such variable; did you mean MONOLITH_NUM_PS?
     """
     known = {*fields, *OTHER_VARIABLES}
     services = tuple(name.removesuffix("SERVICE_HOST") for name in environ if name.endswith("_SERVICE_HOST"))
