@@ -19,12 +19,13 @@ LEDGER = (
     '{"version": 2, "workers": {"w0": {"epoch": 3, "nonce": 5, "met": 3, "highest": 4, "numbers": [4], "outcomes": {}, '
     '"tables": [{"position": {"batches": 7, "state": "{}", "ended": false, "epoch": 3}, "ranges": [[10, 4096]]}, '
     '{"position": {"batches": 6, "state": null, "ended": false, "epoch": 2}, "ranges": [[0, 10]]}], '
-    '"dense": [{"position": {"batches": 7, "state": "{}", "ended": false, "epoch": 3}, "names": ["w"]}]}}}'
+    '"dense": [{"position": {"batches": 7, "state": "{}", "ended": false, "epoch": 3}, "names": ["w"]}]}}, "base_step": 90}'
 )
 
 
 def ledger() -> PushLedger[Answer]:
     made: PushLedger[Answer] = PushLedger()
+    made.base_step = 90
     worker, at = made.join(Join(worker="w0", epoch=3, nonce=5)), HeldPosition(batches=7, state="{}", epoch=3)
     made.once(Push(worker="w0", epoch=3, sequence=4), lambda _: Answer())
     worker.buckets.advance(at, None)

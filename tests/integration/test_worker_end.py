@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from cluster_threads import BATCH, Cluster
+from monolith.cluster.coordination import Members
 from monolith.errors import DeadlineExceededError, StalePushError
 from monolith.ps import ClientConfig, ServerStore
 from monolith.ps.client.server_group import link_to
-from monolith.ps.coordination_messages import Members
 from monolith.train import Trainer
 from monolith.train.hooks import Hook
 from monolith.transport.calls import Call

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from monolith.errors import DeadlineExceededError
-from monolith.ps import ParameterServer
+from monolith.ps import ParameterServer, ServerConfig
 from monolith.ps.benchmark import Measured, measure_servers
-from monolith.ps.benchmark_round import BenchmarkConfig, choose_servers
-from monolith.ps.client.coordination_client import CoordinationClient
+from monolith.ps.benchmark_round import BenchmarkConfig, ServerKeys, choose_servers
+from monolith.ps.client.server_group import ClientConfig
 
 SERVERS = ("a:1", "b:1", "b:2")
 
@@ -152,9 +154,23 @@ def test_real_servers_are_measured_through_one_of_them() -> None:
     with ParameterServer() as one, ParameterServer() as two:
         addresses = (one.address, two.address)
         given = BenchmarkConfig(ps_list=addresses, num_ps_required=1, num_workers=1, index=0, benchmark_secs=0.02)
-        with CoordinationClient(one.address, index=0, epoch=1) as board:
+        with closing(ServerKeys(one.address, ClientConfig())) as board:
             chosen = choose_servers(
                 given, board, measure=lambda servers, seconds: measure_servers(servers, seconds=seconds)
             )
         assert len(chosen) == 1
         assert chosen[0] in addresses
+
+
+def test_keys_are_set_once_for_all_and_survive_the_server(tmp_path: Path) -> None:
+    with (
+        ParameterServer(ServerConfig(folder=tmp_path)) as server,
+        closing(ServerKeys(server.address, ClientConfig())) as one,
+    ):
+        assert one.set_key("servers/1", "a,b") == "a,b"
+        assert one.set_key("servers/1", "b,a") == "a,b"
+    with (
+        ParameterServer(ServerConfig(folder=tmp_path)) as server,
+        closing(ServerKeys(server.address, ClientConfig())) as other,
+    ):
+        assert other.read_keys("servers/") == {"servers/1": "a,b"}

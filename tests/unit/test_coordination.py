@@ -1,11 +1,12 @@
-"""Danger: a run that waits for ever for a worker that died, counts a step twice, or lets a replaced process go on."""
+"""Danger: a run that waits for ever for a worker that died or has finished, or lets a replaced process go on."""
 
 from __future__ import annotations
 
 import pytest
 
-from monolith.errors import ConfigError, StalePushError
-from monolith.ps.coordination_messages import Greet, Phase, Seen
+from monolith.cluster.coordination import Phase, Seen
+from monolith.errors import ConfigError, CorruptFileError, StalePushError
+from monolith.ps.coordination_messages import Greet
 from monolith.ps.server import coordination
 from monolith.ps.server.coordination import Coordination
 
@@ -52,13 +53,12 @@ def test_a_worker_counts_until_its_lease_is_over(common: Coordination, clock: Cl
     assert alive(common) == [0, 1]
 
 
-@pytest.mark.parametrize("call", ["greet", "report", "place", "remove", "hold"])
+@pytest.mark.parametrize("call", ["greet", "place", "remove", "hold"])
 def test_a_replaced_worker_is_refused_whatever_it_asks(common: Coordination, call: str) -> None:
     common.greet(who(1, epoch=2))
     old = who(1, epoch=1)
     asked = {
         "greet": lambda: common.greet(old),
-        "report": lambda: common.report(old, made=1, seen=0),
         "place": lambda: common.place(old, "Save"),
         "remove": lambda: common.remove(old),
         "hold": lambda: common.hold(old, 1),
@@ -68,34 +68,11 @@ def test_a_replaced_worker_is_refused_whatever_it_asks(common: Coordination, cal
     common.greet(who(1, epoch=3))
 
 
-def test_steps_of_all_workers_count_once(common: Coordination) -> None:
-    joined(common, 0, 1)
-    assert common.report(who(0), made=1, seen=0) == Seen(step=1)
-    assert common.report(who(1), made=2, seen=0) == Seen(step=3)
-    assert common.report(who(1), made=2, seen=3) == Seen(step=3)  # sent again: the answer was lost
-    assert common.report(who(1), made=1, seen=1) == Seen(step=3)  # overtaken by a later one
-    assert common.report(who(0), made=2, seen=3) == Seen(step=4)
-
-
-def test_steps_of_a_successor_count_on(common: Coordination) -> None:
-    joined(common, 0)
-    common.report(who(0), made=5, seen=0)
-    common.greet(who(0, epoch=2, phase="joined"))
-    assert common.report(who(0, epoch=2), made=1, seen=0) == Seen(step=6)
-
-
-def test_a_restored_step_is_a_lower_bound(common: Coordination) -> None:
-    joined(common, 0)
-    assert common.report(who(0), made=0, seen=100) == Seen(step=100)
-    assert common.report(who(0), made=1, seen=100) == Seen(step=101)
-    assert common.report(who(0), made=1, seen=50) == Seen(step=101)
-
-
-def test_a_server_that_was_started_anew_goes_on_with_the_count(common: Coordination) -> None:
-    # Both had made steps before; it hears of them for the first time.
-    assert common.report(who(0), made=10, seen=25) == Seen(step=25)
-    assert common.report(who(1), made=15, seen=26) == Seen(step=26)
-    assert common.report(who(1), made=16, seen=26) == Seen(step=27)
+def test_the_global_step_is_what_the_server_derives(clock: Clock) -> None:
+    steps = iter([7, 9])
+    common = Coordination(step=lambda: next(steps), clock=clock)
+    assert common.greet(who(1)) == Seen(step=7)
+    assert common.members().step == 9
 
 
 def test_one_barrier_at_a_time_and_it_holds_until_removed(common: Coordination) -> None:
@@ -103,7 +80,7 @@ def test_one_barrier_at_a_time_and_it_holds_until_removed(common: Coordination) 
     placed, barrier = common.place(who(0), "Save")
     assert (placed, barrier.action) == (True, "Save")
     assert common.place(who(0), "Stop") == (False, barrier)
-    assert common.report(who(1), made=1, seen=0).barrier == barrier
+    assert common.greet(who(1)).barrier == barrier
     assert common.hold(who(1), barrier.number)
     assert [member.held for member in common.members().members] == [False, True]
     common.remove(who(0))
@@ -146,18 +123,111 @@ def test_a_new_chief_has_not_restored_yet(common: Coordination) -> None:
 
 
 def test_a_key_is_set_once(common: Coordination) -> None:
-    assert common.set_key("servers", "a,b", None) == (True, "a,b")
-    assert common.set_key("servers", "a,c", None) == (False, "a,b")
-    assert common.set_key("servers", "a,b", None) == (True, "a,b")  # sent again
-    assert common.set_key("servers", "a,c", "a,b") == (True, "a,c")
-    assert common.set_key("none", "x", "y") == (False, "")
-    assert common.read_keys("ser") == {"servers": "a,c"}
+    assert common.set_key("servers", "a,b") == "a,b"
+    assert common.set_key("servers", "a,c") == "a,b"
+    assert common.read_keys("ser") == {"servers": "a,b"}
     assert common.read_keys("x") == {}
 
 
 def test_keys_have_an_end(common: Coordination, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordination, "MAX_KEYS", 1)
-    common.set_key("a", "1", None)
-    common.set_key("a", "2", "1")
+    common.set_key("a", "1")
+    assert common.set_key("a", "2") == "1"
     with pytest.raises(ConfigError, match="no room for 'b'"):
-        common.set_key("b", "1", None)
+        common.set_key("b", "1")
+
+
+@pytest.fixture
+def kept(common: Coordination) -> list[str]:
+    """What a server has written of `common`."""
+    kept: list[str] = []
+    common.keep = kept.append
+    return kept
+
+
+def after_restart(kept: list[str], clock: Clock) -> Coordination:
+    common = Coordination(clock=clock)
+    common.load(kept[-1])
+    return common
+
+
+def test_a_restarted_server_knows_who_has_finished_and_who_was_replaced(
+    common: Coordination, kept: list[str], clock: Clock
+) -> None:
+    joined(common, 1, 2)
+    common.greet(who(1, phase="finished"))
+    common.greet(who(2, epoch=5))
+    again = after_restart(kept, clock)
+    clock.now = 30.0
+    assert [(m.index, m.phase, m.alive) for m in again.members().members] == [
+        (1, "finished", False),
+        (2, "running", False),
+    ]
+    with pytest.raises(StalePushError):
+        again.greet(who(2, epoch=1))
+
+
+def test_after_a_restart_every_worker_has_a_lease_to_call(common: Coordination, kept: list[str], clock: Clock) -> None:
+    joined(common, 1)
+    clock.now = 1000.0
+    again = after_restart(kept, clock)
+    assert alive(again) == [1]
+    clock.now = 1030.0
+    assert alive(again) == []
+
+
+def test_after_a_restart_workers_are_still_held(common: Coordination, kept: list[str], clock: Clock) -> None:
+    joined(common, 0, 1)
+    _, barrier = common.place(who(0), "Save")
+    again = after_restart(kept, clock)
+    assert again.hold(who(1), barrier.number)
+    again.remove(who(0))
+    assert not again.hold(who(1), barrier.number)
+    assert again.place(who(0), "Save")[1].number > barrier.number
+
+
+def test_a_chief_of_an_earlier_job_has_restored_nothing_in_this_one(
+    common: Coordination, kept: list[str], clock: Clock
+) -> None:
+    common.greet(who(0))
+    again = after_restart(kept, clock)
+    assert [m.phase for m in again.members().members] == ["joined"]
+    again.greet(who(0))  # it runs, and only the server was started again
+    assert [m.phase for m in again.members().members] == ["running"]
+
+
+def test_a_renewed_lease_writes_nothing(common: Coordination, kept: list[str]) -> None:
+    joined(common, 1)
+    common.greet(who(1))
+    written = len(kept)
+    common.greet(who(1))
+    common.hold(who(1), 1)
+    common.remove(who(1))
+    assert len(kept) == written
+
+
+def test_members_move_and_keys_stay(common: Coordination, clock: Clock) -> None:
+    joined(common, 0, 1)
+    common.greet(who(1, phase="finished"))
+    _, barrier = common.place(who(0), "Save")
+    common.set_key("servers", "a")
+    other = Coordination(clock=clock)
+    other.set_key("servers", "b")
+    other.take(common.given())
+    assert [(m.index, m.phase) for m in other.members().members] == [(0, "running"), (1, "finished")]
+    assert other.members().barrier == barrier
+    assert other.read_keys("") == {"servers": "b"}
+
+
+def test_a_run_that_has_ended_leaves_nobody_who_counts_as_finished(
+    common: Coordination, kept: list[str], clock: Clock
+) -> None:
+    common.greet(who(1, phase="finished"))
+    common.forget_members()
+    assert common.members().members == ()
+    assert after_restart(kept, clock).members().members == ()
+
+
+def test_what_was_kept_and_cannot_be_read_is_refused(common: Coordination) -> None:
+    with pytest.raises(CorruptFileError, match="coordination"):
+        common.load("{")

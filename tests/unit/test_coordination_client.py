@@ -3,65 +3,103 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from counting_model import COUNTED
 from monolith.errors import StalePushError
-from monolith.ps import ParameterServer, ServerConfig
+from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore, tables_of
 from monolith.ps.client.coordination_client import CoordinationClient
+from monolith.ps.messages import Position
 from monolith.transport.calls import Call
 from same_port import started_again
 
 
-def test_steps_of_workers_add_up() -> None:
+@contextmanager
+def store(server: ParameterServer, worker: str, epoch: int = 1) -> Iterator[ServerStore]:
+    config = ClientConfig(worker=worker, epoch=epoch)
+    with ServerStore([server.address], tables_of(COUNTED), config=config) as found:
+        yield found
+
+
+def push(store: ServerStore, batch: int) -> None:
+    store.apply([], position=Position(batches=batch))
+
+
+def test_the_global_step_is_the_number_of_batches_that_the_servers_have_applied() -> None:
     with (
         ParameterServer() as server,
-        CoordinationClient(server.address, index=0, epoch=1) as chief,
-        CoordinationClient(server.address, index=1, epoch=1) as worker,
+        CoordinationClient([server.address], index=0, epoch=1) as chief,
+        CoordinationClient([server.address], index=1, epoch=1) as worker,
+        store(server, "w0") as one,
+        store(server, "w1") as two,
     ):
-        assert [chief.report().step for _ in range(3)] == [0, 1, 2]
-        assert chief.members().step == 3  # the last report was still on its way
-        assert worker.newest().step == 3
+        assert chief.report().step == 0
+        for batch in range(1, 4):
+            push(one, batch)
+            # That of the report before, whenever it has arrived: nobody waits for the network.
+            assert batch - 1 <= chief.report().step <= batch
+        assert chief.members().step == 3
+        push(two, 1)
+        assert worker.newest().step == 4
+        push(two, 2)
         worker.report()
-        worker.report()
-        assert worker.newest().step == 4  # that of the report before, without asking
+        assert worker.newest().step == 4  # what the last report has returned, without asking
         assert worker.newest().step == 5
-        assert chief.members().step == 5
 
 
-def test_a_restored_step_counts_for_all() -> None:
+def test_a_batch_that_a_successor_pushes_again_counts_once() -> None:
+    with ParameterServer() as server, CoordinationClient([server.address], index=0, epoch=1) as chief:
+        with store(server, "w1") as first:
+            push(first, 1)
+            push(first, 2)
+        with store(server, "w1", epoch=2) as second:
+            push(second, 2)
+            assert chief.members().step == 2
+            push(second, 3)
+        assert chief.members().step == 3
+
+
+def test_a_restored_step_counts_for_all_and_only_once() -> None:
     with (
         ParameterServer() as server,
-        CoordinationClient(server.address, index=0, epoch=1) as chief,
-        CoordinationClient(server.address, index=1, epoch=1) as worker,
+        CoordinationClient([server.address], index=1, epoch=1) as worker,
+        store(server, "w0") as one,
     ):
-        chief.report(0, at_least=100)
-        assert chief.members().step == 100
-        assert worker.newest().step == 100
+        one.count_from(100)
+        push(one, 1)
+        assert worker.newest().step == 101
+        one.count_from(100)  # a chief that was started again and has restored the same checkpoint
+        assert worker.newest().step == 101
+
+
+def test_the_step_survives_the_death_of_the_server(tmp_path: Path) -> None:
+    config = ServerConfig(folder=tmp_path, log_flush_secs=0.0)
+    with ParameterServer(config) as first, store(first, "w0") as one:
+        one.count_from(100)
+        push(one, 1)
+    with ParameterServer(config) as second, CoordinationClient([second.address], index=0, epoch=1) as chief:
+        assert chief.members().step == 101
 
 
 def test_a_server_that_was_started_anew_is_told_again() -> None:
-    with ParameterServer() as first, CoordinationClient(first.address, index=0, epoch=1) as client:
+    with ParameterServer() as first, CoordinationClient([first.address], index=0, epoch=1) as client:
         client.enter("running")
-        for _ in range(5):
-            client.report()
-        client.newest()
-        assert client.newest().step == 5
         first.close()
         with started_again(ServerConfig(port=first.port)):
-            assert client.members().step == 0
             client.report()
-            assert client.members().step == 5
+            client.newest()
             assert [(member.index, member.phase) for member in client.members().members] == [(0, "running")]
-            client.report()
-            assert client.members().step == 6
 
 
 def test_the_lease_is_renewed_while_nobody_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ParameterServer() as server, CoordinationClient(server.address, index=1, epoch=1, lease=0.03) as client:
+    with ParameterServer() as server, CoordinationClient([server.address], index=1, epoch=1, lease=0.03) as client:
         asked: list[Call] = []
-        ask = client._ask
-        monkeypatch.setattr(client, "_ask", lambda call, message=None: (asked.append(call), ask(call, message))[1])
+        call = client._link.call
+        monkeypatch.setattr(client._link, "call", lambda kind, message: (asked.append(kind), call(kind, message))[1])
         deadline = time.monotonic() + 60
         while len(asked) < 3:
             assert time.monotonic() < deadline
@@ -70,8 +108,8 @@ def test_the_lease_is_renewed_while_nobody_calls(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_worker_that_says_it_comes_back_outlives_its_lease() -> None:
-    with ParameterServer() as server, CoordinationClient(server.address, index=0, epoch=1) as chief:
-        gone, away = (CoordinationClient(server.address, index=index, epoch=1, lease=0.5) for index in (1, 2))
+    with ParameterServer() as server, CoordinationClient([server.address], index=0, epoch=1) as chief:
+        gone, away = (CoordinationClient([server.address], index=index, epoch=1, lease=0.5) for index in (1, 2))
         away.stay(1000.0)
         away.close()
         gone.close()
@@ -90,22 +128,10 @@ def test_a_worker_that_says_it_comes_back_outlives_its_lease() -> None:
 def test_a_replaced_worker_is_told() -> None:
     with (
         ParameterServer() as server,
-        CoordinationClient(server.address, index=1, epoch=1) as old,
-        CoordinationClient(server.address, index=1, epoch=2) as _,
+        CoordinationClient([server.address], index=1, epoch=1) as old,
+        CoordinationClient([server.address], index=1, epoch=2) as _,
     ):
         with pytest.raises(StalePushError):
             old.enter("running")
         with pytest.raises(StalePushError):
-            CoordinationClient(server.address, index=1, epoch=1)
-
-
-def test_a_key_is_decided_once_for_all() -> None:
-    with (
-        ParameterServer() as server,
-        CoordinationClient(server.address, index=0, epoch=1) as one,
-        CoordinationClient(server.address, index=1, epoch=1) as other,
-    ):
-        assert one.set_key("servers/1", "a,b") == "a,b"
-        assert other.set_key("servers/1", "b,a") == "a,b"
-        assert other.set_key("servers/1", "b,a", expected="a,b") == "b,a"
-        assert one.read_keys("servers/") == {"servers/1": "b,a"}
+            CoordinationClient([server.address], index=1, epoch=1)

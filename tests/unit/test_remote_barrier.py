@@ -23,14 +23,14 @@ def server() -> Iterator[ParameterServer]:
 
 @pytest.fixture
 def chief(server: ParameterServer) -> Iterator[CoordinationClient]:
-    with CoordinationClient(server.address, index=0, epoch=1) as client:
+    with CoordinationClient([server.address], index=0, epoch=1) as client:
         client.enter("running")
         yield client
 
 
 @pytest.fixture
 def worker(server: ParameterServer) -> Iterator[CoordinationClient]:
-    with CoordinationClient(server.address, index=1, epoch=1) as client:
+    with CoordinationClient([server.address], index=1, epoch=1) as client:
         client.enter("running")
         yield client
 
@@ -74,12 +74,17 @@ def test_after_a_report_nobody_is_asked_again(
     chief: CoordinationClient, worker: CoordinationClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     barrier = RemoteBarrier(worker, capacity=2)
+    answered = worker._link.answered
     worker.report()
-    until(lambda: chief.members().step == 1)  # nobody waits for a report to arrive
+    report = worker._report
+    assert report is not None
+    frame = answered(report)  # it has arrived
     RemoteBarrier(chief, capacity=2).place("Save")
-    worker.report()  # has the answer of the one before: no barrier yet
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "_ask", lambda *given: pytest.fail("it asks"))
+        patch.setattr(worker._link, "answered", lambda exchange: frame)
+        worker.report()  # has the answer of the one before: no barrier yet
+    with monkeypatch.context() as patch:
+        patch.setattr(worker._link, "call", lambda *given: pytest.fail("it asks"))
         assert barrier.wait(1) is False
     worker.report()
     seen: list[str] = []
@@ -100,7 +105,7 @@ def test_a_worker_that_ended_or_never_came_is_not_waited_for(
 
 def test_a_worker_that_died_is_not_waited_for(server: ParameterServer, chief: CoordinationClient) -> None:
     barrier = RemoteBarrier(chief, capacity=2)
-    with CoordinationClient(server.address, index=1, epoch=1, lease=0.05) as worker:
+    with CoordinationClient([server.address], index=1, epoch=1, lease=0.05) as worker:
         worker.enter("running")
         barrier.place("Save")
     until(lambda: barrier.unblocked() == [])
@@ -108,7 +113,7 @@ def test_a_worker_that_died_is_not_waited_for(server: ParameterServer, chief: Co
 
 def test_a_new_chief_lets_go_of_those_its_predecessor_held(server: ParameterServer, chief: CoordinationClient) -> None:
     RemoteBarrier(chief, capacity=2).place("Save")
-    with CoordinationClient(server.address, index=0, epoch=2) as successor:
+    with CoordinationClient([server.address], index=0, epoch=2) as successor:
         assert not RemoteBarrier(successor, capacity=2).is_placed()
         with pytest.raises(StalePushError, match="has been replaced"):
             RemoteBarrier(chief, capacity=2).place("Save")

@@ -77,8 +77,8 @@ def local() -> Iterator[tuple[WorkerStates, WorkerStates]]:
 def remote() -> Iterator[tuple[WorkerStates, WorkerStates]]:
     with (
         ParameterServer() as server,
-        CoordinationClient(server.address, index=0, epoch=1) as chief,
-        CoordinationClient(server.address, index=1, epoch=1) as worker,
+        CoordinationClient([server.address], index=0, epoch=1) as chief,
+        CoordinationClient([server.address], index=1, epoch=1) as worker,
     ):
         yield RemoteStates(chief), RemoteStates(worker)
 
@@ -153,8 +153,8 @@ def test_a_worker_does_not_wait_for_ever_for_a_chief() -> None:
 
 
 def test_a_worker_that_is_gone_is_not_waited_for() -> None:
-    with ParameterServer() as server, CoordinationClient(server.address, index=0, epoch=1) as chief:
-        with CoordinationClient(server.address, index=1, epoch=1, lease=0.05) as worker:
+    with ParameterServer() as server, CoordinationClient([server.address], index=0, epoch=1) as chief:
+        with CoordinationClient([server.address], index=1, epoch=1, lease=0.05) as worker:
             RemoteStates(worker).start_worker(1)
             assert RemoteStates(chief).get_alive_workers() == [1]
         ChiefSyncHook(RemoteStates(chief), timeout_seconds=60, sleep=threading.Event().wait).end(NOBODY, None)
@@ -164,8 +164,8 @@ def test_a_worker_that_is_gone_is_not_waited_for() -> None:
 def test_a_worker_that_has_only_joined_is_waited_for() -> None:
     with (
         ParameterServer() as server,
-        CoordinationClient(server.address, index=0, epoch=1) as chief,
-        CoordinationClient(server.address, index=1, epoch=1) as worker,
+        CoordinationClient([server.address], index=0, epoch=1) as chief,
+        CoordinationClient([server.address], index=1, epoch=1) as worker,
     ):
         assert RemoteStates(chief).get_alive_workers() == [1]
         RemoteStates(worker).finish_worker(1)

@@ -13,7 +13,7 @@ from monolith.errors import InvalidArgumentError
 from monolith.train.barrier import BarrierAlreadyPlacedError, LocalBarrier, WorkerBarrier
 from monolith.train.hooks import BarrierHook, BarrierSaverListener
 
-NOBODY: Any = SimpleNamespace()
+NOBODY: Any = SimpleNamespace(settle=lambda: None)
 
 
 def test_workers_are_held_until_the_barrier_is_removed() -> None:
@@ -77,7 +77,7 @@ def test_a_save_waits_for_workers_and_lets_them_go() -> None:
         assert barrier.wait_all_blocked(60)
 
     listener = BarrierSaverListener(barrier, sleep=sleep)
-    listener.before_save(NOBODY, 3)
+    listener.before_cut(NOBODY, 3)
     assert (sleeps, barrier.unblocked()) == ([1.0], [])
     listener.after_cut(NOBODY, 3)
     worker.join(60)
@@ -92,7 +92,7 @@ def test_a_save_goes_on_without_a_worker_that_does_not_come(caplog: pytest.LogCa
 
     listener = BarrierSaverListener(LocalBarrier(2), monotonic=lambda: now[0], sleep=sleep)
     with caplog.at_level(logging.WARNING):
-        listener.before_save(NOBODY, 3)
+        listener.before_cut(NOBODY, 3)
     assert now == [30.0]
     assert "workers [1]" in caplog.text
 
@@ -100,7 +100,7 @@ def test_a_save_goes_on_without_a_worker_that_does_not_come(caplog: pytest.LogCa
 def test_a_save_that_failed_lets_them_go_too() -> None:
     barrier = LocalBarrier(1)
     listener = BarrierSaverListener(barrier)
-    listener.before_save(NOBODY, 3)
+    listener.before_cut(NOBODY, 3)
     assert barrier.is_placed()
     listener.after_save(NOBODY, 3)
     assert not barrier.is_placed()
@@ -110,7 +110,7 @@ def test_a_barrier_of_someone_else_is_left_alone() -> None:
     barrier = LocalBarrier(1)
     barrier.place("Stop")
     listener = BarrierSaverListener(barrier)
-    listener.before_save(NOBODY, 3)
+    listener.before_cut(NOBODY, 3)
     listener.after_cut(NOBODY, 3)
     listener.after_save(NOBODY, 3)
     assert barrier.is_placed()

@@ -7,15 +7,18 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
 from monolith.config import Config, Positive
-from monolith.errors import DeadlineExceededError
+from monolith.errors import DeadlineExceededError, ServerRestartedError
 from monolith.ps.benchmark import Measured, overriding_servers, select_servers
+from monolith.ps.client.server_group import ClientConfig, link_to
+from monolith.ps.coordination_messages import ReadKeys, SetKey
+from monolith.transport.calls import Call
 
-__all__ = ["BenchmarkConfig", "choose_servers"]
+__all__ = ["BenchmarkConfig", "ServerKeys", "choose_servers"]
 
 READY_SHARE = 0.9
 """Part of the workers that must be there before measuring begins: waiting for the last one may take long."""
@@ -32,13 +35,52 @@ Measure = Callable[[Sequence[str], float], list[Measured]]
 
 
 class Board(Protocol):
-    """Keys that all workers see; `CoordinationClient` is one."""
+    """Keys that all workers see; `ServerKeys` is one."""
 
     def read_keys(self, prefix: str) -> dict[str, str]:
         """The values of all keys that begin with `prefix`."""
 
     def set_key(self, key: str, value: str) -> str:
         """Set a key that has no value yet; the value that it has then."""
+
+
+class ServerKeys:
+    """Keys on the server at `address`, which keeps them in its folder.
+
+    Example:
+        >>> from contextlib import closing
+        >>> from monolith.ps import ParameterServer
+        >>> with ParameterServer() as server, closing(ServerKeys(server.address, ClientConfig())) as keys:
+        ...     keys.set_key("servers/result", "a:1"), keys.set_key("servers/result", "b:1")
+        ('a:1', 'a:1')
+    """
+
+    def __init__(self, address: str, config: ClientConfig) -> None:
+        self._link = link_to(address, config)
+
+    def read_keys(self, prefix: str) -> dict[str, str]:
+        """The values of all keys that begin with `prefix`."""
+        values: dict[str, str] = self._ask(Call.READ_KEYS, ReadKeys(prefix=prefix))["values"]
+        return values
+
+    def set_key(self, key: str, value: str) -> str:
+        """Set a key that has no value yet; the value that it has then."""
+        there: str = self._ask(Call.SET_KEY, SetKey(key=key, value=value))["value"]
+        return there
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._link.close()
+
+    def _ask(self, call: Call, message: Config) -> dict[str, Any]:
+        while True:
+            # Whichever incarnation of the server answers: it has kept its keys, or they are set again.
+            self._link.instance = 0
+            try:
+                answer: dict[str, Any] = json.loads(self._link.call(call, message.model_dump_json()).text)
+                return answer
+            except ServerRestartedError:
+                continue
 
 
 class BenchmarkConfig(Config):

@@ -138,6 +138,10 @@ class InstallBuckets(Config):
     dense: tuple[Name, ...] = ()
     positions: str
     """As in `Giving`."""
+    coordination: str = ""
+    """With the first bucket: what workers know in common."""
+    base_step: int | None = None
+    """With the first bucket: what is added to the batches of all workers to get the global step."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> InstallBuckets:

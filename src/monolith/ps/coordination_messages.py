@@ -1,95 +1,37 @@
-"""What workers tell each other through a server: who they are, how far they are, whom they hold, what they have found out."""
+"""The JSON text of the calls by which workers find out about each other through a server."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
+from monolith.cluster.coordination import Phase
 from monolith.config import Config, Positive
 from monolith.ps.messages import Name, Whole
 
-__all__ = [
-    "Barrier",
-    "Greet",
-    "Hold",
-    "Member",
-    "Members",
-    "Phase",
-    "PlaceBarrier",
-    "ReadKeys",
-    "Report",
-    "Seen",
-    "SetKey",
-]
+__all__ = ["CountFrom", "Greet", "Hold", "PlaceBarrier", "ReadKeys", "SetKey"]
 
-Phase = Literal["joined", "running", "finished"]
-"""How far a worker is. The chief is running once it has restored, the others from the moment they wait for that."""
-
-_Index = Annotated[int, Field(ge=0, lt=65536)]
 _Value = Annotated[str, Field(max_length=65536)]
 
 
 class Greet(Config):
-    """Who asks. Every call has it, and renews the worker's lease: a server that was started anew so learns what there is."""
+    """Who calls. Every call has it and renews the worker's lease, so a server that was started again knows its workers soon.
 
-    index: _Index
+    Answer of a call that has nothing else: `Seen`.
+    """
+
+    index: Annotated[int, Field(ge=0, lt=65536)]
     """Number of the worker; 0 is the chief."""
     epoch: Whole
-    """Of the worker's life; from the moment a larger one is seen, smaller ones are refused."""
+    """Which incarnation of the worker it is. From the moment a larger one is seen, smaller ones are refused."""
     lease: Annotated[Positive, Field(le=86400)]
-    """Seconds for which the worker counts after each call."""
+    """Seconds for which the worker counts as alive after each call."""
     phase: Phase = "joined"
 
 
-class Barrier(Config):
-    """Workers that come by are held."""
-
-    number: Whole
-    action: str
-    """What for."""
-
-
-class Member(Config):
-    """A worker as the server knows it."""
-
-    index: _Index
-    epoch: Whole
-    phase: Phase
-    alive: bool
-    """Whether its lease is not over."""
-    held: bool
-    """Whether it waits behind the barrier there is."""
-
-
-class Members(Config):
-    """Answer to `MEMBERS`: all workers that have greeted the server, in order, and what is common to them."""
-
-    members: tuple[Member, ...]
-    step: Whole
-    barrier: Barrier | None
-
-
-class Report(Config):
-    """Steps made. Answer: `Seen`."""
-
-    who: Greet
-    made: Whole
-    """Steps of this life of the worker."""
-    seen: Whole
-    """The largest global step it knows: what a server that has lost its count goes on from."""
-
-
-class Seen(Config):
-    """What a worker learns after a step."""
-
-    step: Whole
-    """Steps of all workers."""
-    barrier: Barrier | None = None
-
-
 class PlaceBarrier(Config):
-    """Answer: `{"placed": bool, "barrier": Barrier}`, the one that is there then."""
+    """Hold all workers. Answer: `{"placed": bool, "barrier": Barrier}`, with the barrier that is there then."""
 
     who: Greet
     action: Annotated[str, Field(max_length=255)] = ""
@@ -102,6 +44,12 @@ class Hold(Config):
     number: Whole
 
 
+class CountFrom(Config):
+    """The chief has restored global step `step`. Changes nothing on a server that knows the global step already."""
+
+    step: Whole
+
+
 class ReadKeys(Config):
     """Answer: `{"values": {key: value}}` of all keys that begin with `prefix`."""
 
@@ -109,8 +57,7 @@ class ReadKeys(Config):
 
 
 class SetKey(Config):
-    """Set a key that has the value `expected`, or none. Answer: `{"set": bool, "value": the one it has then}`."""
+    """Set a key that has no value yet. Answer: `{"value": the one it has then}`."""
 
     key: Name
     value: _Value
-    expected: _Value | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, get_args
 
 from monolith.cluster.discovery import ServiceDiscovery
@@ -17,8 +17,7 @@ from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.errors import ConfigError
 from monolith.features.batch import Batch
 from monolith.ps.benchmark import measure_servers
-from monolith.ps.benchmark_round import BenchmarkConfig, choose_servers
-from monolith.ps.client.coordination_client import CoordinationClient
+from monolith.ps.benchmark_round import BenchmarkConfig, ServerKeys, choose_servers
 from monolith.train.hooks.hook import Hook
 from monolith.train.job_end import HeartBeat, shut_down, tell_scheduler
 from monolith.train.mlp_hand_over import serve_data, service_dispatcher, service_source
@@ -129,8 +128,8 @@ class _Worker:
         return self._servers
 
     def _fastest(self, servers: tuple[str, ...]) -> tuple[str, ...]:
-        config, epoch = self._config, time.time_ns()
-        talking = client_config(config, epoch)
+        config = self._config
+        talking = client_config(config, time.time_ns())
         round_of_all = BenchmarkConfig(
             ps_list=servers,
             num_ps_required=config.num_ps,
@@ -139,7 +138,7 @@ class _Worker:
             benchmark_secs=config.benchmark_secs,
             ps_str_overridden=config.ps_str_overridden,
         )
-        with CoordinationClient(servers[0], index=config.index, epoch=epoch, config=talking) as board:
+        with closing(ServerKeys(servers[0], talking)) as board:
             return choose_servers(
                 round_of_all,
                 board,

@@ -1,12 +1,12 @@
-"""`RemoteBarrier`: hold workers that are other processes, through a server they share."""
+"""`RemoteBarrier`: hold workers that are other processes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
+from monolith.cluster.coordination import Coordination
 from monolith.errors import InvalidArgumentError
-from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.train.barrier import BarrierAlreadyPlacedError, Callback
 
 __all__ = ["RemoteBarrier"]
@@ -20,7 +20,8 @@ class RemoteBarrier:
 
     Example:
         >>> from monolith.ps import ParameterServer
-        >>> with ParameterServer() as server, CoordinationClient(server.address, index=0, epoch=1) as chief:
+        >>> from monolith.ps.client.coordination_client import CoordinationClient
+        >>> with ParameterServer() as server, CoordinationClient([server.address], index=0, epoch=1) as chief:
         ...     barrier = RemoteBarrier(chief, capacity=2)
         ...     barrier.place("Save")
         ...     barrier.is_placed(), barrier.unblocked()
@@ -31,7 +32,7 @@ class RemoteBarrier:
 
     def __init__(
         self,
-        client: CoordinationClient,
+        client: Coordination,
         *,
         capacity: int,
         callbacks: Sequence[Callback] = (),

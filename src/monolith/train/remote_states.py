@@ -1,12 +1,12 @@
-"""`RemoteStates`: how far the workers of a run are, through a server they share."""
+"""`RemoteStates`: how far the workers of a run are, when they are processes."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 
+from monolith.cluster.coordination import Coordination
 from monolith.errors import ServerError
-from monolith.ps.client.coordination_client import CoordinationClient
 
 __all__ = ["RemoteStates"]
 
@@ -14,25 +14,28 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteStates:
-    """The `WorkerStates` of processes: each tells its own over its `client`. Those not heard of any more are not alive.
+    """The `WorkerStates` of processes, each of which reports its own state. Workers whose lease is over are not alive.
 
-    `restored_step` is asked in the chief for the global step it has restored: the others are told before they begin.
+    Args:
+        client: this worker's view of the run.
+        restored: called in the chief when it has restored and before the other workers begin.
 
     Example:
         >>> from monolith.ps import ParameterServer
-        >>> with ParameterServer() as server, CoordinationClient(server.address, index=0, epoch=1) as client:
+        >>> from monolith.ps.client.coordination_client import CoordinationClient
+        >>> with ParameterServer() as server, CoordinationClient([server.address], index=0, epoch=1) as client:
         ...     states = RemoteStates(client)
         ...     states.mark_restore_done()
         ...     states.is_restore_done(), states.get_alive_workers()
         (True, [])
     """
 
-    def __init__(self, client: CoordinationClient, *, restored_step: Callable[[], int] = lambda: 0) -> None:
-        self._client, self._restored_step = client, restored_step
+    def __init__(self, client: Coordination, *, restored: Callable[[], None] = lambda: None) -> None:
+        self._client, self._restored = client, restored
 
     def mark_restore_done(self) -> None:
-        """The chief: workers may begin."""
-        self._client.report(0, at_least=self._restored_step())
+        """In the chief: let the workers begin."""
+        self._restored()
         self._client.enter("running")
 
     def is_restore_done(self) -> bool:

@@ -307,17 +307,17 @@ class Trainer:
         restored = self.restore(training=True)
         if self._saving is not None:
             recover_servers(self)
-        if is_resumable(source) and self.config.resume_data:
-            self._follow_predecessor()
+        self._follow_predecessor(resume=is_resumable(source) and self.config.resume_data)
         if self._saving is not None:
             self._saving.open(self._restored if restored else None)
 
-    def _follow_predecessor(self) -> None:
-        """Go on where an earlier life of this worker stopped, as far as the servers have heard of it."""
-        place = self._positions.begin(self.stores)
+    def _follow_predecessor(self, *, resume: bool) -> None:
+        """Resume from the last position of this worker that all servers have, unless its data cannot be resumed."""
+        before = self._positions.batches
+        place = self._positions.begin(self.stores, resume=resume)
         if place is not None:
-            self.step += max(0, place.batches - self._positions.batches)
             self._positions.batches, self._loaded_place, self.epochs = place.batches, place.state, place.epochs
+        self.step += max(0, self._positions.batches - before)
 
     def _has_finished(self, last: int | None, *, asked_for_more: bool) -> bool:
         """Whether a restored run has nothing left to do, which is then logged and becomes its `stop_reason`."""
@@ -377,8 +377,9 @@ class Trainer:
             batch = next(batches, None)
             if batch is None:
                 break
-            if self._reading is not None and self._positions.active:
-                self._position = self._positions.tell(ahead.state_dict(), self.epochs)
+            if self._positions.active:
+                state = None if self._reading is None else ahead.state_dict()
+                self._position = self._positions.tell(state, self.epochs)
             result = self.train_step(batch)
             made += 1
             self.steps_made += 1

@@ -6,9 +6,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from monolith.cluster.coordination import Coordination
 from monolith.errors import ConfigError, ServerError
 from monolith.features.batch import Batch
 from monolith.ps.client.coordination_client import CoordinationClient
@@ -34,6 +35,9 @@ __all__ = ["WorkerAttempt", "client_config"]
 
 _POLL_SECS = 0.2
 
+Meet = Callable[[Sequence[str], ClientConfig], Coordination]
+"""Becomes a member of the run, as the worker and epoch of a configuration, with the servers at these addresses."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +59,9 @@ def client_config(config: RunnerConfig, epoch: int) -> ClientConfig:
 class WorkerAttempt:
     """Trains `trainer` as worker `config.index`; called with the addresses of servers, after a failure again.
 
-    `find` tells where servers are now: one that was started again elsewhere is found without another attempt.
+    Args:
+        find: returns where the servers are now: one that was started again elsewhere is found without another attempt.
+        meet: makes this worker a member of the run; by default it meets the others at the servers.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class WorkerAttempt:
         max_steps: int | None,
         hooks: Sequence[Hook],
         find: Callable[[], Sequence[str]],
+        meet: Meet | None = None,
         epoch: Callable[[], int] = time.time_ns,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -77,6 +84,7 @@ class WorkerAttempt:
         self._source: Iterable[Batch] = source if is_resumable(source) else iter(source)
         self._steps, self._max_steps, self._hooks = steps, max_steps, tuple(hooks)
         self._find, self._epoch, self._clock, self._sleep = find, epoch, clock, sleep
+        self._meet = meet or self._embedded
         self._several = config.num_workers > 1
         self._placement = Placement(trainer, dense=self._several)
         self._guards = trainer.save_guards
@@ -88,23 +96,27 @@ class WorkerAttempt:
         epoch = self._epoch()
         talking = client_config(self._config, epoch)
         with ExitStack() as open_now:
-            common = open_now.enter_context(
-                CoordinationClient(
-                    servers[0],
-                    index=self._config.index,
-                    epoch=epoch,
-                    lease=self._config.liveness.lease_secs,
-                    config=talking,
-                )
-            )
+            common = open_now.enter_context(closing(self._meet(servers, talking)))
             store = open_now.enter_context(self._store(servers, talking))
             self._require_folders(store)
             placed = self._placement.use(store)
-            self._trainer.hooks = (*self._common_hooks(common), *placed, *self._hooks)
+            self._trainer.hooks = (*self._common_hooks(common, store), *placed, *self._hooks)
             if self._first and self._config.is_chief:
                 self._wait_for_workers(common)
             with self._waited_for(common):
                 return self._fit()
+
+    def _embedded(self, servers: Sequence[str], talking: ClientConfig) -> Coordination:
+        liveness = self._config.liveness
+        return CoordinationClient(
+            servers,
+            index=self._config.index,
+            epoch=talking.epoch or 0,
+            lease=liveness.lease_secs,
+            heartbeat=liveness.heartbeat_secs,
+            config=talking,
+            find=self._find,
+        )
 
     def _store(self, servers: Sequence[str], talking: ClientConfig) -> ServerStore:
         return ServerStore(servers, self._placement.tables, config=talking, find=lambda: list(self._find()))
@@ -121,7 +133,7 @@ class WorkerAttempt:
             )
 
     @contextmanager
-    def _waited_for(self, common: CoordinationClient) -> Iterator[None]:
+    def _waited_for(self, common: Coordination) -> Iterator[None]:
         """Report after the block that this worker has finished: the chief then stops waiting for it and ends the servers.
 
         `WorkerSyncHook.end` is too early for that: hooks that end after it would call servers that are no longer there. And a
@@ -156,13 +168,13 @@ class WorkerAttempt:
             # Should the end itself fail, another attempt must not train on the data a second time.
             self._source = ()
 
-    def _common_hooks(self, common: CoordinationClient) -> list[Hook]:
+    def _common_hooks(self, common: Coordination, store: ServerStore) -> list[Hook]:
         if not self._several:
             return []
         config = self._config
         barrier = RemoteBarrier(common, capacity=config.num_workers, sleep=self._sleep)
         sync = TrainingHooksHelper(
-            _StatesOfAttempt(common, restored_step=lambda: self._trainer.step),
+            _StatesOfAttempt(common, restored=lambda: store.count_from(self._trainer.step)),
             num_workers=config.num_workers,
             index=config.index,
             chief_timeout_seconds=config.chief_timeout_secs,
@@ -170,7 +182,11 @@ class WorkerAttempt:
             sleep=self._sleep,
         )
         if config.is_chief:
-            listener = BarrierSaverListener(barrier, max_pending_seconds=config.max_pending_seconds_for_barrier)
+            listener = BarrierSaverListener(
+                barrier,
+                max_pending_seconds=config.max_pending_seconds_for_barrier,
+                step=lambda: common.members().step,
+            )
             self._trainer.save_guards = (*self._guards, listener)
             return [*sync.training_chief_hooks, GlobalStepHook(common)]
         hooks: list[Hook] = [*sync.training_hooks, GlobalStepHook(common), BarrierHook(barrier, index=config.index)]
@@ -178,7 +194,7 @@ class WorkerAttempt:
             hooks.append(self._slow_start(common))
         return hooks
 
-    def _slow_start(self, common: CoordinationClient) -> Hook:
+    def _slow_start(self, common: Coordination) -> Hook:
         return CustomGlobalStepWaiterHook(
             int(self._config.slow_start_steps * math.log(1 + self._config.index)),
             lambda: common.members().step,
@@ -186,7 +202,7 @@ class WorkerAttempt:
             sleep=self._sleep,
         )
 
-    def _wait_for_workers(self, common: CoordinationClient) -> None:
+    def _wait_for_workers(self, common: Coordination) -> None:
         """A short run must not be over, and its servers gone, before the last worker has come."""
         deadline = self._clock() + self._config.start_timeout_secs
         while (missing := self._missing(common)) and self._clock() < deadline:
@@ -194,7 +210,7 @@ class WorkerAttempt:
         if missing:
             _log.warning("starting without workers %s; they may come later", missing)
 
-    def _missing(self, common: CoordinationClient) -> list[int]:
+    def _missing(self, common: Coordination) -> list[int]:
         there = {member.index for member in common.members().members}
         return [index for index in range(self._config.num_workers) if index not in there]
 

@@ -50,6 +50,7 @@ class WorkerPositions:
         self.batches = 0
         """Batches trained in all lives of the worker."""
         self._stores: list[ServerGroup] = []
+        self._resume = True
         self._current: Position | None = None
 
     @property
@@ -57,12 +58,21 @@ class WorkerPositions:
         """Whether servers are told at all."""
         return bool(self._stores)
 
-    def begin(self, stores: Sequence[Store]) -> Place | None:
-        """Tell the servers of `stores` from now on. Where an earlier life of the worker stopped, if there was one."""
-        self._current = None
+    def begin(self, stores: Sequence[Store], *, resume: bool = True) -> Place | None:
+        """Count batches on the servers of `stores` from now on. Returns where an earlier incarnation stopped, if there was one.
+
+        Without `resume` the data is not that of the earlier one: its batches are counted behind the last one that any server has.
+        """
+        self._current, self._resume = None, resume
         self._stores = [store for store in served_stores(stores) if store.config.worker is not None]
+        if not resume:
+            self.batches = max([0, *(_last_batch(store) for store in self._stores)])
+            return None
         behind = [found for store in self._stores if (found := _furthest_behind(store)) is not None]
         if not behind:
+            if not any(map(_last_batch, self._stores)):
+                # The count of a checkpoint is that of the worker that wrote it, which may have been another one.
+                self.batches = 0
             return None
         last = min(behind, key=lambda position: position.batches)
         if last.state is None and last.batches and not last.ended:
@@ -79,11 +89,14 @@ class WorkerPositions:
         if self.active:
             self.batches += 1
             self._current = Position(batches=self.batches, state=_encoded(state), epochs=epochs)
+            if not self._resume:
+                # Data that cannot be resumed ends with every batch: a successor counts on, and takes what comes.
+                self._current = Position(batches=self.batches, ended=True)
         return self._current
 
     def tell_end(self, epochs: int = 1) -> None:
         """The data has ended after `epochs` passes: a successor that is to make as many has nothing left to do."""
-        if self.active and self._current is not None:
+        if self.active and self._resume and self._current is not None:
             ended = self._current.model_copy(update={"ended": True, "state": None, "epochs": epochs})
             for store in self._stores:
                 store.apply([], position=ended)  # type: ignore[attr-defined]
@@ -100,6 +113,12 @@ def _furthest_behind(store: ServerGroup) -> HeldPosition | None:
     # Only pushes to tables say that the data ended, so of a batch that everything has had the buckets know more.
     last = [min(buckets, key=lambda position: (position.batches, position.ended))] if buckets else []
     return min([*last, *parameters], key=lambda position: position.batches)
+
+
+def _last_batch(store: ServerGroup) -> int:
+    """The last batch of this worker that any server has."""
+    buckets, parameters = store.positions()
+    return max([0, *(position.batches for position in (*buckets, *parameters))])
 
 
 def _encoded(state: State) -> str | None:

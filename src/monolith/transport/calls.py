@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["CHANGES", "Call", "READ_ONCE"]
+__all__ = ["AUTHORITATIVE", "CHANGES", "Call", "READ_ONCE"]
 
 
 class Call(IntEnum):
@@ -47,12 +47,13 @@ class Call(IntEnum):
     REFUSE_TRANSFER = 89
     GREET = 96
     MEMBERS = 97
-    REPORT = 98
     PLACE_BARRIER = 99
     REMOVE_BARRIER = 100
     HOLD = 101
     READ_KEYS = 102
     SET_KEY = 103
+    COUNT_FROM = 104
+    GLOBAL_STEP = 105
     REGISTER_DATASET = 112
     JOIN_JOB = 113
     NEXT_SPLIT = 114
@@ -76,6 +77,7 @@ CHANGES: frozenset[int] = frozenset(
         Call.APPLY_DENSE,
         Call.ASSIGN_DENSE,
         Call.MARK_INITIALISED,
+        Call.COUNT_FROM,
         Call.OWN_BUCKETS,
         Call.MOVE_BUCKETS,
         Call.INSTALL_BUCKETS,
@@ -84,6 +86,21 @@ CHANGES: frozenset[int] = frozenset(
     }
 )
 """Calls that change what a server holds: acknowledged by its owner only, and in a durable commit if it loses nothing."""
+
+AUTHORITATIVE: frozenset[int] = frozenset(
+    {
+        Call.BUCKETS,
+        Call.GREET,
+        Call.MEMBERS,
+        Call.PLACE_BARRIER,
+        Call.REMOVE_BARRIER,
+        Call.HOLD,
+        Call.READ_KEYS,
+        Call.SET_KEY,
+        Call.GLOBAL_STEP,
+    }
+)
+"""Calls that change no rows and that only the owner of a server's folder may answer: a process that was replaced must not."""
 
 READ_ONCE: frozenset[int] = frozenset({Call.APPLY_GRADIENTS})
 """Calls whose floats may be read where the client can still write to them: they are not checked, and not kept."""

@@ -65,8 +65,8 @@ class BucketGroup(ServerGroup):
         all workers have made another step. If this fails in the middle, every bucket is still owned by somebody; call it again.
 
         Args:
-            addresses: of all servers that shall have buckets. Dense parameters of those that leave move to those that stay. A
-                server that the workers of a run meet at must stay.
+            addresses: of all servers that shall have buckets. Dense parameters of those that leave move to those that stay,
+                and with the first bucket what the workers of a run know in common.
             report: called with the number of buckets moved so far, and of those to be moved.
 
         Example:

@@ -1,71 +1,217 @@
-"""A worker's side of what workers know in common: it greets a server now and then, and asks."""
+"""`CoordinationClient`: the `Coordination` of a run that keeps it on its parameter servers, as one worker sees it."""
 
 from __future__ import annotations
 
 import json
 import logging
 import threading
+import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
+from monolith.cluster.coordination import Barrier, Members, Phase, Seen
+from monolith.cluster.liveness import BEATS_PER_LEASE
 from monolith.config import Config
-from monolith.errors import ServerError, ServerRestartedError, StalePushError
-from monolith.ps.client.server_group import ClientConfig, link_to
-from monolith.ps.coordination_messages import (
-    Barrier,
-    Greet,
-    Hold,
-    Members,
-    Phase,
-    PlaceBarrier,
-    ReadKeys,
-    Report,
-    Seen,
-    SetKey,
+from monolith.errors import (
+    MonolithError,
+    OwnershipChangedError,
+    ServerError,
+    ServerRestartedError,
+    StalePushError,
+    UnavailableError,
 )
+from monolith.ps.bucket_messages import Buckets
+from monolith.ps.client.bucket_answers import ask_each, takers_of
+from monolith.ps.client.server_group import FIND_SECONDS, ClientConfig, link_to
+from monolith.ps.coordination_messages import Greet, Hold, PlaceBarrier
+from monolith.transport.addresses import distinct_addresses
 from monolith.transport.calls import Call
 from monolith.transport.frames import Frame
-from monolith.transport.link import Exchange
+from monolith.transport.link import Exchange, Link
 
-__all__ = ["CoordinationClient"]
+__all__ = ["CoordinationClient", "HostLink", "find_host"]
 
-BEATS = 3
-"""Heartbeats in one lease: two may be lost before the worker counts as gone."""
 STAY_SECONDS = 2.0
 """How long a worker that has failed asks to be waited for: the server may be what has failed."""
+PAUSE = 0.1
+"""Seconds until the server is asked again that the first bucket is moving to."""
 
 _logger = logging.getLogger(__name__)
 
 
-class CoordinationClient:
-    """Worker `index` of a run, as the server at `address` knows it from now on.
+def find_host(addresses: Sequence[str], connect: Callable[[str], Link]) -> str | None:
+    """Return the address of the server that keeps what workers know in common: the owner of the first bucket.
 
-    A thread greets the server often enough for the lease to go on. The server may be started anew meanwhile: it is told again.
-    Any thread may call; all errors of links may be raised, and `StalePushError` once a newer process has taken the place of
-    this one.
+    As long as nobody has said which server owns what, it is the first one. None: it cannot be told now, since servers do not
+    answer or the bucket is in transit. Servers that others have given buckets to are asked too.
 
     Example:
         >>> from monolith.ps import ParameterServer
-        >>> with ParameterServer() as server, CoordinationClient(server.address, index=0, epoch=1) as client:
+        >>> with ParameterServer() as server:
+        ...     find_host([server.address], lambda address: link_to(address, ClientConfig())) == server.address
+        True
+    """
+    told: dict[str, Buckets | None] = {}
+    waiting = list(distinct_addresses(addresses))
+    while waiting:
+        told |= _ask_all(waiting, connect)
+        waiting = sorted(takers_of(told.values()) - set(told))
+    owners = [address for address, one in told.items() if one is not None and one.ranges and one.ranges[0][0] == 0]
+    if len(owners) == 1:
+        return owners[0]
+    nobody_owns = all(one is not None and one.version == 0 for one in told.values())
+    return next(iter(told), None) if nobody_owns else None
+
+
+def _ask_all(addresses: Sequence[str], connect: Callable[[str], Link]) -> dict[str, Buckets | None]:
+    links = {address: connect(address) for address in addresses}
+    try:
+        answers = ask_each(list(links.values()))
+    finally:
+        for link in links.values():
+            link.close()
+    found: dict[str, Buckets | None] = {}
+    for address, link in links.items():
+        answer = answers[link]
+        found[address] = Buckets.from_json(answer.text) if isinstance(answer, Frame) else None
+    return found
+
+
+class HostLink:
+    """A link that leads to the owner of the first bucket, wherever that is and whichever server it is.
+
+    Args:
+        addresses: of the servers of the run, the same and in the same order for all workers.
+        config: how to talk to them.
+        find: the addresses of all servers now, asked when the owner is not where it was.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        config: ClientConfig,
+        find: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        self._addresses, self._config, self._find = tuple(addresses), config, find
+        self._looking = threading.Lock()
+        self._link = link_to(self._found() or self._addresses[0], config)
+        self._link.on_unavailable = self._look
+
+    @property
+    def address(self) -> str:
+        """Where the owner was found last."""
+        return self._link.address
+
+    def call(self, call: Call, message: Config | None = None, *, timeout: float | None = None) -> Frame:
+        """Return the answer of the owner, looked for until the time of a call is over."""
+        text = "{}" if message is None else message.model_dump_json()
+        limit = self._link.timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        while True:
+            # Whichever incarnation of the server answers: every call says all that it has to know.
+            self._link.instance = 0
+            try:
+                return self._link.call(call, text, timeout=max(0.001, deadline - time.monotonic()))
+            except ServerRestartedError:
+                continue
+            except OwnershipChangedError as error:
+                if time.monotonic() + PAUSE >= deadline:
+                    raise UnavailableError(f"{error}; no owner of the first bucket was found in {limit:g} s") from None
+                self._look()
+                time.sleep(PAUSE)
+
+    def send(self, call: Call, message: Config) -> Exchange:
+        """Send a request whose answer `answered` takes later."""
+        self._link.instance = 0
+        exchange = self._link.begin(call, message.model_dump_json())
+        exchange.send()
+        return exchange
+
+    def answered(self, exchange: Exchange) -> Frame | None:
+        """Return the answer to what was sent; None if the server was started again or is not the owner any more."""
+        try:
+            return exchange.finish()
+        except ServerRestartedError:
+            return None
+        except OwnershipChangedError:
+            self._look()
+            return None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._link.close()
+
+    def _look(self) -> None:
+        """Follow the first bucket; does nothing while another thread does."""
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            host = self._found()
+            if host is not None and host != self._link.address:
+                _logger.info("the workers of the run meet at %s now, no longer at %s", host, self._link.address)
+                self._link.move_to(host)
+        finally:
+            self._looking.release()
+
+    def _found(self) -> str | None:
+        known: Sequence[str] = ()
+        try:
+            known = () if self._find is None else self._find()
+        except MonolithError as error:
+            _logger.warning("which servers there are could not be asked: %s", error)
+        soon = self._config.model_copy(update={"timeout": min(self._config.timeout, FIND_SECONDS)})
+        # Those given come first, in their order: as long as nobody owns anything, all workers must meet at the same one.
+        candidates = list(dict.fromkeys((*self._addresses, *known)))
+        return find_host(candidates, lambda address: link_to(address, soon))
+
+
+class CoordinationClient:
+    """Worker `index` of a run, a member of it from now on. A thread renews its lease.
+
+    The servers keep the common state: the one that owns the first bucket answers, and is followed when it is started again,
+    also elsewhere, and when the bucket moves to another server.
+
+    Args:
+        addresses: of the servers of the run, the same and in the same order for all workers.
+        index: the number of this worker; 0 is the chief.
+        epoch: larger than that of every earlier incarnation of this worker.
+        lease: seconds after the last call for which this worker counts as alive.
+        heartbeat: seconds between two renewals; by default three in a lease.
+        config: how to talk to the servers.
+        find: the addresses of all servers now, asked when one does not answer.
+
+    Example:
+        >>> from monolith.ps import ParameterServer
+        >>> with ParameterServer() as server, CoordinationClient([server.address], index=0, epoch=1) as client:
         ...     client.enter("running")
         ...     [(member.index, member.phase, member.alive) for member in client.members().members]
         [(0, 'running', True)]
     """
 
     def __init__(
-        self, address: str, *, index: int, epoch: int, lease: float = 30.0, config: ClientConfig | None = None
+        self,
+        addresses: Sequence[str],
+        *,
+        index: int,
+        epoch: int,
+        lease: float = 30.0,
+        heartbeat: float | None = None,
+        config: ClientConfig | None = None,
+        find: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        self._link = link_to(address, config or ClientConfig())
+        self._link = HostLink(addresses, config=config or ClientConfig(), find=find)
         self._index, self._epoch, self._lease = index, epoch, lease
+        self._heartbeat = lease / BEATS_PER_LEASE if heartbeat is None else heartbeat
         self._phase: Phase = "joined"
-        self._made = 0
         self._seen = Seen(step=0)
         self._reported = False
         self._report: Exchange | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="monolith-heartbeat", daemon=True)
         try:
-            self._ask(Call.GREET, self._who())
+            self._greet()
         except BaseException:
             self._link.close()
             raise
@@ -77,70 +223,52 @@ class CoordinationClient:
         return self._index
 
     def enter(self, phase: Phase) -> None:
-        """Tell that this worker is so far, after all that it has reported."""
+        """Report that this worker is so far."""
         self._seen = self._take_report()
         self._phase = phase
-        self._ask(Call.GREET, self._who())
+        self._greet()
 
     def members(self) -> Members:
-        """All workers, the global step and the barrier, now; with all that this worker has reported."""
+        """Ask for all workers, the global step and the barrier."""
         self._seen = self._take_report()
-        return Members.from_json(self._ask(Call.MEMBERS).text)
+        return Members.from_json(self._link.call(Call.MEMBERS).text)
 
-    def report(self, steps: int = 1, *, at_least: int = 0) -> Seen:
-        """Tell of `steps` more steps; answers what was there at the report before, so that nobody waits for the network.
-
-        `at_least` is a global step that has been reached otherwise, as by restoring a checkpoint.
-        """
-        seen = self._take_report()
-        self._made += steps
-        self._seen = Seen(step=max(seen.step, at_least), barrier=seen.barrier)
-        self._report = self._link.begin(Call.REPORT, self._report_text())
-        self._report.send()
+    def report(self) -> Seen:
+        """Ask for the global step and the barrier without waiting for the answer. Returns that of the report before."""
+        self._seen = self._take_report()
+        self._report = self._link.send(Call.GREET, self._who())
         self._reported = True
         return self._seen
 
     def newest(self) -> Seen:
-        """What the last `report` told; asked for now if none was made since the last call of this method."""
+        """Return what the last `report` returned. Without a report since the last call of this method, it is asked for."""
         reported, self._reported = self._reported, False
         if not reported:
             self._take_report()
-            self._seen = Seen.from_json(self._ask(Call.REPORT, self._report_message()).text)
+            self._seen = self._greet()
         return self._seen
 
     def place_barrier(self, action: str) -> tuple[bool, Barrier]:
-        """Hold the other workers; whether this call did, and the barrier that is there now."""
-        answer = json.loads(self._ask(Call.PLACE_BARRIER, PlaceBarrier(who=self._who(), action=action)).text)
+        """Hold the other workers. Returns whether this call did, and the barrier that is there now."""
+        answer = json.loads(self._link.call(Call.PLACE_BARRIER, PlaceBarrier(who=self._who(), action=action)).text)
         return answer["placed"], Barrier(**answer["barrier"])
 
     def remove_barrier(self) -> None:
-        """Let them go."""
-        self._ask(Call.REMOVE_BARRIER, self._who())
+        """Let the other workers go on."""
+        self._link.call(Call.REMOVE_BARRIER, self._who())
 
     def hold(self, number: int) -> bool:
-        """Wait behind barrier `number`; whether that is still needed."""
-        held: bool = json.loads(self._ask(Call.HOLD, Hold(who=self._who(), number=number)).text)["held"]
+        """Wait behind barrier `number`. Returns whether that is still needed."""
+        held: bool = json.loads(self._link.call(Call.HOLD, Hold(who=self._who(), number=number)).text)["held"]
         return held
 
-    def read_keys(self, prefix: str) -> dict[str, str]:
-        """The values of all keys that begin with `prefix`."""
-        values: dict[str, str] = json.loads(self._ask(Call.READ_KEYS, ReadKeys(prefix=prefix)).text)["values"]
-        return values
-
-    def set_key(self, key: str, value: str, *, expected: str | None = None) -> str:
-        """Set a key that has the value `expected`, by default none yet; the value that it has then."""
-        message = SetKey(key=key, value=value, expected=expected)
-        there: str = json.loads(self._ask(Call.SET_KEY, message).text)["value"]
-        return there
-
     def stay(self, seconds: float) -> None:
-        """Count for `seconds` after the last word: for a worker that is silent for a while and comes back."""
+        """Count as alive for `seconds` after the last call: this worker has failed and is about to come back."""
         self._lease = max(self._lease, seconds)
-        self._link.instance = 0
-        self._link.call(Call.GREET, self._who().model_dump_json(), timeout=min(self._link.timeout, STAY_SECONDS))
+        self._link.call(Call.GREET, self._who(), timeout=STAY_SECONDS)
 
     def close(self) -> None:
-        """Say nothing any more; the lease ends by itself."""
+        """Stop being heard from. The lease ends by itself."""
         self._closed.set()
         self._thread.join()
         if self._report is not None:
@@ -156,41 +284,21 @@ class CoordinationClient:
     def _who(self) -> Greet:
         return Greet(index=self._index, epoch=self._epoch, lease=self._lease, phase=self._phase)
 
-    def _report_message(self) -> Report:
-        return Report(who=self._who(), made=self._made, seen=self._seen.step)
-
-    def _report_text(self) -> str:
-        self._link.instance = 0
-        return self._report_message().model_dump_json()
+    def _greet(self) -> Seen:
+        return Seen.from_json(self._link.call(Call.GREET, self._who()).text)
 
     def _take_report(self) -> Seen:
-        """The answer to the report that is under way, if there is one; then the newest there was."""
+        """Return the answer to the report that is under way, if there is one, and the newest there was otherwise."""
         report, self._report = self._report, None
-        if report is None:
-            return self._seen
-        try:
-            answer = report.finish()
-        except ServerRestartedError:
-            return self._seen
-        newest = Seen.from_json(answer.text)
-        return Seen(step=max(newest.step, self._seen.step), barrier=newest.barrier)
-
-    def _ask(self, call: Call, message: Config | None = None) -> Frame:
-        text = "{}" if message is None else message.model_dump_json()
-        while True:
-            # Whichever life of the server answers: it is told all it has to know with every call.
-            self._link.instance = 0
-            try:
-                return self._link.call(call, text)
-            except ServerRestartedError:
-                continue
+        answer = None if report is None else self._link.answered(report)
+        return self._seen if answer is None else Seen.from_json(answer.text)
 
     def _beat(self) -> None:
-        while not self._closed.wait(self._lease / BEATS):
+        while not self._closed.wait(self._heartbeat):
             try:
-                self._ask(Call.GREET, self._who())
+                self._greet()
             except StalePushError as error:
                 _logger.error("%s", error)
                 return
             except ServerError as error:
-                _logger.warning("the server that coordinates the run was not reached: %s", error)
+                _logger.warning("the server at which the workers meet was not reached: %s", error)

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from monolith.errors import InvalidArgumentError, MonolithError, UnavailableError
+from monolith.errors import MonolithError, UnavailableError
 from monolith.ps.bucket_messages import MoveBuckets, Moved
 from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.ps.client.rebalance_plan import BucketMove, DenseMove, planned_dense_moves, planned_moves
-from monolith.ps.coordination_messages import Members
 from monolith.ps.ownership import OwnershipMap
 from monolith.transport.calls import Call
 from monolith.transport.link import Link
@@ -33,7 +32,6 @@ def rebalance_buckets(
     timeout: float,
 ) -> None:
     """Move buckets from what `current` says until the servers at `addresses` own all; `links` lead to all of both."""
-    _require_may_leave([link for address, link in links.items() if address not in addresses])
     moves = planned_moves(current, addresses)
     planned, moved = sum(len(move.buckets) for move in moves), 0
     number = secrets.randbits(62) | 1
@@ -102,9 +100,3 @@ def _why(moved: Moved, move: BucketMove | DenseMove) -> str:
 
 def _ask(giver: Link, move: MoveBuckets) -> Moved:
     return Moved.from_json(giver.call(Call.MOVE_BUCKETS, move.model_dump_json()).text)
-
-
-def _require_may_leave(links: Sequence[Link]) -> None:
-    for link in links:
-        if Members.from_json(link.call(Call.MEMBERS).text).members:
-            raise InvalidArgumentError(f"addresses: the workers of a run meet at {link.address}; it must stay")

@@ -22,6 +22,7 @@ from monolith.ps import messages
 from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.ps.client.server_checkpoints import prepare_servers, save_servers
 from monolith.ps.client.server_search import follow_server
+from monolith.ps.coordination_messages import CountFrom
 from monolith.ps.messages import DeclaredTable, HeldPosition, Push, Wire
 from monolith.ps.ownership import mask_of
 from monolith.table.buckets import NUM_BUCKETS
@@ -170,6 +171,10 @@ class ServerGroup:
     def mark_initialised(self) -> None:
         """From now on, until it is started anew, each server has state that is worth keeping."""
         self._ask_all(Call.MARK_INITIALISED)
+
+    def count_from(self, step: int) -> None:
+        """Let the global step that the servers derive from pushes be `step`, on those that do not know it yet."""
+        self._ask_all(Call.COUNT_FROM, CountFrom(step=step).model_dump_json())
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Let the servers save what they hold, each in its own folder; `folder` becomes the checkpoint that names them.

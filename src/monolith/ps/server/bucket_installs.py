@@ -57,6 +57,9 @@ class BucketInstalls:
             except (*REFUSALS, MemoryError):
                 self._owned.refuse(install)
                 raise
+            if install.coordination:
+                # The global step is that of the first bucket.
+                self._state.pushes.base_step = install.base_step
             self._owned.install(install)
             self._state.initialised = True
             return False
@@ -65,6 +68,9 @@ class BucketInstalls:
         """Hold what is in a transfer, and know how far each worker is in it; on an error nothing has changed."""
         try:
             positions = read_ledger(install.positions, "install_buckets")
+            if install.coordination:
+                # Before the rows: should those be refused, nobody asks this server for it.
+                self._state.coordination.take(install.coordination)
         except CorruptFileError as error:
             raise InvalidArgumentError(str(error)) from None
         if install.buckets is None:

@@ -1,7 +1,9 @@
-"""What the workers of a run know in common, kept by one of their servers: it outlives each of them, the chief too.
+"""What the workers of a run know in common, kept by the server that owns the first bucket.
 
-Little of it is worth keeping on a disk: workers repeat who they are and how far with every call, so a server that was started
-anew knows it again within a heartbeat. Nobody is waited for in here; who waits asks again.
+That server is found, fenced, restored and moved as the owner of a bucket is: at any time at most one server answers, and a
+run that can train can also coordinate. What nobody would say again is durable before it is acknowledged: who has joined in
+which epoch, who has finished, barriers and keys. Leases are not: after a restart every worker has one more lease to call.
+Nobody is waited for in here. A worker that has to wait asks again.
 """
 
 from __future__ import annotations
@@ -10,9 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from monolith.errors import ConfigError, StalePushError
-from monolith.ps.coordination_messages import Barrier, Greet, Member, Members, Phase, Seen
+from monolith.cluster.coordination import Barrier, Member, Members, Phase, Seen
+from monolith.config import Config
+from monolith.errors import ConfigError, CorruptFileError, StalePushError
+from monolith.ps.coordination_messages import Greet
+from monolith.ps.messages import Whole
 
 __all__ = ["Coordination"]
 
@@ -24,47 +30,73 @@ MAX_KEYS = 4096
 class _Worker:
     epoch: int
     phase: Phase
+    lease: float
     until: float
-    made: int | None = None
     held: int | None = None
 
 
+class _Shared(Config):
+    """What moves with the first bucket."""
+
+    workers: tuple[Greet, ...] = ()
+    barrier: Barrier | None = None
+    placed_by: tuple[int, int] | None = None
+    """Index and epoch of the worker that placed the barrier."""
+    barriers: Whole = 0
+
+
+class _Kept(Config):
+    """What survives the process."""
+
+    shared: _Shared = _Shared()
+    keys: dict[str, str] = {}
+
+
+_Text = TypeVar("_Text", _Shared, _Kept)
+
+
 class Coordination:
-    """Who takes part, the global step, a barrier, and keys that are set once.
+    """Who takes part, a barrier, and keys that are set once.
 
     A worker counts as long as its lease runs. One that was started again, with a larger epoch, takes the place of its
-    predecessor, whose calls are refused from then on. A barrier falls with the one who placed it.
+    predecessor, whose calls are refused from then on. A barrier falls with the worker that placed it.
+
+    Args:
+        step: the global step now.
+        clock: seconds.
 
     Example:
-        >>> common = Coordination(clock=lambda: 0.0)
-        >>> chief, worker = (Greet(index=index, epoch=1, lease=30.0) for index in (0, 1))
-        >>> common.greet(chief)
-        >>> common.greet(worker)
-        >>> common.report(worker, made=1, seen=0), common.report(chief, made=1, seen=0)
-        (Seen(step=1, barrier=None), Seen(step=2, barrier=None))
+        >>> common = Coordination(step=lambda: 7, clock=lambda: 0.0)
+        >>> common.greet(Greet(index=1, epoch=1, lease=30.0))
+        Seen(step=7, barrier=None)
+        >>> [(member.index, member.phase, member.alive) for member in common.members().members]
+        [(1, 'joined', True)]
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        *,
+        step: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.keep: Callable[[str], None] = lambda text: None
+        """Makes a text durable from which `load` restores all of this; called before a change is acknowledged."""
+        self._step, self._clock = step, clock
         self._lock = threading.Lock()
         self._workers: dict[int, _Worker] = {}
-        self._step = 0
         self._barrier: Barrier | None = None
         self._placed_by: tuple[int, int] | None = None
         self._barriers = 0
         self._keys: dict[str, str] = {}
 
-    def greet(self, who: Greet) -> None:
+    def greet(self, who: Greet) -> Seen:
         """Take note of a worker, or that it is still there."""
         with self._lock:
-            new = who.index not in self._workers or self._workers[who.index].epoch < who.epoch
-            worker = self._greet(who)
-            if new and who.phase == "joined":
-                # It begins: the steps it will make all count.
-                worker.made = 0
+            self._greet(who)
+            return Seen(step=self._step(), barrier=self._standing())
 
     def members(self) -> Members:
-        """All workers, and what is common to them."""
+        """Return all workers, and what they have in common."""
         with self._lock:
             barrier, now = self._standing(), self._clock()
             members = tuple(
@@ -77,20 +109,10 @@ class Coordination:
                 )
                 for index, worker in sorted(self._workers.items())
             )
-            return Members(members=members, step=self._step, barrier=barrier)
-
-    def report(self, who: Greet, *, made: int, seen: int) -> Seen:
-        """Count the steps of a worker that were not counted yet."""
-        with self._lock:
-            worker = self._greet(who)
-            # Of a worker first heard of now, `made` counts from here: it was counted before this server was started.
-            new = 0 if worker.made is None else max(0, made - worker.made)
-            worker.made = max(made, worker.made or 0)
-            self._step = max(self._step + new, seen)
-            return Seen(step=self._step, barrier=self._standing())
+            return Members(members=members, step=self._step(), barrier=barrier)
 
     def place(self, who: Greet, action: str) -> tuple[bool, Barrier]:
-        """Hold every worker that comes by from now on; False, and the barrier there is, if they are held already."""
+        """Hold every worker that comes by from now on. Returns False, and the barrier there is, if they are held already."""
         with self._lock:
             self._greet(who)
             if (standing := self._standing()) is not None:
@@ -98,16 +120,19 @@ class Coordination:
             self._barriers += 1
             self._barrier = Barrier(number=self._barriers, action=action)
             self._placed_by = (who.index, who.epoch)
+            self._save()
             return True, self._barrier
 
     def remove(self, who: Greet) -> None:
-        """Let all go."""
+        """Let all workers go on."""
         with self._lock:
             self._greet(who)
-            self._barrier = None
+            if self._barrier is not None:
+                self._barrier = None
+                self._save()
 
     def hold(self, who: Greet, number: int) -> bool:
-        """Worker `who` waits behind barrier `number`; whether it still has to."""
+        """Note that worker `who` waits behind barrier `number`. Returns whether it still has to."""
         with self._lock:
             worker, barrier = self._greet(who), self._standing()
             held = barrier is not None and barrier.number == number
@@ -115,20 +140,48 @@ class Coordination:
             return held
 
     def read_keys(self, prefix: str) -> dict[str, str]:
-        """The values of all keys that begin with `prefix`."""
+        """Return the values of all keys that begin with `prefix`."""
         with self._lock:
             return {key: value for key, value in sorted(self._keys.items()) if key.startswith(prefix)}
 
-    def set_key(self, key: str, value: str, expected: str | None) -> tuple[bool, str]:
-        """Set a key that has the value `expected`; whether it has `value` now, and what it has."""
+    def set_key(self, key: str, value: str) -> str:
+        """Set a key that has no value yet. Returns the value it has then."""
         with self._lock:
-            there = self._keys.get(key)
-            if there == expected:
-                if there is None and len(self._keys) >= MAX_KEYS:
+            if key not in self._keys:
+                if len(self._keys) >= MAX_KEYS:
                     raise ConfigError(f"key: there are {MAX_KEYS:,} keys already, no room for {key!r}")
-                self._keys[key] = there = value
-            # Sent again by someone who did not hear the answer, it has been set already.
-            return there == value, "" if there is None else there
+                self._keys[key] = value
+                self._save()
+            return self._keys[key]
+
+    def forget_members(self) -> None:
+        """Know no worker any more: the run has ended."""
+        with self._lock:
+            if self._workers:
+                self._load(_Shared(barriers=self._barriers))
+                self._save()
+
+    def given(self) -> str:
+        """Return what the server that owns the first bucket from now on has to know, as text."""
+        with self._lock:
+            return self._shared().model_dump_json()
+
+    def take(self, text: str) -> None:
+        """Go on from what `given` returned on the server that owned the first bucket before."""
+        with self._lock:
+            self._load(_parsed(_Shared, text))
+            self._save()
+
+    def load(self, text: str) -> None:
+        """Go on from what was kept last, after a restart."""
+        with self._lock:
+            kept = _parsed(_Kept, text)
+            self._keys = dict(kept.keys)
+            self._load(kept.shared)
+            if CHIEF in self._workers and self._workers[CHIEF].phase == "running":
+                # Of a job that died as a whole: workers of the next one must wait until their own chief has restored. A chief
+                # that still runs says so again with its next call.
+                self._workers[CHIEF].phase = "joined"
 
     def _greet(self, who: Greet) -> _Worker:
         known, until = self._workers.get(who.index), self._clock() + who.lease
@@ -138,15 +191,43 @@ class Coordination:
                 "replaced and should end"
             )
         if known is None or who.epoch > known.epoch:
-            known = self._workers[who.index] = _Worker(epoch=who.epoch, phase=who.phase, until=until)
-        known.phase, known.until = who.phase, until
+            known = self._workers[who.index] = _Worker(epoch=who.epoch, phase=who.phase, lease=0.0, until=until)
+        changed = (known.phase, known.lease) != (who.phase, who.lease)
+        known.phase, known.lease, known.until = who.phase, who.lease, until
+        if changed:
+            self._save()
         return known
 
     def _standing(self) -> Barrier | None:
-        """The barrier there is; one whose chief was replaced or is not heard of any more has fallen."""
+        """Return the barrier there is; one whose chief was replaced or has let its lease run out has fallen."""
         if self._barrier is not None and self._placed_by is not None:
             index, epoch = self._placed_by
-            worker = self._workers[index]
-            if worker.epoch != epoch or self._clock() >= worker.until:
+            worker = self._workers.get(index)
+            if worker is None or worker.epoch != epoch or self._clock() >= worker.until:
                 self._barrier = None
         return self._barrier
+
+    def _shared(self) -> _Shared:
+        workers = tuple(
+            Greet(index=index, epoch=worker.epoch, lease=worker.lease, phase=worker.phase)
+            for index, worker in sorted(self._workers.items())
+        )
+        return _Shared(workers=workers, barrier=self._barrier, placed_by=self._placed_by, barriers=self._barriers)
+
+    def _save(self) -> None:
+        self.keep(_Kept(shared=self._shared(), keys=self._keys).model_dump_json())
+
+    def _load(self, shared: _Shared) -> None:
+        now = self._clock()
+        self._workers = {
+            one.index: _Worker(epoch=one.epoch, phase=one.phase, lease=one.lease, until=now + one.lease)
+            for one in shared.workers
+        }
+        self._barrier, self._placed_by, self._barriers = shared.barrier, shared.placed_by, shared.barriers
+
+
+def _parsed(kind: type[_Text], text: str) -> _Text:
+    try:
+        return kind.from_json(text)
+    except ConfigError as error:
+        raise CorruptFileError(f"coordination: what was kept cannot be read: {error}") from None

@@ -1,9 +1,13 @@
-"""Calls by which workers find out about each other."""
+"""Calls by which workers find out about each other, and how far they all are."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from monolith.errors import OwnershipChangedError
 from monolith.ps import coordination_messages as messages
-from monolith.ps.server.coordination import Coordination
+from monolith.ps.server.owned_buckets import OwnedBuckets
+from monolith.ps.server.state import ServerState
 from monolith.transport.answers import Answer, Calls, json_answer, message_of
 from monolith.transport.calls import Call
 from monolith.transport.frames import Frame
@@ -12,34 +16,56 @@ __all__ = ["CoordinationCalls"]
 
 
 class CoordinationCalls:
-    """Greet, report, hold, share keys. None of them waits."""
+    """Greet, hold, share keys, count steps. None of them waits.
 
-    def __init__(self, coordination: Coordination) -> None:
-        self._common = coordination
+    Only the server that owns the first bucket answers for the members of a run; one that has never owned any bucket does so
+    too, since workers meet before they have said who owns what. Keys belong to the server that they were set on.
+
+    Args:
+        state: has what is kept of the members, and the positions that the global step is derived from.
+        owned: says whether this server owns the first bucket.
+    """
+
+    def __init__(self, state: ServerState, owned: OwnedBuckets) -> None:
+        self._state, self._owned = state, owned
+        self._common = state.coordination
 
     def calls(self) -> Calls:
         """What is called for which number."""
-        return {
+        members: Calls = {
             Call.GREET: self._greet,
             Call.MEMBERS: self._members,
-            Call.REPORT: self._report,
             Call.PLACE_BARRIER: self._place,
             Call.REMOVE_BARRIER: self._remove,
             Call.HOLD: self._hold,
+            Call.GLOBAL_STEP: self._global_step,
+        }
+        others: Calls = {
             Call.READ_KEYS: self._read_keys,
             Call.SET_KEY: self._set_key,
+            Call.COUNT_FROM: self._count_from,
         }
+        return {**{call: self._as_host(answer) for call, answer in members.items()}, **others}
+
+    def _as_host(self, answer: Callable[[Frame], Answer]) -> Callable[[Frame], Answer]:
+        def answered(frame: Frame) -> Answer:
+            self._require_host()
+            found = answer(frame)
+            # Once more: if the bucket has moved meanwhile, its new owner may not have heard of this.
+            self._require_host()
+            return found
+
+        return answered
+
+    def _require_host(self) -> None:
+        if self._owned.version and not self._owned.owns_first:
+            raise OwnershipChangedError("coordination: another server owns the first bucket now; ask that one")
 
     def _greet(self, frame: Frame) -> Answer:
-        self._common.greet(message_of(messages.Greet, frame))
-        return Answer()
+        return Answer(text=self._common.greet(message_of(messages.Greet, frame)).model_dump_json())
 
     def _members(self, frame: Frame) -> Answer:
         return Answer(text=self._common.members().model_dump_json())
-
-    def _report(self, frame: Frame) -> Answer:
-        report = message_of(messages.Report, frame)
-        return Answer(text=self._common.report(report.who, made=report.made, seen=report.seen).model_dump_json())
 
     def _place(self, frame: Frame) -> Answer:
         place = message_of(messages.PlaceBarrier, frame)
@@ -59,5 +85,14 @@ class CoordinationCalls:
 
     def _set_key(self, frame: Frame) -> Answer:
         wanted = message_of(messages.SetKey, frame)
-        done, value = self._common.set_key(wanted.key, wanted.value, wanted.expected)
-        return json_answer(set=done, value=value)
+        return json_answer(value=self._common.set_key(wanted.key, wanted.value))
+
+    def _count_from(self, frame: Frame) -> Answer:
+        step = message_of(messages.CountFrom, frame).step
+        with self._state.gate.changing():
+            if self._state.pushes.base_step is None:
+                self._state.pushes.count_from(step)
+        return Answer()
+
+    def _global_step(self, frame: Frame) -> Answer:
+        return json_answer(step=self._state.pushes.step())

@@ -17,8 +17,8 @@ from monolith.ps.precision import WIRE_DTYPES
 from monolith.ps.server.bucket_calls import BucketCalls
 from monolith.ps.server.bucket_installs import BucketInstalls
 from monolith.ps.server.bucket_moves import PIECE_BYTES, BucketMoves
-from monolith.ps.server.coordination import Coordination
 from monolith.ps.server.coordination_calls import CoordinationCalls
+from monolith.ps.server.coordination_file import CoordinationFile
 from monolith.ps.server.dense_calls import DenseCalls
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.identity import kept_identity
@@ -32,7 +32,7 @@ from monolith.ps.server.state import ServerState
 from monolith.ps.server.table_calls import TableCalls
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.transport.answers import Answer, json_answer, message_of
-from monolith.transport.calls import CHANGES, Call
+from monolith.transport.calls import AUTHORITATIVE, CHANGES, Call
 from monolith.transport.frame_calls import FrameCalls
 from monolith.transport.frames import Frame, allocate
 from monolith.transport.link import Link
@@ -72,7 +72,7 @@ class Dispatcher(FrameCalls):
         super().__init__(max_frame_bytes=max_frame_bytes)
         self._clock = clock
         self._started = clock()
-        self._state = state = ServerState(memory_limit=memory_limit)
+        self._state = state = ServerState(memory_limit=memory_limit, clock=clock)
         self._folder: ServerFolder | None = None
         self._saves = SaveCalls(state, lambda: self._folder)
         self._owned = owned = OwnedBuckets()
@@ -98,13 +98,20 @@ class Dispatcher(FrameCalls):
             **DenseCalls(state, owned).calls(),
             **self._saves.calls(),
             **LogCalls(lambda: self._folder).calls(),
-            **CoordinationCalls(Coordination(clock=clock)).calls(),
+            **CoordinationCalls(state, owned).calls(),
         }
         # Last: what the calls above keep is restored with the rest.
         if folder is not None:
             self._folder = ServerFolder(folder, state, flush_secs=log_flush_secs, take_over=take_over)
             owned.identify(kept_identity(folder, owned.server))
+            self._keep_coordination(folder)
         self._moves.resume()
+
+    def _keep_coordination(self, folder: Path) -> None:
+        kept = CoordinationFile(folder)
+        if kept.text is not None:
+            self._state.coordination.load(kept.text)
+        self._state.coordination.keep = kept.write
 
     def commit(self) -> None:
         """Return when everything so far is durable; without a folder there is nothing to wait for."""
@@ -125,9 +132,12 @@ class Dispatcher(FrameCalls):
 
     def _called(self, frame: Frame) -> Answer:
         answer = super()._called(frame)
-        if self._folder is not None and frame.call in CHANGES:
+        if self._folder is not None:
             try:
-                self._folder.acknowledge()
+                if frame.call in CHANGES:
+                    self._folder.acknowledge()
+                elif frame.call in AUTHORITATIVE:
+                    self._folder.require_own()
             except FencedError:
                 # Another process does the work: this one is in the way.
                 self.stop_asked.set()
@@ -219,6 +229,8 @@ class Dispatcher(FrameCalls):
         return json_answer(throughput=spin(message_of(messages.Measure, frame).seconds, clock=self._clock))
 
     def _shutdown(self, frame: Frame) -> Answer:
+        # The run is over: those who have finished it must not count as finished in the next one.
+        self._state.coordination.forget_members()
         self.stop_asked.set()
         return Answer()
 

@@ -26,6 +26,7 @@ __all__ = [
     "load_ledger",
     "progress_text",
     "put_progress",
+    "read_base_step",
     "read_ledger",
 ]
 
@@ -58,6 +59,7 @@ class _Ledger(Config):
     version: Literal[2] = 2
     """1 had one position for all buckets of a server."""
     workers: dict[str, KnownWorker]
+    base_step: int | None = None
 
 
 def ledger_text(ledger: PushLedger[Answer]) -> str:
@@ -73,12 +75,14 @@ def ledger_text(ledger: PushLedger[Answer]) -> str:
         3
     """
     workers = {name: _described(record) for name, record in ledger.records().items()}
-    return json.dumps({"version": 2, "workers": workers})
+    return json.dumps({"version": 2, "workers": workers, "base_step": ledger.base_step})
 
 
 def load_ledger(ledger: PushLedger[Answer], text: str, where: str = "ledger") -> None:
     """Let `ledger` know what `ledger_text` wrote, and nothing else."""
-    ledger.replace({name: _record(worker) for name, worker in read_ledger(text, where).items()})
+    read = _read(text, where)
+    ledger.replace({name: _record(worker) for name, worker in read.workers.items()})
+    ledger.base_step = read.base_step
 
 
 def progress_text(ledger: PushLedger[Answer], *, buckets: np.ndarray | None = None, names: Collection[str] = ()) -> str:
@@ -166,7 +170,16 @@ def _answer(outcome: _Outcome | None) -> Answer | Exception:
 
 def read_ledger(text: str, where: str) -> Mapping[str, KnownWorker]:
     """The workers that a text of a ledger knows; `CorruptFileError`, beginning with `where`, if it is none."""
+    return _read(text, where).workers
+
+
+def read_base_step(text: str, where: str) -> int | None:
+    """Return what a text of a ledger adds to the batches of all workers to get the global step, if it says."""
+    return _read(text, where).base_step
+
+
+def _read(text: str, where: str) -> _Ledger:
     try:
-        return _Ledger.from_json(text).workers
+        return _Ledger.from_json(text)
     except ConfigError as error:
         raise CorruptFileError(f"{where}: its ledger of pushes cannot be read: {error}") from None

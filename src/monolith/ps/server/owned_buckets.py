@@ -81,6 +81,11 @@ class OwnedBuckets:
         return self._known.ranges
 
     @property
+    def owns_first(self) -> bool:
+        """Whether it owns the first bucket, and so answers for what workers know in common."""
+        return bool(self._known.ranges) and self._known.ranges[0][0] == 0
+
+    @property
     def giving(self) -> Giving | None:
         """The piece that is on its way to another server."""
         return self._known.giving

@@ -75,6 +75,8 @@ class PushLedger(Generic[Answer]):
         self._max_workers = max_workers
         self._workers: dict[str, WorkerRecord[Answer]] = {}
         self._lock = threading.Lock()
+        self.base_step: int | None = None
+        """The global step before the first batch that a worker's position counts; None until somebody has said."""
 
     def join(self, join: Join) -> WorkerRecord[Answer]:
         """Begin an epoch. Returns what is known of the worker when no push of an earlier epoch can take effect any more."""
@@ -109,6 +111,22 @@ class PushLedger(Generic[Answer]):
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+    def batches(self) -> int:
+        """The number of batches that were applied, of all workers together, each counted once."""
+        return sum(_batches(worker) for worker in list(self._workers.values()))
+
+    def step(self) -> int:
+        """The global step: one more for each batch of a worker that was applied, exact on the owner of the first bucket.
+
+        It is derived from the positions that pushes leave behind, so it changes with them, is durable with them, and no failure
+        of a worker or server can make it count a batch twice or not at all.
+        """
+        return (self.base_step or 0) + self.batches()
+
+    def count_from(self, step: int) -> None:
+        """Let the global step be `step` now."""
+        self.base_step = step - self.batches()
 
     def records(self) -> Mapping[str, WorkerRecord[Answer]]:
         """All workers; to be read while the gate is closed."""
@@ -156,6 +174,12 @@ class PushLedger(Generic[Answer]):
                 raise ConfigError(f"worker: the server knows {self._max_workers:,} workers already; reuse names")
             new = WorkerRecord[Answer](epoch=join.epoch, nonce=join.nonce, met=join.epoch)
             return self._workers.setdefault(join.worker, new)
+
+
+def _batches(worker: WorkerRecord[Answer]) -> int:
+    # The first bucket moves together with the count. Of a batch, the part for the tables is pushed last.
+    last = worker.buckets.first
+    return 0 if last is None else last.batches
 
 
 def _stale(worker: str, epoch: int, newest: int) -> StalePushError:

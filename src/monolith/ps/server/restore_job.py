@@ -13,7 +13,7 @@ from monolith.checkpoint.restore import prepare_tables
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.ps.ownership import mask_of
 from monolith.ps.saving_messages import Restore
-from monolith.ps.server.ledger_state import forget_progress, put_progress, read_ledger
+from monolith.ps.server.ledger_state import forget_progress, put_progress, read_base_step, read_ledger
 from monolith.ps.server.state import ServerState, source_of
 from monolith.state_bytes import State
 from monolith.table.buckets import NUM_BUCKETS
@@ -44,7 +44,10 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
         parts = {path: read_state(path) for path in part_paths(manifest, restore.path)}
         buckets = {path: _mask(read_manifest(path).buckets) & _mask(ranges) for path in parts}
     dense = {path: _parameters(path, part) for path, part in parts.items()}
-    ledgers = {path: read_ledger(str(source_of(part, path).get("ledger")), path) for path, part in parts.items()}
+    texts = {path: str(source_of(part, path).get("ledger")) for path, part in parts.items()}
+    ledgers = {path: read_ledger(text, path) for path, text in texts.items()}
+    said = (read_base_step(text, path) for path, text in texts.items())
+    base_step = next((base for base in said if base is not None), None)
     trained = _trained_in(dense)
 
     def apply() -> None:
@@ -56,6 +59,10 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
             forget_progress(state.pushes)
             for path, ledger in ledgers.items():
                 put_progress(state.pushes, ledger, buckets=buckets[path], names=trained[path])
+        if base_step is None:
+            state.pushes.count_from(manifest.step)
+        else:
+            state.pushes.base_step = base_step
         state.initialised, state.step = True, manifest.step
 
     return apply

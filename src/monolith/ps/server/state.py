@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from monolith.errors import ConfigError, CorruptFileError
 from monolith.ps.messages import DeclareTables
+from monolith.ps.server.coordination import Coordination
 from monolith.ps.server.dense_parameters import DenseParameters
 from monolith.ps.server.gate import ChangeGate
 from monolith.ps.server.ledger_state import ledger_text, load_ledger
@@ -40,12 +42,14 @@ class ServerState:
         ['initialised', 'ledger', 'parts', 'step', 'tables']
     """
 
-    def __init__(self, *, memory_limit: int | None = None) -> None:
+    def __init__(self, *, memory_limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.gate = ChangeGate()
         """Everything that changes something passes it."""
         self.tables = ServedTables(memory_limit=memory_limit)
         self.dense = DenseParameters(require_room=self.tables.require_room)
         self.pushes: PushLedger[Answer] = PushLedger(gate=self.gate)
+        self.coordination = Coordination(step=self.pushes.step, clock=clock)
+        """What workers know in common; kept apart from the log, since it is durable at once."""
         self.initialised = False
         """Whether it has been given a state that is worth keeping."""
         self.step = 0

@@ -136,7 +136,11 @@ class TransferDelivery:
     def _packed(self, giving: Giving, rebalance: int) -> tuple[InstallBuckets, list[np.ndarray]]:
         if giving.buckets is None:
             return packed_dense(self._state.dense, giving, giver=self._owned.server, rebalance=rebalance)
-        return packed_rows(self._state.tables, giving, giver=self._owned.server, rebalance=rebalance)
+        install, arrays = packed_rows(self._state.tables, giving, giver=self._owned.server, rebalance=rebalance)
+        if giving.buckets[0] == 0:
+            common = {"coordination": self._state.coordination.given(), "base_step": self._state.pushes.base_step}
+            install = install.model_copy(update=common)
+        return install, arrays
 
     def _forget(self, giving: Giving) -> None:
         if giving.buckets is None:

@@ -37,6 +37,11 @@ class BucketProgress:
         # Disjoint. Replaced as a whole, never changed in place.
         self._others: list[tuple[np.ndarray, HeldPosition | None]] = []
 
+    @property
+    def first(self) -> HeldPosition | None:
+        """The position of the first bucket; None: it has had no batch."""
+        return next((at for mask, at in self._others if mask[0]), self._rest)
+
     def had(self, position: Position, epoch: int) -> np.ndarray | None:
         """bool [NUM_BUCKETS]: buckets that have had the batch of `position` before `epoch`; None: no bucket has."""
         rest = _has_had(self._rest, position, epoch)

@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 class BarrierHook(Hook):
     """In every worker but the chief: be held between steps while there is a barrier.
 
-    `callbacks` are called with the barrier's action before the worker is held; for `SAVE` that is the moment to keep its
-    place in the data.
+    Before the worker is held, all of its updates have reached the servers, those that wait for the next step too, and
+    `callbacks` are called with the barrier's action.
 
     Example:
         >>> from monolith.train.barrier import LocalBarrier
@@ -38,7 +38,7 @@ class BarrierHook(Hook):
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Come by."""
-        self._barrier.wait(self._index, self._callbacks)
+        self._barrier.wait(self._index, (lambda action: trainer.settle(), *self._callbacks))
 
 
 class BarrierSaverListener(CheckpointSaverListener):
@@ -46,6 +46,13 @@ class BarrierSaverListener(CheckpointSaverListener):
 
     A save does not wait for ever: after `max_pending_seconds` it goes on and logs who is not held. A barrier that someone else
     has placed is left to them.
+
+    Args:
+        barrier: holds the workers.
+        max_pending_seconds: how long a save waits until all are held.
+        step: the global step; `trainer.step` becomes it while the workers are held.
+        monotonic: seconds.
+        sleep: waits.
 
     Example:
         >>> from monolith.train.barrier import LocalBarrier
@@ -59,21 +66,28 @@ class BarrierSaverListener(CheckpointSaverListener):
         barrier: WorkerBarrier,
         *,
         max_pending_seconds: float = 30,
+        step: Callable[[], int] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.max_pending_seconds = max_pending_seconds
-        self._barrier, self._monotonic, self._sleep = barrier, monotonic, sleep
+        self._barrier, self._step, self._monotonic, self._sleep = barrier, step, monotonic, sleep
         self._placed = False
 
-    def before_save(self, trainer: Trainer, step: int) -> None:
+    def before_cut(self, trainer: Trainer, step: int) -> None:
         """Hold the workers."""
         try:
             self._barrier.place(SAVE)
+            self._placed = True
         except BarrierAlreadyPlacedError:
             _log.info("saving step %d behind a barrier that is there already", step)
-            return
-        self._placed = True
+        else:
+            self._wait_until_held(step)
+        if self._step is not None:
+            trainer.settle()
+            trainer.step = max(trainer.step, self._step())
+
+    def _wait_until_held(self, step: int) -> None:
         deadline = self._monotonic() + self.max_pending_seconds
         while (missing := self._barrier.unblocked()) and self._monotonic() < deadline:
             self._sleep(self.poll_seconds)

@@ -267,6 +267,8 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         self._attempt(trainer)
 
     def _attempt(self, trainer: Trainer, *, failures: int = 0, interruptions: int = 0) -> None:
+        for guard in self._guards:
+            _call_guard(guard.before_cut, trainer, trainer.step)
         step, started = trainer.step, self._clock()
         try:
             for listener in self._listeners:

@@ -1,4 +1,4 @@
-"""The global step of a run with several workers: each tells its steps, and learns those of all."""
+"""The global step of a run with several workers: the servers count the batches of all, and each worker follows."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ from typing import TYPE_CHECKING
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
-    from monolith.ps.client.coordination_client import CoordinationClient
+    from monolith.cluster.coordination import Coordination
     from monolith.train.trainer import StepResult, Trainer
 
 __all__ = ["GlobalStepHook"]
 
 
 class GlobalStepHook(Hook):
-    """Makes `trainer.step` the number of steps of all workers together, as of the step before: it is asked for beside a step.
+    """Makes `trainer.step` the number of steps of all workers together.
 
-    At the end it is asked for once more; in the chief best after `ChiefSyncHook`, when nobody makes further steps.
+    During training it is that of the step before, so that no step waits for the answer. At the start and at the end it is
+    exact; in the chief the hook must come after `ChiefSyncHook`, which waits until nobody makes further steps.
 
     Example:
         >>> from monolith.ps import ParameterServer
         >>> from monolith.ps.client.coordination_client import CoordinationClient
-        >>> with ParameterServer() as server, CoordinationClient(server.address, index=0, epoch=1) as client:
+        >>> with ParameterServer() as server, CoordinationClient([server.address], index=0, epoch=1) as client:
         ...     hook = GlobalStepHook(client)
     """
 
-    def __init__(self, client: CoordinationClient) -> None:
+    def __init__(self, client: Coordination) -> None:
         self._client = client
 
     def after_start(self, trainer: Trainer) -> None:
-        """Begin with what was restored and what others have made since."""
-        self._follow(trainer)
+        """Begin with what the servers have counted."""
+        trainer.step = self._client.members().step
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
-        """Tell of the step."""
-        trainer.step = max(trainer.step, self._client.report().step + 1)
+        """Follow the steps of the others, without waiting."""
+        # Never more than there are: the trainer has counted its own step, and the answer what was applied when it was given.
+        trainer.step = max(trainer.step, self._client.report().step)
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
-        """Learn of the last steps."""
+        """Take over the exact number."""
         if error is None:
-            self._follow(trainer)
-
-    def _follow(self, trainer: Trainer) -> None:
-        trainer.step = max(trainer.step, self._client.members().step)
+            trainer.step = max(trainer.step, self._client.members().step)

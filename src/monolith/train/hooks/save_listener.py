@@ -18,9 +18,9 @@ class CheckpointSaverListener:
     after the last save, `end` of every listener in the same order. All of it in the training thread, between steps; a save
     that is written in the background lets steps pass between `after_cut` and `after_save`.
 
-    Guard listeners stand around all tries: `before_save` of each in order, `after_cut` of each in reverse order as soon as the
-    state is taken, `after_save` of each in reverse order, whatever has happened in between. An error in a guard's own methods
-    is logged and stops nothing.
+    Guard listeners stand around all attempts: `before_save` of each in order, for every attempt `before_cut` of each in order
+    and, as soon as the state is taken, `after_cut` of each in reverse order, at last `after_save` of each in reverse order,
+    whatever has happened in between. An error in a guard's own methods is logged and stops nothing.
 
     Example:
         >>> class Announce(CheckpointSaverListener):
@@ -33,6 +33,9 @@ class CheckpointSaverListener:
 
     def before_save(self, trainer: Trainer, step: int) -> None:
         """The state of `step` is about to be saved; raise to keep it from being."""
+
+    def before_cut(self, trainer: Trainer, step: int) -> None:
+        """Of guards: an attempt is about to take the state."""
 
     def after_cut(self, trainer: Trainer, step: int) -> None:
         """The state of `step` is taken: what happens from now on is not part of it."""
