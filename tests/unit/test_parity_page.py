@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -12,11 +13,26 @@ PAGE = ROOT / "docs" / "parity.md"
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 
 
+def tables() -> list[list[list[str]]]:
+    """The cells of every row of every table, the header first, without the line under it."""
+    found: list[list[list[str]]] = [[]]
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
+        if not line.startswith("|"):
+            found.append([])
+        elif set("".join(cells)) != {"-"}:
+            found[-1].append(cells)
+    return [table for table in found if table]
+
+
 def rows() -> list[list[str]]:
-    """The cells of every row of every table, without headers."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in cells if set("".join(row)) != {"-"} and row[2:3] != ["status"]]
+    """The rows of the tables that say how far something is."""
+    return [row for table in tables() if table[0][2] == "status" for row in table[1:]]
+
+
+def names(kind: str) -> list[list[str]]:
+    """The rows of the tables whose first column is `kind` of the original."""
+    return [row for table in tables() if table[0][0] == f"{kind} of the original" for row in table[1:]]
 
 
 @pytest.mark.parametrize("page", ["parity.md", "differences.md"])
@@ -46,3 +62,47 @@ def test_what_is_named_in_code_type_exists_in_the_package() -> None:
         if status.startswith(("**done**", "ours")) and not LINK.search(home):
             for word in re.findall(r"`([A-Za-z_.]+)`", home):
                 assert word.split(".")[-1] in source, f"{name}: {word}"
+
+
+@pytest.mark.parametrize(("kind", "count"), [("name", 209), ("field", 125)])
+def test_every_name_has_a_home_that_exists_or_a_reason(kind: str, count: int) -> None:
+    found = names(kind)
+    assert len(found) == count
+    for row in found:
+        assert len(row) == 3, row
+        name, home, reason = row
+        homes = re.findall(r"`([\w.]+)`", home)
+        assert homes or LINK.findall(home) or (home == "—" and reason), name
+        for dotted in homes:
+            assert resolves(dotted), f"{name}: there is no {dotted}"
+        for dotted in re.findall(r"`(monolith\.[\w.]+)`", reason):
+            assert resolves(dotted), f"{name}: there is no {dotted}"
+
+
+def test_no_field_is_listed_twice() -> None:
+    fields = [row[0] for row in names("field")]
+    assert len(set(fields)) == len(fields)
+
+
+def resolves(dotted: str) -> bool:
+    """Whether a dotted name is a module, something in one, or a field or attribute of a class."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        return all((found := member(found, part)) is not None for part in parts[cut:])
+    return False
+
+
+def member(owner: object, name: str) -> object:
+    fields = getattr(owner, "model_fields", None) or getattr(owner, "__dataclass_fields__", {})
+    return fields[name] if name in fields else getattr(owner, name, None)
+
+
+def test_a_name_that_is_not_there_does_not_resolve() -> None:
+    assert resolves("monolith.train.RunConfig.restore_dir")
+    assert resolves("monolith.cluster.mlp_roles.HandOver.servers")
+    for wrong in ("monolith.train.RunConfig.num_ps", "monolith.train.Nothing", "monolith.nothing", "nothing"):
+        assert not resolves(wrong)
