@@ -1,53 +1,169 @@
-"""The operators a dense program may use, by name: ATen operators, and arithmetic on sizes.
+"""The operators that a dense program may use: an allow-list of functional ATen operators, and arithmetic on sizes.
 
-The list is closed on purpose. A program is read from a file, and a name in a file must never reach anything but arithmetic
-on tensors: no attribute of Python, no operator that opens a file.
+A program is read from a file that may be forged, and many operators of torch trust their arguments: they read or write outside of
+a tensor, return memory that nobody has written to, open files, or change their arguments. So an operator is allowed only if it is
+listed here, with its overloads. To be listed, an operator must
+
+- change none of its arguments and return no uninitialised memory (no `empty`, no `as_strided`, no `out=`, nothing in place);
+- check shapes and indices on the CPU before it reads or writes (tests/fault/test_hostile_operators.py tries to break this), or be
+  checked by `operator_guards.py` first;
+- have results whose shape does not depend on the values of a tensor (no `nonzero`, no `bincount`), so that `budget.py` can bound
+  them.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch._ops import OpOverload
 
-from monolith.errors import CorruptFileError, InvalidArgumentError
+from monolith.errors import CorruptFileError
 
-__all__ = ["operator_name", "resolve"]
+__all__ = ["ALLOWED", "is_on_sizes", "name_of", "resolve"]
 
-_ARITHMETIC = "add and_ eq floordiv ge getitem gt le lt mod mul ne neg not_ or_ pos pow sub truediv"
+# A name stands for the overload `default`; others follow a colon.
+_POINTWISE = """
+abs acos acosh asin asinh atan atanh atan2 bitwise_and:Tensor,Scalar bitwise_not bitwise_or:Tensor,Scalar
+bitwise_xor:Tensor,Scalar ceil clamp:default,Tensor clamp_max:default,Tensor clamp_min:default,Tensor clip:default,Tensor cos
+cosh deg2rad digamma add:Tensor,Scalar addcdiv addcmul div:Tensor,Scalar,Tensor_mode,Scalar_mode
+divide:Tensor,Scalar,Tensor_mode eq:Tensor,Scalar erf erfc exp exp2 expm1 floor floor_divide:default,Scalar fmax fmin
+fmod:Tensor,Scalar frac ge:Tensor,Scalar gt:Tensor,Scalar hypot isfinite isinf isnan le:Tensor,Scalar lerp:Scalar,Tensor
+lgamma log log10 log1p log2 logaddexp logical_and logical_not logical_or logical_xor logit lt:Tensor,Scalar maximum minimum
+mul:Tensor,Scalar multiply:Tensor,Scalar nan_to_num ne:Tensor,Scalar neg negative positive
+pow:Scalar,Tensor_Scalar,Tensor_Tensor rad2deg reciprocal remainder:Tensor,Scalar,Scalar_Tensor round:default,decimals rsqrt
+rsub:Tensor,Scalar sgn sigmoid sign signbit sin sinc sinh sqrt square sub:Tensor,Scalar subtract:Tensor,Scalar tan tanh
+true_divide:Tensor,Scalar trunc where:self,Scalar,ScalarOther,ScalarSelf xlogy:Tensor,Scalar_Other,Scalar_Self
+__and__:Tensor,Scalar __or__:Tensor,Scalar __xor__:Tensor,Scalar __lshift__:Tensor,Scalar __rshift__:Tensor,Scalar
+bitwise_left_shift:Tensor,Tensor_Scalar bitwise_right_shift:Tensor,Tensor_Scalar isclose masked_fill:Scalar,Tensor
+"""
+_ACTIVATIONS = """
+celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid log_softmax:int _log_softmax mish prelu
+relu relu6 selu silu softmax:int _softmax softplus softshrink threshold
+"""
+_LINEAR_ALGEBRA = """
+addbmm addmm addmv baddbmm bilinear bmm cdist cosine_similarity dist dot einsum inner linalg_vector_norm linear matmul mm mv
+outer pairwise_distance tensordot vdot norm:Scalar,ScalarOpt_dim _weight_norm
+"""
+_LAYERS = """
+_native_batch_norm_legit:no_stats _native_batch_norm_legit_no_training group_norm instance_norm layer_norm native_layer_norm
+rms_norm conv1d:default,padding conv2d:default,padding avg_pool1d avg_pool2d max_pool1d max_pool2d adaptive_avg_pool1d
+adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d embedding scaled_dot_product_attention channel_shuffle
+pixel_shuffle pixel_unshuffle gru:input lstm:input rnn_relu:input rnn_tanh:input gru_cell lstm_cell rnn_relu_cell
+rnn_tanh_cell
+"""
+_LOSSES = """
+binary_cross_entropy binary_cross_entropy_with_logits cross_entropy_loss huber_loss kl_div l1_loss mse_loss nll_loss_nd
+smooth_l1_loss soft_margin_loss
+"""
+_REDUCTIONS = """
+all:default,dim,dims amax amin any:default,dim,dims argmax argmin count_nonzero:default,dim_IntList cummax cummin cumprod
+cumsum kthvalue logcumsumexp logsumexp max:default,dim,other mean:default,dim median:default,dim min:default,dim,other nanmean
+nanmedian:default,dim nansum prod:default,dim_int quantile:default,scalar std:default,dim,correction
+std_mean:default,dim,correction sum:default,dim_IntList trace var:default,dim,correction var_mean:default,dim,correction
+aminmax
+"""
+_SHAPES = """
+_reshape_copy _to_copy _unsafe_view alias alias_copy atleast_1d atleast_2d atleast_3d broadcast_tensors broadcast_to cat chunk
+clone concat concatenate contiguous copy detach diag_embed diagonal diff expand expand_as expand_copy flatten:using_ints flip
+fliplr flipud hstack lift_fresh_copy mT matrix_H meshgrid:default,indexing moveaxis:int movedim:int,intlist narrow numpy_T pad
+constant_pad_nd permute permute_copy ravel repeat repeat_interleave:self_int,self_Tensor,Tensor reshape roll rot90 select:int
+slice:Tensor split:Tensor split_with_sizes squeeze:default,dim,dims squeeze_copy:dim stack swapaxes swapdims sym_numel
+sym_size:int t tile to:dtype transpose:int type_as unbind:int unflatten:int unfold unsqueeze unsqueeze_copy view view_as
+view_copy vstack column_stack dstack reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d
+"""
+_INDEXING = """
+bucketize:Tensor,Scalar gather index:Tensor index_add index_copy index_fill:int_Scalar,int_Tensor index_put index_select
+isin:Tensor_Tensor isin:Tensor_Scalar one_hot scatter:src,value scatter_add scatter_reduce:two searchsorted:Tensor,Scalar
+select_scatter slice_scatter diagonal_scatter sort:default,stable argsort:default,stable take take_along_dim topk tril triu
+"""
+_CREATION = """
+arange:default,start,start_step eye:default,m fill:Scalar,Tensor full full_like linspace new_full new_ones new_zeros ones
+ones_like scalar_tensor tril_indices triu_indices zeros zeros_like
+"""
+_ATEN = (_POINTWISE, _ACTIVATIONS, _LINEAR_ALGEBRA, _LAYERS, _LOSSES, _REDUCTIONS, _SHAPES, _INDEXING, _CREATION)
+
+
+def _overloads() -> Iterator[str]:
+    for entry in " ".join(_ATEN).split():
+        name, _, overloads = entry.partition(":")
+        for overload in (overloads or "default").split(","):
+            yield f"aten.{name}.{overload}"
+
+
+ALLOWED: frozenset[str] = frozenset(_overloads())
+"""The ATen operators that a program may use, as "aten.add.Tensor"."""
+
+_LARGEST = 2**62
+Number = int | float
+
+
+def _numbers(function: Callable[..., object]) -> Callable[..., object]:
+    """Let a function of Python compute with numbers only: with texts, lists and large integers it could take any memory."""
+
+    def checked(*numbers: object) -> object:
+        for number in numbers:
+            if not isinstance(number, int | float) or not abs(number) <= _LARGEST:
+                raise ValueError(f"expected numbers up to 2**62, got {type(number).__name__}")
+        return function(*numbers)
+
+    return checked
+
+
+def _power(base: Number, exponent: Number) -> Number:
+    result = math.pow(base, exponent)
+    is_whole = isinstance(base, int) and isinstance(exponent, int) and exponent >= 0 and abs(result) <= _LARGEST
+    return int(base) ** int(exponent) if is_whole else result
+
+
+def _item(values: object, place: object) -> object:
+    if not isinstance(values, list | tuple) or not isinstance(place, int):
+        raise ValueError(f"expected a list and a place in it, got {type(values).__name__} and {type(place).__name__}")
+    return values[place]
+
+
+_ARITHMETIC = "add and_ eq floordiv ge gt le lt mod mul ne neg not_ or_ pos sub truediv"
 _SYMBOLIC = "sym_float sym_int sym_ite sym_max sym_min sym_not"
-_ON_SIZES: dict[str, Callable[..., object]] = {
+_PYTHON: dict[str, Callable[..., object]] = {
     **{f"operator.{name}": getattr(operator, name) for name in _ARITHMETIC.split()},
     **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "sqrt", "trunc")},
     **{f"torch.{name}": getattr(torch, name) for name in _SYMBOLIC.split()},
 }
-_NAMES = {function: name for name, function in _ON_SIZES.items()}
-_ATEN = re.compile(r"aten\.(\w+)\.(\w+)")
+_ON_SIZES = {
+    **{name: _numbers(function) for name, function in _PYTHON.items()},
+    "operator.pow": _numbers(_power),
+    "operator.getitem": _item,
+}
+_NAMES: dict[object, str] = {
+    **{function: name for name, function in _PYTHON.items()},
+    operator.pow: "operator.pow",
+    operator.getitem: "operator.getitem",
+}
 
 
-def operator_name(target: object) -> str:
-    """The name under which a node's operator is written; refuses what `resolve` would refuse.
+def name_of(target: object) -> str | None:
+    """Return the name under which a traced operator is written, None if a program may not use it.
 
     Example:
-        >>> operator_name(torch.ops.aten.add.Tensor)
+        >>> name_of(torch.ops.aten.add.Tensor)
         'aten.add.Tensor'
+        >>> name_of(torch.ops.aten.as_strided.default) is None
+        True
     """
-    if isinstance(target, OpOverload) and target.namespace == "aten" and _is_arithmetic(target):
-        return str(target)
-    if callable(target) and target in _NAMES:
-        return _NAMES[target]
-    raise InvalidArgumentError(
-        f"the model uses {target}, which cannot be exported: expected operators of torch itself (aten); "
-        "rewrite that part of forward with plain torch functions"
-    )
+    if isinstance(target, OpOverload):
+        return str(target) if str(target) in ALLOWED else None
+    return _NAMES.get(target)
+
+
+def is_on_sizes(name: str) -> bool:
+    """Whether an operator computes with numbers, not with tensors."""
+    return name in _ON_SIZES
 
 
 def resolve(name: str) -> Callable[..., object]:
-    """The operator of that name.
+    """Return the operator of that name.
 
     Example:
         >>> resolve("aten.add.Tensor")(torch.ones(1), 2)
@@ -56,15 +172,10 @@ def resolve(name: str) -> Callable[..., object]:
         Traceback (most recent call last):
         monolith.errors.CorruptFileError: operator 'aten.from_file.default' is not allowed in a dense program
     """
-    if name in _ON_SIZES:
+    if isinstance(name, str) and name in _ON_SIZES:
         return _ON_SIZES[name]
-    match = _ATEN.fullmatch(name)
-    packet = getattr(torch.ops.aten, match[1], None) if match else None
-    overload = getattr(packet, match[2], None) if match else None
-    if not isinstance(overload, OpOverload) or not _is_arithmetic(overload):
+    if not isinstance(name, str) or name not in ALLOWED:
         raise CorruptFileError(f"operator {name!r} is not allowed in a dense program")
-    return overload
-
-
-def _is_arithmetic(overload: OpOverload) -> bool:
-    return all(argument.name != "filename" for argument in overload._schema.arguments)
+    _, packet, overload = name.split(".")
+    function: OpOverload = getattr(getattr(torch.ops.aten, packet), overload)
+    return function

@@ -1,0 +1,126 @@
+"""`Budget`: how much memory and work a dense program may take, in proportion to its inputs and weights.
+
+A few steps of a forged program could ask for any amount: `zeros(2**40)`, or a tensor multiplied with itself across a new
+dimension, again and again. What a step will take is therefore found out from shapes alone, on torch's device "meta", before the
+step runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from monolith.errors import InvalidArgumentError
+
+__all__ = ["Budget", "Cost", "measure", "tensors_in"]
+
+FREE_BYTES, BYTES_PER_BYTE = 2**30, 64
+"""Memory that a run may hold at a time: a fixed amount, and so much for each byte of its inputs and weights."""
+FREE_WORK, WORK_PER_ELEMENT = 2**36, 2**16
+"""Additions and multiplications in a run: a fixed amount, and so many for each element of its inputs and weights."""
+
+Cost = tuple[int, int]
+"""Bytes of everything that an operator makes, and its work."""
+
+_PRODUCTS = {"addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "dot", "mm", "mv", "vdot", "_cdist_forward"}
+
+
+class Budget:
+    """What is left of the memory and the work of one run.
+
+    Example:
+        >>> budget = Budget([torch.ones(10)])
+        >>> budget.take((2**20, 100), "zeros")
+        >>> budget.take((2**40, 100), "zeros")
+        Traceback (most recent call last):
+        monolith.errors.InvalidArgumentError: zeros: takes 1,099,512 MB, but the inputs and weights of this program allow 1,073 MB
+    """
+
+    def __init__(self, given: Iterable[Tensor]) -> None:
+        sizes = [(tensor.nbytes, tensor.numel()) for tensor in given]
+        self._allowed = self._bytes = FREE_BYTES + BYTES_PER_BYTE * sum(size for size, _ in sizes)
+        self._work = FREE_WORK + WORK_PER_ELEMENT * sum(count for _, count in sizes)
+
+    def take(self, cost: Cost, what: str) -> None:
+        """Account for `what`; raises `InvalidArgumentError` if too little is left for it."""
+        taken, work = cost
+        if taken > self._bytes:
+            raise InvalidArgumentError(
+                f"{what}: takes {taken / 1e6:,.0f} MB, but the inputs and weights of this program allow "
+                f"{self._bytes / 1e6:,.0f} MB"
+            )
+        if work > self._work:
+            raise InvalidArgumentError(f"{what}: takes more time than the inputs and weights of this program allow")
+        self._bytes -= taken
+        self._work -= work
+
+    def give_back(self, size: int) -> None:
+        """Let `size` bytes be used again, which nobody needs any more."""
+        self._bytes = min(self._allowed, self._bytes + size)
+
+
+def measure(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> Cost:
+    """Find out from shapes alone what calling `function` would cost.
+
+    Example:
+        >>> measure(torch.ops.aten.zeros.default, [[2**20, 2**10]], {})
+        (4294967296, 1073741824)
+    """
+    # In inference mode an operator would not show which others it consists of.
+    with torch.inference_mode(False), torch.no_grad(), _Measured() as measured:
+        function(*_without_data(list(args)), **_without_data(_on_meta(function, kwargs)))
+    return measured.bytes, measured.work
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """All tensors in nested lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+class _Measured(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch does not type it
+    """Adds up what all operators make that one operator consists of."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = self.work = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        """Called by torch for each operator."""
+        result = function(*args, **(kwargs or {}))
+        given = [tensor.numel() for tensor in tensors_in(list(args))]
+        made = list(tensors_in(result))
+        elements = sum(tensor.numel() for tensor in made)
+        largest = max(given, default=0)
+        # A view that is no larger than what it shows is no memory.
+        if not (function.is_view and elements <= largest):
+            self.bytes += sum(tensor.numel() * tensor.element_size() for tensor in made)
+        if function._schema.name.removeprefix("aten::") in _PRODUCTS:
+            # Of [m, k] and [k, n]: m * k * n.
+            self.work += math.isqrt(math.prod(sorted(given)[-2:]) * elements)
+        self.work += elements + (0 if function.is_view else largest)
+        return result
+
+
+def _on_meta(function: Callable[..., object], kwargs: Mapping[str, object]) -> dict[str, object]:
+    schema = getattr(function, "_schema", None)
+    takes_device = schema is not None and any(argument.name == "device" for argument in schema.arguments)
+    return {**kwargs, "device": torch.device("meta")} if takes_device else dict(kwargs)
+
+
+def _without_data(value: Any) -> Any:  # noqa: ANN401 - arguments of operators
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, list | tuple):
+        return type(value)(_without_data(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _without_data(item) for key, item in value.items()}
+    return value
