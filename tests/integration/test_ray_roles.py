@@ -17,8 +17,9 @@ import pytest
 
 import counting_worker
 from monolith.cluster import DiscoveryConfig, RayServiceDiscovery, get_discovery
-from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, RoleKind, Supervision, Supervisor
+from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, RoleKind, Supervisor
 from monolith.cluster.launch.on_ray import RayPlacement, RayRoles
+from monolith.cluster.liveness import Liveness
 from monolith.cluster.ray_session import RaySession
 from real_servers import until
 
@@ -58,7 +59,7 @@ class Job:
         self.supervisor = Supervisor(
             job.roles,
             self.roles.start,
-            Supervision(restarts=job.restarts, backoff_secs=0.0),
+            job.liveness,
             clock=time.monotonic,
             report=self.events.append,
         )
@@ -122,7 +123,7 @@ def test_a_role_that_fails_is_started_again_by_the_supervisor_and_asked_to_end_i
         "if not pathlib.Path('failed').exists(): pathlib.Path('failed').touch(); print('no'); sys.exit(3)\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(0)))\n"
         "print('ready'); time.sleep(600)",
-        restarts=1,
+        liveness=Liveness(restarts=1, backoff_secs=0.0),
     )
     job.step_until(lambda: job.said(WORKER0) == ["no", "ready"])
     assert [event.code for event in job.events if event.kind is EventKind.RESTARTING] == [3]
@@ -136,9 +137,8 @@ def test_a_server_whose_actor_is_killed_comes_back_with_what_it_held(start: Call
     job = start(
         num_ps=1,
         worker_args=(counting_worker.__file__, "6"),
-        ps_args=("--log-flush-secs", "0"),
         model_dir=str(tmp_path / "model"),
-        restarts=1,
+        liveness=Liveness(restarts=1, backoff_secs=0.0),
     )
     job.step_until(lambda: "round 3" in job.said(WORKER0))
     server = job.supervisor.statuses[0].process

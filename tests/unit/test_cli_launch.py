@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from monolith.cli import main
-from monolith.cluster.launch import JobRoles, Role
+from monolith.cluster.launch import JobRoles, Role, RoleKind
+from monolith.cluster.liveness import Liveness
 from monolith.testing.roles import ScriptedProcess
 from monolith.transport.tokens import reveal
 
@@ -23,6 +24,9 @@ from monolith.transport.tokens import reveal
             "--ps-args: expected options as a shell takes them, No closing quotation",
         ),
         (["--ps-memory", "much", "work.py"], "--ps-memory: expected a size as 8GiB"),
+        (["--liveness", "hang_secs=3", "work.py"], "--liveness: expected JSON as"),
+        (["--liveness", '{"hang_sec": 3}', "work.py"], "Liveness.hang_sec: unknown field; did you mean 'hang_secs'?"),
+        (["--grace", "5", "work.py"], "Liveness: grace_secs must be greater than lease_secs, 5 > 30"),
     ],
 )
 def test_wrong_usage_starts_nothing(
@@ -47,8 +51,15 @@ def test_a_job_has_servers_workers_and_a_script(arguments: list[str], capsys: py
     assert capsys.readouterr().err
 
 
+class Obedient(ScriptedProcess):
+    """Ends when it is asked to."""
+
+    def ask_to_end(self) -> None:
+        self.exit(0)
+
+
 class FakeRoles:
-    """Roles that end well at once."""
+    """Workers that end well at once, and servers that end when they are asked to."""
 
     jobs: list[tuple[JobRoles, Path]] = []
 
@@ -62,7 +73,7 @@ class FakeRoles:
         pass
 
     def start(self, role: Role) -> ScriptedProcess:
-        return ScriptedProcess(code=0)
+        return Obedient(code=0 if role.kind is RoleKind.WORKER else None)
 
 
 @pytest.mark.parametrize(
@@ -117,3 +128,35 @@ def test_each_job_has_a_token_of_its_own_unless_one_is_given(
         assert reveal(launched(monkeypatch, "--ps-args", ps_args).token) == "a-token-in-a-file"
     monkeypatch.setenv("MONOLITH_PS_TOKEN", "a-token-of-the-environment")
     assert reveal(launched(monkeypatch).token) == "a-token-of-the-environment"
+
+
+def test_time_limits_come_from_flags_then_the_option_then_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("monolith.cli.launch.LocalRoles", FakeRoles)
+    monkeypatch.setattr(FakeRoles, "jobs", [])
+    monkeypatch.setenv("MONOLITH_LIVENESS", '{"hang_secs": 77, "restarts": 9}')
+    Path("work.py").touch()
+    assert main(["launch", "--restarts", "3", "--restart-window", "60", "work.py"]) == 0
+    assert main(["launch", "--restarts", "3", "--liveness", '{"startup_secs": 5, "restarts": 2}', "work.py"]) == 0
+    (from_environment, _), (from_option, _) = FakeRoles.jobs
+    assert from_environment.liveness == Liveness(hang_secs=77.0, restarts=3, restart_window_secs=60.0)
+    assert from_option.liveness == Liveness(startup_secs=5.0, restarts=3)
+    told = from_option.environment(from_option.roles[0])
+    assert Liveness.from_json(told["MONOLITH_LIVENESS"]) == from_option.liveness
+    assert told["MONOLITH_SUPERVISED"] == "true"
+
+
+@pytest.mark.parametrize("flags", [[], ["--restarts", "5"], ["--accept-loss"]])
+def test_only_who_says_so_goes_on_after_a_server_lost_its_rows(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("monolith.cli.launch.LocalRoles", FakeRoles)
+    monkeypatch.setattr(FakeRoles, "jobs", [])
+    Path("work.py").touch()
+    assert main(["launch", *flags, "work.py"]) == 0
+    ((job, _),) = FakeRoles.jobs
+    accepts = job.environment(job.roles[0]).get("MONOLITH_PARTIAL_RECOVERY")
+    assert accepts == ("true" if flags == ["--accept-loss"] else None)

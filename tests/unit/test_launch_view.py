@@ -61,15 +61,16 @@ def test_the_table_is_of_this_moment() -> None:
         (Event(kind=EventKind.STARTED, role=PS0, pid=7), "started, pid 7"),
         (
             Event(kind=EventKind.RESTARTING, role=PS0, code=-9, restarts=2, delay=2.0),
-            "failed: signal 9; started again in 2 seconds, for the second time",
+            "failed: signal 9; restarting in 2 seconds, for the second time",
         ),
         (
             Event(kind=EventKind.RESTARTED, role=PS0, restarts=5),
-            "was lost and has been started again, for the 5th time",
+            "was lost and has been restarted, for the 5th time",
         ),
         (Event(kind=EventKind.ENDED, role=PS0, code=0), "ended"),
         (Event(kind=EventKind.ENDED, role=PS0, code=130), "ended: exit code 130"),
         (Event(kind=EventKind.FAILED, role=PS0, code=3), "failed: exit code 3"),
+        (Event(kind=EventKind.FAILED, role=PS0, code=0, reason="it hung"), "failed: it hung"),
         (Event(kind=EventKind.KILLED, role=PS0), "killed: it did not end in time"),
         (Event(kind=EventKind.STOPPING, reason="received SIGINT"), "stopping: received SIGINT"),
     ],

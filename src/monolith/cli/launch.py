@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import queue
 import secrets
 import shlex
@@ -22,15 +24,19 @@ from monolith.checkpoint.storage import is_remote
 from monolith.cli.launch_view import JsonView, LaunchView, LinesView, TableView, event_text
 from monolith.cli.options import Json
 from monolith.cli.sizes import size_in_bytes
-from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, Supervision, Supervisor
+from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, Supervisor
 from monolith.cluster.launch.local import LocalRoles, OnLine
 from monolith.cluster.launch.on_ray import RayPlacement, RayRoles
+from monolith.cluster.liveness import Liveness
 from monolith.errors import ConfigError
 from monolith.transport.tokens import new_token, read_token
 
 __all__ = ["launch"]
 
 Lines = queue.SimpleQueue[tuple[Role, str]]
+
+LIVENESS_VARIABLE = "MONOLITH_LIVENESS"
+"""The variable with the time limits of a job."""
 
 _INTERRUPTED = 130
 _PAUSE_SECS = 0.1
@@ -51,10 +57,30 @@ def launch(
     log_dir: Annotated[
         Path | None, typer.Option(help="A log for each role goes here; by default MODEL_DIR/logs, or a new folder.")
     ] = None,
-    restarts: Annotated[int, typer.Option(help="Times each role is started again after it failed.", min=0)] = 0,
+    restarts: Annotated[
+        int | None,
+        typer.Option(help="Restarts of each role within --restart-window; one more failure ends the job.", min=0),
+    ] = None,
+    restart_window: Annotated[
+        float | None,
+        typer.Option(help="Seconds after which a restart is not counted any more, by default 3600.", min=0),
+    ] = None,
     grace: Annotated[
-        float, typer.Option(help="Seconds a role has to end when asked to; then it is killed.", min=0)
-    ] = 30,
+        float | None,
+        typer.Option(help="Seconds a role has to end when asked to, by default 120; then it is killed.", min=0),
+    ] = None,
+    liveness: Annotated[
+        str | None,
+        typer.Option(
+            help="Time limits as JSON, as '{\"hang_secs\": 60}'; the fields of Liveness, or $MONOLITH_LIVENESS."
+        ),
+    ] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            help="Go on when a server lost what it held, from the newest checkpoint; by default the job fails."
+        ),
+    ] = False,
     ps_args: Annotated[str, typer.Option(help="Further options of `monolith ps`, in one text.")] = "",
     ps_cpus: Annotated[float, typer.Option(help="Processors of a server.", min=0, rich_help_panel="Ray")] = 1,
     ps_memory: Annotated[str | None, typer.Option(help="Memory of a server, as 8GiB.", rich_help_panel="Ray")] = None,
@@ -64,9 +90,9 @@ def launch(
 ) -> None:
     """Start parameter servers and workers, look after them, and end them all.
 
-    Servers end when all workers have ended well. When a role fails for good, or on SIGINT and SIGTERM, workers end and
-    then servers; a second signal ends them at once. The exit code is 0 if every worker ended well, 1 if a role failed,
-    130 if the job was interrupted.
+    Servers end when all workers have ended well. A role that fails or hangs is restarted up to --restarts times. When a role
+    fails for good, or on SIGINT and SIGTERM, workers end and then servers; a second signal ends them at once. The exit code is
+    0 if every worker ended well, 1 if a role failed, 130 if the job was interrupted.
     """
     where, _, address = on.partition("=")
     if where != "ray" and on != "local":
@@ -80,7 +106,8 @@ def launch(
         token=_token(_split(ps_args)),
         # A relative path means another folder to a process that has gone elsewhere.
         model_dir=model_dir if model_dir is None or is_remote(model_dir) else str(Path(model_dir).resolve()),
-        restarts=restarts,
+        liveness=_liveness(liveness, restarts=restarts, restart_window_secs=restart_window, grace_secs=grace),
+        accept_loss=accept_loss,
     )
     logs = _log_dir(log_dir, job.model_dir)
     placement = RayPlacement(
@@ -92,8 +119,7 @@ def launch(
     lines: Lines = queue.SimpleQueue()
     with _roles(where, address, job, logs, placement, lambda role, line: lines.put((role, line))) as roles:
         events: list[Event] = []
-        supervision = Supervision(restarts=restarts, grace_secs=float(grace))
-        supervisor = Supervisor(job.roles, roles.start, supervision, clock=time.monotonic, report=events.append)
+        supervisor = Supervisor(job.roles, roles.start, job.liveness, clock=time.monotonic, report=events.append)
         view, shown = _view(supervisor, as_json=as_json)
         # Ray prints what it thinks of lost actors; what is read by programs is ours alone.
         with shown, redirect_stdout(sys.stderr), _stopping_on_signals(supervisor.request_stop):
@@ -144,7 +170,7 @@ def _view(supervisor: Supervisor, *, as_json: bool) -> tuple[LaunchView, Abstrac
 def _say_how_it_ended(outcome: Outcome, supervisor: Supervisor, logs: Path) -> None:
     if outcome.failed is not None:
         status = next(status for status in supervisor.statuses if status.role == outcome.failed)
-        how = event_text(Event(kind=EventKind.FAILED, role=outcome.failed, code=outcome.code))
+        how = event_text(Event(kind=EventKind.FAILED, role=outcome.failed, code=outcome.code, reason=outcome.reason))
         lines = [] if status.process is None else status.process.last_lines
         end = "".join(f"    {line}\n" for line in lines)
         sys.stderr.write(f"error: {outcome.failed} {how}; the end of {logs / outcome.failed.file_name}.log:\n{end}")
@@ -175,6 +201,19 @@ def _worker_args(target: str, arguments: Sequence[str], *, module: bool) -> list
     if target.endswith((".yaml", ".yml")):
         return ["-m", "monolith.cli", "train", target, *arguments]
     return [target, *arguments]
+
+
+def _liveness(text: str | None, **flags: float | None) -> Liveness:
+    """The limits of the option, or else of the environment, with those that have a flag of their own."""
+    text = os.environ.get(LIVENESS_VARIABLE, "{}") if text is None else text
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise ConfigError(f'--liveness: expected JSON as {{"hang_secs": 60}}, got {text!r}')
+    named = {name: value for name, value in flags.items() if value is not None}
+    return Liveness.from_json(json.dumps({**given, **named}))
 
 
 def _split(ps_args: str) -> tuple[str, ...]:

@@ -174,13 +174,14 @@ def event_text(event: Event) -> str:
     how = "" if event.code is None else f"exit code {event.code}"
     if event.code is not None and event.code < 0:
         how = f"signal {-event.code}"
+    how = event.reason or how
     match event.kind:
         case EventKind.STARTED:
             return "started" if event.pid is None else f"started, pid {event.pid}"
         case EventKind.RESTARTING:
-            return f"failed: {how}; started again in {event.delay:g} seconds, for the {_nth(event.restarts)} time"
+            return f"failed: {how}; restarting in {event.delay:.3g} seconds, for the {_nth(event.restarts)} time"
         case EventKind.RESTARTED:
-            return f"was lost and has been started again, for the {_nth(event.restarts)} time"
+            return f"was lost and has been restarted, for the {_nth(event.restarts)} time"
         case EventKind.ENDED:
             return "ended" if not event.code else f"ended: {how}"
         case EventKind.FAILED:

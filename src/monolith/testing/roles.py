@@ -16,6 +16,7 @@ class ScriptedProcess:
     code: int | None = None
     asked: bool = False
     killed: bool = False
+    silence: float = 0.0
     last_lines: list[str] = field(default_factory=list)
 
     def exit(self, code: int) -> None:

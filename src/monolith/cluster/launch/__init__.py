@@ -8,7 +8,6 @@ from monolith.cluster.launch.supervisor import (
     RoleProcess,
     RoleState,
     RoleStatus,
-    Supervision,
     Supervisor,
 )
 
@@ -22,6 +21,5 @@ __all__ = [
     "RoleProcess",
     "RoleState",
     "RoleStatus",
-    "Supervision",
     "Supervisor",
 ]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from monolith.cluster.launch import tie
+from monolith.cluster.launch.heartbeat import HEARTBEAT_VARIABLE, Pulse
 from monolith.cluster.launch.output import LineCutter
 
 __all__ = ["ChildProcess"]
@@ -51,7 +52,9 @@ class ChildProcess:
     ) -> None:
         """Start it in `folder`, by default this process's own; `environment` is added to this process's own."""
         self._command = [sys.executable, "-IS", tie.__file__, str(os.getpid()), *command]
-        self._environment = {"PYTHONUNBUFFERED": "1", **os.environ, **(environment or {})}
+        self._pulse = Pulse()
+        heartbeat = {HEARTBEAT_VARIABLE: self._pulse.variable}
+        self._environment = {"PYTHONUNBUFFERED": "1", **os.environ, **(environment or {}), **heartbeat}
         self._log, self._folder, self._on_line = log, folder, on_line
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._code: int | None = None
@@ -71,6 +74,12 @@ class ChildProcess:
     def last_lines(self) -> list[str]:
         """The end of what it has written."""
         return list(self._lines)
+
+    @property
+    def silence(self) -> float:
+        """Seconds since it last showed that it is alive, 0 if it never has; see `Pulse`."""
+        with self._reaping:
+            return 0.0 if self._code is not None else self._pulse.silence(self._popen.pid)
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal, when it has ended and all it wrote has been read; None while it runs."""
@@ -106,6 +115,7 @@ class ChildProcess:
             os.killpg(self._popen.pid, signal.SIGKILL)
         self._thread.join(_KILL_SECS)
         self._code = self._popen.wait()
+        self._pulse.close()
 
     def _run(self) -> None:
         try:
@@ -119,10 +129,13 @@ class ChildProcess:
                     env=self._environment,
                     cwd=self._folder,
                     start_new_session=True,
+                    pass_fds=[self._pulse.write_end],
                 )
+                self._pulse.started()
                 self._started.set()
                 self._copy(log)
         except OSError as error:
+            self._pulse.close()
             self._failure = error
             self._started.set()
             return

@@ -40,8 +40,8 @@ class LocalRoles:
     def start(self, role: Role) -> ChildProcess:
         """Start a role, in a process that ends with this one."""
         discovery = {"MONOLITH_DISCOVERY_TYPE": "file", "MONOLITH_DISCOVERY_FOLDER": str(self._folder)}
-        # Here a role is back within a second or two: no worker should wait for it as long as for another machine.
-        patience = {_RETRY_WAIT: os.environ.get(_RETRY_WAIT, "1")}
+        # A role on this machine is back as soon as its first restart.
+        patience = {_RETRY_WAIT: os.environ.get(_RETRY_WAIT, str(self._job.liveness.backoff_secs))}
         return ChildProcess(
             [sys.executable, *self._job.python_args(role)],
             log=self._log_dir / f"{role.file_name}.log",

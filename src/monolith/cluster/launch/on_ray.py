@@ -56,8 +56,8 @@ class RayPlacement(Config):
 class RayRoles:
     """Starts roles in a Ray cluster: the one at `address`, or one of this machine alone that ends with this object.
 
-    A role that is lost with its actor or machine is started again by Ray, up to `job.restarts` times. A role that fails by
-    itself is the supervisor's to start again.
+    Ray restarts a role that is lost with its actor or machine. The supervisor restarts a role that fails by itself, and ends the
+    job if both together exceed the restart budget of `job.liveness`.
     """
 
     def __init__(
@@ -88,7 +88,8 @@ class RayRoles:
             self._ray.remote(RoleActor)
             .options(
                 name=f"{self._job.uuid}-{role.file_name}-{os.urandom(4).hex()}",
-                max_restarts=self._job.restarts,
+                # Without a limit: the supervisor counts them, and ends the role when there were too many.
+                max_restarts=-1 if self._job.liveness.restarts else 0,
                 max_task_retries=-1,
                 **self._placement.options(role),
             )

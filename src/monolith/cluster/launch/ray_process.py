@@ -43,6 +43,7 @@ class RayProcess:
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self.pid: int | None = None
         self.restarted = 0
+        self.silence = 0.0
 
     @property
     def last_lines(self) -> list[str]:
@@ -87,7 +88,7 @@ class RayProcess:
     def _take(self, look: Look) -> None:
         if self._life and look.life != self._life:
             self.restarted += 1
-        self._life, self._after, self.pid = look.life, look.next, look.pid
+        self._life, self._after, self.pid, self.silence = look.life, look.next, look.pid, look.silence
         for line in look.lines:
             self._say(line)
         if look.code is not None:

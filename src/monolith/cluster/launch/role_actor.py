@@ -29,6 +29,8 @@ class Look:
     """Those that are new."""
     next: int
     """What to ask for the next time."""
+    silence: float = 0.0
+    """Seconds since the role last showed that it is alive; 0 if it never has."""
 
 
 class RoleActor:
@@ -77,7 +79,8 @@ class RoleActor:
         code = self._child.poll()  # before the lines: with the code come the last of them
         with self._changed:
             new = tuple(self._lines[max(after - self._dropped, 0) :])
-            return Look(self._life, self._child.pid, code, new, self._dropped + len(self._lines))
+            count = self._dropped + len(self._lines)
+            return Look(self._life, self._child.pid, code, new, count, self._child.silence)
 
     def ask_to_end(self) -> None:
         """Let the role end in order."""

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from monolith.cluster.liveness import Liveness
 from monolith.config import Config
 from monolith.transport.tokens import TOKEN_VARIABLE, Token, reveal
 
@@ -72,9 +73,10 @@ class JobRoles(Config):
     """What servers ask for and workers send. It reaches the roles in their environment, never on a command line."""
     model_dir: str | None = None
     """Where the model is saved, and what servers hold: a folder that all processes see. None: servers keep all in memory."""
-
-    restarts: Annotated[int, Field(ge=0)] = 0
-    """How often each role is started again after it failed."""
+    liveness: Liveness = Liveness()
+    """When a role counts as hung, how often it is restarted, and how long the others wait for it."""
+    accept_loss: bool = False
+    """Go on when a server cannot restore what it held: it gets what the newest checkpoint has, or begins empty."""
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -93,14 +95,16 @@ class JobRoles(Config):
         shared = {} if self.model_dir is None else {"MONOLITH_MODEL_DIR": self.model_dir}
         secret = reveal(self.token)
         token = {} if secret is None else {TOKEN_VARIABLE: secret}
-        # Workers wait for a server that comes back, and restore that one alone.
-        recovery = {"MONOLITH_PARTIAL_RECOVERY": "true"} if self.restarts else {}
+        recovery = {"MONOLITH_PARTIAL_RECOVERY": "true"} if self.accept_loss else {}
         return {
             "MONOLITH_SERVER_TYPE": role.kind.value,
             "MONOLITH_INDEX": str(role.index),
             "MONOLITH_NUM_PS": str(self.num_ps),
             "MONOLITH_NUM_WORKERS": str(self.num_workers),
             "MONOLITH_UUID": self.uuid,
+            # Whoever supervises the roles ends the servers, when all workers have ended well.
+            "MONOLITH_SUPERVISED": "true",
+            "MONOLITH_LIVENESS": self.liveness.model_dump_json(),
             **shared,
             **token,
             **recovery,

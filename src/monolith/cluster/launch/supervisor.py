@@ -1,5 +1,5 @@
-"""`Supervisor`: when the processes of a job are started, started again, and ended. It knows neither processes nor time itself:
-both are handed in, so that every rule here is tried without either.
+"""`Supervisor`: when the processes of a job are started, restarted and ended. Processes and the clock are passed in, so every
+rule here is tested without either.
 
     running ──── all workers ended well ─────────────────────┐
        │                                                     v
@@ -9,19 +9,20 @@ both are handed in, so that every rule here is tried without either.
 from __future__ import annotations
 
 import math
+import random
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Protocol
-
-from pydantic import Field
+from typing import NamedTuple, Protocol
 
 from monolith.cluster.launch.roles import Role, RoleKind
-from monolith.config import Config
+from monolith.cluster.liveness import Liveness
 
-__all__ = ["Event", "EventKind", "Outcome", "RoleProcess", "RoleState", "RoleStatus", "Supervision", "Supervisor"]
+__all__ = ["Event", "EventKind", "Outcome", "RoleProcess", "RoleState", "RoleStatus", "Supervisor"]
 
-_TERMINATED = -15  # the exit code of a process that ended by SIGTERM, before or without a handler of its own
+# The exit codes of a process that ended by SIGTERM, before or without a handler of its own, and by SIGKILL.
+_TERMINATED, _KILLED = -15, -9
 
 
 class RoleProcess(Protocol):
@@ -30,7 +31,11 @@ class RoleProcess(Protocol):
     pid: int | None
     """Its process id; None where it is not known yet."""
     restarted: int
-    """How often whoever runs it has started it again by itself."""
+    """Restarts that whoever runs it has made by itself."""
+
+    @property
+    def silence(self) -> float:
+        """Seconds since it last showed that it is alive; 0 where that is not known."""
 
     @property
     def last_lines(self) -> list[str]:
@@ -86,6 +91,7 @@ class Event:
     restarts: int = 0
     delay: float | None = None
     reason: str | None = None
+    """Why the job stops, or why a role failed if its exit code does not say it."""
 
 
 @dataclass
@@ -98,8 +104,11 @@ class RoleStatus:
     since: float = -math.inf
     """When it was started or, while it waits, when it will be."""
     restarts: int = 0
+    """All restarts so far."""
+    restarted_at: deque[float] = field(default_factory=deque)
+    """When those were that still count: not longer ago than the restart window."""
     restarts_of_process: int = 0
-    """Those of `restarts` that were not the supervisor's doing, since it last started the role."""
+    """Restarts that were not made by the supervisor, since it last started the role."""
     code: int | None = None
     asked_at: float | None = None
 
@@ -117,6 +126,8 @@ class Outcome:
     """The first role that failed for good."""
     code: int | None = None
     """Its exit code."""
+    reason: str | None = None
+    """Why it failed, if the exit code does not say it."""
     stopped: str | None = None
     """Why the job was asked to stop, if it was."""
 
@@ -126,31 +137,20 @@ class Outcome:
         return self.failed is None and self.stopped is None
 
 
-class Supervision(Config):
-    """How patient a supervisor is.
+class Failure(NamedTuple):
+    """A role that failed for good."""
 
-    Example:
-        >>> Supervision(restarts=3).backoff(2)  # before the third start again
-        4.0
-    """
-
-    restarts: Annotated[int, Field(ge=0)] = 0
-    """How often each role is started again after it failed; then the job fails."""
-    backoff_secs: Annotated[float, Field(ge=0)] = 1.0
-    """The pause before the first start again; each further one is twice as long."""
-    max_backoff_secs: Annotated[float, Field(ge=0)] = 30.0
-    """No pause is longer."""
-    grace_secs: Annotated[float, Field(ge=0)] = 30.0
-    """Time between asking a role to end and ending it."""
-
-    def backoff(self, restarts: int) -> float:
-        """The pause before a role that was started again `restarts` times is so once more."""
-        # Beyond 2**60 a float still counts seconds, and the power does not overflow.
-        return min(self.max_backoff_secs, self.backoff_secs * 2.0 ** min(restarts, 60))
+    role: Role
+    code: int
+    reason: str | None
 
 
 class Supervisor:
-    """`step`, called again and again, looks at each role and does what is due, until it returns True; the first starts them.
+    """Starts, restarts and ends the roles of a job. Call `step` repeatedly until it returns True; the first call starts them.
+
+    A role is restarted if it fails while the job runs, as often as `liveness` allows. A worker has failed if its exit code is
+    not 0. A server has failed if it ended without being asked to, whatever its exit code: workers still need it. A role that
+    hangs is killed, and has failed.
 
     Example:
         >>> from monolith.testing.roles import ScriptedProcess
@@ -171,16 +171,17 @@ class Supervisor:
         self,
         roles: Sequence[Role],
         start: Callable[[Role], RoleProcess],
-        supervision: Supervision | None = None,
+        liveness: Liveness | None = None,
         *,
         clock: Callable[[], float],
         report: Callable[[Event], None] = lambda event: None,
+        chance: Callable[[], float] = random.random,
     ) -> None:
-        """`start` starts a role and returns at once; `report` hears of everything that happens."""
-        self._start, self._clock, self._report = start, clock, report
-        self._supervision = supervision or Supervision()
+        """`start` starts a role and returns at once; `report` is called with every event; `chance` draws the jitter of pauses."""
+        self._start, self._clock, self._report, self._chance = start, clock, report, chance
+        self._liveness = liveness or Liveness()
         self.statuses = tuple(RoleStatus(role) for role in roles)
-        self._failed: tuple[Role, int] | None = None
+        self._failed: Failure | None = None
         self._stop_reason: str | None = None
         self._stopping = False
         self._kill_now = False
@@ -188,8 +189,8 @@ class Supervisor:
     @property
     def outcome(self) -> Outcome:
         """How the job ended, or would if it ended now."""
-        role, code = self._failed or (None, None)
-        return Outcome(failed=role, code=code, stopped=self._stop_reason)
+        role, code, reason = self._failed or (None, None, None)
+        return Outcome(failed=role, code=code, reason=reason, stopped=self._stop_reason)
 
     def request_stop(self, reason: str) -> None:
         """End all in order with the next `step`; asked a second time, at once. Safe in a signal handler."""
@@ -223,37 +224,61 @@ class Supervisor:
     def _look_at(self, status: RoleStatus) -> None:
         if status.is_alive and status.process is not None:
             code = status.process.poll()
-            self._hear_of_restarts(status, status.process)
-            if code is not None:
+            self._note_restarts(status, status.process)
+            if code is not None and status.is_alive:
                 self._has_ended(status, code)
+            elif status.state is RoleState.RUNNING:
+                self._kill_if_hung(status, status.process)
         elif status.state is RoleState.WAITING and self._clock() >= status.since:
             self._start_role(status)
 
-    def _hear_of_restarts(self, status: RoleStatus, process: RoleProcess) -> None:
+    def _note_restarts(self, status: RoleStatus, process: RoleProcess) -> None:
+        """Count the restarts that whoever runs the role has made by itself."""
         new = process.restarted - status.restarts_of_process
-        if new > 0:
-            status.restarts, status.restarts_of_process = status.restarts + new, process.restarted
-            status.since = self._clock()
-            self._tell(EventKind.RESTARTED, status)
+        if new <= 0:
+            return
+        status.restarts, status.restarts_of_process = status.restarts + new, process.restarted
+        status.restarted_at.extend([self._clock()] * new)
+        status.since = self._clock()
+        self._tell(EventKind.RESTARTED, status)
+        if self._recent_restarts(status) > self._liveness.restarts and not self._stopping:
+            process.kill()
+            self._has_failed(status, _KILLED, reason="it was lost too often")
+
+    def _kill_if_hung(self, status: RoleStatus, process: RoleProcess) -> None:
+        silence = process.silence
+        if silence >= self._liveness.hang_secs:
+            process.kill()
+            self._has_failed(status, _KILLED, reason=f"it hung, no sign of life for {silence:.0f} s")
 
     def _has_ended(self, status: RoleStatus, code: int) -> None:
         status.code = code
         asked = status.state is RoleState.ENDING
-        if code == 0 or (asked and (self._stopping or code == _TERMINATED)):
+        unasked_server = status.role.kind is RoleKind.PS and not asked and not self._stopping
+        if (code == 0 and not unasked_server) or (asked and (self._stopping or code == _TERMINATED)):
             status.state = RoleState.ENDED
             self._tell(EventKind.ENDED, status, code=code)
-        elif status.restarts < self._supervision.restarts and not asked and not self._stopping:
-            self._start_later(status, code)
+        else:
+            self._has_failed(status, code, reason="it ended while workers need it" if code == 0 else None)
+
+    def _has_failed(self, status: RoleStatus, code: int, *, reason: str | None = None) -> None:
+        status.code = code
+        recent = self._recent_restarts(status)
+        if recent < self._liveness.restarts and status.state is RoleState.RUNNING and not self._stopping:
+            delay = self._liveness.backoff(recent, self._chance)
+            status.state, status.since = RoleState.WAITING, self._clock() + delay
+            status.restarts += 1
+            status.restarted_at.append(self._clock())
+            self._tell(EventKind.RESTARTING, status, code=code, delay=delay, reason=reason)
         else:
             status.state = RoleState.FAILED
-            self._failed = self._failed or (status.role, code)
-            self._tell(EventKind.FAILED, status, code=code)
+            self._failed = self._failed or Failure(status.role, code, reason)
+            self._tell(EventKind.FAILED, status, code=code, reason=reason)
 
-    def _start_later(self, status: RoleStatus, code: int) -> None:
-        delay = self._supervision.backoff(status.restarts)
-        status.state, status.since = RoleState.WAITING, self._clock() + delay
-        status.restarts += 1
-        self._tell(EventKind.RESTARTING, status, code=code, delay=delay)
+    def _recent_restarts(self, status: RoleStatus) -> int:
+        while status.restarted_at and status.restarted_at[0] <= self._clock() - self._liveness.restart_window_secs:
+            status.restarted_at.popleft()
+        return len(status.restarted_at)
 
     def _start_role(self, status: RoleStatus) -> None:
         status.process = self._start(status.role)
@@ -263,7 +288,7 @@ class Supervisor:
 
     def _begin_to_stop(self) -> None:
         self._stopping = True
-        reason = self._stop_reason or f"{self._failed[0] if self._failed else 'a role'} failed"
+        reason = self._stop_reason or f"{self._failed.role if self._failed else 'a role'} failed"
         self._report(Event(kind=EventKind.STOPPING, reason=reason))
 
     def _end(self, statuses: Sequence[RoleStatus]) -> None:
@@ -276,16 +301,26 @@ class Supervisor:
             if status.asked_at is None:
                 status.asked_at, status.state = self._clock(), RoleState.ENDING
                 status.process.ask_to_end()
-            if self._kill_now or self._clock() >= status.asked_at + self._supervision.grace_secs:
+            in_time = self._clock() < status.asked_at + self._liveness.grace_secs
+            if self._kill_now or not in_time or status.process.silence >= self._liveness.hang_secs:
                 status.process.kill()
                 status.state = RoleState.KILLED
                 self._tell(EventKind.KILLED, status)
 
     def _tell(
-        self, kind: EventKind, status: RoleStatus, *, code: int | None = None, delay: float | None = None
+        self,
+        kind: EventKind,
+        status: RoleStatus,
+        *,
+        code: int | None = None,
+        delay: float | None = None,
+        reason: str | None = None,
     ) -> None:
         pid = None if status.process is None else status.process.pid
-        self._report(Event(kind=kind, role=status.role, pid=pid, code=code, restarts=status.restarts, delay=delay))
+        event = Event(
+            kind=kind, role=status.role, pid=pid, code=code, restarts=status.restarts, delay=delay, reason=reason
+        )
+        self._report(event)
 
 
 _OVER = (RoleState.ENDED, RoleState.FAILED, RoleState.KILLED)
