@@ -10,6 +10,7 @@ MonolithError
 ├── DivergedError (ArithmeticError)      training met a NaN or infinite loss or gradient
 ├── LogGapError                          the change log does not lead from one sequence number to another
 ├── MissingPackageError (ImportError)    an optional package is needed and not installed
+├── RunInterruptedError                  a process of a run was asked to stop before its work was done
 ├── SchemaError (ValueError)             a record or table does not have the columns asked for
 ├── ServerError                          a parameter server could not do what it was asked
 │   ├── AuthenticationError (PermissionError)  the token is missing or wrong
@@ -18,10 +19,12 @@ MonolithError
 │   ├── MemoryLimitError (MemoryError)         more rows than the memory limit has room for
 │   ├── OwnershipChangedError                  it does not own these ids any more: ask again who does
 │   ├── ProtocolError (ValueError)             a message is malformed, too large, or of another version
+│   ├── ServerLostError                        it cannot restore what it held, and the run has not accepted that
 │   ├── ServerRestartedError                   it was started again and has lost what it held
 │   │   └── ServerRestoredError                it has restored itself: join again and go on
 │   ├── StalePushError                         a newer process has taken the sender's place
 │   └── UnavailableError (ConnectionError)     it cannot be reached, or is stopping
+├── WorkerLostError                      a worker ended, or hangs, before its work was done, and was not replaced
 └── StorageError (OSError)               the operating system refused an open, read, write, fsync or rename
     └── SaveInterruptedError             a server was started again while it wrote its part of a checkpoint
 
@@ -45,14 +48,17 @@ __all__ = [
     "MonolithError",
     "OwnershipChangedError",
     "ProtocolError",
+    "RunInterruptedError",
     "SaveInterruptedError",
     "SchemaError",
     "ServerError",
+    "ServerLostError",
     "ServerRestartedError",
     "ServerRestoredError",
     "StalePushError",
     "StorageError",
     "UnavailableError",
+    "WorkerLostError",
 ]
 
 
@@ -96,6 +102,14 @@ class MissingPackageError(MonolithError, ImportError):
     """An optional package is needed and not installed; the message has the command that installs it."""
 
 
+class RunInterruptedError(MonolithError):
+    """This process of a run was asked to stop before its work was done. Its successor continues with the next batch."""
+
+
+class WorkerLostError(MonolithError):
+    """A worker of the run ended, hangs, or never came, and was not replaced in time: some of the data is not trained."""
+
+
 class SchemaError(MonolithError, ValueError):
     """A record or table does not have a column that was asked for, or has it with another type or length."""
 
@@ -126,6 +140,10 @@ class OwnershipChangedError(ServerError):
 
 class ProtocolError(ServerError, ValueError):
     """A message is malformed, larger than allowed, or of another version of the protocol; nothing was changed."""
+
+
+class ServerLostError(ServerError):
+    """A server cannot restore what it held, and the run was not told to go on without it; nothing was changed."""
 
 
 class ServerRestartedError(ServerError):

@@ -13,7 +13,7 @@ REMIND_SECS = 30.0
 
 
 class Reminder:
-    """Logs what a loop is waiting for: when the wait begins and every 30 seconds after that, however often the loop polls.
+    """Logs what a loop is waiting for: when the wait begins, when what is waited for changes, and every 30 seconds.
 
     Example:
         >>> import sys
@@ -25,21 +25,34 @@ class Reminder:
         ...     reminder.waiting("worker %d to join", 3)
         waiting for worker 3 to join
         still waiting after 30 s for worker 3 to join
+        >>> Reminder(log, who="the chief").waiting("worker 3 to join", left_secs=60.0)
+        the chief: waiting for worker 3 to join, at most 60 s more
     """
 
     def __init__(
-        self, log: logging.Logger, *, every_secs: float = REMIND_SECS, clock: Callable[[], float] = time.monotonic
+        self,
+        log: logging.Logger,
+        *,
+        who: str | None = None,
+        every_secs: float = REMIND_SECS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log, self._every_secs, self._clock = log, every_secs, clock
+        self._who = "" if who is None else f"{who}: "
         self._began: float | None = None
+        self._said = ""
         self._next = 0.0
 
-    def waiting(self, what: str, *values: object) -> None:
-        """Call this in every round of the loop, with the words that follow "waiting for", as for `logging`."""
+    def waiting(self, what: str, *values: object, left_secs: float | None = None) -> None:
+        """Call this in every round of the loop, with the words that follow "waiting for", as for `logging`.
+
+        `left_secs` says when the loop gives up, if it does.
+        """
         now = self._clock()
-        if self._began is None:
-            self._began, self._next = now, now + self._every_secs
-            self._log.info(f"waiting for {what}", *values)
-        elif now >= self._next:
-            self._next = now + self._every_secs
-            self._log.info(f"still waiting after %.0f s for {what}", now - self._began, *values)
+        self._began = now if self._began is None else self._began
+        if what == self._said and now < self._next:
+            return
+        how = "waiting" if now == self._began else f"still waiting after {now - self._began:.0f} s"
+        until = "" if left_secs is None else f", at most {left_secs:.0f} s more"
+        self._said, self._next = what, now + self._every_secs
+        self._log.info("%s%s for %s%s", self._who, how, what % values if values else what, until)

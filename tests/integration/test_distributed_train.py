@@ -199,11 +199,13 @@ def test_an_error_at_the_very_end_does_not_train_again(tmp_path: Path, resumable
     assert watch.made == 3
 
 
-def test_any_other_error_ends_the_run_and_its_servers(tmp_path: Path) -> None:
+def test_any_other_error_ends_the_chief_and_servers_stay_for_its_successor(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, num_ps=2, num_workers=1)
     servers = cluster.servers()
     with pytest.raises(StalePushError, match="replaced"):
         cluster.start("worker", 0, [BATCH], [Fail(StalePushError("replaced"))]).result(SECONDS)
+    assert [server.done() for server in servers] == [False, False]
+    cluster.start("worker", 0, [BATCH]).result(SECONDS)
     assert [server.result(SECONDS) for server in servers] == [0, 0]
 
 

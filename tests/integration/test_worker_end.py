@@ -8,10 +8,11 @@ import pytest
 
 from cluster_threads import BATCH, Cluster
 from monolith.cluster.coordination import Members
-from monolith.errors import DeadlineExceededError, StalePushError
+from monolith.cluster.liveness import Liveness
+from monolith.errors import DeadlineExceededError, RunInterruptedError, StalePushError, WorkerLostError
 from monolith.ps import ClientConfig, ServerStore
 from monolith.ps.client.server_group import link_to
-from monolith.train import Trainer
+from monolith.train import StepResult, Trainer
 from monolith.train.hooks import Hook
 from monolith.transport.calls import Call
 
@@ -69,12 +70,70 @@ def test_a_worker_that_comes_back_has_not_finished(tmp_path: Path) -> None:
     assert between == ["running"]
 
 
-def test_a_worker_that_broke_is_not_waited_for(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, num_ps=1, num_workers=2)
-    cluster.servers()
-    look = Look()
+QUICK = Liveness(
+    heartbeat_secs=0.1,
+    lease_secs=0.5,
+    hang_secs=0.5,
+    startup_secs=0.5,
+    backoff_secs=0.0,
+    max_backoff_secs=0.0,
+    grace_secs=1.0,
+    orphan_secs=600.0,
+)
+
+
+def test_without_a_worker_that_broke_the_run_has_failed_and_servers_stay_for_successors(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, num_ps=1, num_workers=2, liveness=QUICK)
+    (server,) = cluster.servers()
     worker = cluster.start("worker", 1, [BATCH], [Look(StalePushError("replaced"))])
-    cluster.start("worker", 0, [BATCH], [look]).result(SECONDS)
-    assert look.seen[0][1] == "finished"
+    chief = cluster.start("worker", 0, [BATCH])
     with pytest.raises(StalePushError, match="replaced"):
         worker.result(SECONDS)
+    with pytest.raises(WorkerLostError, match=r"worker 1 of the run is gone, and not replaced within 1.1 s"):
+        chief.result(SECONDS)
+    assert not server.done()
+    # Both are started again.
+    again = [cluster.start("worker", index, [BATCH]) for index in range(2)]
+    assert [future.result(SECONDS) >= 2 for future in again] == [True, True]
+    assert server.result(SECONDS) == 0
+
+
+def test_a_worker_that_is_asked_to_stop_has_not_finished(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, num_ps=1, num_workers=2)
+    (server,) = cluster.servers()
+
+    class Interrupt(Hook):
+        def after_step(self, trainer: Trainer, result: StepResult) -> None:
+            trainer.interrupt("received SIGTERM")
+
+    chief = cluster.start("worker", 0, [BATCH])
+    with pytest.raises(RunInterruptedError, match=r"worker 1 stopped at step .* its work was done: received SIGTERM"):
+        cluster.start("worker", 1, [BATCH] * 2, [Interrupt()]).result(SECONDS)
+    assert not chief.done()
+    cluster.start("worker", 1, [BATCH]).result(SECONDS)
+    chief.result(SECONDS)
+    assert server.result(SECONDS) == 0
+
+
+def test_a_chief_that_is_asked_to_stop_leaves_the_servers_to_its_successor(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, num_ps=1, num_workers=1)
+    (server,) = cluster.servers()
+
+    class Interrupt(Hook):
+        def after_step(self, trainer: Trainer, result: StepResult) -> None:
+            trainer.interrupt("received SIGTERM")
+
+    with pytest.raises(RunInterruptedError):
+        cluster.start("worker", 0, [BATCH] * 2, [Interrupt()]).result(SECONDS)
+    assert not server.done()
+    cluster.start("worker", 0, [BATCH]).result(SECONDS)
+    assert server.result(SECONDS) == 0
+
+
+def test_a_chief_that_is_supervised_leaves_the_servers_to_its_launcher(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, num_ps=1, num_workers=1, supervised=True)
+    (server,) = cluster.servers()
+    cluster.start("worker", 0, [BATCH]).result(SECONDS)
+    assert not server.done()
+    Cluster(tmp_path, num_ps=1, num_workers=1).start("worker", 0, [BATCH]).result(SECONDS)
+    assert server.result(SECONDS) == 0

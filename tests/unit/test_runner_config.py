@@ -101,8 +101,8 @@ def test_servers_in_reserve_have_numbers_too() -> None:
         ({"enable_realtime_training": True, "partial_recovery": False}, 0),
     ],
 )
-def test_how_often_a_changed_cluster_is_accepted(fields: dict[str, object], retries: int) -> None:
-    assert RunnerConfig(**fields).max_retries == retries
+def test_how_often_a_loss_is_accepted(fields: dict[str, object], retries: int) -> None:
+    assert RunnerConfig(**fields).max_losses == retries
 
 
 @pytest.mark.parametrize("environ", [{}, {"MONOLITH_MODEL_DIR": "runs"}, mpirun(0, 1), {"MONOLITH_METRIC_PREFIX": "x"}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from monolith.cli.job import Job, load_job
 from monolith.cli.options import Json, Sets, Target
 from monolith.cli.run_flags import run_flags
 from monolith.cli.signals import stop_on_interrupt
+from monolith.errors import RunInterruptedError
 from monolith.train.hooks.progress import ProgressHook, json_lines, rich_lines
 
 __all__ = ["train"]
@@ -44,7 +46,7 @@ def train(
     trainer = job.estimator.trainer
     limits = (config.steps, config.max_steps) if steps is None and max_steps is None else (steps, max_steps)
     progress = ProgressHook(write, every_steps=config.run.log_step_count_steps)
-    with stop_on_interrupt(trainer.request_stop) as interrupted:
+    with stop_on_interrupt(trainer.interrupt) as interrupted, suppress(RunInterruptedError):
         job.estimator.train(job.source("train"), steps=limits[0], max_steps=limits[1], hooks=[progress])
     model_dir = job.estimator.config.model_dir
     end = {

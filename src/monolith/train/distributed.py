@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, get_args
 
 from monolith.cluster.discovery import ServiceDiscovery
 from monolith.cluster.formation import Formation
+from monolith.cluster.launch.heartbeat import beating
 from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.mpi import add_mpi_exception_hook
 from monolith.cluster.role import DATA_ROLES, ServerType
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
-from monolith.errors import ConfigError
+from monolith.errors import ConfigError, RunInterruptedError
 from monolith.features.batch import Batch
 from monolith.ps.benchmark import measure_servers
 from monolith.ps.benchmark_round import BenchmarkConfig, ServerKeys, choose_servers
@@ -54,28 +55,33 @@ def distributed_train(
     A worker waits for the servers, moves the rows of the model onto them, its dense parameters too if there are several workers,
     and trains its share of `source`: `source.shard(index, num_workers)`, or all of one that has no shards, with a warning. With
     `use_dataservice`, `source` is a `DatasetConfig` or a `DataServiceSource`. When servers fail it retries by the rules of
-    `run_with_retries`. The chief, worker 0, lets the others begin when it has restored, waits for them at the end, then ends the
-    servers and tells the scheduler. `source` may be a function: only workers call it.
+    `run_with_retries`. The chief, worker 0, lets the others begin when it has restored and waits at the end until they have
+    finished. Then it ends the servers, unless a launcher does, and tells the scheduler. After a failure it leaves the servers to
+    its successor. `source` may be a function: only workers call it.
 
     With several workers the global step counts the steps of all, and `steps` and `max_steps` mean those.
+
+    Raises:
+        RunInterruptedError: `Trainer.interrupt` was called before the work of this process was done.
+        WorkerLostError: in the chief, a worker did not finish its work and was not replaced.
+        ServerLostError: in the chief, a server lost what it held, and `config` does not accept that.
     """
     add_mpi_exception_hook()
-    config = _as_discovered(config, discovery)
-    if config.server_type in DATA_ROLES:
-        serve_data(config)
-        return trainer.step
-    config.require_spread()
-    if config.server_type == "ps":
-        serve(config, discovery)
-        return trainer.step
-    with service_dispatcher(config) as dispatcher:
-        data = source if isinstance(source, Iterable) else source()
-        share = _share(service_source(data, config, dispatcher), config)
-        worker = _Worker(config, discovery, trainer, sleep)
-        return worker.train(
-            WorkerAttempt(
+    with beating(config.liveness.heartbeat_secs):
+        config = _as_discovered(config, discovery)
+        if config.server_type in DATA_ROLES:
+            serve_data(config)
+            return trainer.step
+        config.require_spread()
+        if config.server_type == "ps":
+            serve(config, discovery)
+            return trainer.step
+        with service_dispatcher(config) as dispatcher:
+            data = source if isinstance(source, Iterable) else source()
+            worker = _Worker(config, discovery, trainer, sleep)
+            attempt = WorkerAttempt(
                 trainer,
-                share,
+                _share(service_source(data, config, dispatcher), config),
                 config,
                 steps=steps,
                 max_steps=max_steps,
@@ -83,7 +89,7 @@ def distributed_train(
                 find=worker.formation.announced,
                 sleep=sleep,
             )
-        )
+            return worker.train(attempt)
 
 
 class _Worker:
@@ -107,14 +113,20 @@ class _Worker:
             with ExitStack() as beside:
                 if self._config.is_chief:
                     beside.enter_context(HeartBeat(self._trainer.on_save_metric))
-                return run_with_retries(
+                step = run_with_retries(
                     attempt,
                     self._form,
-                    max_retries=self._config.max_retries,
+                    max_losses=self._config.max_losses,
                     wait_secs=self._config.retry_wait_in_secs,
                     on_failover=lambda count: self._trainer.on_save_metric("failover", count, {}),
                     sleep=self._sleep,
                 )
+            if attempt.cut_short:
+                raise RunInterruptedError(
+                    f"worker {self._config.index} stopped at step {step} before its work was done: "
+                    f"{self._trainer.interrupted}; a process that takes its place continues with the next batch"
+                )
+            return step
         except BaseException as error:
             failure = error
             raise
@@ -147,9 +159,14 @@ class _Worker:
             )
 
     def _end(self, failure: BaseException | None) -> None:
+        """End the servers after a success only: after a failure of the chief its successor and the workers need them."""
         config = self._config
-        if config.enable_realtime_training and not config.force_shutdown_ps:
-            _log.info("servers stay: they feed a service")
+        if failure is not None:
+            _log.warning("the chief failed, and leaves the servers to its successor: %s", failure)
+        elif config.supervised:
+            _log.info("the launcher ends the servers when all workers have ended")
+        elif config.enable_realtime_training and not config.force_shutdown_ps:
+            _log.info("the servers stay: they feed a service")
         else:
             everyone = dict.fromkeys([*self._servers, *self.formation.announced()])
             shut_down(list(everyone), client_config(config, 0))

@@ -1,4 +1,4 @@
-"""Going on after a server did not answer: which failures are temporary, and how often servers may change."""
+"""Going on after a server did not answer: which failures are temporary, and how often a server may lose what it held."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ def run_with_retries(
     run: Callable[[Cluster], Result],
     form: Callable[[], Cluster],
     *,
-    max_retries: int,
+    max_losses: int,
     wait_secs: float,
     on_failover: Callable[[int], None] = lambda count: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Result:
-    """What `run` returns with the cluster that `form` finds.
+    """Call `run` with the cluster that `form` finds, and return what it returns.
 
-    After a temporary failure it is tried again, `wait_secs` later, with the cluster as it is then. As long as the cluster is the
-    same, that is done without an end: nothing is lost, the way to it was bad. One that has changed, or of which a server has
-    lost what it held, is accepted `max_retries` times; then the failure is raised. `on_failover` is told how many failures there
-    were so far.
+    After a temporary failure both are called again, `wait_secs` later. That is done without a limit while nothing is lost: the
+    network was bad, or a server is being restarted, here or elsewhere. A server that has lost what it held is accepted
+    `max_losses` times; then the failure is raised. `on_failover` is called with the number of failures so far.
 
     Example:
         >>> clusters, calls = iter([("a:1",), ("a:1",)]), []
@@ -43,25 +42,26 @@ def run_with_retries(
         ...     if len(calls) == 1:
         ...         raise UnavailableError("no answer")
         ...     return "done"
-        >>> run_with_retries(run, lambda: next(clusters), max_retries=0, wait_secs=30, sleep=lambda seconds: None)
+        >>> run_with_retries(run, lambda: next(clusters), max_losses=0, wait_secs=30, sleep=lambda seconds: None)
         'done'
     """
     cluster = form()
-    changes = failovers = 0
+    losses = failovers = 0
     while True:
         try:
             return run(cluster)
         except TEMPORARY as error:
             failovers += 1
+            if _is_loss(error):
+                losses += 1
+                if losses > max_losses:
+                    raise
             _log.warning("attempt %d failed, trying again in %g s: %s", failovers, wait_secs, error)
             on_failover(failovers)
             sleep(wait_secs)
             formed = form()
-            if formed != cluster or _is_loss(error):
-                changes += 1
-                if changes > max_retries:
-                    raise
-                _log.warning("servers have changed %d of %d times: %s, now %s", changes, max_retries, cluster, formed)
+            if formed != cluster:
+                _log.info("the servers are now at %s, before they were at %s", formed, cluster)
                 cluster = formed
 
 

@@ -25,7 +25,7 @@ __all__ = ["PREFIX", "RunnerConfig"]
 PREFIX = "MONOLITH_"
 """What the variable of a field is called before the field's name in capitals."""
 SECOND_CHANCES = 6
-"""Times that a run which recovers servers goes on with a changed cluster, unless the configuration says how often."""
+"""Times that a run which recovers servers goes on after a loss, unless the configuration says how often."""
 
 _Count = Annotated[int, Field(ge=0)]
 # With one of these said, a run is not of this process alone.
@@ -41,7 +41,7 @@ class RunnerConfig(DiscoveryConfig):
 
     Example:
         >>> runner = RunnerConfig(discovery_folder="/mnt/job", discovery_type="file", num_ps=2, num_workers=3, index=1)
-        >>> runner.is_chief, runner.num_required_ps, runner.max_retries
+        >>> runner.is_chief, runner.num_required_ps, runner.max_losses
         (False, 2, 0)
         >>> RunnerConfig(num_pss=2)
         Traceback (most recent call last):
@@ -69,19 +69,23 @@ class RunnerConfig(DiscoveryConfig):
     """Where the run is kept, a path that all processes see; needed unless the run is local. The same as `RunConfig.model_dir`,
     or one of the two."""
     chief_timeout_secs: NonNegative = 1800.0
-    """Seconds that the chief waits at the end for workers that still train."""
+    """Seconds without a step of any worker after which the chief, at the end, does not wait for workers that are alive. The
+    run then fails."""
     session_creation_timeout_secs: Positive = 7200.0
     """Seconds that a worker waits at the start for the chief to restore."""
     start_timeout_secs: NonNegative = 60.0
     """Seconds that the chief waits at the start for workers that have not come yet; they may still come later."""
+    supervised: bool = False
+    """A launcher supervises the processes: it ends the servers when all workers have ended well, and the chief does not."""
     liveness: Liveness = Liveness()
     """How soon a process counts as dead, when it is replaced, and how long the others wait for that."""
     operation_timeout_in_ms: Annotated[int, Field(ge=-1)] = -1
     """Milliseconds that a call to a server may take; -1 leaves it to `client.timeout`."""
     partial_recovery: bool | None = None
-    """Go on when a server was replaced, restoring only what it has lost. None: if `enable_realtime_training`."""
+    """Go on when a server has lost what it held, restoring only that server from the newest checkpoint: what was trained on it
+    since is lost. False ends the run with `ServerLostError`. None: as `enable_realtime_training`."""
     max_retry_times: _Count = 0
-    """Times a run goes on although its servers have changed; 0: 6 times with `partial_recovery`, otherwise never."""
+    """Times a run goes on although a server has lost what it held; 0: 6 times with `partial_recovery`, otherwise never."""
     retry_wait_in_secs: NonNegative = 30.0
     """Seconds before each attempt after a server did not answer."""
     enable_realtime_training: bool = False
@@ -126,11 +130,11 @@ class RunnerConfig(DiscoveryConfig):
         return self.enable_realtime_training if self.partial_recovery is None else self.partial_recovery
 
     @property
-    def max_retries(self) -> int:
-        """Times the run goes on with changed servers.
+    def max_losses(self) -> int:
+        """Times the run goes on although a server has lost what it held.
 
         Example:
-            >>> RunnerConfig(partial_recovery=True).max_retries, RunnerConfig(max_retry_times=2).max_retries
+            >>> RunnerConfig(partial_recovery=True).max_losses, RunnerConfig(max_retry_times=2).max_losses
             (6, 2)
         """
         return self.max_retry_times or (SECOND_CHANCES if self.recovers else 0)

@@ -108,6 +108,8 @@ class Trainer:
         self.heads = heads_of(model, heads)
         self.config = config or RunConfig()
         self.hooks: tuple[Hook, ...] = (*hooks, *DeepInsightHook.of_run(self.config, type(model).__name__))
+        self.accepts_lost_servers = False
+        """Whether a run goes on when a server has lost what was trained on it; see `RunnerConfig.partial_recovery`."""
         self.save_listeners: tuple[CheckpointSaverListener, ...] = ()
         """Called around every full save of a run."""
         self.save_guards: tuple[CheckpointSaverListener, ...] = ()
@@ -124,6 +126,8 @@ class Trainer:
         """Steps of the last run alone."""
         self.stop_reason: str | None = None
         """Why the last run ended, or None while it runs."""
+        self.interrupted: str | None = None
+        """The reason that `interrupt` was called with during the last run, or None."""
         self.last_batch: Batch | None = None
         """The batch of the last step made."""
         self._collections = embedding_collections(model)
@@ -175,6 +179,14 @@ class Trainer:
         """End the run before the next step; the first reason given is kept."""
         self.stop_reason = self.stop_reason or reason
 
+    def interrupt(self, reason: str) -> None:
+        """End the run before the next step although its work is not done, as on a signal to end.
+
+        Like `request_stop`, but in a run over several processes the work of this one is then left to its successor.
+        """
+        self.interrupted = self.interrupted or reason
+        self.request_stop(reason)
+
     def fit(self, source: Iterable[Batch], *, steps: int | None = None, max_steps: int | None = None) -> int:
         """Train until the data has ended `config.epochs` times, `steps` more steps are made, or the global step is `max_steps`.
 
@@ -189,7 +201,7 @@ class Trainer:
         require_limits(steps, max_steps)
         if self.stop_reason == DATA_ENDED:
             self.epochs = 0
-        self.stop_reason, self.steps_made = None, 0
+        self.stop_reason, self.interrupted, self.steps_made = None, None, 0
         use_threads(self.config.threads)
         hooks = self.hooks
         if self._saving is not None:

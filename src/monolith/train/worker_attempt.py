@@ -15,6 +15,7 @@ from monolith.features.batch import Batch
 from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.client.server_store import ServerStore
+from monolith.reminder import Reminder
 from monolith.train.hooks.barrier import BarrierHook, BarrierSaverListener
 from monolith.train.hooks.global_step import GlobalStepHook
 from monolith.train.hooks.hook import Hook
@@ -88,6 +89,7 @@ class WorkerAttempt:
         self._several = config.num_workers > 1
         self._placement = Placement(trainer, dense=self._several)
         self._guards = trainer.save_guards
+        trainer.accepts_lost_servers = config.recovers
         self._last: int | None = max_steps
         self._first = True
 
@@ -134,22 +136,26 @@ class WorkerAttempt:
 
     @contextmanager
     def _waited_for(self, common: Coordination) -> Iterator[None]:
-        """Report after the block that this worker has finished: the chief then stops waiting for it and ends the servers.
+        """Report after the block that this worker has finished, so that the chief need not wait for it.
 
-        `WorkerSyncHook.end` is too early for that: hooks that end after it would call servers that are no longer there. And a
-        worker that retries after a temporary failure has not finished: its lease must outlast the pause before the retry.
+        `WorkerSyncHook.end` is too early for that: hooks that end after it would call servers that may have ended by then. A
+        worker that failed, or was asked to stop, has not finished: its successor will. The lease of one that retries itself must
+        outlast the pause before the retry.
         """
-        comes_back = False
         try:
             yield
         except TEMPORARY:
-            comes_back = True
             with suppress(ServerError):
                 common.stay(self._config.retry_wait_in_secs + self._config.liveness.lease_secs)
             raise
-        finally:
-            if self._several and not self._config.is_chief and not comes_back:
-                RemoteStates(common).finish_worker(self._config.index)
+        if self._several and not self._config.is_chief and not self.cut_short:
+            RemoteStates(common, num_workers=self._config.num_workers).finish_worker(self._config.index)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether this worker was asked to stop before its work was done. That of the chief includes waiting for the others."""
+        reason = self._trainer.interrupted
+        return reason is not None and (self._config.is_chief or self._trainer.stop_reason == reason)
 
     def _fit(self) -> int:
         self._first = False
@@ -174,10 +180,13 @@ class WorkerAttempt:
         config = self._config
         barrier = RemoteBarrier(common, capacity=config.num_workers, sleep=self._sleep)
         sync = TrainingHooksHelper(
-            _StatesOfAttempt(common, restored=lambda: store.count_from(self._trainer.step)),
+            _StatesOfAttempt(
+                common, num_workers=config.num_workers, restored=lambda: store.count_from(self._trainer.step)
+            ),
             num_workers=config.num_workers,
             index=config.index,
             chief_timeout_seconds=config.chief_timeout_secs,
+            replacement_seconds=config.liveness.replacement_secs,
             worker_timeout_seconds=config.session_creation_timeout_secs,
             sleep=self._sleep,
         )
@@ -204,11 +213,13 @@ class WorkerAttempt:
 
     def _wait_for_workers(self, common: Coordination) -> None:
         """A short run must not be over, and its servers gone, before the last worker has come."""
+        reminder = Reminder(_log, who="the chief", clock=self._clock)
         deadline = self._clock() + self._config.start_timeout_secs
         while (missing := self._missing(common)) and self._clock() < deadline:
+            reminder.waiting(f"workers {missing} to join the run", left_secs=deadline - self._clock())
             self._sleep(_POLL_SECS)
         if missing:
-            _log.warning("starting without workers %s; they may come later", missing)
+            _log.warning("starting without workers %s; the end waits for them", missing)
 
     def _missing(self, common: Coordination) -> list[int]:
         there = {member.index for member in common.members().members}

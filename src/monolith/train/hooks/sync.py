@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from monolith.errors import DeadlineExceededError, InvalidArgumentError
+from monolith.errors import DeadlineExceededError, InvalidArgumentError, WorkerLostError
 from monolith.reminder import Reminder
 from monolith.train.hooks.hook import Hook
 
@@ -35,8 +35,11 @@ class WorkerStates(Protocol):
     def finish_worker(self, index: int) -> None:
         """Worker `index`: do not wait for me any more."""
 
-    def get_alive_workers(self) -> list[int]:
-        """The workers that have started and not finished, in order; the chief is none of them."""
+    def get_unfinished_workers(self) -> dict[int, bool]:
+        """The workers that have not finished, in order and without the chief: whether each is alive."""
+
+    def get_progress(self) -> int:
+        """A number that grows with every step of any worker."""
 
 
 class SyncHelper:
@@ -70,9 +73,17 @@ class SyncHelper:
         self._set(index, False)
 
     def get_alive_workers(self) -> list[int]:
-        """Those that are waited for."""
+        """The workers that have started and not finished."""
         with self._lock:
             return [index for index, alive in enumerate(self._states) if alive and index]
+
+    def get_unfinished_workers(self) -> dict[int, bool]:
+        """The same, all of them alive: a thread that dies ends the process."""
+        return dict.fromkeys(self.get_alive_workers(), True)
+
+    def get_progress(self) -> int:
+        """Nobody counts steps here."""
+        return 0
 
     def _set(self, index: int, alive: bool) -> None:
         require_worker(index, len(self._states))
@@ -81,9 +92,19 @@ class SyncHelper:
 
 
 class ChiefSyncHook(Hook):
-    """In the chief: let workers begin once the state is restored; at the end wait for them, `timeout_seconds` at most.
+    """In the chief: let workers begin once the state is restored, and at the end wait until all of them have finished.
 
-    After an error nobody is waited for.
+    A worker that is dead may be replaced: it is waited for as long as a replacement may take. The run is saved first, since
+    the launcher may have to end the job instead. After an error, or if the chief itself was asked to stop, nobody is waited
+    for: whoever succeeds the chief does.
+
+    Args:
+        states: how far the workers are.
+        timeout_seconds: longest wait for workers that are alive, counted from the last step that any of them made.
+        replacement_seconds: longest wait for the successor of a worker that is dead or never came.
+
+    Raises:
+        WorkerLostError: a wait was too long. The job has failed, since data is left untrained.
 
     Example:
         >>> hook = ChiefSyncHook(SyncHelper(2), timeout_seconds=60)
@@ -96,10 +117,11 @@ class ChiefSyncHook(Hook):
         states: WorkerStates,
         *,
         timeout_seconds: float = 1800,
+        replacement_seconds: float = 0,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.timeout_seconds = timeout_seconds
+        self.timeout_seconds, self.replacement_seconds = timeout_seconds, replacement_seconds
         self._states, self._monotonic, self._sleep = states, monotonic, sleep
 
     def after_start(self, trainer: Trainer) -> None:
@@ -110,13 +132,36 @@ class ChiefSyncHook(Hook):
         """Wait for workers."""
         if error is not None:
             return
-        deadline = self._monotonic() + self.timeout_seconds
-        reminder = Reminder(_log, clock=self._monotonic)
-        while (alive := self._states.get_alive_workers()) and self._monotonic() < deadline:
-            reminder.waiting("workers %s to end", alive)
+        reminder = Reminder(_log, who="the chief", clock=self._monotonic)
+        progress, moved_at, saved = self._states.get_progress(), self._monotonic(), False
+        dead_since: dict[int, float] = {}
+        while trainer.interrupted is None and (unfinished := self._states.get_unfinished_workers()):
+            now = self._monotonic()
+            if (newest := self._states.get_progress()) != progress:
+                progress, moved_at = newest, now
+            dead_since = {index: dead_since.get(index, now) for index, alive in unfinished.items() if not alive}
+            if dead_since and not saved:
+                saved = True
+                trainer.save()
+                continue
+            left = self._seconds_left(dead_since, moved_at, now)
+            if left <= 0:
+                raise WorkerLostError(self._loss(unfinished, dead_since))
+            reminder.waiting(_described(unfinished), left_secs=left)
             self._sleep(self.poll_seconds)
-        if alive:
-            _log.warning("ending although workers %s have not, after %g s", alive, self.timeout_seconds)
+
+    def _seconds_left(self, dead_since: dict[int, float], moved_at: float, now: float) -> float:
+        of_dead = [since + self.replacement_seconds - now for since in dead_since.values()]
+        return min([moved_at + self.timeout_seconds - now, *of_dead])
+
+    def _loss(self, unfinished: dict[int, bool], dead_since: dict[int, float]) -> str:
+        who, why = list(unfinished), f"alive, but made no step for {self.timeout_seconds:g} s"
+        if dead_since:
+            who, why = list(dead_since), f"gone, and not replaced within {self.replacement_seconds:g} s"
+        return (
+            f"{_workers(who)} of the run {'is' if len(who) == 1 else 'are'} {why}, so the data is not trained to its end; "
+            "what is trained is saved. Look into the log of that worker, then start the job again with the same model_dir"
+        )
 
 
 class WorkerSyncHook(Hook):
@@ -149,13 +194,13 @@ class WorkerSyncHook(Hook):
         """Wait for the chief."""
         self._states.start_worker(self.index)
         deadline = self._monotonic() + self.timeout_seconds
-        reminder = Reminder(_log, clock=self._monotonic)
+        reminder = Reminder(_log, who=f"worker {self.index}", clock=self._monotonic)
         while not self._states.is_restore_done():
             if self._monotonic() >= deadline:
                 raise DeadlineExceededError(
                     f"the chief has not restored within {self.timeout_seconds:g} s; is it running?"
                 )
-            reminder.waiting("the chief to restore, before worker %d begins", self.index)
+            reminder.waiting("the chief to restore the model", left_secs=deadline - self._monotonic())
             self._sleep(self.poll_seconds)
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
@@ -180,6 +225,7 @@ class TrainingHooksHelper:
         num_workers: int,
         index: int,
         chief_timeout_seconds: float = 1800,
+        replacement_seconds: float = 0,
         worker_timeout_seconds: float = 7200,
         enable_sync: bool = True,
         sleep: Callable[[float], None] = time.sleep,
@@ -191,7 +237,10 @@ class TrainingHooksHelper:
         if not enable_sync or num_workers == 1:
             return
         if index == 0:
-            self.training_chief_hooks = (ChiefSyncHook(states, timeout_seconds=chief_timeout_seconds, sleep=sleep),)
+            chief_hook = ChiefSyncHook(
+                states, timeout_seconds=chief_timeout_seconds, replacement_seconds=replacement_seconds, sleep=sleep
+            )
+            self.training_chief_hooks = (chief_hook,)
         else:
             require_worker(index, num_workers)
             hook = WorkerSyncHook(states, index=index, timeout_seconds=worker_timeout_seconds, sleep=sleep)
@@ -202,3 +251,17 @@ def require_worker(index: int, num_workers: int) -> None:
     """`InvalidArgumentError` unless `index` is a worker that is not the chief."""
     if not 0 < index < num_workers:
         raise InvalidArgumentError(f"index: expected a worker from 1 to {num_workers - 1}, got {index}")
+
+
+def _described(unfinished: dict[int, bool]) -> str:
+    """Whom the chief waits for, in words."""
+    groups = [
+        ([index for index, alive in unfinished.items() if alive], "still training"),
+        ([index for index, alive in unfinished.items() if not alive], "dead and to be replaced"),
+    ]
+    return ", and for ".join(f"{_workers(who)}, {how}" for who, how in groups if who)
+
+
+def _workers(indexes: Iterable[int]) -> str:
+    *others, last = map(str, indexes)
+    return f"workers {', '.join(others)} and {last}" if others else f"worker {last}"
