@@ -55,11 +55,17 @@ IDS = np.arange(500)
 
 @contextmanager
 def servers(
-    model_dir: Path, count: int, *, tables: Sequence[TableConfig | DeclaredTable] = (ITEM,), first: int = 0
+    model_dir: Path,
+    count: int,
+    *,
+    tables: Sequence[TableConfig | DeclaredTable] = (ITEM,),
+    first: int = 0,
+    flush: float | None = 0.0,
 ) -> Iterator[ServerStore]:
     """Servers with folders `ps/<first>` and so on, and a store over them."""
     with ExitStack() as stack:
-        configs = [ServerConfig(folder=model_dir / "ps" / str(number)) for number in range(first, first + count)]
+        folders = [model_dir / "ps" / str(number) for number in range(first, first + count)]
+        configs = [ServerConfig(folder=folder, log_flush_secs=flush) for folder in folders]
         made = [stack.enter_context(ParameterServer(config)) for config in configs]
         config = ClientConfig(worker="w0", timeout=60.0)
         yield stack.enter_context(ServerStore([server.address for server in made], tables, config=config))
@@ -139,7 +145,7 @@ def test_a_server_that_dies_before_a_restore_is_durable_is_not_taken_for_whole(
     def die(folder: ServerFolder) -> OpenSnapshot:
         raise StorageError("as if it had died")
 
-    with servers(tmp_path, 1) as store:
+    with servers(tmp_path, 1, flush=None) as store:
         train(store)
         store.save(tmp_path / "model.ckpt-1")
         store.mark_initialised()

@@ -20,7 +20,7 @@ COUNT = sgd_table_config(1, name="count")
 
 
 def test_a_copy_of_the_log_has_the_rows_of_the_server(tmp_path: Path) -> None:
-    server = ParameterServer(ServerConfig(folder=tmp_path / "server"))
+    server = ParameterServer(ServerConfig(folder=tmp_path / "server", log_flush_secs=None))
     with server, RemoteStore(server.address, [COUNT]) as store:
         log, copy = RemoteLog(store.links[0], piece=100), EmbeddingTable(COUNT)
         seen = 0

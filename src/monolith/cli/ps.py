@@ -16,6 +16,7 @@ from monolith.cli.serving import (
     serve_until_asked,
 )
 from monolith.cli.sizes import size_in_bytes
+from monolith.errors import ConfigError
 from monolith.transport.tokens import read_token
 
 __all__ = ["ps"]
@@ -49,8 +50,11 @@ def ps(
         Path | None, typer.Option(help="Keep what is held here, and restore it at start; without it, in memory only.")
     ] = None,
     log_flush_secs: Annotated[
-        float | None,
-        typer.Option(help="Seconds between commits to the log; 0 answers when it is durable.", min=0),
+        str | None,
+        typer.Option(
+            help="Seconds between commits to the log in the folder. By default 0: a push is answered when it is durable. "
+            "'off' writes with checkpoints only, and a crash loses what came after the last one."
+        ),
     ] = None,
     take_over: Annotated[bool, typer.Option(help="Take the folder from a process that hangs.")] = False,
     tls_root_certs: Annotated[
@@ -82,16 +86,28 @@ def ps(
         "max_streams": max_streams,
         "transport": transport,
         "folder": folder,
-        "log_flush_secs": log_flush_secs,
         "take_over": take_over or None,
         "tls_root_certs": tls_root_certs,
         "move_piece_bytes": None if move_piece is None else size_in_bytes(move_piece, "--move-piece"),
     }
-    _serve({name: value for name, value in given.items() if value is not None}, grace, as_json)
+    given = {name: value for name, value in given.items() if value is not None}
+    if log_flush_secs is not None:
+        given["log_flush_secs"] = _flush_secs(log_flush_secs)
+    _serve(given, grace, as_json)
+
+
+def _flush_secs(text: str) -> float | None:
+    if text == "off":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"--log-flush-secs: expected seconds or 'off', got {text!r}") from None
 
 
 def _serve(given: dict[str, Any], grace: float, as_json: bool) -> NoReturn:
     from monolith.cluster import monolith_discovery
+    from monolith.cluster.launch.heartbeat import beating
     from monolith.ps import ParameterServer, ServerConfig
     from monolith.train.runner import RunnerConfig
     from monolith.train.server_role import announced, place_server
@@ -100,7 +116,7 @@ def _serve(given: dict[str, Any], grace: float, as_json: bool) -> NoReturn:
     if runner.is_local or runner.server_type != "ps":
         serve_until_asked(ParameterServer(ServerConfig(**given)), grace=grace, as_json=as_json)
     of_run = {name: getattr(runner.server, name) for name in runner.server.model_fields_set}
-    with monolith_discovery(runner) as discovery:
+    with beating(runner.liveness.heartbeat_secs), monolith_discovery(runner) as discovery:
         assert discovery is not None
         server = ParameterServer(place_server(ServerConfig(**{**of_run, **given}), runner, discovery))
         serve_until_asked(server, grace=grace, as_json=as_json, announced=announced(server, runner, discovery))

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from monolith.checkpoint.dense import DenseReport, plan_dense
 from monolith.checkpoint.fit import RestoreReport
 from monolith.checkpoint.in_use import in_use
+from monolith.checkpoint.paths import base_name
 from monolith.checkpoint.restore import RestoreChoices, prepare_tables
 from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_points
-from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, StorageError
+from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, ServerLostError, StorageError
 from monolith.nn import embedding_collections
+from monolith.ps.client.server_group import ServerGroup
 from monolith.train.restore_choice import RestoreChoice, choose_restore_point
-from monolith.train.served_stores import mark_initialised, prepare_stores, served_stores
+from monolith.train.served_stores import lost_servers, mark_initialised, prepare_stores, served_stores
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
@@ -31,9 +33,12 @@ def restore_chosen(trainer: Trainer, *, training: bool) -> tuple[RestoreChoice |
     """
     choice = choose_restore_point(trainer.config, training=training)
     while choice is not None:
+        # Only training sends servers back, which others may be using.
+        goes_back = training and choice.went_back
+        if training and not goes_back:
+            _require_no_loss(trainer, served_stores(trainer.stores), choice.point)
         try:
-            # Only training sends servers back, which others may be using.
-            return choice, _restore(trainer, choice, only_fresh=not (training and choice.went_back))
+            return choice, _restore(trainer, choice, only_fresh=not goes_back)
         except (CorruptFileError, LogGapError, StorageError):
             # Who only reads may find that training has removed what was chosen, and written something newer.
             newer = choose_restore_point(trainer.config, training=training)
@@ -60,16 +65,37 @@ def recover_servers(trainer: Trainer) -> None:
     """Restore the servers that do not hold a state worth keeping, if there is a checkpoint, and say that all of them do now.
 
     A run calls it whenever it begins: a server may have lost its state while the rest of the run has kept its own.
+
+    Raises:
+        ServerLostError: a server has lost what was trained on it, and `trainer.accepts_lost_servers` is False.
     """
     served = served_stores(trainer.stores)
     if not served:
         return
     if not all(store.is_initialised() for store in served):
         choice = choose_restore_point(trainer.config, training=True)
+        _require_no_loss(trainer, served, None if choice is None else choice.point)
         if choice is not None:
             path = _checkpoint_of(choice.point, served)
             prepare_stores(served, path, only_fresh=True, **_choices(trainer))()
     mark_initialised(served)
+
+
+def _require_no_loss(trainer: Trainer, served: Sequence[ServerGroup], point: RestorePoint | None) -> None:
+    name = "" if point is None else base_name(str(point.checkpoint))
+    lost = lost_servers(served, name, trained=trainer.step > (0 if point is None else point.step))
+    if not lost:
+        return
+    instead = "begin empty" if point is None else f"go back to step {point.step} of {point.checkpoint}"
+    if not trainer.accepts_lost_servers:
+        raise ServerLostError(
+            f"servers {', '.join(lost)} hold nothing of what was trained on them, their folders are empty or not those they had: "
+            f"give them their folders back; or let only them {instead} with RunnerConfig.partial_recovery or "
+            "`monolith launch --accept-loss`; or start all servers on empty folders, to restore the newest checkpoint as a whole"
+        )
+    _log.warning(
+        "servers %s have lost what was trained on them, and %s, as partial_recovery says", ", ".join(lost), instead
+    )
 
 
 def _choices(trainer: Trainer) -> RestoreChoices:

@@ -12,7 +12,7 @@ from monolith.ps.client.server_checkpoints import begin_server_saves, prepare_se
 from monolith.ps.client.server_group import ServerGroup
 from monolith.table.store import Store
 
-__all__ = ["begin_saves", "mark_initialised", "prepare_stores", "served_stores"]
+__all__ = ["begin_saves", "lost_servers", "mark_initialised", "prepare_stores", "served_stores"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,11 +54,22 @@ def prepare_stores(
     return put_in_place
 
 
+def lost_servers(stores: Sequence[ServerGroup], checkpoint: str, *, trained: bool) -> list[str]:
+    """Return the addresses of servers that hold nothing, although more was trained on them than `checkpoint` has.
+
+    More was trained if the run says so itself (`trained`), or if the servers that still hold their part are not at that
+    checkpoint; its name is "" if there is none.
+    """
+    lost: list[str] = []
+    for store in stores:
+        health = dict(zip(store.addresses, store.health(), strict=True))
+        if trained or any(one["initialised"] and one["checkpoint"] != checkpoint for one in health.values()):
+            # A server that owns nothing, as one that has just been added, has nothing to lose.
+            lost += [address for address, one in health.items() if not one["initialised"] and one["owns"]]
+    return lost
+
+
 def mark_initialised(stores: Sequence[ServerGroup]) -> None:
     """Say that what the servers hold from now on is worth keeping."""
     for store in stores:
-        health = store.health()
-        fresh = [address for address, one in zip(store.addresses, health, strict=True) if not one["initialised"]]
-        if fresh and len(fresh) < len(health):
-            _log.warning("nothing was saved that servers %s could be restored from: they begin anew", ", ".join(fresh))
         store.mark_initialised()

@@ -24,8 +24,9 @@ class RemoteLog:
         >>> from monolith.log import LogReader
         >>> from monolith.ps import ParameterServer, RemoteStore, ServerConfig
         >>> from monolith.testing import sgd_table_config
-        >>> with tempfile.TemporaryDirectory() as folder, ParameterServer(ServerConfig(folder=Path(folder))) as server:
-        ...     with RemoteStore(server.address, [sgd_table_config(1, name="item")]) as store:
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     config = ServerConfig(folder=Path(folder), log_flush_secs=None)  # only when asked to
+        ...     with ParameterServer(config) as server, RemoteStore(server.address, [sgd_table_config(1, name="item")]) as store:
         ...         _ = store.reinitialize("item", [3, 4])
         ...         log = RemoteLog(store.links[0])
         ...         _ = log.flush()

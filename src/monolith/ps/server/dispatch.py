@@ -168,6 +168,8 @@ class Dispatcher(FrameCalls):
             dense=len(self._state.dense),
             bytes=self._state.tables.nbytes + self._state.dense.nbytes,
             initialised=self._state.initialised,
+            checkpoint=self._state.checkpoint,
+            owns=bool(self._owned.ranges),
             seconds=self._clock() - self._started,
             folder=self._folder is not None,
             restored=self._restored,

@@ -140,10 +140,12 @@ class ServerFolder:
     def begin_save(self, name: str, *, step: int) -> tuple[SaveBegun, Future[FileEntry]]:
         """Take a checkpoint, decided when this returns: what was owned then, and, once it is durable, its manifest."""
         self._writing.acquire()
+        before = self._state.checkpoint
         try:
             snapshot = self._ended_scan()
             with self._state.gate.closed():
                 version, begun = self._state.gate.changes, _begun(self._state)
+                self._state.checkpoint = name
                 pending = begin_checkpoint(
                     self.folder / name,
                     state=self._state.state(),
@@ -155,6 +157,7 @@ class ServerFolder:
                     buckets=None if begun.ranges is None else list(begun.ranges),
                 )
         except BaseException:
+            self._state.checkpoint = before
             self._writing.release()
             raise
         assert pending.commit is not None  # there is a log

@@ -32,9 +32,9 @@ class ServerConfig(ListenConfig):
     folder: LocalPath | None = None
     """Where it keeps what it holds: a log of the changes, snapshots and checkpoints, on a disk that survives it. A server that is
     started on a folder with a log restores itself from it. None: in memory only."""
-    log_flush_secs: Annotated[float | None, Field(ge=0)] = None
-    """Seconds between two commits to the log in `folder`, which is what a crash costs at most. 0: nothing that was acknowledged
-    is ever lost; a push is answered when it is durable. None: the log is written with checkpoints only."""
+    log_flush_secs: Annotated[float | None, Field(ge=0)] = 0.0
+    """Seconds between two commits to the log in `folder`, which is what a crash loses at most. 0: a push is answered when it is
+    durable, so nothing that was acknowledged is lost. None: the log is written with checkpoints only."""
     take_over: bool = False
     """Take `folder` from a process that still holds it, such as one that hangs; that one is fenced and ends."""
     tls_root_certs: Path | None = None

@@ -9,6 +9,7 @@ import numpy as np
 from monolith.checkpoint.checkpoint_folder import part_paths, read_state
 from monolith.checkpoint.in_use import in_use
 from monolith.checkpoint.manifest import read_manifest
+from monolith.checkpoint.paths import base_name
 from monolith.checkpoint.restore import prepare_tables
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.ps.ownership import mask_of
@@ -63,7 +64,7 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
             state.pushes.count_from(manifest.step)
         else:
             state.pushes.base_step = base_step
-        state.initialised, state.step = True, manifest.step
+        state.initialised, state.step, state.checkpoint = True, manifest.step, base_name(restore.path)
 
     return apply
 

@@ -39,7 +39,7 @@ class ServerState:
     Example:
         >>> state = ServerState()
         >>> sorted(state.state()["source"])
-        ['initialised', 'ledger', 'parts', 'step', 'tables']
+        ['checkpoint', 'initialised', 'ledger', 'parts', 'step', 'tables']
     """
 
     def __init__(self, *, memory_limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,6 +52,9 @@ class ServerState:
         """What workers know in common; kept apart from the log, since it is durable at once."""
         self.initialised = False
         """Whether it has been given a state that is worth keeping."""
+        self.checkpoint: str | None = ""
+        """Name of the checkpoint that it was saved in or restored from last, "" while it is new; None once gradients were pushed
+        since: they are in no checkpoint."""
         self.step = 0
         """The newest global step that a worker has pushed."""
         self.parts: dict[str, StatePart] = {}
@@ -73,6 +76,7 @@ class ServerState:
                 "tables": DeclareTables(tables=tuple(self.tables.declared())).model_dump_json(),
                 "ledger": ledger_text(self.pushes),
                 "initialised": self.initialised,
+                "checkpoint": self.checkpoint,
                 "step": self.step,
                 "parts": {name: part.state() for name, part in self.parts.items()},
             },
@@ -97,6 +101,8 @@ class ServerState:
             if name in parts:
                 part.load_state(parts[name])
         self.initialised, self.step = source.get("initialised") is True, step
+        checkpoint = source.get("checkpoint")
+        self.checkpoint = checkpoint if isinstance(checkpoint, str) else None
 
 
 def source_of(state: Mapping[str, State], where: str) -> dict[str, State]:

@@ -56,7 +56,7 @@ class TableCalls:
                 known = self._owned.known_at(apply.map)
                 changed = known if had is None else ~had if known is None else known & ~had
                 worker.buckets.advance(position.held(epoch), changed)
-            self._state.step = max(self._state.step, apply.step)
+            self._state.step, self._state.checkpoint = max(self._state.step, apply.step), None
             return Answer()
 
         return self._pushes.once(apply.push, action)
