@@ -66,6 +66,22 @@ def test_a_wrong_moment_is_wrong_usage(model_dir: str, moment: str, capsys: pyte
     assert "restore_to" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("moment", ["step=99999", "sequence=99999"])
+def test_a_moment_that_was_never_reached_is_refused(
+    model_dir: str, moment: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "cli_job:Model", "--model-dir", model_dir, "--restore-to", moment]) == 2
+    assert "is beyond" in (said := capsys.readouterr().err)
+    assert "the newest restore point" in said
+
+
+def test_a_moment_between_two_says_which_one_was_taken(
+    model_dir: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert trained(model_dir, capsys, "--restore-to", "step=5") == 5
+    assert "restore_to step=5: restored step 4" in caplog.text
+
+
 def test_remove(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "remove", model_dir, "model.ckpt-2"]) == 0
     assert [point["step"] for point in points(model_dir, capsys)] == [4, 6]

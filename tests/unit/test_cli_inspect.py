@@ -38,7 +38,9 @@ def test_a_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = found["tables"]["user"]
     assert (table["rows"], table["dim"], table["shards"], table["newest_event_time"]) == (20, 5, 1, 2)
     assert (len(table["id"]["values"]), table["id"]["time"]) == (5, 2)
-    assert "id" not in answer(capsys, run / "model.ckpt-1", "--id", 15)["tables"]["user"]
+    assert table["bytes"] == 20 * table["row_bytes"] > 0
+    assert (sum(int(part.split()[0]) for part in table["segments"]), table["segments"][0]) == (5, "3 adam")
+    assert answer(capsys, run / "model.ckpt-1", "--id", 15)["tables"]["user"]["id"].startswith("no row")
     assert main(["inspect", str(run / "model.ckpt-2")]) == 0
     assert "tables.user.rows" in capsys.readouterr().out
 

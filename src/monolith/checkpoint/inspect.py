@@ -26,12 +26,17 @@ class TableInspection:
     rows: int
     """When it was saved."""
     shards: int
-    bytes: int
-    """Of the files with its rows; the log is one for all tables."""
+    row_bytes: int
+    """Of one row: weights and optimizer state."""
     layout: str
     """What a row consists of."""
     newest_event_time: int
     config: TableConfig
+
+    @property
+    def bytes(self) -> int:
+        """Of all rows, wherever they are saved: in files of the checkpoint, in its snapshot, or in the log."""
+        return self.rows * self.row_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,7 @@ class CheckpointInspection:
     """Of its own files."""
     snapshot: str | None
     """The snapshot it begins with, shared with other checkpoints."""
+    snapshot_bytes: int
     segments: int
     """How many segments of the log follow the snapshot."""
     segment_bytes: int
@@ -73,22 +79,16 @@ def inspect_checkpoint(path: StrPath) -> CheckpointInspection:
         (8, {'clip_norm': 1.0}, None)
     """
     manifest = read_manifest(path)
-    problem, files = None, manifest.files
+    problem, snapshot_bytes = None, 0
     try:
         check_complete(path)
         if manifest.snapshot is not None:
             _, snapshot = snapshot_of(manifest.snapshot, open_folder(parent_folder(path)))
-            files = (*files, *snapshot.files)
-            saved = {name: table.files for name, table in snapshot.tables.items()}
-        else:
-            saved = {name: table.files for name, table in manifest.tables.items()}
+            snapshot_bytes = _total(snapshot.files)
     except (CorruptFileError, StorageError) as error:
-        problem, saved = str(error), {}
-    sizes = {entry.name: entry.size for entry in files}
+        problem = str(error)
     parts = () if problem else tuple(map(inspect_checkpoint, part_paths(manifest, path)))
-    tables = {
-        name: _table(entry, sum(sizes[file] for file in saved.get(name, ()))) for name, entry in manifest.tables.items()
-    }
+    tables = {name: _table(entry) for name, entry in manifest.tables.items()}
     return CheckpointInspection(
         path=str(path),
         step=manifest.step,
@@ -99,6 +99,7 @@ def inspect_checkpoint(path: StrPath) -> CheckpointInspection:
         states=tuple(manifest.states),
         bytes=_total(manifest.files),
         snapshot=None if manifest.snapshot is None else manifest.snapshot.name.split("/")[1],
+        snapshot_bytes=snapshot_bytes,
         segments=len(manifest.segments),
         segment_bytes=_total(manifest.segments),
         tables=tables | _joined(parts),
@@ -119,11 +120,11 @@ def read_row(source: StrPath | RestorePoint, table: str, id_: int) -> Entries | 
     return found.lookup_entry([id_]) if id_ in found else None
 
 
-def _table(entry: TableEntry, size: int) -> TableInspection:
+def _table(entry: TableEntry) -> TableInspection:
     return TableInspection(
         rows=entry.rows,
         shards=len(entry.shards),
-        bytes=size,
+        row_bytes=EmbeddingTable(entry.config.model_copy(update={"initial_capacity": 0})).row_bytes,
         layout=entry.layout,
         newest_event_time=max((shard.max_event_time for shard in entry.shards), default=0),
         config=entry.config,
@@ -145,7 +146,6 @@ def _sum(one: TableInspection, other: TableInspection) -> TableInspection:
         one,
         rows=one.rows + other.rows,
         shards=one.shards + other.shards,
-        bytes=one.bytes + other.bytes,
         newest_event_time=max(one.newest_event_time, other.newest_event_time),
     )
 

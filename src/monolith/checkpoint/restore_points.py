@@ -117,17 +117,36 @@ def _find(model_dir: StrPath, given: Mapping[str, float]) -> RestorePoint:
 
 
 def restore_point_at(model_dir: StrPath, moment: str) -> RestorePoint:
-    """The last restore point at or before a `Moment`, as `--restore-to` gives it.
+    """The last restore point at or before a `Moment`, as `--restore-to` gives it. One that is earlier is logged.
+
+    Raises:
+        InvalidArgumentError: the run never reached that step or sequence number, so its newest state is not what was asked for.
 
     Example:
         >>> from monolith.checkpoint.checkpoint_folder import write_checkpoint
-        >>> _ = write_checkpoint("memory://run-8/model.ckpt-5", state={}, step=5)
+        >>> for step in (5, 9):
+        ...     _ = write_checkpoint(f"memory://run-8/model.ckpt-{step}", state={}, step=step)
         >>> restore_point_at("memory://run-8", "step=7").step
         5
     """
     name, _, value = moment.partition("=")
     limit = float(value) if name == "time" else int(float(value))
-    return find_restore_point(model_dir, **{name: limit})  # type: ignore[arg-type]
+    point = find_restore_point(model_dir, **{name: limit})  # type: ignore[arg-type]
+    if getattr(point, name) == limit:
+        return point
+    newest = max(getattr(other, name) for other in restore_points(model_dir))
+    if name != "time" and limit > newest:
+        raise InvalidArgumentError(
+            f"restore_to: {name}={limit} is beyond {name} {newest}, the newest restore point of {model_dir}; say "
+            f"{name}={newest}, or leave restore_to out to continue from there"
+        )
+    _log.warning(
+        "restore_to %s: restored step %d, sequence %d, the newest restore point that is no later",
+        moment,
+        point.step,
+        point.sequence,
+    )
+    return point
 
 
 def restore_point_of(path: StrPath) -> RestorePoint:

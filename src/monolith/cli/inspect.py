@@ -17,9 +17,12 @@ from monolith.cli.options import Json
 from monolith.cli.output import show
 from monolith.errors import InvalidArgumentError, MonolithError
 from monolith.serve import load
-from monolith.table import EmbeddingTable, Entries
+from monolith.table import EmbeddingTable, Entries, TableConfig
 
 __all__ = ["inspect"]
+
+NO_ROW = "no row: it reads its initial value"
+"""The answer for an id that a table has never trained, or has expired."""
 
 
 def inspect(
@@ -27,7 +30,7 @@ def inspect(
         str, typer.Argument(help="A .table file, an export, a checkpoint, or the model_dir of a run; local or a URL.")
     ],
     id_: Annotated[
-        int | None, typer.Option("--id", help="Also print this id's row of every table that has it.")
+        int | None, typer.Option("--id", help="Also print the row that this id has in each table, or that it has none.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -90,6 +93,7 @@ def _checkpoint(path: str, id_: int | None) -> dict[str, object]:
         "bytes": found.bytes,
         "log_sequence": found.sequence,
         "snapshot": found.snapshot,
+        "snapshot_bytes": found.snapshot_bytes,
         "segments": found.segments,
         "segment_bytes": found.segment_bytes,
         "parts": [{"path": part.path, "step": part.step, "log_sequence": part.sequence} for part in found.parts],
@@ -103,13 +107,15 @@ def _saved_table(path: str, found: CheckpointInspection, name: str, id_: int | N
     described: dict[str, object] = {
         "rows": table.rows,
         "bytes": table.bytes,
+        "row_bytes": table.row_bytes,
         "dim": table.config.dim,
+        "segments": _segments(table.config),
         "shards": table.shards,
         "newest_event_time": table.newest_event_time,
     }
-    row = read_row(path, name, id_) if id_ is not None and found.problem is None else None
-    if row is not None:
-        described["id"] = _row(row)
+    if id_ is not None and found.problem is None:
+        row = read_row(path, name, id_)
+        described["id"] = NO_ROW if row is None else _row(row)
     return described
 
 
@@ -141,12 +147,18 @@ def _describe(table: EmbeddingTable, id_: int | None) -> dict[str, object]:
         "bytes": stats.bytes,
         "row_bytes": stats.row_bytes,
         "dim": table.dim,
+        "segments": _segments(table.config),
         "newest_event_time": stats.max_event_time,
         "rows_by_slot": _rows_by_slot(table),
     }
-    if id_ is not None and id_ in table:
-        described["id"] = _row(table.lookup_entry([id_]))
+    if id_ is not None:
+        described["id"] = _row(table.lookup_entry([id_])) if id_ in table else NO_ROW
     return described
+
+
+def _segments(config: TableConfig) -> list[str]:
+    """The parts of a row that `dim` is the sum of, as in ['1 ftrl', '16 adagrad'] for an embedding with a bias."""
+    return [f"{segment.dim} {segment.optimizer.kind}" for segment in config.segments]
 
 
 def _row(entries: Entries) -> dict[str, object]:
