@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from monolith.features import Feature, Ragged
 from monolith.features.batch import Batch
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingCollection, dense_state_dict
 from monolith.table import Adagrad, Sgd
 from monolith.train import Head
 
@@ -76,7 +76,7 @@ class Stream:
 
 def everything(model: nn.Module) -> dict[str, Tensor]:
     """Every number a model has learned: dense tensors, and all rows of all tables in the order of their ids."""
-    found = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = {name: tensor.clone() for name, tensor in dense_state_dict(model).items()}
     for path, module in model.named_modules():
         if isinstance(module, EmbeddingCollection):
             for name, table in module.store.tables.items():  # type: ignore[attr-defined]

@@ -36,12 +36,14 @@ def test_a_plan_says_everything_and_changes_nothing(saved: Path) -> None:
         "table 'user': segment 0 has dim 4, saved with 3",
         "table 'item': has seed 7, saved with 0: unseen ids would read other values",
         "table 'item': segment 0 has optimizer sgd, saved with adam",
-        "table 'new': is not in the checkpoint as 'new', which has 'user', 'item'; give its old name in aliases, "
-        "or allow new tables",
+        "table 'new': is not in the checkpoint as 'new', which has 'user', 'item'; set allow_new_tables (--allow-new-tables) to "
+        "start it empty, or give its old name in table_alias_map",
     )
     with pytest.raises(CheckpointMismatchError) as error:
         restore_tables(saved, tables)
-    assert str(error.value).splitlines() == [f"{saved}: does not fit the model:", *report.problems]
+    # One line with all of it, and what to do.
+    assert str(error.value).splitlines() == [str(error.value)]
+    assert str(error.value).startswith(f"{saved}: does not fit the model: {'; '.join(report.problems)}. To train")
     assert [len(table) for table in tables] == [0, 0, 0]
 
 

@@ -192,6 +192,14 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         (["inspect", "no_such_path"], 2, "there is no such path"),
         (["inspect", "damaged.table"], 3, "damaged.table"),
         (["evaluate", "no_such_file.yaml"], 4, "no_such_file.yaml"),
+        (
+            ["evaluate", "cli_job:Model", "--model-dir", "never"],
+            2,
+            "'never' has no checkpoint, so the model was never trained",
+        ),
+        (["export", "cli_job:Model", "--model-dir", "never"], 2, "pass --untrained"),
+        (["predict", "cli_job:Model"], 2, "RunConfig.model_dir: none is given"),
+        (["evaluate", "cli_job:Model", "--untrained"], 0, ""),
         (["train", "cli_job:Model", "--steps", "1", "--model-dir", "damaged.table/x"], 4, "damaged.table"),
     ],
 )

@@ -31,7 +31,10 @@ class DenseReport:
     def require(self, source: object = "checkpoint") -> None:
         """Raise `CheckpointMismatchError` with all problems, if there are any."""
         if self.problems:
-            raise CheckpointMismatchError("\n".join([f"{source}: does not fit the model:", *self.problems]))
+            raise CheckpointMismatchError(
+                f"{source}: does not fit the model: {'; '.join(self.problems)}. To keep the tables and start with new dense "
+                "parameters, set clear_nn (--clear-nn); to start with a new model, use another model_dir"
+            )
 
 
 def plan_dense(
@@ -118,7 +121,9 @@ def _value(
     elif old in saved:
         found = saved[old] if whole_name(name) == name else _part(name, saved[old], current)
     else:
-        raise CheckpointMismatchError(f"{name!r} is not in the checkpoint; give its old name in aliases")
+        raise CheckpointMismatchError(
+            f"{name!r} is not in the checkpoint; give its old name in reload_alias_map if it was renamed"
+        )
     if found.shape != parameter.shape:
         raise CheckpointMismatchError(f"{name!r} has shape {list(parameter.shape)}, saved with {list(found.shape)}")
     return found

@@ -66,7 +66,10 @@ class RestoreReport:
     def require(self) -> None:
         """Raise `CheckpointMismatchError` with all problems, if there are any."""
         if self.problems:
-            raise CheckpointMismatchError("\n".join([f"{self.source}: does not fit the model:", *self.problems]))
+            raise CheckpointMismatchError(
+                f"{self.source}: does not fit the model: {'; '.join(self.problems)}. To train the changed model, use another "
+                "model_dir"
+            )
 
 
 def fit_table(
@@ -84,7 +87,10 @@ def fit_table(
         if allow_new_tables:
             return TableFit(fate="new", notes=("is not in the checkpoint: it starts empty",))
         known = ", ".join(map(repr, saved)) or "none"
-        text = f"is not in the checkpoint as {saved_as!r}, which has {known}; give its old name in aliases, or allow new tables"
+        text = (
+            f"is not in the checkpoint as {saved_as!r}, which has {known}; set allow_new_tables (--allow-new-tables) to start it "
+            "empty, or give its old name in table_alias_map"
+        )
         return TableFit(fate="new", problems=(text,))
     entry, config = saved[saved_as], shards[0].config
     problems: list[str] = []

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from monolith.cli.job import Job, load_job
-from monolith.cli.options import Json, Sets, Target
+from monolith.cli.options import Json, Sets, Target, Untrained
 from monolith.cli.output import show
 from monolith.cli.run_flags import run_flags
 
@@ -21,11 +21,13 @@ def export(
     sets: Sets = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the versions; by default that of the run.")] = None,
     as_json: Json = False,
+    untrained: Untrained = False,
     *,
     flags: dict[str, object],
 ) -> None:
     """Write the model, as its model_dir has it, as a folder that predicts without the model's code."""
     job = Job(load_job(target, sets or (), flags))
+    job.require_trained(untrained)
     source = job.source("predict")
     example = None if source is None else next(iter(source), None)
     folder = job.estimator.export_saved_model(output, example=example)

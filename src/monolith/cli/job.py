@@ -67,6 +67,17 @@ class Job:
             raise ConfigError(f"JobConfig.model: {config.model!r} made a {type(model).__name__}, expected an nn.Module")
         self.estimator = Estimator(model, config.run, runner=RunnerConfig.from_env(defaults=config.runner))
 
+    def require_trained(self, untrained: bool) -> None:
+        """Restore the model; a `ConfigError` if there is nothing to restore, unless that is what was asked for."""
+        run = self.config.run
+        if self.estimator.trainer.restore() or run.warm_start_from is not None or untrained:
+            return
+        where = f"{run.model_dir!r} has no checkpoint" if run.model_dir else "none is given"
+        raise ConfigError(
+            f"RunConfig.model_dir: {where}, so the model was never trained; check the path, train it first, or pass --untrained "
+            "to use its initial weights"
+        )
+
     def source(self, mode: Mode) -> Iterable[Batch] | None:
         """The batches of `input`; None leaves it to the model."""
         if self.config.input is None:

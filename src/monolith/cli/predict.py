@@ -13,7 +13,7 @@ import typer
 from torch import Tensor
 
 from monolith.cli.job import Job, load_job
-from monolith.cli.options import Sets, Target
+from monolith.cli.options import Sets, Target, Untrained
 from monolith.cli.run_flags import run_flags
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch
@@ -29,11 +29,14 @@ def predict(
     export: Annotated[Path | None, typer.Option(help="Predict by this export instead of the model.")] = None,
     keys: Annotated[str | None, typer.Option(help="Heads and dense columns to write, separated by commas.")] = None,
     limit: Annotated[int | None, typer.Option(help="Examples to predict; by default all.", min=0)] = None,
+    untrained: Untrained = False,
     *,
     flags: dict[str, object],
 ) -> None:
     """Write one JSON object per example to stdout: predictions by head, and the columns asked for."""
     job = Job(load_job(target, sets or (), flags))
+    if export is None:
+        job.require_trained(untrained)
     wanted = None if keys is None else keys.split(",")
     if export is None:
         rows: Iterable[Mapping[str, Tensor]] = job.estimator.predict(job.source("predict"), predict_keys=wanted)

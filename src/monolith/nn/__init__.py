@@ -2,7 +2,7 @@
 
 from monolith.nn.clip import clip_grad_norm_, clip_grads_
 from monolith.nn.embedding import Embedding, EmbeddingBag
-from monolith.nn.embedding_collection import EmbeddingCollection, embedding_collections
+from monolith.nn.embedding_collection import EmbeddingCollection, dense_state_dict, embedding_collections
 from monolith.nn.fused_layout import FusedLayout
 from monolith.nn.layers import (
     AGRU,
@@ -114,6 +114,7 @@ __all__ = [
     "correct_logits",
     "create_mrr_lambda_weight",
     "create_ndcg_lambda_weight",
+    "dense_state_dict",
     "embedding_collections",
     "fid_counter",
     "get_sigmoid_loss_and_pred",

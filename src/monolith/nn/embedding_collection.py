@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 
 import torch
@@ -19,7 +21,9 @@ from monolith.table.embedding_table import EmbeddingTable
 from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Bags, Gradient, LocalStore, Store
 
-__all__ = ["EmbeddingCollection", "embedding_collections"]
+__all__ = ["EmbeddingCollection", "dense_state_dict", "embedding_collections"]
+
+_rows_saved_otherwise: ContextVar[bool] = ContextVar("rows_saved_otherwise", default=False)
 
 MAX_PENDING = 256
 """Backward passes that may wait for `step`: more than any accumulation of gradients, few enough to notice a forgotten call."""
@@ -72,6 +76,7 @@ class EmbeddingCollection(nn.Module):
         self._spread_stacks = _spread_stacks(self.declaration, self.features)
         self._pending: list[Gradient] = []
         self._collected = 0
+        self._warned = False
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, batch: Mapping[str, object]) -> Batch:
@@ -132,7 +137,7 @@ class EmbeddingCollection(nn.Module):
             raise InvalidArgumentError(
                 "use_store: gradients wait to be applied; call step() or discard_gradients() first"
             )
-        rows = sum(stats.rows for stats in self.store.stats().values()) if _is_here(self.store) else 0
+        rows = self._rows() if _is_here(self.store) else 0
         if rows:
             raise InvalidArgumentError(
                 f"use_store: the collection has {rows:,} rows in this process, which would be left behind; choose its store "
@@ -140,6 +145,20 @@ class EmbeddingCollection(nn.Module):
             )
         self._check_store(store)
         self.store = store
+
+    def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not (_rows_saved_otherwise.get() or self._warned) and (not _is_here(self.store) or self._rows()):
+            self._warned = True
+            warnings.warn(
+                "state_dict() has the dense parameters alone: the rows of an EmbeddingCollection are in its tables. Save both "
+                "with monolith.train.ModelCheckpoints(folder, model, optimizer), or the rows with embeddings.store.save(folder)",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _rows(self) -> int:
+        return sum(stats.rows for stats in self.store.stats().values())
 
     def extra_repr(self) -> str:
         """Features and where their rows are, for `repr`."""
@@ -198,6 +217,20 @@ def embedding_collections(modules: nn.Module | Iterable[nn.Module]) -> list[Embe
     roots = [modules] if isinstance(modules, nn.Module) else list(modules)
     found = {id(module): module for root in roots for module in root.modules()}
     return [module for module in found.values() if isinstance(module, EmbeddingCollection)]
+
+
+def dense_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The `state_dict` of `model`, for a caller that saves the rows of its tables by other means.
+
+    Example:
+        >>> list(dense_state_dict(nn.Linear(2, 1, bias=False)))
+        ['weight']
+    """
+    token = _rows_saved_otherwise.set(True)
+    try:
+        return dict(model.state_dict())
+    finally:
+        _rows_saved_otherwise.reset(token)
 
 
 class _Lookup(torch.autograd.Function):

@@ -141,6 +141,11 @@ class AdmissionFilter:
             raise StorageError(f"{path}: cannot read the admission filter: {error.strerror}") from error
         self.core.restore(data)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> AdmissionFilter:
+        copy = AdmissionFilter(self.config)
+        copy.core.restore(self.core.serialize())
+        return copy
+
     @property
     def nbytes(self) -> int:
         """Memory held now."""

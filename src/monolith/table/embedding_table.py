@@ -5,9 +5,10 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ import torch
 from monolith import _core
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.table.arrays import Ids, Values, contiguous, file_name, id_array, id_vector, row_matrix, time_vector
-from monolith.table.buckets import bucket_bounds
+from monolith.table.buckets import NUM_BUCKETS, bucket_bounds
 from monolith.table.changes import RawRows, TableCut
 from monolith.table.config import TableConfig
 from monolith.table.core_config import to_core
@@ -31,6 +32,8 @@ __all__ = ["EmbeddingTable", "TableStats", "num_threads", "set_num_threads"]
 
 PoolingMode = Literal["sum", "mean", "sqrtn"]
 
+_COPIED_BUCKETS = 64
+"""Buckets copied at once: a sixty-fourth of a table is in memory a second time meanwhile."""
 _POOLING = {"sum": _core.Pooling.SUM, "mean": _core.Pooling.MEAN, "sqrtn": _core.Pooling.SQRTN}
 
 
@@ -287,6 +290,21 @@ class EmbeddingTable:
 
     def __contains__(self, id_: int) -> bool:
         return bool(self.contains([id_])[0])
+
+    def __deepcopy__(self, memo: dict[int, object]) -> EmbeddingTable:
+        """A table of its own with the same rows, optimizer state and admission counts; it tracks no changes."""
+        copy = EmbeddingTable(self.config, admission=deepcopy(self.admission, memo))
+        for first in range(0, NUM_BUCKETS, _COPIED_BUCKETS):
+            part = self.rows_of_buckets(range(first, first + _COPIED_BUCKETS))
+            copy.insert_rows(part.ids, part.times, part.rows)
+        copy.set_state(self.state())
+        return copy
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidArgumentError(
+            f"table {self.name!r}: cannot be pickled, its rows are outside of Python; use save(path) and EmbeddingTable.load, or "
+            "monolith.train.ModelCheckpoints for a whole model"
+        )
 
     def __repr__(self) -> str:
         return f"EmbeddingTable({self.name!r}, rows={len(self)}, layout={self._core.layout!r})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar, runtime_checkable
@@ -121,6 +122,11 @@ class LocalStore:
             if table.name in self._tables:
                 raise ConfigError(f"tables: two are named {table.name!r}; every table of a store has a name of its own")
             self._tables[table.name] = table
+
+    def __deepcopy__(self, memo: dict[int, object]) -> LocalStore:
+        copy = LocalStore(deepcopy(table, memo) for table in self._tables.values())
+        copy._initialised = self._initialised
+        return copy
 
     @property
     def tables(self) -> Mapping[str, EmbeddingTable]:

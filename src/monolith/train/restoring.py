@@ -13,7 +13,7 @@ from monolith.checkpoint.paths import base_name
 from monolith.checkpoint.restore import RestoreChoices, prepare_tables
 from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_points
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, ServerLostError, StorageError
-from monolith.nn import embedding_collections
+from monolith.nn import dense_state_dict, embedding_collections
 from monolith.ps.client.server_group import ServerGroup
 from monolith.train.restore_choice import RestoreChoice, choose_restore_point
 from monolith.train.served_stores import lost_servers, mark_initialised, prepare_stores, served_stores
@@ -114,7 +114,10 @@ def _restore(trainer: Trainer, choice: RestoreChoice, *, only_fresh: bool) -> in
     put_in_place()
     if choice.clear_nn:
         # Dense parameters and optimizer stay as they were built.
-        own = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer and trainer.optimizer.state_dict()}
+        own = {
+            "model": dense_state_dict(trainer.model),
+            "optimizer": trainer.optimizer and trainer.optimizer.state_dict(),
+        }
         trainer.load_state_dict({**state, **own, "step": dense.step})
         for collection in embedding_collections(trainer.model):
             collection.steps.fill_(dense.step)
@@ -137,7 +140,7 @@ def _read(
         if not isinstance(model, dict) or not isinstance(step, int):
             raise CorruptFileError(f"{point.checkpoint or point.model_dir}: expected the state of a run")
         dense = plan_dense(
-            trainer.model.state_dict(),
+            dense_state_dict(trainer.model),
             model,
             step=step,
             aliases=config.reload_alias_map or None,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from monolith.data.prefetch import Prefetch
 from monolith.errors import InvalidArgumentError, MemoryLimitError, MonolithError
 from monolith.features.batch import Batch, as_batch, num_rows
-from monolith.nn import auxiliary_loss, clip_grads_, embedding_collections
+from monolith.nn import auxiliary_loss, clip_grads_, dense_state_dict, embedding_collections
 from monolith.nn.layers.auxiliary import HasAuxiliaryLoss
 from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Store
@@ -264,7 +264,7 @@ class Trainer:
             "step": self.step,
             "epochs": self.epochs,
             "event_time": self.event_time,
-            "model": dict(self.model.state_dict()),
+            "model": dense_state_dict(self.model),
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "generator": torch.get_rng_state(),
             "source": self.source_state if self._reading is None else self._reading.state_dict(),

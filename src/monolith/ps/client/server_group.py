@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, NoReturn, Self
 
 from pydantic import Field
 
@@ -117,6 +117,12 @@ class ServerGroup:
         except BaseException:
             self.close()
             raise
+
+    def __deepcopy__(self, memo: dict[int, object]) -> NoReturn:
+        raise InvalidArgumentError(
+            "deepcopy: the rows are on parameter servers, and two copies of the model would train the same ones; build a second "
+            "model over a store of its own, or export this one"
+        )
 
     @property
     def addresses(self) -> tuple[str, ...]:
