@@ -8,7 +8,7 @@ import pytest
 
 from monolith import ConfigError, Segment
 from monolith.features import Feature
-from monolith.table import Adagrad, DelayCompensation, Fp16, Ftrl, Ones, Sgd, Zeros
+from monolith.table import Adagrad, Fp16, Ftrl, Ones, Sgd, Zeros
 
 
 def test_dim_is_short_for_one_segment() -> None:
@@ -51,7 +51,6 @@ def test_schedules_are_one_for_all_or_one_for_each() -> None:
         ({"dim": 4, "occurrence_threshold": 16}, "Feature.occurrence_threshold"),
         ({"dim": 4, "bias": Segment(dim=2)}, "bias: expected a segment of dim 1, not 2"),
         ({"dim": 4, "bias": True, "learning_rate": (None,)}, "expected 2 schedules"),
-        ({"dim": 4, "optimizer": DelayCompensation(base=Sgd())}, "DelayCompensation needs"),
         ({"dim": 4, "slots": 3}, "did you mean 'slot'"),
     ],
 )

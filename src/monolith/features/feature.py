@@ -137,10 +137,6 @@ class Feature(Config):
             raise ValueError(f"bias: expected a segment of dim 1, not {self.bias.dim}")
         if isinstance(self.learning_rate, tuple) and len(self.learning_rate) != len(self.row):
             raise ValueError(f"learning_rate: expected {len(self.row)} schedules, one per segment")
-        if any(segment.optimizer.kind == "delay_compensation" for segment in self.row):
-            raise ValueError(
-                "optimizer: DelayCompensation needs the values a gradient was computed at; use EmbeddingTable"
-            )
         return self
 
 

@@ -23,7 +23,10 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, module: _TableModule, ids: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
         ctx.module, ctx.ids = module, ids  # type: ignore[attr-defined]
-        return module.table.lookup(ids).to(ids.device)
+        rows = module.table.lookup(ids)
+        ctx.snapshot = rows if module.table.config.needs_snapshot else None  # type: ignore[attr-defined]
+        # A copy, if there is a snapshot: whoever changes the answer must not change it.
+        return rows.to(ids.device, copy=module.table.config.needs_snapshot)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[None, None, None]:
@@ -34,6 +37,7 @@ class _Lookup(torch.autograd.Function):
             learning_rates=module.learning_rates,
             step=module.step,
             event_time=module.event_time,
+            snapshot=ctx.snapshot,  # type: ignore[attr-defined]
         )
         return None, None, None
 
@@ -44,6 +48,7 @@ class _PooledLookup(torch.autograd.Function):
         ctx: FunctionCtx, module: EmbeddingBag, ids: torch.Tensor, row_splits: torch.Tensor, anchor: torch.Tensor
     ) -> torch.Tensor:
         ctx.module, ctx.ids, ctx.row_splits = module, ids, row_splits  # type: ignore[attr-defined]
+        ctx.snapshot = module.table.lookup(ids) if module.table.config.needs_snapshot else None  # type: ignore[attr-defined]
         return module.table.lookup_pooled(ids, row_splits, mode=module.mode).to(ids.device)
 
     @staticmethod
@@ -57,6 +62,7 @@ class _PooledLookup(torch.autograd.Function):
             learning_rates=module.learning_rates,
             step=module.step,
             event_time=module.event_time,
+            snapshot=ctx.snapshot,  # type: ignore[attr-defined]
         )
         return None, None, None, None
 

@@ -17,6 +17,7 @@ from monolith.features.declaration import Declaration, declare_tables
 from monolith.features.feature import Feature
 from monolith.nn.bags import TableBags, bags_of
 from monolith.table.admission import AdmissionFilter
+from monolith.table.bag_parts import single_ids
 from monolith.table.embedding_table import EmbeddingTable
 from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Bags, Gradient, LocalStore, Store
@@ -73,6 +74,9 @@ class EmbeddingCollection(nn.Module):
         self.declaration: Declaration = declare_tables(self.features, seed=seed)
         self.store: Store = _local_store(self.declaration) if store is None else store
         self._check_store(self.store)
+        self._compensated = frozenset(
+            table.config.name for table in self.declaration.tables if table.config.needs_snapshot
+        )
         self._spread_stacks = _spread_stacks(self.declaration, self.features)
         self._pending: list[Gradient] = []
         self._collected = 0
@@ -203,6 +207,11 @@ class EmbeddingCollection(nn.Module):
                     f"store: the segments of its table {name!r} are not those of feature {table.features[0].name!r}: "
                     f"{there[name].segments!r}, expected {table.config.segments!r}"
                 )
+            if table.config.needs_snapshot and not _is_here(store):
+                raise ConfigError(
+                    f"store: feature {table.features[0].name!r} has DelayCompensation, which needs its rows in this process; "
+                    "give it another optimizer to train on servers"
+                )
 
 
 def embedding_collections(modules: nn.Module | Iterable[nn.Module]) -> list[EmbeddingCollection]:
@@ -242,14 +251,22 @@ class _Lookup(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.collection, ctx.requests = collection, requests  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
-        return tuple(collection.store.lookup(requests))
+        compensated = collection._compensated if anchor.requires_grad else frozenset()
+        singles = [single_ids(bags.table, bags.ids) for bags in requests if bags.table in compensated]
+        rows = collection.store.lookup([*requests, *singles])
+        ctx.snapshots = {  # type: ignore[attr-defined]
+            single.table: row for single, row in zip(singles, rows[len(requests) :], strict=True)
+        }
+        return tuple(rows[: len(requests)])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> tuple[None, None, None]:
         pairs = zip(ctx.requests, grads, strict=True)  # type: ignore[attr-defined]
         ctx.collection._collect(  # type: ignore[attr-defined]
-            Gradient(bags=bags, values=grad.contiguous()) for bags, grad in pairs if grad is not None
+            Gradient(bags=bags, values=grad.contiguous(), snapshot=ctx.snapshots.get(bags.table))  # type: ignore[attr-defined]
+            for bags, grad in pairs
+            if grad is not None
         )
         return None, None, None
 

@@ -66,7 +66,8 @@ def restrict(gradient: Gradient, mine: np.ndarray) -> Gradient:
     splits = before[bags.row_splits]
     kept = np.flatnonzero(np.diff(splits))
     part = replace(bags, ids=bags.ids[mine], row_splits=np.concatenate([[0], splits[kept + 1]]))
-    return replace(gradient, bags=part, values=gradient.values[torch.from_numpy(kept)])
+    snapshot = None if gradient.snapshot is None else gradient.snapshot[torch.from_numpy(mine)]
+    return replace(gradient, bags=part, values=gradient.values[torch.from_numpy(kept)], snapshot=snapshot)
 
 
 def pooling_factors(bags: Bags) -> np.ndarray:

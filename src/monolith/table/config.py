@@ -181,3 +181,8 @@ class TableConfig(Config):
     def learning_rates(self) -> tuple[float, ...]:
         """The default learning rate of each segment."""
         return tuple(segment.learning_rate for segment in self.segments)
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether a gradient must come with the values it was computed at: some segment has `DelayCompensation`."""
+        return any(segment.optimizer.kind == "delay_compensation" for segment in self.segments)

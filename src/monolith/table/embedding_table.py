@@ -204,7 +204,7 @@ class EmbeddingTable:
         """
         if duplicates not in ("sum", "sequential"):
             raise InvalidArgumentError(f"duplicates: expected 'sum' or 'sequential', got {duplicates!r}")
-        if snapshot is None and any(s.optimizer.kind == "delay_compensation" for s in self.config.segments):
+        if snapshot is None and self.config.needs_snapshot:
             raise InvalidArgumentError(
                 "snapshot: DelayCompensation needs the values the gradients were computed at; pass what lookup returned"
             )
@@ -229,12 +229,24 @@ class EmbeddingTable:
         learning_rates: Sequence[float] | None = None,
         step: int = 0,
         event_time: int = 0,
+        snapshot: Values | None = None,
     ) -> None:
-        """The backward of `lookup_pooled` and the optimizer step in one pass; `grads` is float32 [bags, dim]."""
-        if any(s.optimizer.kind == "delay_compensation" for s in self.config.segments):
-            raise InvalidArgumentError(
-                "apply_pooled_gradients: DelayCompensation needs apply_gradients with a snapshot"
+        """The backward of `lookup_pooled` and the optimizer step in one pass; `grads` is float32 [bags, dim].
+
+        `snapshot` is float32 [ids, dim], the value of each id that the gradients were computed at. `DelayCompensation` requires
+        it; other optimizers ignore it.
+        """
+        if self.config.needs_snapshot:
+            wanted, splits = id_vector(ids), id_vector(row_splits, "row_splits")
+            self.apply_gradients(
+                wanted,
+                _spread_over_ids(self._matrix("grads", grads), splits, len(wanted), mode),
+                learning_rates=learning_rates,
+                step=step,
+                event_time=event_time,
+                snapshot=snapshot,
             )
+            return
         self._core.apply_pooled_gradients(
             id_vector(ids),
             id_vector(row_splits, "row_splits"),
@@ -568,6 +580,25 @@ def _whole(name: str, value: int, limit: int, expected: str) -> int:
 
 def _event_time(seconds: int, *, name: str = "event_time") -> int:
     return _whole(name, seconds, 2**32, "whole seconds since 1970 in [0, 2**32)")
+
+
+def _spread_over_ids(grads: np.ndarray, row_splits: np.ndarray, ids: int, mode: PoolingMode) -> np.ndarray:
+    """The gradient of each id, [ids, dim], from those of pooled bags, [bags, dim]."""
+    sizes = np.diff(row_splits)
+    if (
+        not row_splits.size
+        or row_splits[0] != 0
+        or row_splits[-1] != ids
+        or (sizes < 0).any()
+        or len(grads) != len(sizes)
+    ):
+        raise InvalidArgumentError(
+            f"row_splits: expected {len(grads) + 1} rising numbers from 0 to {ids}, the number of ids, got {row_splits.size}"
+        )
+    if mode != "sum":
+        counts = np.maximum(sizes, 1).astype(np.float32)
+        grads = grads / (counts if mode == "mean" else np.sqrt(counts))[:, np.newaxis]
+    return np.repeat(grads, sizes, axis=0)
 
 
 def _step(step: int) -> int:

@@ -250,7 +250,8 @@ BaseOptimizer = Annotated[
 class DelayCompensation(Config):
     """Corrects a stale gradient before `base` sees it: g + lambda_ * g² * (w - w*), w* the value g was computed at.
 
-    `apply_gradients` must then be given `snapshot`, the values the lookup returned. Slots: those of `base`.
+    A feature of an `EmbeddingCollection` keeps the values that it looked up; `EmbeddingTable.apply_gradients` must be given them
+    as `snapshot`. Rows on servers are refused. Slots: those of `base`.
     """
 
     kind: Literal["delay_compensation"] = "delay_compensation"

@@ -53,6 +53,8 @@ class Gradient:
     """float32 [bags, dim]."""
     learning_rates: tuple[float, ...] | None = None
     """One per segment; None takes those of the table."""
+    snapshot: torch.Tensor | None = None
+    """float32 [n, dim], what each id of `bags` was when it was looked up; for tables with `DelayCompensation`."""
 
 
 @runtime_checkable
@@ -234,6 +236,7 @@ def _apply(table: EmbeddingTable, gradient: Gradient, step: int, event_time: int
         learning_rates=gradient.learning_rates,
         step=step,
         event_time=event_time,
+        snapshot=gradient.snapshot,
     )
 
 
@@ -267,5 +270,11 @@ def _join(parts: Sequence[Gradient]) -> Gradient:
         ids=np.concatenate([part.bags.ids for part in parts]),
         row_splits=np.concatenate([np.zeros(1, dtype=np.int64), *splits]),
     )
-    values = torch.cat([part.values for part in parts])
-    return Gradient(bags=bags, values=values, learning_rates=parts[-1].learning_rates)
+    snapshots = [part.snapshot for part in parts if part.snapshot is not None]
+    return Gradient(
+        bags=bags,
+        values=torch.cat([part.values for part in parts]),
+        learning_rates=parts[-1].learning_rates,
+        # One that is missing is missed by the table, which says so.
+        snapshot=torch.cat(snapshots) if len(snapshots) == len(parts) else None,
+    )
