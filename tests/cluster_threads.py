@@ -13,12 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from monolith.cluster import HostServiceDiscovery
+from monolith.cluster.coordination import Members
 from monolith.features import Batch, Feature, Ragged
 from monolith.nn import EmbeddingCollection
+from monolith.ps import ClientConfig
+from monolith.ps.client.server_group import link_to
 from monolith.table import Sgd, Zeros
 from monolith.train import RunConfig, RunnerConfig, Trainer
 from monolith.train.distributed import distributed_train
 from monolith.train.hooks import Hook
+from monolith.transport.calls import Call
 
 BATCH: Batch = {"feature": Ragged.from_lists([[0, 1]]), "label": torch.ones(1)}
 
@@ -80,6 +84,16 @@ class Cluster:
         runner = self.runner("ps", 0)
         count = runner.num_required_ps + runner.num_redundant_ps
         return [self.start("ps", index) for index in range(count)]
+
+
+def phases(address: str) -> dict[int, str]:
+    """How far the workers of a run are, as its first server knows it."""
+    link = link_to(address, ClientConfig())
+    try:
+        members = Members.from_json(link.call(Call.MEMBERS).text).members
+    finally:
+        link.close()
+    return {member.index: member.phase for member in members}
 
 
 def _started(run: Callable[[], int]) -> Future[int]:

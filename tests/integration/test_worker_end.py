@@ -6,27 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster_threads import BATCH, Cluster
-from monolith.cluster.coordination import Members
+from cluster_threads import BATCH, Cluster, phases
 from monolith.cluster.liveness import Liveness
 from monolith.errors import DeadlineExceededError, RunInterruptedError, StalePushError, WorkerLostError
-from monolith.ps import ClientConfig, ServerStore
-from monolith.ps.client.server_group import link_to
+from monolith.ps import ServerStore
 from monolith.train import StepResult, Trainer
 from monolith.train.hooks import Hook
-from monolith.transport.calls import Call
 
 SECONDS = 120
-
-
-def phases(address: str) -> dict[int, str]:
-    """How far the workers of a run are, as its first server knows it."""
-    link = link_to(address, ClientConfig())
-    try:
-        members = Members.from_json(link.call(Call.MEMBERS).text).members
-    finally:
-        link.close()
-    return {member.index: member.phase for member in members}
 
 
 class Look(Hook):

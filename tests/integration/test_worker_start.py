@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster_threads import BATCH, Cluster
+from cluster_threads import BATCH, Cluster, phases
 from monolith.cluster import HostServiceDiscovery
 from monolith.ps import ClientConfig, ServerStore
 from monolith.ps.benchmark import Measured, measure_servers
-from monolith.ps.client.server_group import link_to
-from monolith.ps.coordination_messages import Members
 from monolith.train import Trainer, distributed
 from monolith.train.hooks import CustomGlobalStepWaiterHook, Hook
-from monolith.transport.calls import Call
 
 SECONDS = 120
 
@@ -42,11 +39,7 @@ class Joined(Hook):
     def begin(self, trainer: Trainer) -> None:
         (store,) = trainer.stores
         assert isinstance(store, ServerStore)
-        link = link_to(store.addresses[0], ClientConfig())
-        try:
-            self.workers = {member.index for member in Members.from_json(link.call(Call.MEMBERS).text).members}
-        finally:
-            link.close()
+        self.workers = set(phases(store.addresses[0]))
 
 
 def test_worker_i_begins_at_the_slow_start_steps_times_the_logarithm_of_1_plus_i(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ __all__ = ["OTHER_VARIABLES", "get_local_host", "get_metric_prefix", "require_kn
 _PREFIX = "MONOLITH_"
 _METRIC_PREFIX = "MONOLITH_METRIC_PREFIX"
 
-OTHER_VARIABLES = frozenset({_METRIC_PREFIX, "MONOLITH_PS_TOKEN", "MONOLITH_ZK_HOSTS", "MONOLITH_ZK_HOSTS_IPV6"})
+OTHER_VARIABLES = frozenset(
+    {_METRIC_PREFIX, "MONOLITH_HEARTBEAT_PIPE", "MONOLITH_PS_TOKEN", "MONOLITH_ZK_HOSTS", "MONOLITH_ZK_HOSTS_IPV6"}
+)
 """Every variable that Monolith reads and that is not a field of `RunnerConfig`."""
 
 _log = logging.getLogger(__name__)
