@@ -252,3 +252,21 @@ def test_another_segment_in_the_place_of_the_last_one_is_refused(tmp_path: Path)
     segment(theirs, COMMITS).replace(segment(ours, COMMITS))
     with pytest.raises(MonolithError):
         find_restore_point(ours)
+
+
+@pytest.mark.parametrize("lost", range(2, COMMITS + 1))
+def test_a_server_goes_back_on_purpose_and_once(tmp_path: Path, lost: int, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(COMMITS):
+        with ParameterServer(ServerConfig(folder=tmp_path, log_flush_secs=0)) as server:
+            server._dispatcher.commit()
+    segment(tmp_path, lost).unlink()
+    config = ServerConfig(folder=tmp_path, log_flush_secs=0, restore_to=f"sequence={lost - 1}")
+    with caplog.at_level(logging.WARNING), ParameterServer(config):
+        assert f"went back to sequence={lost - 1}" in caplog.text
+    assert LogReader(tmp_path / "log").newest == COMMITS + 1
+    caplog.clear()
+    with ParameterServer(config) as server:  # started again by a supervisor, with the same command line
+        server._dispatcher.commit()
+        assert "went back" not in caplog.text
+    with ParameterServer(ServerConfig(folder=tmp_path)) as server:
+        assert server._dispatcher._restored == COMMITS + 2

@@ -173,7 +173,7 @@ def test_only_servers_that_lost_their_state_are_restored(tmp_path: Path) -> None
         saved = values(store)
         train(store)
         kept = values(store)
-        with ParameterServer() as fresh:
+        with ParameterServer(ServerConfig(restore_roots=(str(tmp_path),))) as fresh:
             mixed = ServerStore(
                 [store.addresses[0], fresh.address], [ITEM], config=ClientConfig(worker="w1", timeout=60.0)
             )

@@ -247,7 +247,8 @@ def test_a_checkpoint_while_they_are_on_their_way_has_them_once(tmp_path: Path) 
         store.save(tmp_path / "run" / "model.ckpt-1")
     for server in (giver, taker):
         server.close()
-    with ParameterServer() as fresh, ServerStore([fresh.address]) as store:
+    roots = ServerConfig(restore_roots=(str(tmp_path),))
+    with ParameterServer(roots) as fresh, ServerStore([fresh.address]) as store:
         store.restore(tmp_path / "run" / "model.ckpt-1")
         # Those that arrived count, and not what the giver still holds of them.
         assert all(value.eq(-2.0).all() for value in ServerParameters(store, zeros(), SGD).read().values())

@@ -224,7 +224,10 @@ def test_a_checkpoint_of_servers_at_different_batches_is_resumed_exactly_on_any_
             push_to(servers[0], first, 2)
             first.save(tmp_path / "model.ckpt-1")
     with ExitStack() as stack:
-        config = [ServerConfig(folder=tmp_path / "other" / str(number)) for number in range(count)]
+        config = [
+            ServerConfig(folder=tmp_path / "other" / str(number), restore_roots=(str(tmp_path),))
+            for number in range(count)
+        ]
         servers = [stack.enter_context(ParameterServer(one)) for one in config]
         with opened(servers, 2) as second:
             origin = ServerParameters(second, {"d": torch.zeros(1)}, SGD)

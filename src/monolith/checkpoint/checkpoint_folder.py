@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time as clock
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,14 +18,16 @@ from monolith.checkpoint.manifest import (
     read_manifest,
     read_sealed,
 )
-from monolith.checkpoint.paths import absolute_path, base_name, parent_folder
+from monolith.checkpoint.paths import absolute_path, base_name, is_absolute, parent_folder
 from monolith.checkpoint.pending import PendingCheckpoint
+from monolith.checkpoint.roots import RESTORE_ROOTS, is_allowed
 from monolith.checkpoint.snapshot import OpenSnapshot, SnapshotManifest, group_tables, write_snapshot
 from monolith.checkpoint.storage import Folder, StrPath, is_remote, open_folder, safe_name
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.log import ChangeLog
 from monolith.log.named_tables import Tables
 from monolith.state_bytes import State, pack_state, unpack_state
+from monolith.urls import checked_location
 
 __all__ = [
     "begin_checkpoint",
@@ -37,6 +40,8 @@ __all__ = [
     "snapshot_of",
     "write_checkpoint",
 ]
+
+_log = logging.getLogger(__name__)
 
 
 def begin_checkpoint(
@@ -203,10 +208,12 @@ def read_listed(folder: Folder, files: Iterable[FileEntry], name: str) -> bytes:
 
 
 def part_paths(manifest: Manifest, path: StrPath) -> list[str]:
-    """Where the checkpoints are that servers have written for the one at `path`; each must be that one and no other."""
+    """Where the checkpoints are that servers have written for the one at `path`; each must be that one and no other.
+
+    `CorruptFileError` if one is missing or another one, or lies neither below the model_dir nor below the `restore_roots`.
+    """
     paths = []
-    for entry in manifest.parts:
-        part = parent_folder(absolute_path(entry.name, parent_folder(path)))
+    for part, entry in zip(_named_parts(manifest, path), manifest.parts, strict=True):
         read_listed(open_folder(part), (entry.model_copy(update={"name": MANIFEST}),), MANIFEST)
         if read_manifest(part).parts:
             raise CorruptFileError(f"{part}: is a part of {path} and has parts itself")
@@ -214,17 +221,36 @@ def part_paths(manifest: Manifest, path: StrPath) -> list[str]:
     return paths
 
 
+def _named_parts(manifest: Manifest, path: StrPath) -> list[str]:
+    """The folders that a manifest names; none of them is looked at before all of them are allowed."""
+    model_dir, parts = parent_folder(path), []
+    for entry in manifest.parts:
+        try:
+            part = checked_location(parent_folder(absolute_path(entry.name, model_dir)))
+        except InvalidArgumentError as error:
+            raise CorruptFileError(f"{path}/{MANIFEST}: names a part {entry.name!r}: {error}") from None
+        if is_absolute(entry.name) and not is_allowed(part, model_dir):
+            raise CorruptFileError(
+                f"{path}/{MANIFEST}: names a part outside of {model_dir}, {part!r}; if a parameter server keeps its folder "
+                f"there, allow it with {RESTORE_ROOTS}={parent_folder(part)}"
+            )
+        parts.append(part)
+    return parts
+
+
 def remove_checkpoint(path: StrPath) -> None:
     """Remove a checkpoint: its manifest first, so that a half-removed one is never taken for a whole one.
 
     What servers have written for it goes too.
     """
-    try:
-        parts = [absolute_path(entry.name, parent_folder(path)) for entry in read_manifest(path).parts]
-    except CorruptFileError:
-        parts = []
+    parts: list[str] = []
+    if open_folder(path).size(MANIFEST) is not None:
+        try:
+            parts = _named_parts(read_manifest(path), path)
+        except CorruptFileError as error:
+            _log.warning("what servers have written for %s stays: %s", path, error)
     open_folder(path).remove(MANIFEST)
-    for part in map(parent_folder, parts):
+    for part in parts:
         open_folder(part).remove(MANIFEST)
         open_folder(parent_folder(part)).remove(base_name(part))
     open_folder(parent_folder(path)).remove(base_name(path))

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from monolith.checkpoint.checkpoint_folder import remove_checkpoint
 from monolith.checkpoint.manifest import MANIFEST
 from monolith.checkpoint.paths import base_name, parent_folder
+from monolith.checkpoint.roots import reading_below
 from monolith.checkpoint.storage import Folder, StrPath, is_remote, open_folder, safe_name
 from monolith.errors import CheckpointMismatchError, CorruptFileError, InvalidArgumentError
 from monolith.table.store import Store
@@ -35,8 +36,9 @@ def save_stores(path: StrPath, stores: Mapping[str, Store]) -> dict[str, str]:
     # New names each time: what a checkpoint of this name has now stays whole until it is replaced.
     generation = secrets.token_hex(4)
     names = {name: f"{generation}/{quote(name, safe=' ')}" for name in stores}
-    for name, store in stores.items():
-        store.save(_folder(path, names[name]))
+    with reading_below(parent_folder(path)):
+        for name, store in stores.items():
+            store.save(_folder(path, names[name]))
     return names
 
 
@@ -77,10 +79,11 @@ def remove_assets(path: StrPath, *, but: Mapping[str, str] | None = None) -> Non
 
 
 def _remove_checkpoints(generation: Folder) -> None:
-    """Stores on servers are checkpoints, which have parts elsewhere."""
-    for name in generation.names():
-        if generation.inside(name).size(MANIFEST) is not None:
-            remove_checkpoint(f"{generation}/{name}")
+    """Stores on servers are checkpoints, which have parts elsewhere in the model_dir, two folders further up."""
+    with reading_below(parent_folder(parent_folder(str(generation)))):
+        for name in generation.names():
+            if generation.inside(name).size(MANIFEST) is not None:
+                remove_checkpoint(f"{generation}/{name}")
 
 
 def _folder(path: StrPath, name: str) -> Path:

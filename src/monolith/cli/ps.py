@@ -57,6 +57,19 @@ def ps(
         ),
     ] = None,
     take_over: Annotated[bool, typer.Option(help="Take the folder from a process that hangs.")] = False,
+    restore_to: Annotated[
+        str | None,
+        typer.Option(
+            help="Go back to step=N, time=UNIX_SECONDS or sequence=N of the log in --folder, and give up what came later: "
+            "the way out if a segment was lost."
+        ),
+    ] = None,
+    restore_root: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Folder or URL, beside the run's model_dir, below which clients may restore. May be repeated."
+        ),
+    ] = None,
     tls_root_certs: Annotated[
         Path | None, typer.Option(help="Whom other servers' certificates are signed by, PEM; by default --tls-cert.")
     ] = None,
@@ -87,6 +100,8 @@ def ps(
         "transport": transport,
         "folder": folder,
         "take_over": take_over or None,
+        "restore_to": restore_to,
+        "restore_roots": None if restore_root is None else tuple(restore_root),
         "tls_root_certs": tls_root_certs,
         "move_piece_bytes": None if move_piece is None else size_in_bytes(move_piece, "--move-piece"),
     }

@@ -11,7 +11,7 @@ from monolith.config import Config, NonNegative, Positive
 from monolith.nn.clip import ClipType
 from monolith.urls import Location
 
-__all__ = ["RunConfig"]
+__all__ = ["RunConfig", "other_runs"]
 
 _Count = Annotated[int, Field(ge=0)]
 _Hour = Annotated[int, Field(ge=0, le=23)]
@@ -184,3 +184,13 @@ class RunConfig(Config):
         """The settings of the tide window."""
         names = ("tide_start_hour", "tide_start_minute", "tide_end_hour", "tide_end_minute")
         return {**{name: getattr(self, name) for name in names}, "tide_every_secs": self.tide_save_secs}
+
+
+def other_runs(config: RunConfig) -> tuple[str, ...]:
+    """The model_dirs of other runs that this one may start from.
+
+    Example:
+        >>> other_runs(RunConfig(restore_dir="runs/a")), other_runs(RunConfig())
+        (('runs/a',), ())
+    """
+    return tuple(folder for folder in (config.restore_dir, config.warm_start_from) if folder is not None)

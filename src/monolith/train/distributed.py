@@ -19,6 +19,7 @@ from monolith.errors import ConfigError, RunInterruptedError
 from monolith.features.batch import Batch
 from monolith.ps.benchmark import measure_servers
 from monolith.ps.benchmark_round import BenchmarkConfig, ServerKeys, choose_servers
+from monolith.train.config import other_runs
 from monolith.train.hooks.hook import Hook
 from monolith.train.job_end import HeartBeat, shut_down, tell_scheduler
 from monolith.train.mlp_hand_over import serve_data, service_dispatcher, service_source
@@ -74,7 +75,7 @@ def distributed_train(
             return trainer.step
         config.require_spread()
         if config.server_type == "ps":
-            serve(config, discovery)
+            serve(config, discovery, restore_roots=other_runs(trainer.config))
             return trainer.step
         with service_dispatcher(config) as dispatcher:
             data = source if isinstance(source, Iterable) else source()

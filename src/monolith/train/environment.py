@@ -8,6 +8,7 @@ import platform
 import socket
 from collections.abc import Iterable, Mapping
 
+from monolith.checkpoint.roots import RESTORE_ROOTS
 from monolith.config import nearest_name
 from monolith.errors import ConfigError
 
@@ -17,7 +18,14 @@ _PREFIX = "MONOLITH_"
 _METRIC_PREFIX = "MONOLITH_METRIC_PREFIX"
 
 OTHER_VARIABLES = frozenset(
-    {_METRIC_PREFIX, "MONOLITH_HEARTBEAT_PIPE", "MONOLITH_PS_TOKEN", "MONOLITH_ZK_HOSTS", "MONOLITH_ZK_HOSTS_IPV6"}
+    {
+        _METRIC_PREFIX,
+        RESTORE_ROOTS,
+        "MONOLITH_HEARTBEAT_PIPE",
+        "MONOLITH_PS_TOKEN",
+        "MONOLITH_ZK_HOSTS",
+        "MONOLITH_ZK_HOSTS_IPV6",
+    }
 )
 """Every variable that Monolith reads and that is not a field of `RunnerConfig`."""
 

@@ -11,6 +11,7 @@ from monolith.checkpoint.storage import is_remote
 from monolith.errors import ConfigError
 from monolith.ps.client.server_store import ServerStore
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
+from monolith.train.config import RunConfig, other_runs
 from monolith.train.placement import Placement
 from monolith.train.runner import RunnerConfig
 from monolith.train.worker_attempt import client_config
@@ -44,7 +45,7 @@ class LocalServers:
         self._open = ExitStack()
         try:
             self.servers = [
-                self._open.enter_context(ParameterServer(_server_config(runner, trainer.config.model_dir, index)))
+                self._open.enter_context(ParameterServer(_server_config(runner, trainer.config, index)))
                 for index in range(runner.num_ps)
             ]
             placement = Placement(trainer, dense=False)
@@ -66,11 +67,13 @@ class LocalServers:
         self._open.close()
 
 
-def _server_config(runner: RunnerConfig, model_dir: str | None, index: int) -> ServerConfig:
+def _server_config(runner: RunnerConfig, config: RunConfig, index: int) -> ServerConfig:
+    model_dir = config.model_dir
+    server = runner.server.model_copy(update={"restore_roots": (*runner.server.restore_roots, *other_runs(config))})
     if model_dir is None:
-        return runner.server
+        return server
     if is_remote(model_dir):
         raise ConfigError(
             f"RunConfig.model_dir: servers in this process keep their rows on a local disk, got {model_dir!r}; or num_ps=0"
         )
-    return runner.server.model_copy(update={"folder": Path(model_dir, "ps", str(index)), "take_over": True})
+    return server.model_copy(update={"folder": Path(model_dir, "ps", str(index)), "take_over": True})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,6 +45,8 @@ def place_server(config: ServerConfig, runner: RunnerConfig, discovery: ServiceD
     if runner.model_dir and not is_remote(runner.model_dir):
         # Who is started in a place takes it: a predecessor that only hangs must not keep it.
         decided |= {"folder": Path(runner.model_dir, "ps", str(runner.index)), "take_over": True}
+    if runner.model_dir:
+        decided["restore_roots"] = (*config.restore_roots, runner.model_dir)
     return config.model_copy(
         update={name: value for name, value in decided.items() if name not in config.model_fields_set}
     )
@@ -62,9 +64,16 @@ def announced(server: ParameterServer, runner: RunnerConfig, discovery: ServiceD
         discovery.deregister("ps", runner.index, address)
 
 
-def serve(runner: RunnerConfig, discovery: ServiceDiscovery, *, grace: float = 5.0) -> None:
-    """Be server `runner.index` until a client, the chief at the end, asks it to stop."""
-    with ParameterServer(place_server(runner.server, runner, discovery)) as server:
+def serve(
+    runner: RunnerConfig, discovery: ServiceDiscovery, *, restore_roots: Sequence[str] = (), grace: float = 5.0
+) -> None:
+    """Be server `runner.index` until a client, the chief at the end, asks it to stop.
+
+    `restore_roots` are other runs that the chief may let it restore from, beside those that `runner.server` names.
+    """
+    config = place_server(runner.server, runner, discovery)
+    roots = (*config.restore_roots, *restore_roots)
+    with ParameterServer(config.model_copy(update={"restore_roots": roots})) as server:
         with announced(server, runner, discovery) as address:
             _log.info("parameter server %d serves at %s", runner.index, address)
             server.wait()

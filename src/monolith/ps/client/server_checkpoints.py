@@ -18,9 +18,10 @@ from monolith.checkpoint.in_use import in_use
 from monolith.checkpoint.manifest import FileEntry
 from monolith.checkpoint.paths import base_name, is_absolute, parent_folder, relative_name
 from monolith.checkpoint.restore import RestoreChoices
+from monolith.checkpoint.roots import RESTORE_ROOTS, is_allowed
 from monolith.checkpoint.storage import StrPath
 from monolith.config import Config
-from monolith.errors import MonolithError, SaveInterruptedError, StorageError
+from monolith.errors import InvalidArgumentError, MonolithError, SaveInterruptedError, StorageError
 from monolith.ps.ownership import mask_of
 from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.transport.calls import Call
@@ -57,6 +58,11 @@ class ServerSaves:
     def _entry(self, saved: Saved) -> FileEntry:
         assert saved.manifest is not None
         path = f"{saved.folder}/{saved.manifest.name}"
+        if not is_allowed(saved.folder, self.model_dir):
+            raise InvalidArgumentError(
+                f"save: a server keeps its folder outside of the model_dir {self.model_dir!r}, in {saved.folder!r}, where "
+                f"readers of the checkpoint would not look; start it with a folder below, or set {RESTORE_ROOTS} for all who read"
+            )
         return saved.manifest.model_copy(update={"name": relative_name(path, self.model_dir)})
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from monolith.checkpoint.storage import StrPath
 from monolith.errors import FencedError, ProtocolError, ServerRestoredError
 from monolith.ps import messages
 from monolith.ps.ownership import mask_of, ranges_of
@@ -65,6 +66,8 @@ class Dispatcher(FrameCalls):
         folder: Path | None = None,
         log_flush_secs: float | None = None,
         take_over: bool = False,
+        restore_to: str | None = None,
+        restore_roots: Sequence[StrPath] = (),
         connect: Callable[[str], Link] = lambda address: Link(address, timeout=PEER_SECONDS),
         move_piece_bytes: int = PIECE_BYTES,
         clock: Callable[[], float] = time.monotonic,
@@ -74,7 +77,7 @@ class Dispatcher(FrameCalls):
         self._started = clock()
         self._state = state = ServerState(memory_limit=memory_limit, clock=clock)
         self._folder: ServerFolder | None = None
-        self._saves = SaveCalls(state, lambda: self._folder)
+        self._saves = SaveCalls(state, lambda: self._folder, restore_roots)
         self._owned = owned = OwnedBuckets()
         state.parts["ownership"] = owned
         state.ranges = lambda: [range(*pair) for pair in owned.ranges] if owned.version else None
@@ -102,7 +105,9 @@ class Dispatcher(FrameCalls):
         }
         # Last: what the calls above keep is restored with the rest.
         if folder is not None:
-            self._folder = ServerFolder(folder, state, flush_secs=log_flush_secs, take_over=take_over)
+            self._folder = ServerFolder(
+                folder, state, flush_secs=log_flush_secs, take_over=take_over, restore_to=restore_to
+            )
             owned.identify(kept_identity(folder, owned.server))
             self._keep_coordination(folder)
         self._moves.resume()

@@ -15,8 +15,9 @@ from monolith.checkpoint.manifest import MANIFEST, FileEntry
 from monolith.checkpoint.pending import PendingCheckpoint
 from monolith.checkpoint.reachability import remove_unreachable
 from monolith.checkpoint.restore import prepare_tables
-from monolith.checkpoint.restore_points import RestorePoint, find_restore_point
+from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_point_at
 from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
+from monolith.checkpoint.verify import SERVERS
 from monolith.durable_file import write_durably
 from monolith.errors import InvalidArgumentError, MonolithError
 from monolith.log import ChangeLog
@@ -27,6 +28,8 @@ __all__ = ["ServerFolder"]
 
 _RESTORING = "restoring"
 """A file that is there while the folder does not yet have what the server was given."""
+_RESTORED_TO = "restore_to"
+"""A file with the last moment that the server was sent back to."""
 _LOOK_EVERY = 64
 """Commits after which it is looked whether a snapshot is due: that reads many files."""
 
@@ -42,6 +45,7 @@ class ServerFolder:
         flush_secs: None: the log is written with checkpoints only; above 0: so often in the background, which is what a crash
             costs at most; 0: `acknowledge` returns only when everything so far is durable.
         take_over: take the folder from a process that still holds it, and is fenced by that.
+        restore_to: a `Moment` to go back to, once. None: the newest state, which must be reachable, or it is a `LogGapError`.
 
     Example:
         >>> import tempfile
@@ -57,7 +61,13 @@ class ServerFolder:
     """
 
     def __init__(
-        self, folder: Path, state: ServerState, *, flush_secs: float | None = None, take_over: bool = False
+        self,
+        folder: Path,
+        state: ServerState,
+        *,
+        flush_secs: float | None = None,
+        take_over: bool = False,
+        restore_to: str | None = None,
     ) -> None:
         self.folder = folder
         self.restored = 0
@@ -77,9 +87,10 @@ class ServerFolder:
         self._closing = threading.Event()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="monolith-ps-folder")
         # The lock comes first: what a predecessor writes after it was read would be lost.
-        self._log = ChangeLog(folder / LOG, [], take_over=take_over)
+        # From nothing, until it is known what the server has restored itself to.
+        self._log = ChangeLog(folder / LOG, [], parent=0, take_over=take_over)
         try:
-            self._restore_itself()
+            self._restore_itself(restore_to)
         except BaseException:
             self._log.close()
             raise
@@ -195,8 +206,14 @@ class ServerFolder:
                 self._drop_scan()
                 self._log.close()
 
-    def _restore_itself(self) -> None:
-        point = _newest(self.folder)
+    @property
+    def model_dir(self) -> Path:
+        """The model_dir of the run that the server belongs to; the folder itself if it is not <model_dir>/ps/<number>."""
+        return self.folder.parent.parent if self.folder.parent.name == SERVERS else self.folder
+
+    def _restore_itself(self, restore_to: str | None) -> None:
+        goes_back = restore_to is not None and _text(self.folder / _RESTORED_TO) != restore_to
+        point = restore_point_at(self.folder, restore_to) if restore_to and goes_back else _newest(self.folder)
         if point is not None:
             where = point.checkpoint or f"{self.folder}/{LOG}"
             state = point.state()
@@ -210,6 +227,12 @@ class ServerFolder:
             self._durable = self._state.gate.changes
         if self._marked:
             self._state.initialised = False
+        if goes_back:
+            # A line of its own, which leaves what came later behind, before anybody can ask for it.
+            sequence = self._log.sequence
+            self.commit()
+            write_durably(self.folder / _RESTORED_TO, str(restore_to).encode())
+            _logger.warning("%s: went back to %s, number %d of the log", self.folder, restore_to, sequence)
 
     def _commit(self) -> int:
         snapshot = self._write_snapshot() if self._rootless else self._ended_scan()
@@ -294,6 +317,10 @@ def _begun(state: ServerState) -> SaveBegun:
         moving_dense=state.moving_dense(),
         gave_dense=state.gave_dense(),
     )
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(errors="replace") if path.exists() else None
 
 
 def _newest(folder: Path) -> RestorePoint | None:

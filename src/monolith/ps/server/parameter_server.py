@@ -7,12 +7,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from monolith.checkpoint.restore_points import Moment
 from monolith.ps.server.bucket_moves import PIECE_BYTES
 from monolith.ps.server.dispatch import PEER_SECONDS, Dispatcher
 from monolith.transport.frame_server import FrameServer, ListenConfig, read_pem, require_safe
 from monolith.transport.link import Link
 from monolith.transport.tokens import reveal
-from monolith.urls import LocalPath
+from monolith.urls import LocalPath, Location
 
 __all__ = ["ParameterServer", "ServerConfig"]
 
@@ -37,6 +38,12 @@ class ServerConfig(ListenConfig):
     durable, so nothing that was acknowledged is lost. None: the log is written with checkpoints only."""
     take_over: bool = False
     """Take `folder` from a process that still holds it, such as one that hangs; that one is fenced and ends."""
+    restore_to: Moment | None = None
+    """A moment to go back to, step=N, time=UNIX_SECONDS or sequence=N, of those that the log in `folder` has: the way out if a
+    segment was lost. What was acknowledged later is given up. The server goes back once for each value."""
+    restore_roots: tuple[Location, ...] = ()
+    """Folders and URLs below which clients may let the server restore checkpoints, beside its own model_dir: `folder`, or, if it
+    is called <model_dir>/ps/<number>, that model_dir."""
     tls_root_certs: Path | None = None
     """PEM of whom the certificates of other servers are signed by, for moving buckets to them; None: `tls_cert`, its own."""
     move_piece_bytes: Annotated[int, Field(gt=0)] = PIECE_BYTES
@@ -66,6 +73,8 @@ class ParameterServer(FrameServer):
             folder=self.config.folder,
             log_flush_secs=self.config.log_flush_secs,
             take_over=self.config.take_over,
+            restore_to=self.config.restore_to,
+            restore_roots=self.config.restore_roots,
             connect=self._connect,
             move_piece_bytes=self.config.move_piece_bytes,
         )

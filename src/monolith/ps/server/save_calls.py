@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from monolith.checkpoint.manifest import FileEntry
+from monolith.checkpoint.roots import is_below, reading_below, restore_roots
+from monolith.checkpoint.storage import StrPath
 from monolith.errors import InvalidArgumentError, SaveInterruptedError
 from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.ps.server.folder import ServerFolder
@@ -25,8 +27,10 @@ Result = TypeVar("Result")
 class SaveCalls:
     """Save, ask after it, restore in two steps. A server remembers the last of each kind."""
 
-    def __init__(self, state: ServerState, folder: Callable[[], ServerFolder | None]) -> None:
-        self._state, self._folder = state, folder
+    def __init__(
+        self, state: ServerState, folder: Callable[[], ServerFolder | None], restore_roots: Sequence[StrPath] = ()
+    ) -> None:
+        self._state, self._folder, self._given_roots = state, folder, tuple(restore_roots)
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._save: tuple[int, str, SaveBegun, Future[FileEntry]] | None = None
@@ -77,9 +81,20 @@ class SaveCalls:
         restore = message_of(Restore, frame)
         with self._lock:
             if self._prepared is None or self._prepared[0] != restore.token:
-                self._prepared = restore.token, self._pool().submit(prepare_server, self._state, restore)
+                self._prepared = restore.token, self._pool().submit(self._prepare, restore)
             prepared = self._prepared[1]
         return _outcome(prepared, restore.wait)
+
+    def _prepare(self, restore: Restore) -> Callable[[], None]:
+        folder = self._folder()
+        roots = (*self._given_roots, *restore_roots(), *(() if folder is None else (folder.model_dir,)))
+        if not is_below(restore.path, roots):
+            raise InvalidArgumentError(
+                f"restore: {restore.path!r} is not below {', '.join(map(str, roots)) or 'any folder of the server'}, and a "
+                "client may not make the server read elsewhere; start it with --restore-root"
+            )
+        with reading_below(*roots):
+            return prepare_server(self._state, restore)
 
     def _commit_restore(self, frame: Frame) -> Answer:
         commit = message_of(CommitRestore, frame)
