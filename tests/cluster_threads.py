@@ -76,7 +76,7 @@ class Cluster:
             self.trainers[index] = trainer
         discovery = HostServiceDiscovery(self.folder / "discovery")
         runner = self.runner(kind, index)
-        return _started(
+        return started(
             lambda: distributed_train(trainer, source, runner, discovery, hooks=hooks, sleep=sleep, **limits)
         )
 
@@ -96,7 +96,7 @@ def phases(address: str) -> dict[int, str]:
     return {member.index: member.phase for member in members}
 
 
-def _started(run: Callable[[], int]) -> Future[int]:
+def started(run: Callable[[], int]) -> Future[int]:
     """`run` in a thread that does not keep a test which failed from ending."""
     future: Future[int] = Future()
 

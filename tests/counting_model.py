@@ -17,7 +17,7 @@ COUNTED = [Feature(name="user_id", dim=1, optimizer=Sgd(learning_rate=1.0), init
 class Counts(nn.Module):
     """Every occurrence of an id takes 1 from its row, every batch takes 1 from `batches`."""
 
-    def __init__(self, store: ServerStore) -> None:
+    def __init__(self, store: ServerStore | None) -> None:
         super().__init__()
         self.embeddings = EmbeddingCollection(COUNTED, store)
         self.batches = nn.Parameter(torch.zeros(1))

@@ -1,13 +1,14 @@
 """Danger: a worker is killed, with or without its servers, and its successor trains a batch twice or leaves one out.
 
 Every occurrence of an id takes 1 from its row, every batch 1 from a dense parameter: what is there at the end says how often each
-batch was counted on each server.
+batch was counted on each server. The global step must say the same.
 """
 
 from __future__ import annotations
 
+import json
 import random
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from forked import Forked, ForkedServer
 
 from counting_model import COUNTED
 from monolith.ps import ClientConfig, ServerStore, tables_of
+from monolith.ps.client.coordination_client import HostLink
+from monolith.transport.calls import Call
 
 
 class Campaign:
@@ -88,3 +91,5 @@ def test_each_batch_of_each_worker_counts_once_on_every_server_whoever_is_killed
         addresses = [server.address for server in campaign.servers]
         with ServerStore(addresses, tables_of(COUNTED), config=ClientConfig(timeout=60.0)) as store:
             assert miscounted(store, batches, workers=2) == (0, 0, 0.0)
+        with closing(HostLink(addresses, config=ClientConfig())) as servers:
+            assert json.loads(servers.call(Call.GLOBAL_STEP).text)["step"] == 2 * batches

@@ -286,7 +286,7 @@ def test_rows_that_a_server_holds_and_does_not_own_any_more_are_there_after_a_sa
     state.tables.declare([DeclaredTable(config=COUNT)])
     (table,) = state.tables.all()
     table.assign(np.arange(100), np.ones((100, 1), np.float32))
-    folder.begin_save("model.ckpt-1", step=1)[1].result()
+    folder.begin_save("model.ckpt-1", step=1)[2].result()
     folder.close()
     state, folder = opened()
     folder.close()

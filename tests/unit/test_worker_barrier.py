@@ -8,10 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from monolith.errors import InvalidArgumentError
+from monolith import Trainer
+from monolith.errors import InvalidArgumentError, SaveInterruptedError
 from monolith.train.barrier import BarrierAlreadyPlacedError, LocalBarrier, WorkerBarrier
-from monolith.train.hooks import BarrierHook, BarrierSaverListener
+from monolith.train.hooks import BarrierHook, BarrierSaverListener, NoFirstSaveCheckpointSaverHook
 
 NOBODY: Any = SimpleNamespace(settle=lambda: None)
 
@@ -114,3 +117,39 @@ def test_a_barrier_of_someone_else_is_left_alone() -> None:
     listener.after_cut(NOBODY, 3)
     listener.after_save(NOBODY, 3)
     assert barrier.is_placed()
+
+
+def test_a_save_that_is_tried_again_holds_the_workers_again() -> None:
+    """A server was started again while it wrote: what is taken then must be of one moment too."""
+    barrier, held, failures = LocalBarrier(1), [], [SaveInterruptedError("gone"), None]
+
+    class Pending:
+        def finish(self) -> str:
+            if (failure := failures.pop(0)) is not None:
+                raise failure
+            return "model.ckpt-1"
+
+        def hurry(self) -> None: ...
+
+    class Saver:
+        mode = "full"
+
+        def is_saved(self, trainer: Trainer) -> bool:
+            return not failures
+
+        def begin(self, trainer: Trainer) -> Pending:
+            held.append(barrier.is_placed())
+            return Pending()
+
+    saver: Any = Saver()
+    hook = NoFirstSaveCheckpointSaverHook(saver, guard_listeners=[BarrierSaverListener(barrier)])
+    Trainer(nn.Identity(), hooks=[hook]).fit([{"label": torch.ones(1)}], max_steps=0)
+    assert held == [True, True]
+    assert not barrier.is_placed()
+
+
+def test_the_step_of_a_save_is_that_of_all_workers_while_they_are_held() -> None:
+    trainer = Trainer(nn.Identity())
+    trainer.step = 3
+    BarrierSaverListener(LocalBarrier(1), step=lambda: 11).before_cut(trainer, 3)
+    assert trainer.step == 11

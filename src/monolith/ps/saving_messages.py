@@ -55,7 +55,7 @@ class Save(Config):
 
 
 class SaveBegun(Config):
-    """Answer to `Save`."""
+    """Answer to `Save`. Arrays: the values of `dense` in the checkpoint, float32."""
 
     ranges: BucketRanges | None
     """The buckets that the server owned; None: it was never told which."""

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from pydantic import JsonValue
+from torch import Tensor
 
 from monolith.checkpoint.checkpoint_folder import begin_checkpoint
 from monolith.checkpoint.checkpoint_state import (
@@ -30,11 +32,12 @@ from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
 from monolith.checkpoint.storage import LocalFolder, is_remote, open_folder
 from monolith.errors import InvalidArgumentError, LogGapError
 from monolith.log import ChangeLog, Flusher
+from monolith.ps.client.server_parameters import ServerOptimizer
 from monolith.table import EmbeddingTable, LocalStore
 from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Store
 from monolith.train.config import RunConfig
-from monolith.train.served_stores import begin_saves, served_stores
+from monolith.train.served_stores import ServedSaves, begin_saves, served_stores
 
 if TYPE_CHECKING:
     from monolith.ps.client.server_group import ServerGroup
@@ -175,9 +178,14 @@ class RunCheckpoints:
         path = self._names.get_ckpt_prefix(trainer.step)
         # What the servers hold is decided first, and what this process holds while it does nothing else.
         servers = begin_saves(self._served(trainer), path, step=trainer.step)
+        state: dict[str, Any] = trainer.state_dict()
+        if isinstance(trainer.optimizer, ServerOptimizer):
+            # The model's copies are some batches behind the servers, and so behind the rows.
+            values = self._dense_on_servers(trainer.optimizer, servers)
+            state["model"] = {**state["model"], **trainer.optimizer.values_in(trainer.model, values)}
         pending = begin_checkpoint(
             path,
-            state=trainer.state_dict(),
+            state=state,
             step=trainer.step,
             tables=self._tables,
             log=self._log,
@@ -186,7 +194,7 @@ class RunCheckpoints:
             config=self._resolved,
             time=self._clock(),
             share=self._config.save_share,
-            servers=servers,
+            servers=servers.finish,
         )
         rows = {name: sum(map(len, shards)) for name, shards in self._tables.items()}
         return PendingRunSave(checkpoints=self, pending=pending, step=trainer.step, version=trainer.version, rows=rows)
@@ -233,6 +241,10 @@ class RunCheckpoints:
 
     def _served(self, trainer: Trainer) -> list[ServerGroup]:
         return served_stores(trainer.stores)
+
+    def _dense_on_servers(self, optimizer: ServerOptimizer, saves: ServedSaves) -> Mapping[str, Tensor]:
+        """The values of dense parameters at the moment of the rows."""
+        return {name: torch.from_numpy(values.copy()) for name, values in saves.dense.items()}
 
     def _drop_scan(self) -> None:
         scan, self._scan = self._scan, None
@@ -284,6 +296,9 @@ class DenseOnlyCheckpoints(RunCheckpoints):
 
     def _served(self, trainer: Trainer) -> list[ServerGroup]:
         return []
+
+    def _dense_on_servers(self, optimizer: ServerOptimizer, saves: ServedSaves) -> Mapping[str, Tensor]:
+        return optimizer.origin.read()
 
     def is_saved(self, trainer: Trainer) -> bool:
         """Whether the state the trainer is in has been saved, here or in full."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Unpack
+
+import numpy as np
 
 from monolith.checkpoint.manifest import FileEntry
 from monolith.checkpoint.restore import RestoreChoices
@@ -12,7 +15,7 @@ from monolith.ps.client.server_checkpoints import begin_server_saves, prepare_se
 from monolith.ps.client.server_group import ServerGroup
 from monolith.table.store import Store
 
-__all__ = ["begin_saves", "lost_servers", "mark_initialised", "prepare_stores", "served_stores"]
+__all__ = ["ServedSaves", "begin_saves", "lost_servers", "mark_initialised", "prepare_stores", "served_stores"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +31,25 @@ def served_stores(stores: Iterable[Store]) -> list[ServerGroup]:
     return [store for store in stores if isinstance(store, ServerGroup)]
 
 
-def begin_saves(stores: Sequence[ServerGroup], path: str, *, step: int) -> Callable[[], tuple[FileEntry, ...]] | None:
-    """Let the servers decide what is in the checkpoint at `path`; calling the answer waits for what they write."""
+@dataclass(frozen=True, kw_only=True)
+class ServedSaves:
+    """What servers are writing of a checkpoint."""
+
+    dense: Mapping[str, np.ndarray]
+    """The values that the dense parameters on servers have in it."""
+    finish: Callable[[], tuple[FileEntry, ...]] | None
+    """Waits until it is written; None: there are no servers."""
+
+
+def begin_saves(stores: Sequence[ServerGroup], path: str, *, step: int) -> ServedSaves:
+    """Let the servers decide what is in the checkpoint at `path`."""
     if not stores:
-        return None
+        return ServedSaves(dense={}, finish=None)
     saves = [begin_server_saves(store.links, path, step=step) for store in stores]
-    return lambda: tuple(entry for save in saves for entry in save.finish())
+    return ServedSaves(
+        dense={name: values for save in saves for name, values in save.dense.items()},
+        finish=lambda: tuple(entry for save in saves for entry in save.finish()),
+    )
 
 
 def prepare_stores(

@@ -195,6 +195,7 @@ class WorkerAttempt:
                 barrier,
                 max_pending_seconds=config.max_pending_seconds_for_barrier,
                 step=lambda: common.members().step,
+                sleep=self._sleep,
             )
             self._trainer.save_guards = (*self._guards, listener)
             return [*sync.training_chief_hooks, GlobalStepHook(common)]

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
@@ -40,6 +40,8 @@ class ServerSaves:
     links: Sequence[Link]
     model_dir: str
     token: int
+    dense: Mapping[str, np.ndarray]
+    """The values that dense parameters have in them."""
     wait: float = field(default=1.0)
 
     def finish(self) -> tuple[FileEntry, ...]:
@@ -71,8 +73,10 @@ def begin_server_saves(links: Sequence[Link], path: StrPath, *, step: int, name:
     for attempt in range(ATTEMPTS):
         save = Save(name=name or base_name(path), step=step, token=secrets.randbits(63))
         frames = finish_all([link.begin(Call.SAVE, save.model_dump_json()) for link in links])
-        saves = ServerSaves(links=links, model_dir=_absolute(parent_folder(path)), token=save.token)
-        if _is_whole([SaveBegun.from_json(frame.text) for frame in frames]):
+        begun = [SaveBegun.from_json(frame.text) for frame in frames]
+        dense = {n: a for one, f in zip(begun, frames, strict=True) for n, a in zip(one.dense, f.arrays, strict=True)}
+        saves = ServerSaves(links=links, model_dir=_absolute(parent_folder(path)), token=save.token, dense=dense)
+        if _is_whole(begun):
             return saves
         saves.finish()
         time.sleep(0.05 * 2 ** min(attempt, 5))

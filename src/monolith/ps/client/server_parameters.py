@@ -189,6 +189,10 @@ class CachedParameters:
         """The module's own parameters: the copies."""
         return list(self._parameters.values())
 
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """The copies by the names that the parameters have on the servers."""
+        return dict(self._parameters)
+
 
 class ServerOptimizer(torch.optim.Optimizer):
     """The dense optimizer of a worker whose parameters are on servers: `step` sends the gradients there.
@@ -209,6 +213,17 @@ class ServerOptimizer(torch.optim.Optimizer):
     def __init__(self, cached: CachedParameters) -> None:
         super().__init__(cached.parameters(), {})
         self._cached = cached
+
+    @property
+    def origin(self) -> ServerParameters:
+        """The parameters on the servers."""
+        return self._cached.origin
+
+    def values_in(self, module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return `values` of the servers by the names that the parameters have in `module`, all of them if one has several."""
+        name_of = {id(parameter): name for name, parameter in self._cached.named_parameters().items()}
+        named = {key: name_of.get(id(found), "") for key, found in module.named_parameters(remove_duplicate=False)}
+        return {key: values[name] for key, name in named.items() if name in values}
 
     def set_position(self, position: messages.Position | None) -> None:
         """Say which batch the next step is of; a successor of this worker then counts it once."""

@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from monolith.checkpoint.checkpoint_folder import begin_checkpoint
 from monolith.checkpoint.lineage import LOG, needs_snapshot
 from monolith.checkpoint.manifest import MANIFEST, FileEntry
@@ -148,8 +150,11 @@ class ServerFolder:
         with self._writing:
             return self._commit()
 
-    def begin_save(self, name: str, *, step: int) -> tuple[SaveBegun, Future[FileEntry]]:
-        """Take a checkpoint, decided when this returns: what was owned then, and, once it is durable, its manifest."""
+    def begin_save(self, name: str, *, step: int) -> tuple[SaveBegun, tuple[np.ndarray, ...], Future[FileEntry]]:
+        """Take a checkpoint, whose content is decided when this returns.
+
+        Returns what was owned then, the values of the dense parameters then, and, once it is durable, its manifest.
+        """
         self._writing.acquire()
         before = self._state.checkpoint
         try:
@@ -157,6 +162,7 @@ class ServerFolder:
             with self._state.gate.closed():
                 version, begun = self._state.gate.changes, _begun(self._state)
                 self._state.checkpoint = name
+                dense = tuple(self._state.dense.read(begun.dense))
                 pending = begin_checkpoint(
                     self.folder / name,
                     state=self._state.state(),
@@ -173,7 +179,7 @@ class ServerFolder:
             raise
         assert pending.commit is not None  # there is a log
         pending.commit.add_done_callback(lambda written: self._rows_written(written, version))
-        return begun, self._threads.submit(self._finish, pending)
+        return begun, dense, self._threads.submit(self._finish, pending)
 
     @contextmanager
     def replacing(self) -> Iterator[None]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import TypeVar
+
+import numpy as np
 
 from monolith.checkpoint.manifest import FileEntry
 from monolith.checkpoint.roots import is_below, reading_below, restore_roots
@@ -24,6 +27,18 @@ __all__ = ["SaveCalls"]
 Result = TypeVar("Result")
 
 
+@dataclass(kw_only=True)
+class _Begun:
+    """A save, from the moment that its content is decided."""
+
+    token: int
+    path: str
+    begun: SaveBegun
+    dense: tuple[np.ndarray, ...]
+    """The values of `begun.dense`."""
+    written: Future[FileEntry]
+
+
 class SaveCalls:
     """Save, ask after it, restore in two steps. A server remembers the last of each kind."""
 
@@ -33,7 +48,7 @@ class SaveCalls:
         self._state, self._folder, self._given_roots = state, folder, tuple(restore_roots)
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
-        self._save: tuple[int, str, SaveBegun, Future[FileEntry]] | None = None
+        self._save: _Begun | None = None
         self._prepared: tuple[int, Future[Callable[[], None]]] | None = None
         self._committed: tuple[int, Future[None]] | None = None
 
@@ -54,28 +69,30 @@ class SaveCalls:
     def _begin_save(self, frame: Frame) -> Answer:
         save = message_of(Save, frame)
         with self._lock:
-            if self._save is None or self._save[0] != save.token:
+            if self._save is None or self._save.token != save.token:
                 self._save = self._begun(save)
-            return Answer(text=self._save[2].model_dump_json())
+            return Answer(text=self._save.begun.model_dump_json(), arrays=self._save.dense)
 
-    def _begun(self, save: Save) -> tuple[int, str, SaveBegun, Future[FileEntry]]:
+    def _begun(self, save: Save) -> _Begun:
         folder = self._folder()
         if folder is None:
             raise InvalidArgumentError("save: the server has no folder; start it with --folder")
         path = str(folder.folder.absolute() / save.name)
-        begun, entry = folder.begin_save(save.name, step=save.step)
-        return save.token, path, begun, entry
+        begun, dense, written = folder.begin_save(save.name, step=save.step)
+        return _Begun(token=save.token, path=path, begun=begun, dense=dense, written=written)
 
     def _saved(self, frame: Frame) -> Answer:
         asked = message_of(WaitForSave, frame)
-        if self._save is None or self._save[0] != asked.token:
+        save = self._save
+        if save is None or save.token != asked.token:
             raise SaveInterruptedError(
                 f"save: {asked.token} is not the last one; the server was started again, or somebody else saves; save again"
             )
-        _, path, _, written = self._save
-        if not wait([written], asked.wait).done:
+        # Whoever asks this has the values.
+        save.dense = ()
+        if not wait([save.written], asked.wait).done:
             return _NOT_YET
-        return Answer(text=Saved(done=True, folder=path, manifest=written.result()).model_dump_json())
+        return Answer(text=Saved(done=True, folder=save.path, manifest=save.written.result()).model_dump_json())
 
     def _restore(self, frame: Frame) -> Answer:
         restore = message_of(Restore, frame)
