@@ -24,6 +24,7 @@ MonolithError
 │   │   └── ServerRestoredError                it has restored itself: join again and go on
 │   ├── StalePushError                         a newer process has taken the sender's place
 │   └── UnavailableError (ConnectionError)     it cannot be reached, or is stopping
+│       └── OverloadedError                    it has as many streams or requests as it takes: back off
 ├── WorkerLostError                      a worker ended, or hangs, before its work was done, and was not replaced
 └── StorageError (OSError)               the operating system refused an open, read, write, fsync or rename
     └── SaveInterruptedError             a server was started again while it wrote its part of a checkpoint
@@ -46,6 +47,7 @@ __all__ = [
     "MemoryLimitError",
     "MissingPackageError",
     "MonolithError",
+    "OverloadedError",
     "OwnershipChangedError",
     "ProtocolError",
     "RunInterruptedError",
@@ -160,6 +162,10 @@ class StalePushError(ServerError):
 
 class UnavailableError(ServerError, ConnectionError):
     """The server cannot be reached, has closed the connection, or is stopping."""
+
+
+class OverloadedError(UnavailableError):
+    """The server has as many streams or requests as it takes. Nothing was changed; clients back off and ask again."""
 
 
 class StorageError(MonolithError, OSError):

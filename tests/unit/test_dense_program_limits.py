@@ -130,6 +130,12 @@ HUGE = torch.tensor([2**62, 2**62, 2**62, 2**62 + 3])
             {},
             {"a": torch.ones(4, 100_000), "w": torch.ones(1)},
         ),
+        (
+            "aten._native_batch_norm_legit.no_stats",
+            ["a", "w", "w", False, 0.1, 1e-5],
+            {},
+            {"a": torch.ones(4, 3), "w": torch.ones(3)},
+        ),
         ("aten._weight_norm.default", ["a", "w", 0], {}, {"a": torch.ones(100_000, 4), "w": torch.ones(1)}),
         ("aten.index.Tensor", ["a", ["m"]], {}, {"a": torch.ones(3), "m": torch.tensor([True, False, True])}),
         (

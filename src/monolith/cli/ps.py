@@ -38,6 +38,14 @@ def ps(
     max_streams: Annotated[
         int | None, typer.Option(help="Streams open at the same time, by default 256.", min=1)
     ] = None,
+    max_requests: Annotated[
+        int | None,
+        typer.Option(help="Requests under way at the same time, by default one per stream; others are refused.", min=1),
+    ] = None,
+    idle_secs: Annotated[
+        float | None,
+        typer.Option(help="Close a stream after so many seconds without a request, by default 900.", min=1),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(help="Threads that share the work of one request, by default one per processor.", min=1),
@@ -97,6 +105,8 @@ def ps(
         "memory_limit": None if memory_limit is None else size_in_bytes(memory_limit, "--memory-limit"),
         "max_message_bytes": None if max_message is None else size_in_bytes(max_message, "--max-message"),
         "max_streams": max_streams,
+        "max_requests": max_requests,
+        "idle_secs": None if idle_secs is None else float(idle_secs),
         "transport": transport,
         "folder": folder,
         "take_over": take_over or None,

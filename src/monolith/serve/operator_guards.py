@@ -83,14 +83,16 @@ def _batch_norm(
     input: Tensor,  # noqa: A002
     weight: Tensor | None,
     bias: Tensor | None,
-    *statistics: Tensor | bool | float,
+    *others: Tensor | bool | float,
 ) -> int:
     # The kernel reads a number of its own dtype for each channel.
     _require(input.ndim >= 2 and input.dtype.is_floating_point, "expected rows of floats", input)
-    for tensor in (weight, bias, *statistics):
+    for tensor in (weight, bias, *others):
         if isinstance(tensor, Tensor):
             _require(tuple(tensor.shape) == (input.shape[1],), "expected one number for each channel", tensor)
             _require(tensor.dtype == input.dtype, f"expected {input.dtype} for each channel", tensor)
+    # Without statistics it must take those of the batch: it would read them through a null pointer.
+    _require(isinstance(others[0], Tensor) or others[0] is True, "expected statistics", input)
     return 0
 
 

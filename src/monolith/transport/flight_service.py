@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from monolith.errors import UnavailableError
+from monolith.transport.flight_stream import HEALTH_ACTION, OVERLOADED
 from monolith.transport.frame_calls import FrameCalls
 
 __all__ = ["FlightService"]
@@ -49,11 +50,18 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow is
     ) -> None:
         """One stream, until its client closes it."""
         if not self._free.acquire(blocking=False):
-            raise flight.FlightUnavailableError(f"{self._max_streams} streams are open, no more are allowed")
+            raise flight.FlightUnavailableError(
+                f"{OVERLOADED}{self._max_streams} streams are open, no more are allowed"
+            )
         try:
             self._serve(reader, writer)
         finally:
             self._free.release()
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[flight.Result]:
+        """Answer a health check. It needs no stream, so it is answered while all of them are taken."""
+        why = f"expected a health check as the action {HEALTH_ACTION!r}, got {action.type!r}"
+        return [flight.Result(pa.py_buffer(self._dispatcher.answer_health_only(action.body, why=why)))]
 
     def _serve(self, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter) -> None:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -9,11 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from monolith.errors import AuthenticationError, DeadlineExceededError, ProtocolError, UnavailableError
+from monolith.errors import AuthenticationError, DeadlineExceededError, OverloadedError, ProtocolError, UnavailableError
+from monolith.transport.calls import Call
 from monolith.transport.deadlines import Deadlines
-from monolith.transport.frames import Frame, decode
+from monolith.transport.frames import Frame, call_of, decode
 
-__all__ = ["FlightConnector", "FlightStream"]
+__all__ = ["FlightConnector", "FlightStream", "HEALTH_ACTION", "OVERLOADED"]
+
+HEALTH_ACTION = "health"
+"""The action whose body is a health check, and whose result is the answer."""
+OVERLOADED = "overloaded: "
+"""What is in the message of a server that has as many streams as it takes."""
 
 Result = TypeVar("Result")
 
@@ -21,22 +28,33 @@ _DEADLINES = Deadlines()
 
 
 class FlightStream:
-    """One open exchange with a server: a request is sent, then its answer received."""
+    """One exchange with a server, opened with the first request: a request is sent, then its answer received.
 
-    def __init__(self, client: flight.FlightClient, address: str, options: flight.FlightCallOptions) -> None:
-        self._address = address
-        descriptor = flight.FlightDescriptor.for_command(b"monolith")
-        self._writer, self._reader = client.do_exchange(descriptor, options)
+    A health check goes as an action, which needs no exchange: a server answers it while all its streams are taken.
+    """
+
+    is_open = True  # that a server has ended an exchange is found out by using it
+
+    def __init__(self, client: flight.FlightClient, address: str, headers: list[tuple[bytes, bytes]]) -> None:
+        self._client, self._address, self._headers = client, address, headers
+        self._exchange: tuple[flight.FlightStreamWriter, flight.FlightStreamReader] | None = None
+        self._health: Frame | None = None
 
     def send(self, *pieces: np.ndarray, deadline: float) -> None:
         """Send the bytes of a request."""
         frame = np.concatenate(pieces)
-        self._in_time(lambda: self._writer.write_metadata(pa.py_buffer(frame)), deadline)
+        if call_of(frame) == Call.HEALTH:
+            self._health = decode(self._in_time(lambda: self._act(frame, deadline), deadline))
+        else:
+            self._in_time(lambda: self._opened()[0].write_metadata(pa.py_buffer(frame)), deadline)
 
     def receive(self, request: int, *, deadline: float) -> Frame:
         """The answer to `request`; answers to others, which somebody delivered twice, are skipped."""
+        health, self._health = self._health, None
+        if health is not None:
+            return health
         while True:
-            chunk = self._in_time(self._reader.read_chunk, deadline)
+            chunk = self._in_time(lambda: self._opened()[1].read_chunk(), deadline)
             if chunk.app_metadata is None:
                 raise ProtocolError(f"the server at {self._address} sent a message that is no frame")
             frame = decode(chunk.app_metadata)
@@ -46,14 +64,33 @@ class FlightStream:
 
     def close(self) -> None:
         """Let go of the stream, whatever state it is in."""
+        if self._exchange is None:
+            return
+        writer, reader = self._exchange
         try:
-            self._reader.cancel()
-            self._writer.close()
+            reader.cancel()
+            writer.close()
         except (pa.ArrowException, OSError):
             return
 
+    def _opened(self) -> tuple[flight.FlightStreamWriter, flight.FlightStreamReader]:
+        if self._exchange is None:
+            descriptor = flight.FlightDescriptor.for_command(b"monolith")
+            options = flight.FlightCallOptions(headers=self._headers)
+            self._exchange = self._client.do_exchange(descriptor, options)
+        return self._exchange
+
+    def _act(self, frame: np.ndarray, deadline: float) -> pa.Buffer:
+        options = flight.FlightCallOptions(timeout=max(0.001, deadline - time.monotonic()), headers=self._headers)
+        action = flight.Action(HEALTH_ACTION, pa.py_buffer(frame))
+        return next(iter(self._client.do_action(action, options))).body
+
+    def _cancel(self) -> None:
+        if self._exchange is not None:
+            self._exchange[1].cancel()
+
     def _in_time(self, call: Callable[[], Result], deadline: float) -> Result:
-        with _DEADLINES.watch(deadline, self._reader.cancel) as late:
+        with _DEADLINES.watch(deadline, self._cancel) as late:
             try:
                 return call()
             except StopIteration:
@@ -64,7 +101,9 @@ class FlightStream:
                     "or take RunnerConfig.from_env().client in a script that monolith launch runs"
                 ) from None
             except (pa.ArrowException, OSError) as error:
-                if late.is_set():
+                if OVERLOADED in _first_line(error):
+                    raise OverloadedError(f"the server at {self._address}: {_first_line(error)}") from None
+                if late.is_set() or isinstance(error, flight.FlightTimedOutError):
                     raise DeadlineExceededError(f"the server at {self._address} did not answer in time") from None
                 raise UnavailableError(f"the server at {self._address}: {_first_line(error)}") from None
 
@@ -90,15 +129,11 @@ class FlightConnector:
                 ("grpc.min_reconnect_backoff_ms", round(1000 * min(connect_timeout, 20))),
             ],
         )
-        headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-        self._options = flight.FlightCallOptions(headers=headers)
+        self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
 
     def open(self, *, deadline: float) -> FlightStream:
-        """A new stream; whether there is a server at all is found out here, who may come in only by the first answer."""
-        try:
-            return FlightStream(self._client, self._address, self._options)
-        except (pa.ArrowException, OSError) as error:
-            raise UnavailableError(f"the server at {self._address}: {_first_line(error)}") from None
+        """A new stream; whether there is a server, and whether it lets us in, is found out by the first request."""
+        return FlightStream(self._client, self._address, self._headers)
 
     def close(self) -> None:
         """Close the connection."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 import threading
 
 import numpy as np
 
-from monolith.errors import MonolithError, ProtocolError, ServerRestartedError, UnavailableError
+from monolith.errors import MonolithError, OverloadedError, ProtocolError, ServerRestartedError, UnavailableError
 from monolith.transport.answers import Answer, Calls
 from monolith.transport.calls import READ_ONCE, Call
 from monolith.transport.frames import Frame, decode, encode, own, request_of
@@ -30,6 +31,8 @@ class FrameCalls:
         """Which life of the server this is: not 0, and new in every process."""
         self.stop_asked = threading.Event()
         """Set when the server is asked to end."""
+        self.max_requests = sys.maxsize
+        """Requests under way at the same time; further ones are answered with `OverloadedError`, apart from health checks."""
         self._max_frame_bytes = max_frame_bytes
         self._calls: Calls = {}
         self._stopping = False
@@ -55,6 +58,16 @@ class FrameCalls:
                 self._under_way -= 1
                 self._idle.notify_all()
 
+    def answer_health_only(self, data: bytes | memoryview | np.ndarray, *, why: str) -> np.ndarray:
+        """The bytes of the answer to a health check; of any other request, `OverloadedError` that says `why`."""
+        try:
+            frame = decode(data, max_bytes=self._max_frame_bytes)
+            if frame.call != Call.HEALTH:
+                raise OverloadedError(why)
+        except MonolithError as error:
+            return self._error(request_of(data), error)
+        return self.answer(data)
+
     def refused(self, head: np.ndarray, error: MonolithError) -> np.ndarray:
         """The answer to a request of which only the beginning is at hand: it was too long to be read."""
         return self._error(request_of(head), error)
@@ -75,6 +88,8 @@ class FrameCalls:
         try:
             if self._stopping:
                 raise UnavailableError("the server is stopping")
+            if self._under_way > self.max_requests and frame.call != Call.HEALTH:
+                raise OverloadedError(f"{self.max_requests} requests are under way, no more are taken; ask again later")
             self._require_mine(frame)
             return self._answered(frame, out)
         except Exception as error:

@@ -13,7 +13,7 @@ from pydantic import Field
 from monolith.config import Config
 from monolith.errors import ConfigError, StorageError
 from monolith.transport.frame_calls import FrameCalls
-from monolith.transport.services import start_service
+from monolith.transport.services import StreamLimits, start_service
 from monolith.transport.stream_pool import Transport
 from monolith.transport.tokens import Token, read_secret_file, reveal
 from monolith.transport.turns import short_turns
@@ -45,8 +45,17 @@ class ListenConfig(Config):
     transport: Transport | None = None
     """How frames travel: "socket", or "flight", which can encrypt; None: Flight with TLS, sockets without."""
     max_streams: Annotated[int, Field(gt=0)] = 256
-    """Streams open at the same time; a client has one for each of its threads that call. Further ones are turned away. One from
-    the same machine can take up to 8 MiB for large frames."""
+    """Streams open at the same time; a client has one for each of its threads that call. Requests on further ones are answered
+    with `OverloadedError`, apart from health checks. One from the same machine can take up to 8 MiB for large frames."""
+    max_requests: Annotated[int | None, Field(gt=0)] = None
+    """Requests under way at the same time; further ones are answered with `OverloadedError` at once, apart from health checks.
+    None: one for each stream."""
+    idle_secs: Annotated[float, Field(gt=0)] = 900.0
+    """Seconds after which a stream without a request is closed; a client opens another when it needs one. Sockets only: Arrow
+    Flight cannot end the stream of a client that is silent."""
+    min_bytes_per_sec: Annotated[int, Field(gt=0)] = 65536
+    """A stream whose request comes in, or whose answer is read, more slowly than this for ten seconds and more is closed. Sockets
+    only."""
 
 
 class FrameServer:
@@ -62,9 +71,15 @@ class FrameServer:
             port=config.port,
             certificate=_certificate(config),
             token=reveal(config.token),
-            max_streams=config.max_streams,
-            max_message_bytes=config.max_message_bytes,
+            limits=StreamLimits(
+                max_streams=config.max_streams,
+                max_message_bytes=config.max_message_bytes,
+                idle_secs=config.idle_secs,
+                min_bytes_per_sec=config.min_bytes_per_sec,
+            ),
         )
+        if config.max_requests is not None:
+            calls.max_requests = config.max_requests
 
     @property
     def port(self) -> int:

@@ -18,6 +18,7 @@ import struct
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 
@@ -36,6 +37,7 @@ MAX_MESSAGE_BYTES = 2**31
 _LENGTH = struct.Struct("<Q")
 _SHARED, _ROOM_COMES = 2**63, 2**62
 _TIMEOUT = struct.Struct("@ll")
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _SKIPPED_AT_ONCE = 2**16
 _ROOM = 2**21
 
@@ -134,12 +136,25 @@ class FramedSocket:
             at += got
         return data
 
-    def receive_frame(self, *, max_bytes: int = MAX_MESSAGE_BYTES, deadline: float | None = None) -> np.ndarray:
+    def receive_frame(
+        self,
+        *,
+        max_bytes: int = MAX_MESSAGE_BYTES,
+        deadline: float | None = None,
+        finish_by: Callable[[int], float] | None = None,
+    ) -> np.ndarray:
         """The next message, of at most `max_bytes`; a longer one is skipped, and `TooLongError` has its beginning.
 
         It is in memory of its own, or a view of the shared room, valid until the next message is sent.
+
+        Args:
+            max_bytes: what is longer is skipped.
+            deadline: when it must have begun; without `finish_by`, when it must be complete.
+            finish_by: when a message of so many bytes must be complete, asked when it begins.
         """
         size = self._receive_length(deadline)
+        if finish_by is not None:
+            deadline = finish_by(min(size, MAX_MESSAGE_BYTES))
         if size & _SHARED:
             return self._found_in_room(size ^ _SHARED, max_bytes)
         if size > MAX_MESSAGE_BYTES:
@@ -218,6 +233,21 @@ class FramedSocket:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
+
+    @property
+    def peer_uid(self) -> int | None:
+        """The user that the other end of a Unix socket runs as; None where the system does not tell, and over TCP."""
+        if self._socket.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+            return None
+        data = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return int(_CREDENTIALS.unpack(data)[1])
+
+    def is_readable(self) -> bool:
+        """Whether bytes have come in, or the other side has closed the connection."""
+        with suppress(BlockingIOError):
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return True
+        return False
 
     def stop_receiving(self) -> None:
         """Let a thread that waits for bytes find the end; what is being sent is sent."""

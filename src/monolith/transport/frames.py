@@ -28,6 +28,7 @@ __all__ = [
     "SHARED_FROM",
     "VERSION",
     "allocate",
+    "call_of",
     "decode",
     "encode",
     "instance_of",
@@ -47,6 +48,7 @@ MAX_ARRAYS = 65536
 
 _HEADER = struct.Struct("<4sHHQQII")
 _SHAPE = struct.Struct("<BB6x")
+_CALL, _CALL_AT = struct.Struct("<H"), 6
 _INSTANCE, _INSTANCE_AT = struct.Struct("<Q"), 16
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
@@ -196,6 +198,11 @@ def request_of(data: bytes | memoryview | np.ndarray) -> int:
         return 0
     request: int = _HEADER.unpack_from(buffer.data)[3]
     return request
+
+
+def call_of(frame: np.ndarray) -> int:
+    """What a request asks for, given its first piece; 0 if it has no header."""
+    return int(_CALL.unpack_from(frame.data, _CALL_AT)[0]) if frame.size >= _HEADER.size else 0
 
 
 def instance_of(frame: np.ndarray) -> int:

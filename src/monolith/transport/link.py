@@ -16,6 +16,8 @@ import numpy as np
 from monolith.errors import (
     DeadlineExceededError,
     FencedError,
+    MonolithError,
+    OverloadedError,
     OwnershipChangedError,
     ServerRestoredError,
     UnavailableError,
@@ -30,6 +32,8 @@ __all__ = ["Exchange", "Link", "finish_all", "finish_each"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds between two attempts: doubled each time, up to the longest."""
+LONGEST_OVERLOAD_PAUSE = 5.0
+"""The longest pause before a server is asked again that has too much to do."""
 
 
 class Link:
@@ -132,16 +136,26 @@ class Exchange:
                 self._link.on_restored(instance_of(self._frame[0]))
                 # The same request, under the same number: if it was applied before the server died, it is known there.
                 set_instance(self._frame[0], self._link.instance)
+            except OverloadedError as error:
+                # It is there, and has too much to do: it is asked less and less often, and nobody else is looked for.
+                self._drop()
+                pause = self._paused(pause, LONGEST_OVERLOAD_PAUSE, error)
             except (UnavailableError, FencedError) as error:
                 self._drop()
                 self._look_for_server()
-                pause = spread(min(2 * pause, LONGEST_PAUSE))
-                if time.monotonic() + pause >= self._deadline:
-                    raise UnavailableError(f"{error}; tried for {self._timeout:g} s") from None
-                time.sleep(pause)
+                pause = self._paused(pause, LONGEST_PAUSE, error)
             except BaseException:
                 self._drop()
                 raise
+
+    def _paused(self, pause: float, longest: float, error: MonolithError) -> float:
+        """Wait longer than `pause`, the last time, and return how long; `error` is raised if the deadline is before that."""
+        pause = spread(min(2 * pause, longest))
+        if time.monotonic() + pause >= self._deadline:
+            kind = OverloadedError if isinstance(error, OverloadedError) else UnavailableError
+            raise kind(f"{error}; tried for {self._timeout:g} s") from None
+        time.sleep(pause)
+        return pause
 
     def abandon(self) -> None:
         """Forget the request; an answer that may still come is not waited for."""
@@ -162,11 +176,13 @@ class Exchange:
     def _receive(self) -> Frame:
         assert self._stream is not None
         frame = self._stream.receive(self._request, deadline=self._deadline)
-        stream, self._stream = self._stream, None
-        self._pool.give_back(stream)
-        if frame.call == Call.ERROR:
+        error = raised(frame.text, self._link.address) if frame.call == Call.ERROR else None
+        if not isinstance(error, OverloadedError):  # its stream may have been for this answer alone
+            stream, self._stream = self._stream, None
+            self._pool.give_back(stream)
+        if error is not None:
             self.was_refused = True
-            raise raised(frame.text, self._link.address)
+            raise error
         self._link.instance = self._link.instance or frame.instance
         return frame
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from monolith.errors import ConfigError
 from monolith.transport.frame_calls import FrameCalls
 from monolith.transport.stream_pool import Transport
 
-__all__ = ["Service", "start_service"]
+__all__ = ["Service", "StreamLimits", "start_service"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamLimits:
+    """What clients may ask of a service; the fields of `ListenConfig` explain them."""
+
+    max_streams: int
+    max_message_bytes: int
+    idle_secs: float
+    min_bytes_per_sec: int
 
 
 class Service(Protocol):
@@ -28,8 +39,7 @@ def start_service(
     port: int,
     certificate: tuple[bytes, bytes] | None,
     token: str | None,
-    max_streams: int,
-    max_message_bytes: int,
+    limits: StreamLimits,
 ) -> Service:
     """Listen; `transport` None takes Flight where there is a certificate, and sockets otherwise."""
     if (transport or ("socket" if certificate is None else "flight")) == "socket":
@@ -39,12 +49,10 @@ def start_service(
             raise ConfigError(
                 "transport: plain sockets cannot encrypt; leave out transport='socket', or tls_cert and tls_key"
             )
-        return SocketService(
-            calls, host=host, port=port, token=token, max_streams=max_streams, max_message_bytes=max_message_bytes
-        )
+        return SocketService(calls, host=host, port=port, token=token, limits=limits)
     from monolith.transport.flight_service import FlightService
 
     flight: Service = FlightService(
-        calls, host=host, port=port, certificate=certificate, token=token, max_streams=max_streams
+        calls, host=host, port=port, certificate=certificate, token=token, max_streams=limits.max_streams
     )
     return flight

@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
+import logging
+import os
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from monolith.errors import ProtocolError, UnavailableError
+from monolith.errors import OverloadedError, ProtocolError, UnavailableError
 from monolith.transport.frame_calls import FrameCalls
 from monolith.transport.framed_socket import HELLO, FramedSocket, TooLongError, Welcome, local_name
 from monolith.transport.frames import MAGIC, VERSION
+from monolith.transport.rare_warnings import RareWarnings
+from monolith.transport.services import StreamLimits
 
 __all__ = ["SocketService"]
 
 HELLO_SECONDS = 10.0
 """How long one who has connected may take to say who it is."""
+SLOW_SECONDS = 10.0
+"""How long a message may take however slow its sender is."""
+HEALTH_STREAMS = 8
+"""Streams beyond `max_streams` that are open for one health check each."""
+HEALTH_BYTES = 4096
+"""A health check is smaller."""
+RETRY_SECONDS = 0.05
+"""Pause before a connection is accepted again after the system had no descriptor or memory for one."""
+
+_logger = logging.getLogger(__name__)
 
 
 class SocketService:
     """Hands each frame of each connection to `calls` and sends its answer back."""
 
-    def __init__(
-        self, calls: FrameCalls, *, host: str, port: int, token: str | None, max_streams: int, max_message_bytes: int
-    ) -> None:
+    def __init__(self, calls: FrameCalls, *, host: str, port: int, token: str | None, limits: StreamLimits) -> None:
         self._calls = calls
         self._token = (token or "").encode()
-        self._free = threading.Semaphore(max_streams)
-        self._most = 2 * max_streams
-        self._max_bytes = max_message_bytes
-        self._connections: set[FramedSocket] = set()
+        self._limits = limits
+        self._free = threading.Semaphore(limits.max_streams)
+        self._for_health = threading.Semaphore(HEALTH_STREAMS)
+        self._most = 2 * limits.max_streams + HEALTH_STREAMS
+        self._connections: dict[FramedSocket, bool] = {}
+        """Each with whether it is known who it is, the oldest first."""
         self._ended = threading.Condition()
         self._stopping = False
-        self._listeners = _listeners(host, port, backlog=max_streams)
+        self._warnings = RareWarnings(_logger)
+        self._spare = _Spare()
+        self._listeners = _listeners(host, port, backlog=limits.max_streams)
         self.port: int = self._listeners[0].getsockname()[1]
         self._accepting = [
             threading.Thread(target=self._accept, args=(listener,), name="monolith-ps-accept", daemon=True)
@@ -58,40 +76,91 @@ class SocketService:
             thread.join()
         with self._ended:
             self._ended.wait_for(lambda: not self._connections)
+        self._spare.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        while True:
+        """Accept connections until the service stops. Whatever a connection cannot get, the next one is tried."""
+        while not self._stopping:
             try:
                 connected, _ = listener.accept()
-            except OSError:
-                if self._stopping:
-                    return
-                # No descriptor is free, or the client has gone already.
-                time.sleep(0.05)
+            except OSError as error:
+                if not self._stopping:
+                    self._not_accepted(listener, error)
                 continue
-            connection = FramedSocket(connected, takes_room=True)
-            with self._ended:
-                # Some more may knock than may come in; beyond, nobody is even asked who it is.
-                welcome = not self._stopping and len(self._connections) < self._most
-                if welcome:
-                    self._connections.add(connection)
+            try:
+                self._begin(connected)
+            except Exception as error:
+                connected.close()
+                self._warnings.warn("cannot serve a connection: %s; it was closed, the client may try again", error)
+
+    def _not_accepted(self, listener: socket.socket, error: OSError) -> None:
+        if error.errno in (errno.ECONNABORTED, errno.EINTR):
+            return
+        self._warnings.warn(
+            "cannot accept a connection: %s; %s are open; raise the limit of the process (ulimit -n) or lower max_streams",
+            error.strerror,
+            len(self._connections),
+        )
+        if error.errno == errno.EMFILE:
+            # One who waits to be accepted would wait for ever: it is told by closing its connection.
+            with self._spare.given_up(), suppress(OSError):
+                listener.setblocking(False)
+                try:
+                    listener.accept()[0].close()
+                finally:
+                    listener.setblocking(True)
+        time.sleep(RETRY_SECONDS)
+
+    def _begin(self, connected: socket.socket) -> None:
+        connection = FramedSocket(connected, takes_room=True)
+        uid = connection.peer_uid
+        if uid not in (None, 0, os.geteuid()):
+            self._warnings.warn("turned away a process of user %s, which is neither this one nor root", uid)
+            connection.close()
+            return
+        with self._ended:
+            if len(self._connections) >= self._most:
+                self._drop_oldest_stranger()
+            welcome = not self._stopping and len(self._connections) < self._most
             if welcome:
-                threading.Thread(target=self._run, args=(connection,), name="monolith-ps-stream", daemon=True).start()
-            else:
-                connection.close()
+                self._connections[connection] = False
+        if not welcome:
+            connection.close()
+            return
+        try:
+            threading.Thread(target=self._run, args=(connection,), name="monolith-ps-stream", daemon=True).start()
+        except BaseException:
+            self._end(connection)
+            raise
+
+    def _drop_oldest_stranger(self) -> None:
+        """Some more may knock than may come in; beyond, whoever has not said for the longest who it is makes room."""
+        stranger = next((connection for connection, is_known in self._connections.items() if not is_known), None)
+        if stranger is not None:
+            self._warnings.warn("%s connections are open: closed one that did not say who it is", self._most)
+            del self._connections[stranger]
+            stranger.close()
 
     def _run(self, connection: FramedSocket) -> None:
         try:
             if self._is_known(connection):
+                with self._ended:
+                    if connection in self._connections:
+                        self._connections[connection] = True
                 self._let_in(connection)
+        except TimeoutError as error:
+            _logger.info("closed a stream: %s", error)
         except OSError:
             # The client has gone, or speaks another language: there is nobody to tell.
             pass
         finally:
-            connection.close()
-            with self._ended:
-                self._connections.discard(connection)
-                self._ended.notify_all()
+            self._end(connection)
+
+    def _end(self, connection: FramedSocket) -> None:
+        connection.close()
+        with self._ended:
+            self._connections.pop(connection, None)
+            self._ended.notify_all()
 
     def _is_known(self, connection: FramedSocket) -> bool:
         deadline = time.monotonic() + HELLO_SECONDS
@@ -107,7 +176,7 @@ class SocketService:
 
     def _let_in(self, connection: FramedSocket) -> None:
         if not self._free.acquire(blocking=False):
-            _say(connection, Welcome.TOO_MANY_STREAMS)
+            self._let_in_for_health(connection)
             return
         try:
             _say(connection, Welcome.COME_IN)
@@ -116,19 +185,76 @@ class SocketService:
         finally:
             self._free.release()
 
+    def _let_in_for_health(self, connection: FramedSocket) -> None:
+        """Answer one health check; any other request gets to know that there are too many streams."""
+        why = f"{self._limits.max_streams} streams are open, no more are allowed; close some, or raise max_streams"
+        self._warnings.warn("turned away a client: %s", why)
+        if not self._for_health.acquire(blocking=False):
+            _say(connection, Welcome.TOO_MANY_STREAMS)
+            return
+        try:
+            _say(connection, Welcome.COME_IN)
+            deadline = time.monotonic() + HELLO_SECONDS
+            try:
+                data = connection.receive_frame(max_bytes=HEALTH_BYTES, deadline=deadline)
+            except TooLongError as long:
+                answer = self._calls.refused(long.head, OverloadedError(why))
+            else:
+                answer = self._calls.answer_health_only(data.copy(), why=why)
+            connection.send_frame(answer, deadline=deadline)
+        finally:
+            self._for_health.release()
+
     def _answer_one(self, connection: FramedSocket) -> None:
         try:
-            data = connection.receive_frame(max_bytes=self._max_bytes)
+            data = connection.receive_frame(
+                max_bytes=self._limits.max_message_bytes,
+                deadline=time.monotonic() + self._limits.idle_secs,
+                finish_by=self._finish_by,
+            )
         except TooLongError as long:
             error = ProtocolError(
-                f"frame: expected at most {self._max_bytes:,} bytes, got {long.size:,}; send smaller batches"
+                f"frame: expected at most {self._limits.max_message_bytes:,} bytes, got {long.size:,}; send smaller batches"
             )
             answer = self._calls.refused(long.head, error)
         else:
             room = connection.room
             is_shared = room is not None and room.is_incoming(data)
             answer = self._calls.answer(data, is_shared=is_shared, out=None if room is None else room.outgoing)
-        connection.send_frame(answer)
+        connection.send_frame(answer, deadline=self._finish_by(len(answer)))
+
+    def _finish_by(self, size: int) -> float:
+        """When a message of `size` bytes must have come in or gone out."""
+        return time.monotonic() + SLOW_SECONDS + size / self._limits.min_bytes_per_sec
+
+
+class _Spare:
+    """A descriptor that is kept for the moment when no other is left."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()
+        self._take()
+
+    @contextmanager
+    def given_up(self) -> Iterator[None]:
+        """Let somebody else have the descriptor for the block."""
+        with self._lock:
+            self.close()
+            try:
+                yield
+            finally:
+                self._take()
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _take(self) -> None:
+        with suppress(OSError):
+            self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _listeners(host: str, port: int, *, backlog: int) -> list[socket.socket]:

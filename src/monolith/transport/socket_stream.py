@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
+import struct
 import time
 
 import numpy as np
 
-from monolith.errors import AuthenticationError, DeadlineExceededError, MonolithError, ProtocolError, UnavailableError
+from monolith.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    MonolithError,
+    OverloadedError,
+    ProtocolError,
+    UnavailableError,
+)
 from monolith.transport.framed_socket import HELLO, FramedSocket, Welcome, hello, local_name
 from monolith.transport.frames import MAGIC, VERSION, Frame, decode
 
 __all__ = ["SocketConnector", "SocketStream"]
+
+_logger = logging.getLogger(__name__)
 
 
 class SocketStream:
@@ -41,6 +53,11 @@ class SocketStream:
             # Requests are numbered from 1; 0 answers a frame whose number could not be read.
             if frame.request in (0, request):
                 return frame
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server still listens to it; while no request is under way, only its end can come in."""
+        return not self._connection.is_readable()
 
     def close(self) -> None:
         """Let go of the stream, whatever state it is in."""
@@ -80,12 +97,20 @@ class SocketConnector:
         """A connection within this machine, if the server is on it."""
         if self._name is None:
             return None
+        if not hasattr(socket, "SO_PEERCRED"):
+            return None
         local = socket.socket(socket.AF_UNIX)
         # Where many wait to be accepted it would wait behind them without an end; TCP does so within the deadline.
         local.setblocking(False)
         try:
             local.connect(self._name)
+            _, user, _ = struct.unpack("3i", local.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         except OSError:
+            local.close()
+            return None
+        if user != os.geteuid():
+            # Any user can take a name that no server has yet. Over TCP nobody sees our memory.
+            _logger.debug("%s: on this machine a process of user %s listens; TCP is used", self._address, user)
             local.close()
             return None
         return local
@@ -107,7 +132,7 @@ def _require_welcome(answer: np.ndarray, address: str) -> None:
             "or take RunnerConfig.from_env().client in a script that monolith launch runs"
         )
     if said == Welcome.TOO_MANY_STREAMS:
-        raise UnavailableError(f"the server at {address}: as many streams are open as it allows")
+        raise OverloadedError(f"the server at {address}: as many streams are open as it allows")
     if said != Welcome.COME_IN:
         raise ProtocolError(f"the server at {address} speaks version {version}, not {VERSION}; upgrade the older side")
 

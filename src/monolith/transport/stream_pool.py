@@ -26,6 +26,10 @@ class Stream(Protocol):
     def receive(self, request: int, *, deadline: float) -> Frame:
         """The answer to `request`; answers to others, which somebody delivered twice, are skipped."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the server has not closed it, as far as is known here."""
+
     def close(self) -> None:
         """Let go of the stream, whatever state it is in."""
 
@@ -81,8 +85,13 @@ class StreamPool:
                 raise DeadlineExceededError(
                     f"the server at {self._address}: all {self._max_streams} streams were in use until the deadline"
                 )
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                stream = self._idle.pop()
+                if stream.is_open:
+                    return stream
+                # The server has closed it meanwhile, as it does with those that are idle.
+                stream.close()
+                self._open -= 1
             self._open += 1
         try:
             return self._connector.open(deadline=deadline)
