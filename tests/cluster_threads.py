@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from monolith.cluster import HostServiceDiscovery
 from monolith.cluster.coordination import Members
@@ -48,16 +49,24 @@ class Cluster:
     """All processes of a run, each a thread."""
 
     def __init__(
-        self, folder: Path, *, num_ps: int, num_workers: int, config: RunConfig | None = None, **given: object
+        self,
+        folder: Path,
+        *,
+        num_ps: int,
+        num_workers: int,
+        config: RunConfig | None = None,
+        optimizer: Callable[[nn.Module], torch.optim.Optimizer] = lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+        scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
+        **given: object,
     ) -> None:
         settings: dict[str, Any] = {"retry_wait_in_secs": 0.1, "start_timeout_secs": 60.0, "chief_timeout_secs": 60.0}
         self.folder = folder
-        self._settings = settings | {"num_ps": num_ps, "num_workers": num_workers, "model_dir": str(folder)} | given
-        self._config = config
+        self.settings = settings | {"num_ps": num_ps, "num_workers": num_workers, "model_dir": str(folder)} | given
+        self._config, self._optimizer, self._scheduler = config, optimizer, scheduler
         self.trainers: dict[int, Trainer] = {}
 
     def runner(self, kind: str, index: int) -> RunnerConfig:
-        return RunnerConfig(server_type=kind, index=index, **self._settings)
+        return RunnerConfig(server_type=kind, index=index, **self.settings)
 
     def start(
         self,
@@ -71,7 +80,13 @@ class Cluster:
     ) -> Future[int]:
         torch.manual_seed(0)
         model = FeatureModel()
-        trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), config=self._config)
+        optimizer = self._optimizer(model)
+        scheduler = None if self._scheduler is None else self._scheduler(optimizer)
+        config = self._config
+        if config is not None and index > 0:
+            # As an Estimator does: the chief saves for all.
+            config = config.model_copy(update={"model_dir": None, "warm_start_from": None})
+        trainer = Trainer(model, optimizer, scheduler=scheduler, config=config)
         if kind == "worker":
             self.trainers[index] = trainer
         discovery = HostServiceDiscovery(self.folder / "discovery")

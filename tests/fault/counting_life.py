@@ -16,7 +16,7 @@ from torch import nn
 from counting_model import COUNTED, Counts
 from monolith import RunConfig, Trainer
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
-from monolith.ps import CachedParameters, ClientConfig, DenseSgd, ServerOptimizer, ServerStore, tables_of
+from monolith.ps import CachedParameters, ClientConfig, ServerOptimizer, ServerStore, tables_of
 from monolith.table import Bags
 from monolith.train.hooks import Hook
 from monolith.train.trainer import StepResult
@@ -45,7 +45,9 @@ def clicks(batches: int) -> ClickStream:
 
 def counting(store: ServerStore, *hooks: Hook, postpush: bool = False, model_dir: Path | None = None) -> Trainer:
     model = Counts(store)
-    cached = CachedParameters(nn.ParameterDict({"batches": model.batches}), store, DenseSgd(learning_rate=1.0))
+    cached = CachedParameters(
+        nn.ParameterDict({"batches": model.batches}), store, torch.optim.SGD([model.batches], lr=1.0)
+    )
     config = RunConfig(
         enable_embedding_postpush=postpush,
         clip_norm=None,

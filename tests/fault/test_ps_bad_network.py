@@ -17,7 +17,7 @@ import torch
 
 from monolith.ps import (
     ClientConfig,
-    DenseSgd,
+    DenseOptimizer,
     ParameterServer,
     RemoteStore,
     ServerConfig,
@@ -206,7 +206,7 @@ def test_repeated_delayed_and_lost_frames_leave_counts_exact(transport: Transpor
         proxy = (SocketProxy if transport == "socket" else FlightProxy)(server.address, fates)
         with RemoteStore(proxy.address, [TABLE], config=client) as store:
             add_from_threads(store, times=40)
-            parameters = ServerParameters(store, {"w": torch.zeros(1)}, DenseSgd(learning_rate=1.0))
+            parameters = ServerParameters(store, {"w": torch.zeros(1)}, DenseOptimizer.of(torch.optim.SGD, lr=1.0))
             for _ in range(20):
                 parameters.apply({"w": torch.ones(1)})
             assert parameters.read()["w"].item() == -20

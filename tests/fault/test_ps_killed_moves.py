@@ -15,7 +15,7 @@ import torch
 
 from forked_processes import ForkedServerProcess
 from monolith.errors import ServerError
-from monolith.ps import ClientConfig, DenseSgd, ParameterServer, ServerConfig, ServerParameters, ServerStore
+from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, ServerConfig, ServerParameters, ServerStore
 from monolith.table import Bags, Gradient, Sgd, Zeros
 from monolith.table.config import Segment, TableConfig
 from monolith.testing.parameter_servers import ServerProcess
@@ -40,7 +40,7 @@ class Worker(threading.Thread):
     def run(self) -> None:
         try:
             with ServerStore(self._addresses, [TABLE], config=PATIENT) as store:
-                origin = ServerParameters(store, DENSE, DenseSgd(learning_rate=1.0))
+                origin = ServerParameters(store, DENSE, DenseOptimizer.of(torch.optim.SGD, lr=1.0))
                 while not self.ending.is_set():
                     places = self._random.integers(0, len(IDS), size=200)
                     bags = Bags(table="counts", ids=IDS[places], row_splits=np.arange(201))
@@ -127,7 +127,7 @@ def test_killing_givers_and_takers_loses_no_update_and_doubles_none(
                 worker.join(120)
                 assert worker.error is None
             (rows,) = store.lookup([Bags(table="counts", ids=IDS, row_splits=np.arange(len(IDS) + 1))])
-            dense = ServerParameters(store, DENSE, DenseSgd(learning_rate=1.0)).read()
+            dense = ServerParameters(store, DENSE, DenseOptimizer.of(torch.optim.SGD, lr=1.0)).read()
         expected = -sum(worker.counted for worker in workers)
         assert rows[:, 0].numpy().tolist() == expected.tolist()
         assert all(value.eq(-sum(worker.steps for worker in workers)).all() for value in dense.values())

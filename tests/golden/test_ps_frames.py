@@ -83,6 +83,8 @@ def test_each_call_keeps_its_number() -> None:
         "READ_DENSE": 33,
         "APPLY_DENSE": 34,
         "ASSIGN_DENSE": 35,
+        "READ_DENSE_SETTINGS": 36,
+        "LOAD_DENSE": 37,
         "IS_INITIALISED": 48,
         "MARK_INITIALISED": 49,
         "MEASURE": 50,

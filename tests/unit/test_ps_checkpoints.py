@@ -34,7 +34,7 @@ from monolith.errors import (
 )
 from monolith.ps import (
     ClientConfig,
-    DenseAdam,
+    DenseOptimizer,
     ParameterServer,
     RemoteStore,
     ServerConfig,
@@ -90,7 +90,9 @@ def test_a_checkpoint_restores_onto_any_number_of_servers_and_training_goes_on_a
     tmp_path: Path, count: int
 ) -> None:
     with servers(tmp_path, 2) as store:
-        origin = ServerParameters(store, {"a": torch.ones(5), "b": torch.ones(2)}, DenseAdam(learning_rate=0.1))
+        origin = ServerParameters(
+            store, {"a": torch.ones(5), "b": torch.ones(2)}, DenseOptimizer.of(torch.optim.Adam, lr=0.1)
+        )
         train(store, 3)
         origin.apply({"a": torch.ones(5), "b": torch.ones(2)})
         store.save(tmp_path / "model.ckpt-3")
@@ -105,7 +107,9 @@ def test_a_checkpoint_restores_onto_any_number_of_servers_and_training_goes_on_a
         assert store.is_initialised()
         assert values(store) == saved
         assert store.stats()["item"].rows == len(IDS)
-        origin = ServerParameters(store, {"a": torch.zeros(5), "b": torch.zeros(2)}, DenseAdam(learning_rate=0.1))
+        origin = ServerParameters(
+            store, {"a": torch.zeros(5), "b": torch.zeros(2)}, DenseOptimizer.of(torch.optim.Adam, lr=0.1)
+        )
         assert not origin.created
         train(store)
         origin.apply({"a": torch.ones(5), "b": torch.ones(2)})
@@ -115,7 +119,9 @@ def test_a_checkpoint_restores_onto_any_number_of_servers_and_training_goes_on_a
         store.save(tmp_path / "model.ckpt-4")
     with servers(tmp_path, 2, first=20) as store:
         store.restore(tmp_path / "model.ckpt-4")
-        origin = ServerParameters(store, {"a": torch.zeros(5), "b": torch.zeros(2)}, DenseAdam(learning_rate=0.1))
+        origin = ServerParameters(
+            store, {"a": torch.zeros(5), "b": torch.zeros(2)}, DenseOptimizer.of(torch.optim.Adam, lr=0.1)
+        )
         assert values(store) == expected[0]
         assert all(torch.equal(value, expected[1][name]) for name, value in origin.read().items())
 

@@ -11,12 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.errors import CheckpointMismatchError, ConfigError, InvalidArgumentError
 from monolith.ps import (
     CachedParameters,
-    DenseAdagrad,
-    DenseAdam,
-    DenseSgd,
+    DenseOptimizer,
     ParameterServer,
     ServerOptimizer,
     ServerParameters,
@@ -48,7 +46,7 @@ class Variable(nn.Module):
 
 def test_reads_use_the_cache_until_it_is_fetched_and_assigned(store: ServerStore) -> None:
     model = Variable()
-    cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+    cached = CachedParameters(model, store, torch.optim.SGD(model.parameters(), lr=1.0))
     assert model().item() == 5.0
     cached.origin.assign_add({"var": torch.tensor(2.0)})
     assert model().item() == 5.0
@@ -61,7 +59,7 @@ def test_reads_use_the_cache_until_it_is_fetched_and_assigned(store: ServerStore
 
 def test_gradients_go_to_the_origin_and_the_cache_follows_when_fetched(store: ServerStore) -> None:
     model = Variable()
-    cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+    cached = CachedParameters(model, store, torch.optim.SGD(model.parameters(), lr=1.0))
     model().backward()
     ServerOptimizer(cached).step()
     assert cached.origin.read()["var"].item() == 4.0
@@ -70,7 +68,7 @@ def test_gradients_go_to_the_origin_and_the_cache_follows_when_fetched(store: Se
 
 def test_the_hook_lets_a_step_read_what_was_there_before_the_step_before(store: ServerStore) -> None:
     model, seen = Variable(), []
-    cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+    cached = CachedParameters(model, store, torch.optim.SGD(model.parameters(), lr=1.0))
     # Changed behind the cache's back: the first step must not start from what the model was built with.
     cached.origin.assign({"var": torch.tensor(8.0)})
 
@@ -95,60 +93,23 @@ def test_the_hook_lets_a_step_read_what_was_there_before_the_step_before(store: 
     assert cached.origin.read()["var"].item() == 4.0
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "local"),
-    [
-        (
-            DenseSgd(learning_rate=0.1, momentum=0.9, nesterov=True),
-            lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True),
-        ),
-        (DenseAdagrad(learning_rate=0.2), lambda p: torch.optim.Adagrad(p, 0.2, initial_accumulator_value=0.1)),
-        (DenseAdam(learning_rate=0.3, weight_decay=0.01), lambda p: torch.optim.Adam(p, 0.3, weight_decay=0.01)),
-    ],
-)
-def test_a_servers_optimizer_makes_the_steps_of_a_local_one(
-    store: ServerStore, optimizer: DenseSgd | DenseAdagrad | DenseAdam, local: object
-) -> None:
-    torch.manual_seed(0)
-    mine, theirs = nn.Linear(3, 2), nn.Linear(3, 2)
-    theirs.load_state_dict(mine.state_dict())
-    cached = CachedParameters(mine, store, optimizer)
-    remote_step, local_step = ServerOptimizer(cached), local(theirs.parameters())  # type: ignore[operator]
-    for _ in range(5):
-        inputs = torch.randn(4, 3)
-        for model in (mine, theirs):
-            model.zero_grad()
-            model(inputs).square().sum().backward()
-        remote_step.step()
-        local_step.step()
-        cached.fetch()
-        cached.assign()
-        assert torch.equal(mine.weight, theirs.weight)
-        assert torch.equal(mine.bias, theirs.bias)
-
-
 def test_the_first_worker_gives_the_values_and_later_ones_find_them(store: ServerStore) -> None:
-    first = ServerParameters(store, {"w": torch.tensor([1.0, 2.0])}, DenseSgd())
+    first = ServerParameters(store, {"w": torch.tensor([1.0, 2.0])}, DenseOptimizer.of(torch.optim.SGD))
     first.assign({"w": torch.tensor([3.0, 4.0])})
     with ServerStore(store.addresses) as other:
-        second = ServerParameters(other, {"w": torch.zeros(2)}, DenseSgd())
+        second = ServerParameters(other, {"w": torch.zeros(2)}, DenseOptimizer.of(torch.optim.SGD))
         assert (first.created, second.created) == (True, False)
         assert second.read()["w"].tolist() == [3.0, 4.0]
         with pytest.raises(ConfigError, match=r"'w': another worker has declared it as \[2\], not \[3\]"):
-            ServerParameters(other, {"w": torch.zeros(3)}, DenseSgd())
-        with pytest.raises(ConfigError, match="'w': another worker has declared it with DenseSgd"):
-            ServerParameters(other, {"w": torch.zeros(2)}, DenseAdam())
-
-
-def test_a_learning_rate_of_one_step_does_not_stay(store: ServerStore) -> None:
-    parameters = ServerParameters(store, {"w": torch.zeros(1)}, DenseSgd(learning_rate=1.0))
-    parameters.apply({"w": torch.ones(1)}, learning_rate=0.25)
-    parameters.apply({"w": torch.ones(1)})
-    assert parameters.read()["w"].item() == -1.25
+            ServerParameters(other, {"w": torch.zeros(3)}, DenseOptimizer.of(torch.optim.SGD))
+        with pytest.raises(CheckpointMismatchError, match=r"'w'.*torch.optim.SGD, the code now has torch.optim.Adam"):
+            ServerParameters(other, {"w": torch.zeros(2)}, DenseOptimizer.of(torch.optim.Adam))
 
 
 def test_wrong_names_shapes_and_types_change_nothing(store: ServerStore) -> None:
-    parameters = ServerParameters(store, {"a": torch.zeros(2), "b": torch.zeros(2)}, DenseSgd(learning_rate=1.0))
+    parameters = ServerParameters(
+        store, {"a": torch.zeros(2), "b": torch.zeros(2)}, DenseOptimizer.of(torch.optim.SGD, lr=1.0)
+    )
     with pytest.raises(InvalidArgumentError, match="there is no 'c'"):
         parameters.apply({"a": torch.ones(2), "c": torch.ones(2)})
     with pytest.raises(InvalidArgumentError, match=r"'a': expected \[2\], got \[1, 2\]"):
@@ -167,15 +128,17 @@ def test_parameters_are_spread_by_size_and_the_same_for_everybody() -> None:
 
 def test_half_of_a_model_is_another_model(store: ServerStore) -> None:
     with ParameterServer() as server, ServerStore([server.address]) as one:
-        ServerParameters(one, {"a": torch.zeros(1)}, DenseSgd())
+        ServerParameters(one, {"a": torch.zeros(1)}, DenseOptimizer.of(torch.optim.SGD))
         with pytest.raises(ConfigError, match="'b': not there, while 'a' is"):
-            ServerParameters(one, {"a": torch.zeros(1), "b": torch.zeros(1)}, DenseSgd())
+            ServerParameters(one, {"a": torch.zeros(1), "b": torch.zeros(1)}, DenseOptimizer.of(torch.optim.SGD))
 
 
 def test_what_is_read_while_others_train_is_never_half_of_a_step() -> None:
     with ParameterServer() as server, ServerStore([server.address]) as store:
         names = [f"w{n}" for n in range(8)]
-        parameters = ServerParameters(store, {name: torch.zeros(100) for name in names}, DenseSgd(learning_rate=1.0))
+        parameters = ServerParameters(
+            store, {name: torch.zeros(100) for name in names}, DenseOptimizer.of(torch.optim.SGD, lr=1.0)
+        )
         gradients = {name: torch.ones(100) for name in names}
 
         def train() -> None:
@@ -191,7 +154,7 @@ def test_what_is_read_while_others_train_is_never_half_of_a_step() -> None:
 
 
 def test_workers_that_know_more_servers_find_parameters_where_they_are() -> None:
-    sgd = DenseSgd(learning_rate=1.0)
+    sgd = DenseOptimizer.of(torch.optim.SGD, lr=1.0)
     values = {"a": torch.zeros(3), "b": torch.zeros(2)}
     with ParameterServer() as one, ParameterServer() as two, ServerStore([one.address]) as store:
         first = ServerParameters(store, values, sgd)

@@ -13,8 +13,7 @@ import torch
 from monolith.errors import UnavailableError
 from monolith.ps import (
     ClientConfig,
-    DenseAdam,
-    DenseSgd,
+    DenseOptimizer,
     ParameterServer,
     ServerConfig,
     ServerParameters,
@@ -32,7 +31,7 @@ from monolith.transport.calls import Call
 from moving_buckets import DeafLink, MuteLink, asked, mover_done, started, wait_for
 
 NAMES = tuple(f"p{number}" for number in range(6))
-SGD = DenseSgd(learning_rate=1.0)
+SGD = DenseOptimizer.of(torch.optim.SGD, lr=1.0)
 
 
 def zeros() -> dict[str, torch.Tensor]:
@@ -115,7 +114,7 @@ def test_parameters_with_their_optimizer_arrive_bit_for_bit(addresses: list[str]
     local = {name: torch.randn(3).requires_grad_() for name in NAMES}
     adam = torch.optim.Adam(local.values(), 0.1)
     with ServerStore(addresses[:2]) as store:
-        origin = ServerParameters(store, local, DenseAdam(learning_rate=0.1))
+        origin = ServerParameters(store, local, DenseOptimizer.of(torch.optim.Adam, lr=0.1))
         for wanted in (addresses[1:2], addresses, addresses[2:]):
             store.rebalance(wanted)
             for _ in range(3):

@@ -24,7 +24,7 @@ from monolith.errors import (
     StorageError,
 )
 from monolith.log import LogReader
-from monolith.ps import ClientConfig, DenseAdam, ParameterServer, RemoteStore, ServerConfig, ServerParameters
+from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, RemoteStore, ServerConfig, ServerParameters
 from monolith.ps.messages import DeclaredTable, HeldPosition, Join, Position, Push, TableWrite
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.state import ServerState
@@ -81,7 +81,7 @@ def test_tables_dense_and_optimizers_go_on_where_they_were(tmp_path: Path, flush
         for life in range(stops + 1):
             with server(folder, flush) as made, RemoteStore(made.address, [ITEM]) as store:
                 assert store.health()[0]["restored"] == 0 or life > 0
-                origin = ServerParameters(store, {"w": torch.ones(2)}, DenseAdam(learning_rate=0.1))
+                origin = ServerParameters(store, {"w": torch.ones(2)}, DenseOptimizer.of(torch.optim.Adam, lr=0.1))
                 assert origin.created == (life == 0)
                 train(origin, store, 6 // (stops + 1))
                 found = rows(store, "item", [0, 1, 2, 7]), origin.read()["w"].tolist()

@@ -24,7 +24,7 @@ from monolith.errors import (
 )
 from monolith.ps import (
     ClientConfig,
-    DenseSgd,
+    DenseOptimizer,
     ParameterServer,
     RemoteStore,
     ServerConfig,
@@ -89,7 +89,7 @@ def test_beyond_the_memory_limit_updates_are_refused_and_reading_goes_on() -> No
         with pytest.raises(MemoryLimitError):
             store.apply([Gradient(bags=ONE, values=torch.ones(1, 256))] * 2000)
         with pytest.raises(MemoryLimitError):
-            ServerParameters(store, {"w": torch.zeros(2**21)}, DenseSgd())
+            ServerParameters(store, {"w": torch.zeros(2**21)}, DenseOptimizer.of(torch.optim.SGD))
 
 
 def test_a_table_with_room_for_more_than_the_limit_is_refused() -> None:

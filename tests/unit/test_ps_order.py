@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from monolith.ps import CachedParameters, ClientConfig, DenseSgd, ParameterServer, ServerStore
+from monolith.ps import CachedParameters, ClientConfig, ParameterServer, ServerStore
 from monolith.table import Bags, Gradient
 from monolith.testing import sgd_table_config
 
@@ -66,7 +66,7 @@ def test_a_change_waits_for_a_lookup_that_was_begun_unless_told_not_to(
 def test_gradients_of_dense_parameters_wait_for_a_fetch(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with ServerStore([address]) as store:
         model = nn.Linear(1, 1, bias=False)
-        cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+        cached = CachedParameters(model, store, torch.optim.SGD(model.parameters(), lr=1.0))
         before = model.weight.item()
         model(torch.ones(1, 1)).sum().backward()
         gate = Gate(cached.origin.read)

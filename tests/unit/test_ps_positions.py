@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from monolith.ps import ClientConfig, DenseSgd, ParameterServer, ServerConfig, ServerParameters, ServerStore
+from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, ServerConfig, ServerParameters, ServerStore
 from monolith.ps.messages import BucketsAt, HeldPosition, Joined, Position
 from monolith.ps.server.ledger_state import progress_text
 from monolith.ps.server.transfer_delivery import keep_piece
@@ -25,7 +25,7 @@ IDS = np.arange(400)
 BAGS = Bags(table="t", ids=IDS, row_splits=np.arange(len(IDS) + 1))
 # Two ids each: one half of a bag may have had a batch that the other has not.
 PAIRS = Bags(table="t", ids=IDS, row_splits=np.arange(0, len(IDS) + 1, 2), pooling="mean")
-SGD = DenseSgd(learning_rate=1.0)
+SGD = DenseOptimizer.of(torch.optim.SGD, lr=1.0)
 
 
 def at(batches: int, epoch: int = 1) -> HeldPosition:

@@ -20,7 +20,6 @@ from monolith.errors import MemoryLimitError, ServerError
 from monolith.ps import (
     CachedParameters,
     ClientConfig,
-    DenseSgd,
     ParameterServer,
     RemoteStore,
     ServerConfig,
@@ -173,7 +172,9 @@ def test_going_back_takes_the_servers_along(tmp_path: Path) -> None:
 
 def counting(store: ServerStore, *, postpush: bool) -> tuple[Trainer, CachedParameters]:
     model = Counts(store)
-    cached = CachedParameters(nn.ParameterDict({"batches": model.batches}), store, DenseSgd(learning_rate=1.0))
+    cached = CachedParameters(
+        nn.ParameterDict({"batches": model.batches}), store, torch.optim.SGD([model.batches], lr=1.0)
+    )
     config = RunConfig(enable_embedding_postpush=postpush, clip_norm=None)
     return Trainer(model, ServerOptimizer(cached), config=config), cached
 

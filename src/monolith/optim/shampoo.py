@@ -169,8 +169,9 @@ def _precondition(gradient: Tensor, state: dict[str, Any], step: int, group: dic
             parts = eigen_inverse_root(
                 statistics, 2 * rank, group["eigen_head"], group["eigen_tail"], group["damping_epsilon"]
             )
-            for slot, part in zip((pvec, pval, offset), parts, strict=True):
-                slot.copy_(part)
+            pvec, pval, offset = (part.to(s.dtype) for part in parts)
+            # Not into the slots there are: with another eigen_head than in the checkpoint they have another shape.
+            state |= {f"pvec{axis}": pvec, f"pval{axis}": pval, f"o{axis}": offset}
         result = apply_sparse_precond(result, pvec, pval, offset)
     return result
 

@@ -6,15 +6,13 @@ from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.client.server_parameters import CachedParameters, ServerOptimizer, ServerParameters
 from monolith.ps.client.server_store import ServerStore, tables_of
 from monolith.ps.client.take_back import take_back_buckets
-from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
+from monolith.ps.dense_optimizers import DenseOptimizer
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
 
 __all__ = [
     "CachedParameters",
     "ClientConfig",
-    "DenseAdagrad",
-    "DenseAdam",
-    "DenseSgd",
+    "DenseOptimizer",
     "ParameterServer",
     "ReadAhead",
     "RemoteStore",

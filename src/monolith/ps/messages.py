@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from monolith.config import Config, Finite, Positive
 from monolith.ps.dense_optimizers import DenseOptimizer
@@ -21,10 +21,13 @@ __all__ = [
     "DeclareDense",
     "DeclareTables",
     "DeclaredTable",
+    "DenseSettings",
+    "DenseSettingsOf",
     "Evict",
     "HeldPosition",
     "Join",
     "Joined",
+    "LoadDense",
     "Lookup",
     "Measure",
     "ParametersAt",
@@ -32,6 +35,7 @@ __all__ = [
     "Push",
     "Read",
     "ReadDense",
+    "ReadDenseSettings",
     "TableGradient",
     "TableRead",
     "TableWrite",
@@ -219,14 +223,50 @@ class Evict(Config):
     now: dict[Name, Time]
 
 
-class DeclareDense(Config):
-    """Dense parameters to make, unless they are there with the same shape and optimizer. Arrays: their first values.
+class DenseSettings(Config):
+    """The optimizer of a dense parameter, as the code of a run declares it and as it is now: a scheduler may have moved it."""
 
-    All must be new or all must be there. Answer: `{"created": bool}`.
-    """
+    declared: DenseOptimizer
+    current: DenseOptimizer
+
+    @model_validator(mode="after")
+    def _is_one_optimizer(self) -> DenseSettings:
+        if self.declared.name != self.current.name:
+            raise ValueError(f"it is declared as {self.declared.name} and is {self.current.name}")
+        return self
+
+
+class _Grouped(Config):
+    """Dense parameters in groups that have the same hyperparameters."""
 
     names: tuple[Name, ...]
-    optimizer: DenseOptimizer
+    group_of: tuple[Whole, ...] = ()
+    """For each name the number of its group."""
+
+    def _require_groups(self, groups: int) -> None:
+        if groups and len(self.group_of) != len(self.names):
+            raise ValueError(
+                f"group_of: expected {len(self.names)} numbers, one for each name, got {len(self.group_of)}"
+            )
+        if any(number >= groups for number in self.group_of):
+            raise ValueError(f"group_of: expected numbers below {groups}, that of groups, got {max(self.group_of)}")
+
+
+class DeclareDense(_Grouped):
+    """Dense parameters to make, unless they are there with the same shape and class of optimizer. Arrays: their first values.
+
+    All must be new or all must be there. Of those that are there, hyperparameters that were declared otherwise take the new
+    values. Answer: `{"created": bool}`.
+    """
+
+    groups: Annotated[tuple[DenseSettings, ...], Field(min_length=1)]
+    replace_other: bool = False
+    """Start a parameter that another class of optimizer trains again from these values, instead of refusing."""
+
+    @model_validator(mode="after")
+    def _has_groups(self) -> DeclareDense:
+        self._require_groups(len(self.groups))
+        return self
 
 
 class ReadDense(Config):
@@ -235,17 +275,43 @@ class ReadDense(Config):
     names: tuple[Name, ...]
 
 
-class ApplyDense(Config):
+class ReadDenseSettings(Config):
+    """Answer: `DenseSettingsOf` the names."""
+
+    names: tuple[Name, ...]
+
+
+class DenseSettingsOf(Config):
+    """Answer to `ReadDenseSettings`."""
+
+    settings: tuple[DenseSettings, ...]
+    changed: tuple[bool, ...]
+    """Whether each has been trained, assigned or restored since it was declared."""
+
+
+class ApplyDense(_Grouped):
     """One step of their optimizer for each. Arrays: gradients, in order."""
 
     push: Push
     position: Position | None = None
     """The batch that the gradients belong to. Parameters that have had it from an earlier epoch of the worker do not get it
     again."""
-    names: tuple[Name, ...]
+    groups: tuple[DenseOptimizer, ...] = ()
+    """The hyperparameters of this step, and of those that come without any. None: those of the step before."""
     unchanged: tuple[Name, ...] = ()
     """Parameters for which the batch has no gradient: they have had it, too."""
-    learning_rate: Finite | None = None
+
+    @model_validator(mode="after")
+    def _has_groups(self) -> ApplyDense:
+        self._require_groups(len(self.groups))
+        return self
+
+
+class LoadDense(Config):
+    """Replace parameters, with the state of their optimizers. Arrays: structure and tensors of that state, as bytes."""
+
+    push: Push
+    names: tuple[Name, ...]
 
 
 class AssignDense(Config):

@@ -99,6 +99,8 @@ class Restore(Config):
     allow_new_tables: bool = False
     allow_new_segments: bool = False
     reset_admission: bool = False
+    clear_nn: bool = False
+    """Restore rows only, and leave dense parameters as they are."""
 
 
 class CommitRestore(Config):

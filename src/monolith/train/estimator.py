@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from monolith.checkpoint.storage import is_remote
 from monolith.cluster.discovery_config import monolith_discovery
@@ -44,7 +45,8 @@ class Estimator:
 
     - `heads`, what it predicts; by default one binary head "output" with the column "label"
     - `input_fn(mode)`, batches to "train", "eval" or "predict" with, for methods that are given no source
-    - `configure_optimizer()`, its dense optimizer; by default Adam with learning rate 0.001
+    - `configure_optimizer()`, its dense optimizer, or a pair of that and a learning-rate scheduler; by default Adam with learning
+      rate 0.001
     - `extra_loss(batch, logits)`, a scalar added to the loss
 
     Several estimators in one process share nothing.
@@ -86,7 +88,8 @@ class Estimator:
             config or RunConfig(), RunnerConfig.from_env() if runner is None else runner
         )
         """How the run is spread over processes; by default what the environment says."""
-        self.trainer = Trainer(model, optimizer or _optimizer(model), heads=heads, config=self._own_config())
+        made, scheduler = _configured(model) if optimizer is None else (optimizer, None)
+        self.trainer = Trainer(model, made, scheduler=scheduler, heads=heads, config=self._own_config())
         self._example: Batch | None = None
         self._train_source: TrainingData | None = None
         self._local_servers = self._started_servers()
@@ -257,10 +260,10 @@ class Estimator:
         return servers
 
     def _own_config(self) -> RunConfig:
-        """What this process keeps: in a run over several, the chief saves for all, and the others nothing."""
+        """What this process saves and restores: in a run over several, the chief does both for all."""
         if self.runner.is_local or self.runner.is_chief:
             return self.config
-        return self.config.model_copy(update={"model_dir": None})
+        return self.config.model_copy(update={"model_dir": None, "warm_start_from": None})
 
     def _chosen(self, keys: Sequence[str] | None, batch: Batch, logits: dict[str, Tensor]) -> dict[str, Tensor]:
         found = {head.name: head.predict(logits[head.name]) for head in self.heads}
@@ -291,12 +294,14 @@ class Estimator:
         return (StarvationHook(), TensorBoardHook(folder, every_steps=every_steps))
 
 
-def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
-    configure: Callable[[], torch.optim.Optimizer | None] | None = getattr(model, "configure_optimizer", None)
+def _configured(model: nn.Module) -> tuple[torch.optim.Optimizer | None, LRScheduler | None]:
+    """The optimizer and scheduler of a model."""
+    configure = getattr(model, "configure_optimizer", None)
     if configure is not None:
-        return configure()
+        made = configure()
+        return made if isinstance(made, tuple) else (made, None)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.Adam(parameters, lr=1e-3) if parameters else None
+    return (torch.optim.Adam(parameters, lr=1e-3) if parameters else None), None
 
 
 def _with_one_folder(config: RunConfig, runner: RunnerConfig) -> tuple[RunConfig, RunnerConfig]:

@@ -6,6 +6,7 @@ import os
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from monolith.checkpoint.variables import Stateful
 from monolith.train.config import RunConfig
@@ -24,6 +25,8 @@ class ModelCheckpoints:
         model_dir: a path or a URL.
         model: dense parameters, buffers, and every `EmbeddingCollection` inside.
         optimizer: of the dense parameters.
+        scheduler: of the optimizer's learning rates. If it is not given the rates continue where they were, but a scheduler that
+            the loop makes counts from its beginning.
         source: what the batches come from, if it can tell its place: anything with `state_dict` and `load_state_dict`.
         max_to_keep: checkpoints that stay; None keeps all.
 
@@ -45,11 +48,12 @@ class ModelCheckpoints:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         *,
+        scheduler: LRScheduler | None = None,
         source: Stateful | None = None,
         max_to_keep: int | None = 10,
     ) -> None:
         config = RunConfig(model_dir=os.fspath(model_dir), checkpoints_max_to_keep=max_to_keep)
-        self._trainer = Trainer(model, optimizer, config=config)
+        self._trainer = Trainer(model, optimizer, scheduler=scheduler, config=config)
         self._source = source
 
     def restore(self) -> int:

@@ -11,9 +11,9 @@ from monolith.errors import ConfigError
 from monolith.nn import embedding_collections
 from monolith.ps.client.server_parameters import CachedParameters, ServerOptimizer
 from monolith.ps.client.server_store import ServerStore
+from monolith.ps.dense_optimizers import group_optimizers
 from monolith.ps.messages import DeclaredTable
 from monolith.train.cached import FetchCachedVariablesHook
-from monolith.train.dense_origin import server_optimizer
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
@@ -52,9 +52,11 @@ class Placement:
         self._trainer = trainer
         self.tables: Sequence[DeclaredTable] = tables_of_model(trainer.model)
         """What the servers have to be told of."""
-        self._optimizer = None
-        if dense and trainer.optimizer is not None:
-            self._optimizer = server_optimizer(trainer.optimizer)
+        self._optimizer = trainer.dense.optimizer if dense else None
+        if self._optimizer is not None:
+            trainer.dense.declare()
+            # What servers do not have is refused before any of them is asked.
+            group_optimizers(self._optimizer)
 
     def use(self, store: ServerStore) -> list[Hook]:
         """Train on `store` from now on; the hooks that this needs."""
@@ -64,6 +66,21 @@ class Placement:
             collection.use_store(store)
         if self._optimizer is None:
             return []
-        cached = CachedParameters(self._trainer.model, store, self._optimizer)
+        cached = CachedParameters(
+            self._trainer.model,
+            store,
+            self._optimizer,
+            declared=self._trainer.dense.declared,
+            replace_other=self._trainer.config.clear_nn,
+        )
         self._trainer.optimizer = ServerOptimizer(cached)
-        return [FetchCachedVariablesHook(cached)]
+        return [FetchCachedVariablesHook(cached), _AdoptSettings()]
+
+
+class _AdoptSettings(Hook):
+    """Lets a worker go on with the learning rates that the chief has restored, or that others have come to."""
+
+    def after_start(self, trainer: Trainer) -> None:
+        # A scheduler of the trainer knows the rate of every step by itself.
+        if trainer.scheduler is None and isinstance(trainer.optimizer, ServerOptimizer):
+            trainer.optimizer.adopt_settings()

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch
 
-__all__ = ["is_resumable", "require_limits", "require_optimizer"]
+__all__ = ["is_resumable", "require_limits", "require_optimizer", "require_scheduler"]
 
 
 def is_resumable(source: Iterable[Batch]) -> bool:
@@ -26,6 +27,15 @@ def require_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer | None)
         name = next(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         raise InvalidArgumentError(
             f"optimizer: the model has dense parameters, {name!r} for one; give a torch optimizer over model.parameters()"
+        )
+
+
+def require_scheduler(scheduler: LRScheduler | None) -> None:
+    """Raise for a scheduler that a trainer cannot call after every step."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise InvalidArgumentError(
+            "scheduler: ReduceLROnPlateau needs a metric, which a trainer does not have at every step; call its step(metric) in "
+            "a hook"
         )
 
 

@@ -6,9 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monolith.checkpoint.checkpoint_folder import part_paths, read_state
 from monolith.checkpoint.dense import DenseReport, plan_dense
 from monolith.checkpoint.fit import RestoreReport
 from monolith.checkpoint.in_use import in_use
+from monolith.checkpoint.manifest import read_manifest
+from monolith.checkpoint.optimizer_state import OptimizerPlan
 from monolith.checkpoint.paths import base_name
 from monolith.checkpoint.restore import RestoreChoices, prepare_tables
 from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_points
@@ -57,6 +60,7 @@ def warm_start(trainer: Trainer, model_dir: str) -> None:
     _, dense, _, put_in_place = _read(trainer, find_restore_point(model_dir), only_fresh=True)
     put_in_place()
     trainer.model.load_state_dict(dict(dense.values))
+    trainer.dense.install(OptimizerPlan(), only_fresh=True)
     for collection in embedding_collections(trainer.model):
         collection.steps.zero_()
 
@@ -109,20 +113,25 @@ def _choices(trainer: Trainer) -> RestoreChoices:
 
 def _restore(trainer: Trainer, choice: RestoreChoice, *, only_fresh: bool) -> int:
     state, dense, tables, put_in_place = _read(trainer, choice.point, clear_nn=choice.clear_nn, only_fresh=only_fresh)
-    for note in (*dense.notes, *tables.notes):
+    optimizer = OptimizerPlan() if choice.clear_nn else trainer.dense.plan(state, dense.aliases)
+    optimizer.require(tables.source)
+    for note in (*dense.notes, *optimizer.notes, *tables.notes):
         _log.info("%s: %s", tables.source, note)
+    for change in optimizer.changes:
+        _log.warning("%s: %s", tables.source, change)
     put_in_place()
+    optimizer.apply()
+    trainer.load_position({**state, "step": dense.step})
     if choice.clear_nn:
-        # Dense parameters and optimizer stay as they were built.
-        own = {
-            "model": dense_state_dict(trainer.model),
-            "optimizer": trainer.optimizer and trainer.optimizer.state_dict(),
-        }
-        trainer.load_state_dict({**state, **own, "step": dense.step})
+        # Dense parameters, optimizer and scheduler stay as they were built.
+        trainer.dense.start_at(dense.step)
         for collection in embedding_collections(trainer.model):
             collection.steps.fill_(dense.step)
     else:
-        trainer.load_state_dict({**state, "model": dict(dense.values)})
+        trainer.model.load_state_dict(dict(dense.values))
+    if choice.clear_nn or not (state.get("optimizer") or {}).get("on_servers"):
+        # Otherwise servers have restored their dense parameters themselves.
+        trainer.dense.install(optimizer, only_fresh=only_fresh and not choice.clear_nn)
     return tables.parent if choice.own else 0
 
 
@@ -135,7 +144,7 @@ def _read(
     """
     config, served = trainer.config, served_stores(trainer.stores)
     with in_use(point.checkpoint or point.model_dir):
-        state = point.state()
+        state = _with_slots_of_servers(point, point.state()) if trainer.dense.served is None else point.state()
         model, step = state.get("model"), state.get("step")
         if not isinstance(model, dict) or not isinstance(step, int):
             raise CorruptFileError(f"{point.checkpoint or point.model_dir}: expected the state of a run")
@@ -152,7 +161,9 @@ def _read(
         choices, own = _choices(trainer), trainer.tables()
         mine: RestoreChoices = {**choices, "only": [*own] if served else None}
         local, put_local = prepare_tables(point, own, **mine)
-        put_served = prepare_stores(served, _checkpoint_of(point, served), only_fresh=only_fresh, **choices)
+        put_served = prepare_stores(
+            served, _checkpoint_of(point, served), only_fresh=only_fresh, clear_nn=clear_nn, **choices
+        )
 
     def put_in_place() -> None:
         # The servers first: they may be gone, and then nothing here has changed.
@@ -160,6 +171,22 @@ def _read(
         put_local()
 
     return state, dense, local, put_in_place
+
+
+def _with_slots_of_servers(point: RestorePoint, state: dict[str, Any]) -> dict[str, Any]:
+    """`state` with the slots of the dense optimizer that servers have saved in their parts of the checkpoint."""
+    model, optimizer = state.get("model"), state.get("optimizer")
+    if not isinstance(model, dict) or not isinstance(optimizer, dict) or not optimizer.get("on_servers"):
+        return state
+    held: dict[str, dict[str, Any]] = {}
+    for path in part_paths(read_manifest(str(point.checkpoint)), str(point.checkpoint)) if point.checkpoint else ():
+        parameters: Any = read_state(path).get("parameters", {})
+        for name, saved in parameters.items():
+            # Of two copies the one counts that workers were training.
+            if name not in held or saved["declared"]:
+                held[name] = saved
+    slots = {name: one["optimizer"][0] for name, one in held.items() if name in model and 0 in one["optimizer"]}
+    return {**state, "optimizer": {**optimizer, "state": {**optimizer["state"], **slots}}}
 
 
 def _checkpoint_of(point: RestorePoint, served: Sequence[object]) -> str:

@@ -53,15 +53,23 @@ def begin_saves(stores: Sequence[ServerGroup], path: str, *, step: int) -> Serve
 
 
 def prepare_stores(
-    stores: Sequence[ServerGroup], path: str, *, only_fresh: bool, **choices: Unpack[RestoreChoices]
+    stores: Sequence[ServerGroup],
+    path: str,
+    *,
+    only_fresh: bool,
+    clear_nn: bool = False,
+    **choices: Unpack[RestoreChoices],
 ) -> Callable[[], None]:
     """Let the servers read what they get of the checkpoint at `path`; calling the answer puts it in place.
 
-    With `only_fresh`, servers that hold a state worth keeping keep it, also if it is newer than the checkpoint's.
+    With `only_fresh`, servers that hold a state worth keeping keep it, also if it is newer than the checkpoint's. With `clear_nn`
+    their dense parameters stay as they are.
     """
     if not stores:
         return lambda: None
-    prepared = [prepare_servers(store.links, path, only_fresh=only_fresh, **choices) for store in stores]
+    prepared = [
+        prepare_servers(store.links, path, only_fresh=only_fresh, clear_nn=clear_nn, **choices) for store in stores
+    ]
 
     def put_in_place() -> None:
         for put in prepared:

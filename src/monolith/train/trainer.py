@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from monolith.data.prefetch import Prefetch
 from monolith.errors import InvalidArgumentError, MemoryLimitError, MonolithError
@@ -19,6 +20,7 @@ from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Store
 from monolith.train.checkpoints import tables_of
 from monolith.train.config import RunConfig
+from monolith.train.dense_state import DenseState
 from monolith.train.heads import Head, column, heads_of, logits_by_head, sums_over_examples, total_loss
 from monolith.train.hooks.checkpoint import Metric, log_metric
 from monolith.train.hooks.deep_insight import DeepInsightHook
@@ -26,7 +28,7 @@ from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.nan_guard import NanGuardHook
 from monolith.train.hooks.run import hooks_running
 from monolith.train.hooks.save_listener import CheckpointSaverListener
-from monolith.train.preconditions import is_resumable, require_limits, require_optimizer
+from monolith.train.preconditions import is_resumable, require_limits, require_optimizer, require_scheduler
 from monolith.train.processors import use_threads
 from monolith.train.restore_choice import RestoreChoice, has_wishes
 from monolith.train.restoring import recover_servers, restore_chosen, warm_start
@@ -75,7 +77,8 @@ class Trainer:
     """Trains `model`, whose forward maps a batch to logits (of its only head, or by name of head).
 
     A step: forward, the sum of the losses of heads and layers, backward, clipping of dense and sparse gradients, by their
-    joint norm unless `config` says otherwise, the dense `optimizer`, the step of every `EmbeddingCollection`, global step + 1.
+    joint norm unless `config` says otherwise, the dense `optimizer`, the step of every `EmbeddingCollection`, global step + 1. A
+    `scheduler` of torch, or of `monolith.optim.lr_scheduler`, is then brought to that step.
 
     Example:
         >>> from monolith.features import Feature
@@ -99,12 +102,15 @@ class Trainer:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         *,
+        scheduler: LRScheduler | None = None,
         heads: Sequence[Head] | None = None,
         config: RunConfig | None = None,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.model = model
         self.optimizer = optimizer
+        self.scheduler = scheduler
+        """Of the dense learning rates. It follows the global step and is saved with the optimizer."""
         self.heads = heads_of(model, heads)
         self.config = config or RunConfig()
         self.hooks: tuple[Hook, ...] = (*hooks, *DeepInsightHook.of_run(self.config, type(model).__name__))
@@ -148,6 +154,8 @@ class Trainer:
         self._rounds = 0
         self._saving = None if self.config.model_dir is None else TrainerSaving(self)
         require_optimizer(model, optimizer)
+        self.dense = DenseState(self)
+        """What a checkpoint has of optimizer and scheduler."""
 
     @property
     def stores(self) -> list[Store]:
@@ -199,6 +207,7 @@ class Trainer:
             The global step.
         """
         require_limits(steps, max_steps)
+        require_scheduler(self.scheduler)
         if self.stop_reason == DATA_ENDED:
             self.epochs = 0
         self.stop_reason, self.interrupted, self.steps_made = None, None, 0
@@ -265,16 +274,27 @@ class Trainer:
             "epochs": self.epochs,
             "event_time": self.event_time,
             "model": dense_state_dict(self.model),
-            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+            **self.dense.state(),
             "generator": torch.get_rng_state(),
             "source": self.source_state if self._reading is None else self._reading.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned; random numbers only with a `config.seed`."""
+        """Continue from what `state_dict` returned; random numbers only with a `config.seed`.
+
+        Hyperparameters of the optimizer that the code declares otherwise than when the state was made keep the code's values.
+
+        Raises:
+            CheckpointMismatchError: the state is of another class of optimizer. Nothing has changed.
+        """
+        plan = self.dense.plan(state)
+        plan.require("state")
         self.model.load_state_dict(state["model"])
-        if self.optimizer is not None:
-            self.optimizer.load_state_dict(state["optimizer"])
+        plan.apply()
+        self.load_position(state)
+
+    def load_position(self, state: Mapping[str, Any]) -> None:
+        """Take the step, the position in the data and random numbers of `state`, and nothing else."""
         if self.config.seed is not None and isinstance(generator := state.get("generator"), Tensor):
             torch.set_rng_state(generator)
         self.source_state = self._loaded_place = state["source"]
@@ -298,6 +318,8 @@ class Trainer:
         """
         if not self._must_restore(training):
             return False
+        # Until now the script may have changed hyperparameters of its optimizer.
+        self.dense.declare()
         if self.config.seed is not None:
             torch.manual_seed(self.config.seed)
         choice, parent = restore_chosen(self, training=training)
@@ -456,12 +478,14 @@ class Trainer:
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach(), alpha=self.config.dense_weight_decay)
         if self.optimizer is not None:
+            self.dense.follow(self.step)
             set_position = getattr(self.optimizer, "set_position", None)
             if set_position is not None:
                 set_position(self._position)
             self.optimizer.step()
         self._push.push(self.step, self._event_time(batch), self._position)
         self.step += 1
+        self.dense.follow(self.step)
 
     def _event_time(self, batch: Batch) -> int:
         name = self.config.event_time

@@ -28,6 +28,8 @@ class Call(IntEnum):
     READ_DENSE = 33
     APPLY_DENSE = 34
     ASSIGN_DENSE = 35
+    READ_DENSE_SETTINGS = 36
+    LOAD_DENSE = 37
     IS_INITIALISED = 48
     MARK_INITIALISED = 49
     MEASURE = 50
@@ -76,6 +78,7 @@ CHANGES: frozenset[int] = frozenset(
         Call.DECLARE_DENSE,
         Call.APPLY_DENSE,
         Call.ASSIGN_DENSE,
+        Call.LOAD_DENSE,
         Call.MARK_INITIALISED,
         Call.COUNT_FROM,
         Call.OWN_BUCKETS,

@@ -43,10 +43,13 @@ class DenseRoutes:
         names: Iterable[str],
         text: Callable[[DensePart], str],
         arrays: Mapping[str, np.ndarray] = MappingProxyType({}),
+        *,
+        packed: Sequence[np.ndarray] = (),
     ) -> list[tuple[tuple[str, ...], Frame]]:
         """Ask each server that has some of `names` about those, and send it those of `arrays`; which names, and the answer.
 
-        Refused are parts before anything has happened, so those and only those are sent again, to whoever has them then.
+        `arrays` has one array for each name, `packed` what every server is sent. Parts are refused before anything has happened,
+        so those and only those are sent again, to the servers that have them then.
         """
         deadline, pause = time.monotonic() + self._group.config.timeout, FIRST_PAUSE
         waiting, turn = list(names), 0
@@ -56,7 +59,7 @@ class DenseRoutes:
             parts = [(link, DensePart(names=mine, round=turn)) for link, mine in self._by_server(waiting)]
             outcomes = finish_each(
                 [
-                    link.begin(call, text(part), [arrays[name] for name in part.names if name in arrays])
+                    link.begin(call, text(part), [*packed, *(arrays[name] for name in part.names if name in arrays)])
                     for link, part in parts
                 ]
             )

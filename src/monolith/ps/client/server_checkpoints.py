@@ -91,11 +91,17 @@ def save_servers(links: Sequence[Link], path: StrPath, *, step: int = 0) -> None
 
 
 def prepare_servers(
-    links: Sequence[Link], path: StrPath, *, only_fresh: bool = False, **choices: Unpack[RestoreChoices]
+    links: Sequence[Link],
+    path: StrPath,
+    *,
+    only_fresh: bool = False,
+    clear_nn: bool = False,
+    **choices: Unpack[RestoreChoices],
 ) -> Callable[[], None]:
     """Let the servers read what each gets of a checkpoint; calling the answer lets all of them put it in place.
 
-    Their number need not be that of the save. With `only_fresh`, servers that hold a state worth keeping keep it.
+    Their number need not be that of the save. With `only_fresh`, servers that hold a state worth keeping keep it. With `clear_nn`
+    dense parameters stay as they are.
     """
     wanted = [shard.link for shard in server_shards(links) if not (only_fresh and shard.is_initialised())]
     token = secrets.randbits(63)
@@ -107,6 +113,7 @@ def prepare_servers(
         allow_new_tables=choices.get("allow_new_tables", False),
         allow_new_segments=choices.get("allow_new_segments", False),
         reset_admission=choices.get("reset_admission", False),
+        clear_nn=clear_nn,
     )
     with in_use(path):
         _until_done(wanted, Call.RESTORE, restore)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from monolith.checkpoint.optimizer_state import declared_settings
 from monolith.errors import InvalidArgumentError
 from monolith.ps import messages
 from monolith.ps.client.dense_routes import DensePart, DenseRoutes
 from monolith.ps.client.server_group import ServerGroup
-from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseSgd
+from monolith.ps.dense_optimizers import DenseOptimizer, group_optimizers
+from monolith.state_bytes import pack_state
 from monolith.transport.calls import Call
 
 __all__ = ["CachedParameters", "ServerOptimizer", "ServerParameters"]
+
+_log = logging.getLogger(__name__)
 
 
 class ServerParameters:
@@ -28,28 +33,49 @@ class ServerParameters:
     ones are placed alike by all workers: the largest first, each on the server with the least so far. When servers leave
     (`ServerStore.rebalance`) theirs move to others, and calls follow them.
 
+    Args:
+        group: the servers.
+        parameters: by name.
+        optimizer: of all parameters, or of each by name.
+        current: hyperparameters that a scheduler has moved away from those of `optimizer`, likewise.
+        replace_other: start parameters that another class of optimizer trains again, instead of refusing.
+
     Example:
-        >>> from monolith.ps import DenseSgd, ParameterServer, ServerParameters, ServerStore
+        >>> from monolith.ps import DenseOptimizer, ParameterServer, ServerParameters, ServerStore
+        >>> sgd = DenseOptimizer.of(torch.optim.SGD, lr=1.0)
         >>> with ParameterServer() as server, ServerStore([server.address]) as store:
-        ...     origin = ServerParameters(store, {"w": torch.tensor([5.0])}, DenseSgd(learning_rate=1.0))
+        ...     origin = ServerParameters(store, {"w": torch.tensor([5.0])}, sgd)
         ...     origin.apply({"w": torch.tensor([1.0])})
         ...     origin.read()
         {'w': tensor([4.])}
     """
 
     def __init__(
-        self, group: ServerGroup, parameters: Mapping[str, Tensor], optimizer: DenseSgd | DenseAdagrad | DenseAdam
+        self,
+        group: ServerGroup,
+        parameters: Mapping[str, Tensor],
+        optimizer: DenseOptimizer | Mapping[str, DenseOptimizer],
+        *,
+        current: Mapping[str, DenseOptimizer] | None = None,
+        replace_other: bool = False,
     ) -> None:
         self._group = group
         self._names = tuple(parameters)
+        declared = dict.fromkeys(self._names, optimizer) if isinstance(optimizer, DenseOptimizer) else optimizer
+        settings = {
+            name: messages.DenseSettings(declared=declared[name], current=(current or declared)[name])
+            for name in self._names
+        }
         values = {name: _array(name, tensor) for name, tensor in parameters.items()}
         self._routes = DenseRoutes(group, {name: array.size for name, array in values.items()})
-        answers = self._routes.ask(
-            Call.DECLARE_DENSE,
-            self._names,
-            lambda part: messages.DeclareDense(names=part.names, optimizer=optimizer).model_dump_json(),
-            values,
-        )
+
+        def declare(part: DensePart) -> str:
+            groups, group_of = _grouped(part.names, settings)
+            return messages.DeclareDense(
+                names=part.names, groups=groups, group_of=group_of, replace_other=replace_other
+            ).model_dump_json()
+
+        answers = self._routes.ask(Call.DECLARE_DENSE, self._names, declare, values)
         self.created = any(json.loads(frame.text)["created"] for _, frame in answers)
         """Whether this worker was the first."""
 
@@ -66,28 +92,66 @@ class ServerParameters:
         found = {n: torch.from_numpy(a.copy()) for names, f in answers for n, a in zip(names, f.arrays, strict=True)}
         return {name: found[name] for name in self._names}
 
+    def settings(self) -> dict[str, messages.DenseSettings]:
+        """The optimizers and their hyperparameters now, as declared and as the last step had them."""
+        answers = self._settings()
+        return {name: one for names, told in answers for name, one in zip(names, told.settings, strict=True)}
+
+    def have_changed(self) -> bool:
+        """Whether any parameter has been trained, assigned or restored since it was first declared."""
+        return any(any(told.changed) for _, told in self._settings())
+
+    def _settings(self) -> list[tuple[tuple[str, ...], messages.DenseSettingsOf]]:
+        answers = self._routes.ask(
+            Call.READ_DENSE_SETTINGS,
+            self._names,
+            lambda part: messages.ReadDenseSettings(names=part.names).model_dump_json(),
+        )
+        return [(names, messages.DenseSettingsOf.from_json(frame.text)) for names, frame in answers]
+
     def apply(
         self,
         gradients: Mapping[str, Tensor],
         *,
-        learning_rate: float | None = None,
+        optimizers: Mapping[str, DenseOptimizer] | None = None,
         position: messages.Position | None = None,
     ) -> None:
-        """One step of the servers' optimizer for each parameter that has a gradient here; `position`: the batch it is of."""
+        """One step of the servers' optimizer for each parameter that has a gradient here.
+
+        Args:
+            gradients: by name.
+            optimizers: the hyperparameters of this step, which stay until others come. None: those of the step before.
+            position: the batch it is of.
+        """
         push = self._numbered()
 
         def text(part: DensePart) -> str:
-            apply = messages.ApplyDense(
+            names = tuple(name for name in part.names if name in gradients)
+            groups, group_of = ((), ()) if optimizers is None else _grouped(names, optimizers)
+            return messages.ApplyDense(
                 push=push(part),
                 position=position,
-                names=tuple(name for name in part.names if name in gradients),
+                names=names,
+                groups=groups,
+                group_of=group_of,
                 unchanged=tuple(name for name in part.names if name not in gradients),
-                learning_rate=learning_rate,
-            )
-            return apply.model_dump_json()
+            ).model_dump_json()
 
         # Parameters without a gradient have had the batch, too: a successor of this worker need not go back to find one.
         self._send(Call.APPLY_DENSE, gradients, text, also=() if position is None else self._names)
+
+    def load(self, states: Mapping[str, Mapping[str, object]]) -> None:
+        """Replace parameters, optimizers and their state: for each name what a server's checkpoint has of it."""
+        for name, state in states.items():
+            # One at a time: with its slots a parameter may fill a frame.
+            packed, push = pack_state({name: dict(state)}), self._numbered()
+            parts = [packed.structure, packed.tensor_bytes()]
+            self._routes.ask(
+                Call.LOAD_DENSE,
+                [name],
+                lambda part, push=push: messages.LoadDense(push=push(part), names=part.names).model_dump_json(),  # type: ignore[misc]
+                packed=[np.frombuffer(data, dtype=np.uint8) for data in parts],
+            )
 
     def assign(self, values: Mapping[str, Tensor]) -> None:
         """Set the values of some parameters; the optimizers' state stays."""
@@ -138,11 +202,19 @@ class CachedParameters:
     module. Calling `fetch` before every step and `assign` after it, a step reads what was there before the step before; the
     hook `monolith.train.cached.FetchCachedVariablesHook` does so, after a first round that is waited for.
 
+    Args:
+        module: its parameters are placed on servers.
+        group: the servers.
+        optimizer: over parameters of the module, in any number of groups. Servers make its steps, and get the hyperparameters of
+            its groups with each push. A parameter that it does not have is not trained.
+        declared: the hyperparameters of its groups as the code declares them; None: as they are.
+        replace_other: start parameters that another class of optimizer trains again, instead of refusing.
+
     Example:
-        >>> from monolith.ps import CachedParameters, DenseSgd, ParameterServer, ServerStore
+        >>> from monolith.ps import CachedParameters, ParameterServer, ServerStore
         >>> model = nn.Linear(1, 1, bias=False)
         >>> with ParameterServer() as server, ServerStore([server.address]) as store:
-        ...     cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+        ...     cached = CachedParameters(model, store, torch.optim.SGD(model.parameters(), lr=1.0))
         ...     cached.origin.assign({"weight": torch.tensor([[7.0]])})
         ...     cached.fetch()
         ...     cached.assign()
@@ -150,9 +222,29 @@ class CachedParameters:
         7.0
     """
 
-    def __init__(self, module: nn.Module, group: ServerGroup, optimizer: DenseSgd | DenseAdagrad | DenseAdam) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        group: ServerGroup,
+        optimizer: torch.optim.Optimizer,
+        *,
+        declared: Sequence[Mapping[str, Any]] | None = None,
+        replace_other: bool = False,
+    ) -> None:
         self._parameters = dict(module.named_parameters())
-        self.origin = ServerParameters(group, self._parameters, optimizer)
+        self.optimizer = optimizer
+        """That of the code: its groups have the hyperparameters."""
+        now = group_optimizers(optimizer)
+        self._declared = first = group_optimizers(optimizer, declared or declared_settings(optimizer))
+        # Parameters that nothing trains are on servers too, so that all workers have the same.
+        self._group_of = dict.fromkeys(self._parameters, 0) | self._trained()
+        self.origin = ServerParameters(
+            group,
+            self._parameters,
+            {name: first[number] for name, number in self._group_of.items()},
+            current={name: now[number] for name, number in self._group_of.items()},
+            replace_other=replace_other,
+        )
         """The parameters on the servers."""
         self.position: messages.Position | None = None
         """The batch that the next `push` is of, if servers are told."""
@@ -182,8 +274,40 @@ class CachedParameters:
         """
         if self._fetched is not None:
             wait([self._fetched])
-        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        self.origin.apply(gradients, position=self.position)
+        now, trained = group_optimizers(self.optimizer), self._trained()
+        gradients = {n: p.grad for n, p in self._parameters.items() if p.grad is not None and n in trained}
+        self.origin.apply(gradients, optimizers={n: now[trained[n]] for n in gradients}, position=self.position)
+
+    def adopt_settings(self) -> None:
+        """Continue with the hyperparameters that the servers have: those of the last step of any worker."""
+        held, trained = self.origin.settings(), self._trained()
+        for number, group in enumerate(self.optimizer.param_groups):
+            current = [held[name].current for name, at in trained.items() if at == number]
+            if not current or any(one != current[0] for one in current):
+                continue
+            for key, (here, there) in group_optimizers(self.optimizer)[number].differences(current[0]).items():
+                _log.info(
+                    "optimizer group %d: %s continues at %r, not %r: the servers have it so", number, key, there, here
+                )
+                group[key] = there
+
+    def install(self, slots: Mapping[int, Mapping[str, Any]]) -> None:
+        """Let the servers go on from the module's values, and from slots of the optimizer by the `id` of each parameter."""
+        now = group_optimizers(self.optimizer)
+        self.origin.load(
+            {
+                name: {
+                    "values": parameter.detach(),
+                    "settings": messages.DenseSettings(
+                        declared=self._declared[self._group_of[name]], current=now[self._group_of[name]]
+                    ).model_dump_json(),
+                    "optimizer": {0: dict(slots[id(parameter)])} if id(parameter) in slots else {},
+                    "changed": True,
+                    "declared": True,
+                }
+                for name, parameter in self._parameters.items()
+            }
+        )
 
     def parameters(self) -> list[nn.Parameter]:
         """The module's own parameters: the copies."""
@@ -193,15 +317,22 @@ class CachedParameters:
         """The copies by the names that the parameters have on the servers."""
         return dict(self._parameters)
 
+    def _trained(self) -> dict[str, int]:
+        """The number of the optimizer's group for each parameter that it has."""
+        number_of = {id(p): number for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        return {name: number_of[id(p)] for name, p in self._parameters.items() if id(p) in number_of}
+
 
 class ServerOptimizer(torch.optim.Optimizer):
     """The dense optimizer of a worker whose parameters are on servers: `step` sends the gradients there.
 
+    Its groups are those of the optimizer that the parameters were cached with: a scheduler of either acts on both.
+
     Example:
-        >>> from monolith.ps import CachedParameters, DenseSgd, ParameterServer, ServerOptimizer, ServerStore
+        >>> from monolith.ps import CachedParameters, ParameterServer, ServerOptimizer, ServerStore
         >>> model = nn.Linear(1, 1, bias=False)
         >>> with ParameterServer() as server, ServerStore([server.address]) as store:
-        ...     cached = CachedParameters(model, store, DenseSgd(learning_rate=1.0))
+        ...     cached = CachedParameters(model, store, torch.optim.SGD(model.parameters(), lr=1.0))
         ...     before = model.weight.item()
         ...     model(torch.ones(1, 1)).sum().backward()
         ...     ServerOptimizer(cached).step()
@@ -213,11 +344,25 @@ class ServerOptimizer(torch.optim.Optimizer):
     def __init__(self, cached: CachedParameters) -> None:
         super().__init__(cached.parameters(), {})
         self._cached = cached
+        self.defaults, self.param_groups = cached.optimizer.defaults, cached.optimizer.param_groups
 
     @property
     def origin(self) -> ServerParameters:
         """The parameters on the servers."""
         return self._cached.origin
+
+    @property
+    def local(self) -> torch.optim.Optimizer:
+        """The optimizer of the code, which servers have in its place."""
+        return self._cached.optimizer
+
+    def adopt_settings(self) -> None:
+        """Continue with the hyperparameters that the servers have: those of the last step of any worker."""
+        self._cached.adopt_settings()
+
+    def install(self, slots: Mapping[int, Mapping[str, Any]]) -> None:
+        """Let the servers go on from the model's values, and from slots of the optimizer by the `id` of each parameter."""
+        self._cached.install(slots)
 
     def values_in(self, module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return `values` of the servers by the names that the parameters have in `module`, all of them if one has several."""
@@ -240,7 +385,19 @@ class ServerOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._cached.push()
+        # Where torch's schedulers look whether the optimizer comes before them.
+        self.local._opt_called = True  # type: ignore[attr-defined]
         return loss
+
+
+_T = TypeVar("_T")
+
+
+def _grouped(names: Sequence[str], of: Mapping[str, _T]) -> tuple[tuple[_T, ...], tuple[int, ...]]:
+    """The distinct values of `names`, and for each name the number of its own."""
+    distinct = {id(of[name]): of[name] for name in names}
+    number_of = {key: number for number, key in enumerate(distinct)}
+    return tuple(distinct.values()), tuple(number_of[id(of[name])] for name in names)
 
 
 def _array(name: str, tensor: Tensor) -> np.ndarray:

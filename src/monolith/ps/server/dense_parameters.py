@@ -2,45 +2,67 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter
 
-from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
-from monolith.ps.dense_optimizers import DenseAdagrad, DenseAdam, DenseOptimizer, DenseSgd, make_optimizer
+from monolith.checkpoint.optimizer_state import complete_slots, other_optimizer
+from monolith.errors import CheckpointMismatchError, ConfigError, CorruptFileError, InvalidArgumentError
+from monolith.ps.dense_optimizers import DenseOptimizer, make_optimizer, state_numbers
+from monolith.ps.messages import DenseSettings, DenseSettingsOf
 from monolith.state_bytes import State
 
 __all__ = ["DenseParameters"]
 
-_OPTIMIZERS: TypeAdapter[DenseSgd | DenseAdagrad | DenseAdam] = TypeAdapter(DenseOptimizer)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class _Parameter:
     values: torch.Tensor
-    config: DenseSgd | DenseAdagrad | DenseAdam
+    settings: DenseSettings
     optimizer: torch.optim.Optimizer
+    changed: bool = False
+    """Whether it is another one than a worker has declared it as."""
     declared: bool = True
     """Whether a worker trains it here. After a restore onto other servers each has all of them, and is then asked for some."""
 
-    def step(self, gradient: torch.Tensor, learning_rate: float | None) -> None:
-        (group,) = self.optimizer.param_groups
-        group["lr"] = self.config.learning_rate if learning_rate is None else learning_rate
+    def step(self, gradient: torch.Tensor) -> None:
+        self.changed = True
         self.values.grad = gradient
         self.optimizer.step()
         self.values.grad = None
+
+    def use(self, current: DenseOptimizer) -> None:
+        """Make the next steps with these hyperparameters."""
+        if current == self.settings.current:
+            return
+        self.settings = self.settings.model_copy(update={"current": current})
+        (group,) = self.optimizer.param_groups
+        group.update(current.settings)
+        if slots := self.optimizer.state.get(self.values):
+            self.optimizer.state[self.values] = complete_slots(slots, group)
+
+    def declare(self, name: str, settings: DenseSettings) -> None:
+        """Take the hyperparameters that are declared otherwise now. The others continue where a scheduler has moved them."""
+        changes = self.settings.declared.differences(settings.declared)
+        self.settings = self.settings.model_copy(update={"declared": settings.declared})
+        self.use(self.settings.current.with_settings(**{key: settings.current.settings[key] for key in changes}))
+        for key, (was, now) in changes.items():
+            _log.warning("dense parameter %r: %s was declared as %r, a worker now declares %r", name, key, was, now)
 
 
 class DenseParameters:
     """Float32 tensors by name. Each call sees, and leaves, all parameters it names at one moment.
 
     Example:
-        >>> dense = DenseParameters()
-        >>> dense.declare(["w"], [np.array([5.0], dtype=np.float32)], DenseSgd(learning_rate=1.0))
+        >>> dense, sgd = DenseParameters(), DenseOptimizer.of(torch.optim.SGD, lr=1.0)
+        >>> settings = DenseSettings(declared=sgd, current=sgd)
+        >>> dense.declare(["w"], [np.array([5.0], dtype=np.float32)], [settings])
         True
         >>> dense.apply(["w"], [np.array([1.0], dtype=np.float32)])
         >>> dense.read(["w"])
@@ -53,10 +75,28 @@ class DenseParameters:
         self._lock = threading.Lock()
 
     def declare(
-        self, names: Sequence[str], values: Sequence[np.ndarray], optimizer: DenseSgd | DenseAdagrad | DenseAdam
+        self,
+        names: Sequence[str],
+        values: Sequence[np.ndarray],
+        settings: Sequence[DenseSettings],
+        *,
+        replace_other: bool = False,
     ) -> bool:
-        """Make the parameters with `values`; False if they are there already, with what they have learned."""
+        """Make the parameters with `values`, unless they are there.
+
+        Those that are there keep what they have learned, and take the hyperparameters that are declared otherwise now.
+
+        Args:
+            names: each once.
+            values: with which new parameters begin.
+            settings: of each parameter.
+            replace_other: begin a parameter that another class of optimizer trains again, instead of refusing.
+
+        Returns:
+            Whether they were made.
+        """
         _require_values(names, values)
+        given = {name: (array, one) for name, array, one in zip(names, values, settings, strict=True)}
         with self._lock:
             there = [name for name in names if name in self._parameters]
             if there and len(there) < len(names):
@@ -64,15 +104,26 @@ class DenseParameters:
                 raise ConfigError(
                     f"dense parameter {missing!r}: not there, while {there[0]!r} is; another model is served"
                 )
-            for name, array in zip(there, values, strict=False):
-                _require_same(name, self._parameters[name], array, optimizer)
-            if not there:
-                # Values and, at most, two numbers of optimizer state for each.
-                self._require_room(3 * sum(array.nbytes for array in values))
-                self._parameters |= {n: _parameter(v, optimizer) for n, v in zip(names, values, strict=True)}
+            other = [name for name in there if self._is_other(name, *given[name])]
+            if other and not replace_other:
+                raise _mismatch(other[0], self._parameters[other[0]].settings, given[other[0]][1])
+            fresh = [name for name in names if name not in there or name in other]
+            self._require_room(4 * sum(state_numbers(given[n][1].current, given[n][0].shape) for n in fresh))
+            made = {name: _parameter(*given[name]) for name in fresh}
             for name in there:
+                if name not in other:
+                    self._parameters[name].declare(name, given[name][1])
                 self._parameters[name].declared = True
+            self._parameters |= made
             return not there
+
+    def settings(self, names: Sequence[str]) -> DenseSettingsOf:
+        """The optimizers and their hyperparameters now, and whether the parameters have changed since they were declared."""
+        with self._lock:
+            parameters = [self._parameter(name) for name in names]
+            return DenseSettingsOf(
+                settings=tuple(one.settings for one in parameters), changed=tuple(one.changed for one in parameters)
+            )
 
     def read(self, names: Sequence[str]) -> list[np.ndarray]:
         """The values now, as copies."""
@@ -83,15 +134,27 @@ class DenseParameters:
         self,
         names: Sequence[str],
         gradients: Sequence[np.ndarray],
-        learning_rate: float | None = None,
+        optimizers: Sequence[DenseOptimizer] | None = None,
         *,
         only: Collection[str] | None = None,
     ) -> None:
-        """One optimizer step for each of `names`, or only for those that are in `only`."""
+        """One optimizer step for each of `names`, or only for those that are in `only`.
+
+        `optimizers` have the hyperparameters of this step, which stay until others come; None: those of the step before.
+        """
         with self._lock:
-            for name, (parameter, gradient) in zip(names, self._matched(names, gradients), strict=True):
+            pairs = dict(zip(names, self._matched(names, gradients), strict=True))
+            current = {} if optimizers is None else dict(zip(names, optimizers, strict=True))
+            for name, optimizer in current.items():
+                held = pairs[name][0].settings.current.name
+                if optimizer.name != held:
+                    raise InvalidArgumentError(
+                        f"dense parameter {name!r}: it is trained with {held}, the gradient is for {optimizer.name}"
+                    )
+            for name, (parameter, gradient) in pairs.items():
                 if only is None or name in only:
-                    parameter.step(gradient, learning_rate)
+                    parameter.use(current.get(name, parameter.settings.current))
+                    parameter.step(gradient)
 
     def assign(self, names: Sequence[str], values: Sequence[np.ndarray], *, add: bool = False) -> None:
         """Set the values, or add to them; the optimizers' state stays."""
@@ -99,6 +162,7 @@ class DenseParameters:
             pairs = self._matched(names, values)
             for parameter, value in pairs:
                 parameter.values.copy_(parameter.values + value if add else value)
+                parameter.changed = True
 
     def state(self, names: Collection[str] | None = None) -> dict[str, State]:
         """Values, optimizers and their state by name, all or those of `names`; whoever packs it copies the tensors."""
@@ -106,8 +170,9 @@ class DenseParameters:
             return {
                 name: {
                     "values": parameter.values.detach(),
-                    "config": parameter.config.model_dump_json(),
+                    "settings": parameter.settings.model_dump_json(),
                     "optimizer": parameter.optimizer.state_dict()["state"],
+                    "changed": parameter.changed,
                     "declared": parameter.declared,
                 }
                 for name, parameter in self._parameters.items()
@@ -120,10 +185,27 @@ class DenseParameters:
         with self._lock:
             if there := next((name for name in taken if name in self._declared()), None):
                 raise InvalidArgumentError(f"dense parameter {there!r}: it is trained here already")
-            self._require_room(3 * sum(parameter.values.nbytes for parameter in taken.values()))
+            self._require_room(_nbytes(taken.values()))
             for parameter in taken.values():
                 parameter.declared = True
             self._parameters |= taken
+
+    def replace(self, state: Mapping[str, State]) -> None:
+        """Train what `state` of another server, or of a checkpoint, has from now on; on an error nothing has changed."""
+        try:
+            loaded = {name: _loaded(name, saved) for name, saved in state.items()}
+        except CorruptFileError as error:
+            raise InvalidArgumentError(str(error)) from None
+        with self._lock:
+            for name, parameter in loaded.items():
+                mine = self._parameter(name)
+                if mine.values.shape != parameter.values.shape:
+                    raise InvalidArgumentError(
+                        f"dense parameter {name!r}: expected {list(mine.values.shape)}, got {list(parameter.values.shape)}"
+                    )
+                parameter.declared, parameter.changed = mine.declared, True
+            self._require_room(_nbytes(loaded.values()))
+            self._parameters |= loaded
 
     def set_declared(self, names: Collection[str], *, declared: bool) -> None:
         """Whether workers train `names` here."""
@@ -136,11 +218,22 @@ class DenseParameters:
         with self._lock:
             self._parameters = {name: one for name, one in self._parameters.items() if name not in names}
 
-    def load_state(self, *states: Mapping[str, State], elsewhere: bool = False) -> None:
-        """Hold what `state` of one or several servers returned, and nothing else; on an error nothing has changed.
+    def load_state(self, *states: Mapping[str, State]) -> None:
+        """Hold what `state` of this server returned, and nothing else; on an error nothing has changed."""
+        self.prepare_state(*states)()
 
-        Of a parameter that several have, the one counts that was trained. `elsewhere`: they were trained on other servers; here
-        are trained those that were before.
+    def prepare_state(self, *states: Mapping[str, State], elsewhere: bool = False) -> Callable[[], None]:
+        """Read what `state` of one or several servers returned; calling the answer makes it all that is held here.
+
+        Of a parameter that several have, the one counts that was trained.
+
+        Args:
+            states: of the servers.
+            elsewhere: they were trained on other servers. Those are trained here that were before, with the hyperparameters that
+                are declared here.
+
+        Raises:
+            CheckpointMismatchError: one is declared here with another class of optimizer.
         """
         loaded: dict[str, _Parameter] = {}
         for state in states:
@@ -149,9 +242,21 @@ class DenseParameters:
                 if name not in loaded or not loaded[name].declared:
                     loaded[name] = parameter
         with self._lock:
-            for name, parameter in loaded.items() if elsewhere else ():
-                parameter.declared = name in self._parameters and self._parameters[name].declared
-            self._parameters = loaded
+            for name in loaded.keys() & self._parameters.keys() if elsewhere else ():
+                here = self._parameters[name].settings
+                if here.declared.name != loaded[name].settings.declared.name:
+                    raise _mismatch(name, loaded[name].settings, here)
+
+        def put_in_place() -> None:
+            with self._lock:
+                for name, parameter in loaded.items() if elsewhere else ():
+                    here = self._parameters.get(name)
+                    parameter.declared = here is not None and here.declared
+                    if here is not None:
+                        parameter.declare(name, here.settings)
+                self._parameters = loaded
+
+        return put_in_place
 
     def declared(self) -> tuple[str, ...]:
         """The names of those that workers train here."""
@@ -169,6 +274,15 @@ class DenseParameters:
 
     def __len__(self) -> int:
         return len(self._parameters)
+
+    def _is_other(self, name: str, values: np.ndarray, settings: DenseSettings) -> bool:
+        """Whether another class of optimizer trains a parameter; raise if it has another shape."""
+        held = self._parameters[name]
+        if tuple(held.values.shape) != values.shape:
+            raise ConfigError(
+                f"dense parameter {name!r}: another worker has declared it as {list(held.values.shape)}, not {list(values.shape)}"
+            )
+        return held.settings.declared.name != settings.declared.name
 
     def _declared(self) -> list[str]:
         return [name for name, parameter in self._parameters.items() if parameter.declared]
@@ -193,22 +307,48 @@ class DenseParameters:
             raise InvalidArgumentError(f"dense parameter: the server has no {name!r}; declare it first") from None
 
 
-def _parameter(values: np.ndarray, config: DenseSgd | DenseAdagrad | DenseAdam) -> _Parameter:
+def _parameter(values: np.ndarray, settings: DenseSettings) -> _Parameter:
     tensor = torch.from_numpy(values.copy()).requires_grad_()
-    return _Parameter(values=tensor, config=config, optimizer=make_optimizer(config, [tensor]))
+    optimizer = make_optimizer(settings.declared, [tensor])
+    # Not by its constructor: a scheduler may have moved them where that refuses them.
+    optimizer.param_groups[0].update(settings.current.settings)
+    return _Parameter(values=tensor, settings=settings, optimizer=optimizer)
+
+
+def _nbytes(parameters: Iterable[_Parameter]) -> int:
+    return 4 * sum(state_numbers(one.settings.current, one.values.shape) for one in parameters)
 
 
 def _loaded(name: str, saved: State) -> _Parameter:
     try:
         assert isinstance(saved, dict)
-        config = _OPTIMIZERS.validate_json(saved["config"])
-        parameter = _parameter(saved["values"].numpy(), config)
+        values = saved["values"]
+        if values.dtype != torch.float32:
+            raise ValueError(f"expected float32, got {values.dtype}")
+        parameter = _parameter(values.numpy(), DenseSettings.from_json(saved["settings"]))
+        _require_slots(saved["optimizer"])
         groups = parameter.optimizer.state_dict()["param_groups"]
         parameter.optimizer.load_state_dict({"state": saved["optimizer"], "param_groups": groups})
-        parameter.declared = bool(saved["declared"])
-    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        parameter.declared, parameter.changed = bool(saved["declared"]), bool(saved["changed"])
+    except (AssertionError, AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
         raise CorruptFileError(f"dense parameter {name!r}: its saved state cannot be read: {error!r}") from None
     return parameter
+
+
+def _require_slots(state: object) -> None:
+    """Refuse a state that is not one of tensors and numbers for the only parameter."""
+    if not isinstance(state, dict) or not all(isinstance(slots, dict) for slots in state.values()) or set(state) - {0}:
+        raise ValueError("expected the slots of one parameter")
+    for slot in (slot for slots in state.values() for slot in slots.values()):
+        if slot is not None and not isinstance(slot, torch.Tensor | int | float):
+            raise ValueError(f"expected slots of tensors and numbers, got {type(slot).__name__}")
+
+
+def _mismatch(name: str, held: DenseSettings, wanted: DenseSettings) -> CheckpointMismatchError:
+    return CheckpointMismatchError(
+        f"dense parameter {name!r}: {other_optimizer(held.declared.name, wanted.declared.name)}. All workers of a run need the "
+        "same optimizer"
+    )
 
 
 def _require_values(names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:
@@ -219,17 +359,3 @@ def _require_values(names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:
     for name, array in zip(names, arrays, strict=True):
         if array.dtype != np.float32:
             raise InvalidArgumentError(f"dense parameter {name!r}: expected float32, got {array.dtype}")
-
-
-def _require_same(
-    name: str, parameter: _Parameter, values: np.ndarray, config: DenseSgd | DenseAdagrad | DenseAdam
-) -> None:
-    if tuple(parameter.values.shape) != values.shape:
-        raise ConfigError(
-            f"dense parameter {name!r}: another worker has declared it as {list(parameter.values.shape)}, "
-            f"not {list(values.shape)}"
-        )
-    if parameter.config != config:
-        raise ConfigError(
-            f"dense parameter {name!r}: another worker has declared it with {parameter.config!r}, not {config!r}"
-        )

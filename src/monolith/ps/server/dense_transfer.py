@@ -10,9 +10,9 @@ from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.ps.bucket_messages import Giving, InstallBuckets
 from monolith.ps.server.dense_parameters import DenseParameters
 from monolith.ps.server.served_tables import require_count
-from monolith.state_bytes import pack_state, unpack_state
+from monolith.state_bytes import State, pack_state, unpack_state
 
-__all__ = ["dense_piece", "packed_dense", "put_dense"]
+__all__ = ["dense_piece", "packed_dense", "put_dense", "unpacked_dense"]
 
 
 def dense_piece(sizes: Mapping[str, int], names: Iterable[str], limit: int) -> tuple[str, ...]:
@@ -44,15 +44,23 @@ def packed_dense(
     return install, [np.frombuffer(data, dtype=np.uint8) for data in (packed.structure, packed.tensor_bytes())]
 
 
-def put_dense(dense: DenseParameters, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
-    """Train the parameters of a transfer here; on an error nothing has changed."""
+def unpacked_dense(names: Sequence[str], arrays: Sequence[np.ndarray]) -> dict[str, State]:
+    """The state of the parameters `names` that came as two arrays of bytes; `InvalidArgumentError` if it is not that."""
     require_count(arrays, 2)
     if any(array.dtype != np.uint8 or array.ndim != 1 for array in arrays):
         raise InvalidArgumentError("dense parameters: expected their structure and tensors as bytes")
     try:
         found = unpack_state(arrays[0].tobytes(), arrays[1].tobytes(), "dense parameters")
-        if not isinstance(found, dict) or set(found) != set(install.dense):
-            raise InvalidArgumentError(f"dense parameters: expected the state of {', '.join(install.dense)}")
-        dense.take_over(found)
+    except CorruptFileError as error:
+        raise InvalidArgumentError(str(error)) from None
+    if not isinstance(found, dict) or set(found) != set(names):
+        raise InvalidArgumentError(f"dense parameters: expected the state of {', '.join(names)}")
+    return found
+
+
+def put_dense(dense: DenseParameters, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
+    """Train the parameters of a transfer here; on an error nothing has changed."""
+    try:
+        dense.take_over(unpacked_dense(install.dense, arrays))
     except CorruptFileError as error:
         raise InvalidArgumentError(str(error)) from None

@@ -45,6 +45,9 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
         parts = {path: read_state(path) for path in part_paths(manifest, restore.path)}
         buckets = {path: _mask(read_manifest(path).buckets) & _mask(ranges) for path in parts}
     dense = {path: _parameters(path, part) for path, part in parts.items()}
+    put_dense = None
+    if parts and not restore.clear_nn:
+        put_dense = state.dense.prepare_state(*dense.values(), elsewhere=True)
     texts = {path: str(source_of(part, path).get("ledger")) for path, part in parts.items()}
     ledgers = {path: read_ledger(text, path) for path, text in texts.items()}
     said = (read_base_step(text, path) for path, text in texts.items())
@@ -55,8 +58,9 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
         if state.ranges() != ranges:
             raise InvalidArgumentError("restore: the server's buckets have changed since it was prepared; begin again")
         put_in_place()
+        if put_dense is not None:
+            put_dense()
         if parts:
-            state.dense.load_state(*dense.values(), elsewhere=True)
             forget_progress(state.pushes)
             for path, ledger in ledgers.items():
                 put_progress(state.pushes, ledger, buckets=buckets[path], names=trained[path])

@@ -1,0 +1,156 @@
+"""The dense optimizer and learning-rate scheduler of a trainer: what a checkpoint has of them, and how they continue from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from monolith.checkpoint.optimizer_state import (
+    OptimizerPlan,
+    declared_settings,
+    optimizer_state,
+    parameter_names,
+    plan_optimizer,
+    plan_scheduler,
+    scheduler_state,
+)
+from monolith.ps.client.server_parameters import ServerOptimizer
+
+if TYPE_CHECKING:
+    from monolith.train.trainer import Trainer
+
+__all__ = ["DenseState"]
+
+_FORGOTTEN = (
+    "optimizer: it has a scheduler that is not saved with it. Rates continue where they were, but the scheduler counts from its "
+    "beginning, unless the script restores it; give it as scheduler= to Trainer or ModelCheckpoints"
+)
+
+
+class DenseState:
+    """Knows what the code of a run has declared, so that a checkpoint never overrules it.
+
+    Example:
+        >>> from torch import nn
+        >>> from monolith.train import Trainer
+        >>> model = nn.Linear(1, 1)
+        >>> dense = DenseState(Trainer(model, torch.optim.SGD(model.parameters(), lr=0.5)))
+        >>> dense.state()["optimizer"]["groups"][0]["declared"]["lr"]
+        0.5
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._followed = 0
+        self._is_declared = False
+        self._take()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The one that the code has made, also if servers make its steps."""
+        return self._trainer.optimizer if self.served is None else self.served.local
+
+    @property
+    def served(self) -> ServerOptimizer | None:
+        """The optimizer, if servers make its steps."""
+        optimizer = self._trainer.optimizer
+        return optimizer if isinstance(optimizer, ServerOptimizer) else None
+
+    @property
+    def declared(self) -> list[dict[str, Any]]:
+        """The hyperparameters of each parameter group as the code declares them."""
+        return self._declared
+
+    def declare(self) -> None:
+        """Take the hyperparameters as they are now for those that the code declares. Only the first call does."""
+        if not self._is_declared:
+            self._is_declared = True
+            self._take()
+
+    def _take(self) -> None:
+        optimizer, scheduler = self.optimizer, self._trainer.scheduler
+        self._declared = [] if optimizer is None else declared_settings(optimizer)
+        self._declared_schedule = {} if scheduler is None else deepcopy(scheduler.state_dict())
+
+    def state(self) -> dict[str, Any]:
+        """The parts of a checkpoint's state: `optimizer` and, if there is one, `scheduler`."""
+        optimizer, scheduler = self.optimizer, self._trainer.scheduler
+        if optimizer is None:
+            return {"optimizer": None}
+        saved = optimizer_state(optimizer, parameter_names(self._trainer.model), self._declared)
+        # Slots that are on servers are in the parts that the servers save.
+        saved["on_servers"] = self.served is not None
+        if scheduler is None:
+            return {"optimizer": saved}
+        schedule = scheduler_state(scheduler, self._declared_schedule)
+        return {"optimizer": saved, "scheduler": {**schedule, "step": self._followed}}
+
+    def plan(self, state: Mapping[str, Any], renamed: Mapping[str, str] | None = None) -> OptimizerPlan:
+        """What restoring `state` does to optimizer and scheduler. Changes nothing.
+
+        Args:
+            state: that of a whole trainer.
+            renamed: for parameters that have another name now, the saved name by the new one.
+        """
+        optimizer, scheduler = self.optimizer, self._trainer.scheduler
+        saved = state.get("optimizer")
+        if optimizer is None or saved is None:
+            return OptimizerPlan(changes=_one_sided(optimizer, saved))
+        plan = plan_optimizer(optimizer, saved, parameter_names(self._trainer.model), self._declared, renamed=renamed)
+        if scheduler is None:
+            forgotten = any("initial_lr" in group for group in optimizer.param_groups) and bool(state.get("step"))
+            return replace(plan, changes=(*plan.changes, *([_FORGOTTEN] if forgotten else [])))
+        schedule = plan_scheduler(scheduler, state.get("scheduler"), self._declared_schedule)
+
+        def apply() -> None:
+            plan.apply()
+            schedule.apply()
+            # Also if the scheduler starts from its beginning: it has not missed the steps until now.
+            self._followed = int((state.get("scheduler") or state)["step"])
+
+        return OptimizerPlan(
+            notes=(*plan.notes, *schedule.notes),
+            changes=(*plan.changes, *schedule.changes),
+            problems=plan.problems,
+            slots=plan.slots,
+            apply=apply,
+        )
+
+    def install(self, plan: OptimizerPlan, *, only_fresh: bool) -> None:
+        """Let the servers go on from the values that the model has, and from the slots of `plan`.
+
+        With `only_fresh`, parameters that have been trained on the servers are left as they are.
+        """
+        if self.served is not None and not (only_fresh and self.served.origin.have_changed()):
+            names = parameter_names(self._trainer.model)
+            self.served.install({key: plan.slots[own[0]] for key, own in names.items() if own[0] in plan.slots})
+
+    def follow(self, step: int) -> None:
+        """Bring the scheduler to the global step `step`, which other workers may have moved too."""
+        scheduler = self._trainer.scheduler
+        if scheduler is None or step <= self._followed:
+            return
+        # Where torch looks whether the optimizer comes before its scheduler: the steps may be those of other workers.
+        scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]
+        if isinstance(scheduler, LambdaLR):
+            # A function of the step alone: no need to go through those in between.
+            scheduler.last_epoch += step - self._followed - 1
+            self._followed = step - 1
+        while self._followed < step:
+            scheduler.step()
+            self._followed += 1
+
+    def start_at(self, step: int) -> None:
+        """Let the scheduler begin at the global step `step`."""
+        self._followed = step
+
+
+def _one_sided(optimizer: torch.optim.Optimizer | None, saved: object) -> tuple[str, ...]:
+    if optimizer is not None:
+        return ("optimizer: the checkpoint has none: it starts from nothing",)
+    return ("optimizer: the code has none: that of the checkpoint is dropped",) if saved is not None else ()
