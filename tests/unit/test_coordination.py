@@ -53,6 +53,25 @@ def test_a_worker_counts_until_its_lease_is_over(common: Coordination, clock: Cl
     assert alive(common) == [0, 1]
 
 
+def test_who_finished_an_earlier_launch_has_not_finished_this_one(common: Coordination) -> None:
+    """The servers of a job that is launched again restore who has finished: its chief would end without its workers."""
+    for index in (0, 1):
+        common.greet(who(index, phase="finished").model_copy(update={"run": "monday"}))
+    again = Coordination(clock=lambda: 0.0)
+    kept: list[str] = []
+    common.keep = kept.append
+    common.place(who(0).model_copy(update={"run": "monday"}), "Save")
+    again.load(kept[-1])
+    again.greet(who(0, epoch=2, phase="joined").model_copy(update={"run": "tuesday"}))
+    assert [(one.index, one.phase) for one in again.members().members] == [(0, "joined")]
+    assert again.members().barrier is None
+    with pytest.raises(StalePushError, match="run: 'monday' is over, 'tuesday' has begun since"):
+        again.greet(who(1).model_copy(update={"run": "monday"}))
+    again.greet(who(1, epoch=3, phase="finished").model_copy(update={"run": "tuesday"}))
+    again.greet(who(0, epoch=4, phase="joined").model_copy(update={"run": "tuesday"}))
+    assert [(one.index, one.phase) for one in again.members().members] == [(0, "joined"), (1, "finished")]
+
+
 @pytest.mark.parametrize("call", ["greet", "place", "remove", "hold"])
 def test_a_replaced_worker_is_refused_whatever_it_asks(common: Coordination, call: str) -> None:
     common.greet(who(1, epoch=2))

@@ -31,7 +31,7 @@ def test_defaults() -> None:
         "max_backoff_secs": 30.0,
         "jitter": 0.1,
         "grace_secs": 120.0,
-        "orphan_secs": 3600.0,
+        "orphan_secs": 21600.0,
     }
 
 

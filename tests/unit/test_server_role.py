@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from pathlib import Path
+from typing import cast
+
+import pytest
 
 from monolith.cluster import HostServiceDiscovery, TfConfigServiceDiscovery
+from monolith.cluster.liveness import Liveness
+from monolith.errors import WorkerLostError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig
 from monolith.ps.client.server_group import ServerGroup
 from monolith.testing.servers import free_ports
 from monolith.train import RunnerConfig
 from monolith.train.job_end import shut_down
-from monolith.train.server_role import announced, place_server, serve
+from monolith.train.server_role import announced, place_server, serve, wait_for_end
 from real_servers import until
 
 
@@ -72,3 +78,42 @@ def test_who_leaves_late_does_not_hide_its_successor(tmp_path: Path) -> None:
         assert discovery.query("ps") == {0: address}
         discovery.register("ps", 0, "successor:1")
     assert discovery.query("ps") == {0: "successor:1"}
+
+
+class Forsaken:
+    """A server that nobody calls, on a clock of its own that moves while it waits."""
+
+    silence = 0.0
+
+    def wait(self, timeout: float) -> bool:
+        self.silence += timeout
+        return self.silence > 50_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "ends"), [({}, False), ({"supervised": True}, True), ({"enable_realtime_training": True}, True)]
+)
+def test_a_server_without_workers_says_so_and_does_not_wait_for_ever(
+    settings: dict[str, bool], ends: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Forsaken()
+    run = RunnerConfig(server_type="ps", liveness=Liveness(orphan_secs=7200.0), **settings)  # type: ignore[arg-type]
+    with caplog.at_level(logging.INFO, "monolith.train.server_role"):
+        if ends:
+            wait_for_end(cast(ParameterServer, server), run, clock=lambda: server.silence)
+        else:
+            with pytest.raises(WorkerLostError, match=r"no worker has called parameter server 0 for 7200 s"):
+                wait_for_end(cast(ParameterServer, server), run, clock=lambda: server.silence)
+    until_when = "" if ends else ", at most 6980 s more"
+    said = "parameter server 0: waiting for a worker to call, none has for longer than a restart takes"
+    assert caplog.messages[0] == said + until_when
+    assert len(caplog.messages) == (83 if ends else 12), "every ten minutes"
+
+
+def test_health_checks_are_no_sign_of_a_worker(tmp_path: Path) -> None:
+    with ParameterServer() as server, ServerGroup([server.address]) as group:
+        called = server._dispatcher._called_at
+        group.health()
+        assert server._dispatcher._called_at == called
+        group.is_initialised()
+        assert server._dispatcher._called_at > called

@@ -135,7 +135,7 @@ def _serve(given: dict[str, Any], grace: float, as_json: bool) -> NoReturn:
     from monolith.cluster.launch.heartbeat import beating
     from monolith.ps import ParameterServer, ServerConfig
     from monolith.train.runner import RunnerConfig
-    from monolith.train.server_role import announced, place_server
+    from monolith.train.server_role import announced, place_server, wait_for_end
 
     runner = RunnerConfig.from_env()
     if runner.is_local or runner.server_type != "ps":
@@ -144,4 +144,10 @@ def _serve(given: dict[str, Any], grace: float, as_json: bool) -> NoReturn:
     with beating(runner.liveness.heartbeat_secs), monolith_discovery(runner) as discovery:
         assert discovery is not None
         server = ParameterServer(place_server(ServerConfig(**{**of_run, **given}), runner, discovery))
-        serve_until_asked(server, grace=grace, as_json=as_json, announced=announced(server, runner, discovery))
+        serve_until_asked(
+            server,
+            grace=grace,
+            as_json=as_json,
+            announced=announced(server, runner, discovery),
+            wait=lambda: wait_for_end(server, runner),
+        )

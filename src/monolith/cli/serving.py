@@ -6,12 +6,15 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+from monolith.errors import MonolithError
 
 if TYPE_CHECKING:
     from monolith.transport.frame_server import FrameServer
@@ -46,11 +49,14 @@ def serve_until_asked(
     grace: float,
     as_json: bool,
     announced: AbstractContextManager[object] | None = None,
+    wait: Callable[[], object] | None = None,
 ) -> NoReturn:
-    """Tell the address, wait for SIGTERM, SIGINT or a client that asks for the end, and end the process.
+    """Print the address, wait for SIGTERM, SIGINT or a client that asks for the end, and end the process.
 
-    Others find the server for as long as `announced` is entered.
+    Others find the server for as long as `announced` is entered. `wait` waits instead of `server.wait`; the exit code is 1 if it
+    raises a `MonolithError`.
     """
+    failure: MonolithError | None = None
     _end_on_signals(server)
     with announced or nullcontext():
         _say(
@@ -58,12 +64,17 @@ def serve_until_asked(
             f"listening on {server.address}",
             as_json,
         )
-        server.wait()
+        try:
+            (wait or server.wait)()
+        except MonolithError as error:
+            failure = error
     clean = server.close(grace=grace)
     _say({"event": "stopped", "clean": clean}, "stopped" if clean else "stopped; streams were still open", as_json)
     # Threads of streams whose clients went silent cannot be ended, and would hold the process: all that mattered is done.
+    if failure is not None:
+        sys.stderr.write(f"error: {failure}\n")
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(0 if failure is None else 1)
 
 
 def _end_on_signals(server: FrameServer) -> None:

@@ -59,8 +59,8 @@ class Liveness(Config):
     """Each pause is extended by a random part of it, up to this fraction, so that roles do not restart in step."""
     grace_secs: Positive = 120.0
     """Time between asking a role to end and killing it. What is left of it after one lease is the time to save."""
-    orphan_secs: Positive = 3600.0
-    """A server of a run that no worker has called for this long ends with an error."""
+    orphan_secs: Positive = 21600.0
+    """A server of a run without a launcher that no worker has called for this long ends with an error."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

@@ -28,6 +28,8 @@ class Greet(Config):
     lease: Annotated[Positive, Field(le=86400)]
     """Seconds for which the worker counts as alive after each call."""
     phase: Phase = "joined"
+    run: Annotated[str, Field(max_length=255)] = ""
+    """Name of this launch of the job. Members of an earlier launch are forgotten when a worker of the next one calls."""
 
 
 class PlaceBarrier(Config):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,12 +17,15 @@ from monolith.cluster.net import concat_ip_and_port, split_address
 from monolith.cluster.ray_discovery import RayServiceDiscovery
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.yarn import get_local_host
+from monolith.errors import WorkerLostError
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
+from monolith.reminder import Reminder
 from monolith.train.runner import RunnerConfig
 
-__all__ = ["announced", "place_server", "serve"]
+__all__ = ["announced", "place_server", "serve", "wait_for_end"]
 
 _ANY_ADDRESS = ("0.0.0.0", "::")
+_REMIND_SECS = 600.0
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +71,7 @@ def announced(server: ParameterServer, runner: RunnerConfig, discovery: ServiceD
 def serve(
     runner: RunnerConfig, discovery: ServiceDiscovery, *, restore_roots: Sequence[str] = (), grace: float = 5.0
 ) -> None:
-    """Be server `runner.index` until a client, the chief at the end, asks it to stop.
+    """Be server `runner.index` until a client, the chief at the end, asks it to stop; see `wait_for_end`.
 
     `restore_roots` are other runs that the chief may let it restore from, beside those that `runner.server` names.
     """
@@ -76,8 +80,33 @@ def serve(
     with ParameterServer(config.model_copy(update={"restore_roots": roots})) as server:
         with announced(server, runner, discovery) as address:
             _log.info("parameter server %d serves at %s", runner.index, address)
-            server.wait()
+            wait_for_end(server, runner)
         server.close(grace=grace)
+
+
+def wait_for_end(server: ParameterServer, runner: RunnerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    """Return when `server` was asked to stop.
+
+    A server whose workers are gone for good must neither wait for ever nor in silence. When no worker has called for longer than
+    a replacement takes, it says so. After `liveness.orphan_secs` it gives up, unless a launcher watches over the job, or the
+    servers are to stay without workers (`enable_realtime_training`).
+
+    Raises:
+        WorkerLostError: no worker has called for `liveness.orphan_secs`. What the server holds is in its folder.
+    """
+    liveness = runner.liveness
+    forsaken = not runner.supervised and not runner.enable_realtime_training
+    reminder = Reminder(_log, who=f"parameter server {runner.index}", every_secs=_REMIND_SECS, clock=clock)
+    while not server.wait(timeout=liveness.heartbeat_secs):
+        silence = server.silence
+        if silence >= liveness.orphan_secs and forsaken:
+            raise WorkerLostError(
+                f"no worker has called parameter server {runner.index} for {silence:.0f} s (liveness.orphan_secs): the run was "
+                "left without ending its servers; start the job again, the server continues from its folder"
+            )
+        if silence >= liveness.replacement_secs:
+            left = liveness.orphan_secs - silence if forsaken else None
+            reminder.waiting("a worker to call, none has for longer than a restart takes", left_secs=left)
 
 
 def _earlier_port(host: str, address: str | None) -> int:

@@ -114,6 +114,7 @@ class WorkerAttempt:
             servers,
             index=self._config.index,
             epoch=talking.epoch or 0,
+            run=self._config.uuid,
             lease=liveness.lease_secs,
             heartbeat=liveness.heartbeat_secs,
             config=talking,

@@ -177,6 +177,7 @@ class CoordinationClient:
         addresses: of the servers of the run, the same and in the same order for all workers.
         index: the number of this worker; 0 is the chief.
         epoch: larger than that of every earlier incarnation of this worker.
+        run: name of this launch of the job, "" if there is only one. Members of an earlier launch are forgotten.
         lease: seconds after the last call for which this worker counts as alive.
         heartbeat: seconds between two renewals; by default three in a lease.
         config: how to talk to the servers.
@@ -196,13 +197,14 @@ class CoordinationClient:
         *,
         index: int,
         epoch: int,
+        run: str = "",
         lease: float = 30.0,
         heartbeat: float | None = None,
         config: ClientConfig | None = None,
         find: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self._link = HostLink(addresses, config=config or ClientConfig(), find=find)
-        self._index, self._epoch, self._lease = index, epoch, lease
+        self._index, self._epoch, self._run, self._lease = index, epoch, run, lease
         self._heartbeat = lease / BEATS_PER_LEASE if heartbeat is None else heartbeat
         self._phase: Phase = "joined"
         self._seen = Seen(step=0)
@@ -282,7 +284,7 @@ class CoordinationClient:
         self.close()
 
     def _who(self) -> Greet:
-        return Greet(index=self._index, epoch=self._epoch, lease=self._lease, phase=self._phase)
+        return Greet(index=self._index, epoch=self._epoch, lease=self._lease, phase=self._phase, run=self._run)
 
     def _greet(self) -> Seen:
         return Seen.from_json(self._link.call(Call.GREET, self._who()).text)

@@ -38,6 +38,7 @@ class _Worker:
 class _Shared(Config):
     """What moves with the first bucket."""
 
+    run: str = ""
     workers: tuple[Greet, ...] = ()
     barrier: Barrier | None = None
     placed_by: tuple[int, int] | None = None
@@ -83,6 +84,7 @@ class Coordination:
         """Makes a text durable from which `load` restores all of this; called before a change is acknowledged."""
         self._step, self._clock = step, clock
         self._lock = threading.Lock()
+        self._run = ""
         self._workers: dict[int, _Worker] = {}
         self._barrier: Barrier | None = None
         self._placed_by: tuple[int, int] | None = None
@@ -158,7 +160,7 @@ class Coordination:
         """Know no worker any more: the run has ended."""
         with self._lock:
             if self._workers:
-                self._load(_Shared(barriers=self._barriers))
+                self._load(_Shared(run=self._run, barriers=self._barriers))
                 self._save()
 
     def given(self) -> str:
@@ -184,6 +186,8 @@ class Coordination:
                 self._workers[CHIEF].phase = "joined"
 
     def _greet(self, who: Greet) -> _Worker:
+        if who.run != self._run:
+            self._begin_run(who)
         known, until = self._workers.get(who.index), self._clock() + who.lease
         if known is not None and who.epoch < known.epoch:
             raise StalePushError(
@@ -198,6 +202,14 @@ class Coordination:
             self._save()
         return known
 
+    def _begin_run(self, who: Greet) -> None:
+        """Forget the members of an earlier launch: who finished that one has not finished this one."""
+        if any(worker.epoch >= who.epoch for worker in self._workers.values()):
+            raise StalePushError(
+                f"run: {who.run!r} is over, {self._run!r} has begun since; this process of an earlier launch should end"
+            )
+        self._load(_Shared(run=who.run, barriers=self._barriers))
+
     def _standing(self) -> Barrier | None:
         """Return the barrier there is; one whose chief was replaced or has let its lease run out has fallen."""
         if self._barrier is not None and self._placed_by is not None:
@@ -209,16 +221,19 @@ class Coordination:
 
     def _shared(self) -> _Shared:
         workers = tuple(
-            Greet(index=index, epoch=worker.epoch, lease=worker.lease, phase=worker.phase)
+            Greet(index=index, epoch=worker.epoch, lease=worker.lease, phase=worker.phase, run=self._run)
             for index, worker in sorted(self._workers.items())
         )
-        return _Shared(workers=workers, barrier=self._barrier, placed_by=self._placed_by, barriers=self._barriers)
+        return _Shared(
+            run=self._run, workers=workers, barrier=self._barrier, placed_by=self._placed_by, barriers=self._barriers
+        )
 
     def _save(self) -> None:
         self.keep(_Kept(shared=self._shared(), keys=self._keys).model_dump_json())
 
     def _load(self, shared: _Shared) -> None:
         now = self._clock()
+        self._run = shared.run
         self._workers = {
             one.index: _Worker(epoch=one.epoch, phase=one.phase, lease=one.lease, until=now + one.lease)
             for one in shared.workers

@@ -74,7 +74,7 @@ class Dispatcher(FrameCalls):
     ) -> None:
         super().__init__(max_frame_bytes=max_frame_bytes)
         self._clock = clock
-        self._started = clock()
+        self._started = self._called_at = clock()
         self._state = state = ServerState(memory_limit=memory_limit, clock=clock)
         self._folder: ServerFolder | None = None
         self._saves = SaveCalls(state, lambda: self._folder, restore_roots)
@@ -160,7 +160,14 @@ class Dispatcher(FrameCalls):
     def _restored(self) -> int:
         return 0 if self._folder is None else self._folder.restored
 
+    @property
+    def silence(self) -> float:
+        """Seconds since the last call, other than a health check."""
+        return self._clock() - self._called_at
+
     def _answered(self, frame: Frame, out: np.ndarray | None) -> np.ndarray:
+        if frame.call != Call.HEALTH:
+            self._called_at = self._clock()
         # Rows are written into the answer itself.
         return self._lookup(frame, out) if frame.call == Call.LOOKUP else super()._answered(frame, out)
 

@@ -84,6 +84,11 @@ class ParameterServer(FrameServer):
             self._dispatcher.close()
             raise
 
+    @property
+    def silence(self) -> float:
+        """Seconds since the last call of a client, other than a health check."""
+        return self._dispatcher.silence
+
     def _connect(self, address: str) -> Link:
         """The way to another server of the same group, which asks for the same token."""
         certificates = self.config.tls_root_certs or self.config.tls_cert
