@@ -5,73 +5,17 @@ That no role outlives a launcher that is killed is tried in test_launch_child_pr
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import pytest
 
 import counting_worker
+from launched_job import Launch, is_alive
 from real_servers import until
-
-
-class Launch:
-    """One `monolith launch --json` as a process, its events as they come."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "monolith.cli", "launch", "--json", "--log-dir", "logs", *arguments],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.events: list[dict[str, Any]] = []
-        self._reader = Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.events.append(json.loads(line))
-
-    def pids(self, role: str) -> list[int]:
-        return [e["pid"] for e in self.events if e["event"] == "started" and e["role"] == role]
-
-    def all_pids(self) -> list[int]:
-        return [event["pid"] for event in self.events if event["event"] == "started"]
-
-    def lines(self, role: str) -> list[str]:
-        return [event["text"] for event in self.events if event["event"] == "line" and event["role"] == role]
-
-    def kinds(self, role: str) -> list[str]:
-        return [e["event"] for e in self.events if e.get("role") == role and e["event"] != "line"]
-
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def end(self, timeout: float = 180.0) -> tuple[int, str]:
-        """Exit code and what was written to stderr."""
-        code = self._process.wait(timeout)
-        self._reader.join(timeout)
-        assert self._process.stderr is not None
-        return code, self._process.stderr.read()
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        for stream in (self._process.stdout, self._process.stderr):
-            assert stream is not None
-            stream.close()
-
 
 Start = Callable[..., Launch]
 
@@ -89,13 +33,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield start
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_servers_and_workers_work_and_end_although_a_server_is_killed_meanwhile(start: Start, tmp_path: Path) -> None:
     options = (
         "--ps",
@@ -106,8 +43,6 @@ def test_servers_and_workers_work_and_end_although_a_server_is_killed_meanwhile(
         "2",
         "--model-dir",
         "model",
-        "--ps-args",
-        "--log-flush-secs 0",
     )
     job = start(Path(counting_worker.__file__).read_text(), *options, script_arguments=("6",))
     workers = ("worker 0", "worker 1")
