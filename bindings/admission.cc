@@ -10,6 +10,7 @@
 
 #include "arrays.h"
 #include "module.h"
+#include "unlocked.h"
 
 namespace nb = nanobind;
 using monolith::AdmissionFilter;
@@ -28,7 +29,7 @@ void init_base(nb::module_& m) {
              const std::optional<InVector<std::uint32_t>>& counts) {
             Buffer<bool> admitted(ids.size());
             {
-              const nb::gil_scoped_release release;
+              const Unlocked unlocked;
               self.admit(as_span(ids), counts ? as_span(*counts) : std::span<const std::uint32_t>(), admitted.span());
             }
             return std::move(admitted).vector();
@@ -40,7 +41,7 @@ void init_base(nb::module_& m) {
           [](const AdmissionFilter& self) {
             std::vector<std::byte> bytes;
             {
-              const nb::gil_scoped_release release;
+              const Unlocked unlocked;
               bytes = self.serialize();
             }
             return nb::bytes(bytes.data(), bytes.size());
@@ -50,12 +51,12 @@ void init_base(nb::module_& m) {
           "restore",
           [](AdmissionFilter& self, const nb::bytes& bytes) {
             const std::span view(static_cast<const std::byte*>(bytes.data()), bytes.size());
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.restore(view);
           },
           nb::arg("bytes"), "Replaces the state by what serialize() gave.")
       .def("threshold", &AdmissionFilter::threshold, nb::arg("id"))
-      .def_prop_ro("nbytes", &AdmissionFilter::bytes, nb::call_guard<nb::gil_scoped_release>());
+      .def_prop_ro("nbytes", &AdmissionFilter::bytes, nb::call_guard<Unlocked>());
 }
 
 }  // namespace
@@ -70,16 +71,16 @@ void init_admission(nb::module_& m) {
             new (self) SlidingFilter(capacity, split_num, SlotThresholds(default_threshold, slot_thresholds));
           },
           nb::arg("capacity"), nb::arg("split_num"), nb::arg("default_threshold"), nb::arg("slot_thresholds"))
-      .def("get", &SlidingFilter::get, nb::arg("id"), nb::call_guard<nb::gil_scoped_release>(),
+      .def("get", &SlidingFilter::get, nb::arg("id"), nb::call_guard<Unlocked>(),
            "The count of an id, without changing it.")
       .def_prop_ro("capacity", &SlidingFilter::capacity)
       .def_prop_ro("split_num", &SlidingFilter::split_num)
       .def_prop_ro("max_nbytes", &SlidingFilter::max_bytes)
-      .def_prop_ro("head", &SlidingFilter::head, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("head_increment", &SlidingFilter::head_increment, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("failure_count", &SlidingFilter::failure_count, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("head", &SlidingFilter::head, nb::call_guard<Unlocked>())
+      .def_prop_ro("head_increment", &SlidingFilter::head_increment, nb::call_guard<Unlocked>())
+      .def_prop_ro("failure_count", &SlidingFilter::failure_count, nb::call_guard<Unlocked>())
       .def_prop_ro("elements", [](const SlidingFilter& self) {
-        const nb::gil_scoped_release release;
+        const Unlocked unlocked;
         return self.elements();
       });
 

@@ -6,6 +6,7 @@
 #include "monolith/buckets.h"
 #include "monolith/crc32c.h"
 #include "monolith/error.h"
+#include "unlocked.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -50,7 +51,7 @@ void init_hash(nb::module_& m) {
       "crc32c",
       [](const nb::object& buffer, std::uint32_t start) {
         const BytesOf bytes(buffer);
-        const nb::gil_scoped_release release;
+        const Unlocked unlocked;
         return monolith::crc32c::extend(start, bytes.data(), bytes.size());
       },
       "buffer"_a, "start"_a = 0, "CRC-32C of the buffer's bytes; `start` is that of the bytes before them.");

@@ -3,6 +3,7 @@
 #include "arrays.h"
 #include "module.h"
 #include "monolith/error.h"
+#include "unlocked.h"
 
 namespace nb = nanobind;
 using monolith::PairShape;
@@ -23,7 +24,7 @@ void init_pairs(nb::module_& m) {
   m.def(
       "dot_pairs",
       [](const InMatrix<float>& dense, const Examples& x, const OutPairs& out) {
-        const nb::gil_scoped_release release;
+        const Unlocked unlocked;
         monolith::dot_pairs(shape_of(x), as_span(dense), as_span(x), as_span(out));
       },
       nb::arg("dense").noconvert(), nb::arg("x").noconvert(), nb::arg("out").noconvert(),
@@ -33,7 +34,7 @@ void init_pairs(nb::module_& m) {
       "dot_pairs_gradient",
       [](const InMatrix<float>& dense, const Examples& x, const InMatrix<float>& grad_out, const OutPairs& grad_dense,
          const OutExamples& grad_x) {
-        const nb::gil_scoped_release release;
+        const Unlocked unlocked;
         monolith::dot_pairs_gradient(shape_of(x), as_span(dense), as_span(x), as_span(grad_out), as_span(grad_dense), as_span(grad_x));
       },
       nb::arg("dense").noconvert(), nb::arg("x").noconvert(), nb::arg("grad_out").noconvert(), nb::arg("grad_dense").noconvert(),
@@ -41,14 +42,14 @@ void init_pairs(nb::module_& m) {
   m.def(
       "sum_pairs",
       [](const Examples& x, const OutPairs& out) {
-        const nb::gil_scoped_release release;
+        const Unlocked unlocked;
         monolith::sum_pairs(shape_of(x), as_span(x), as_span(out));
       },
       nb::arg("x").noconvert(), nb::arg("out").noconvert(), "out [batch, 1]: the sum of the products of all pairs.");
   m.def(
       "sum_pairs_gradient",
       [](const Examples& x, const InMatrix<float>& grad_out, const OutExamples& grad_x) {
-        const nb::gil_scoped_release release;
+        const Unlocked unlocked;
         monolith::sum_pairs_gradient(shape_of(x), as_span(x), as_span(grad_out), as_span(grad_x));
       },
       nb::arg("x").noconvert(), nb::arg("grad_out").noconvert(), nb::arg("grad_x").noconvert());

@@ -11,6 +11,7 @@
 #include "monolith/error.h"
 #include "monolith/fids.h"
 #include "monolith/placed_rows.h"
+#include "unlocked.h"
 
 namespace nb = nanobind;
 using Ids = InVector<std::int64_t>;
@@ -27,7 +28,7 @@ OutIds stack_fids(const std::vector<Ids>& columns, const std::vector<std::int64_
   for (const Ids& column : columns) spans.push_back(as_span(column));
   Buffer<std::int64_t> fids(columns.empty() ? 0 : columns.size() * columns[0].size());
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     monolith::stack_fids(spans, slots, fids.span());
   }
   return std::move(fids).vector();
@@ -37,7 +38,7 @@ OutIds stack_fids(const std::vector<Ids>& columns, const std::vector<std::int64_
 OutIds value_rowids(const Ids& row_splits, std::size_t num_values) {
   Buffer<std::int64_t> rowids(num_values);
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     monolith::value_rowids(as_span(row_splits), rowids.span());
   }
   return std::move(rowids).vector();
@@ -48,7 +49,7 @@ OutMatrix<float> pool(Reduction reduction, const InMatrix<float>& rows, const Id
   const std::size_t bags = row_splits.size() == 0 ? 0 : row_splits.size() - 1;
   Buffer<float> pooled(bags * dim);
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     monolith::pool(reduction, as_span(rows), as_span(row_splits), dim, pooled.span());
   }
   return std::move(pooled).matrix(bags, dim);
@@ -59,7 +60,7 @@ OutMatrix<float> pool_gradient(Reduction reduction, const InMatrix<float>& grad_
   const std::size_t dim = grad_out.shape(1);
   Buffer<float> grad_rows(num_values * dim);
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     monolith::pool_gradient(reduction, as_span(grad_out), as_span(rows), as_span(pooled), as_span(row_splits), dim,
                             grad_rows.span());
   }
@@ -72,7 +73,7 @@ std::tuple<OutIds, OutIds, OutIds> unique_with_inverse(const Ids& ids, bool with
   Buffer<std::int64_t> counts(with_counts ? ids.size() : 0);
   std::size_t found = 0;
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     found = monolith::unique_with_inverse(as_span(ids), unique.span(), inverse.span(), counts.span());
   }
   return {std::move(unique).vector(found), std::move(inverse).vector(),
@@ -84,7 +85,7 @@ std::tuple<OutIds, OutIds, OutIds> split_by_shard(const Ids& ids, std::size_t nu
   Buffer<std::int64_t> sizes(num_shards);
   Buffer<std::int64_t> grouped(ids.size());
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     monolith::split_by_shard(as_span(ids), order.span(), sizes.span(), grouped.span());
   }
   return {std::move(grouped).vector(), std::move(order).vector(), std::move(sizes).vector()};
@@ -94,7 +95,7 @@ std::tuple<OutIds, OutIds> split_by_indices(const Ids& indices, std::size_t num_
   Buffer<std::int64_t> order(indices.size());
   Buffer<std::int64_t> sizes(num_parts);
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     monolith::split_by_indices(as_span(indices), order.span(), sizes.span());
   }
   return {std::move(order).vector(), std::move(sizes).vector()};
@@ -106,7 +107,7 @@ std::tuple<OutIds, OutIds, OutMatrix<std::int64_t>> split_ragged_by_indices(cons
   Buffer<std::int64_t> sizes(num_parts);
   Buffer<std::int64_t> part_splits(num_parts * row_splits.size());
   {
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     monolith::split_ragged_by_indices(as_span(indices), as_span(row_splits), order.span(), sizes.span(),
                                       part_splits.span());
   }
@@ -124,14 +125,14 @@ void restore_order(const Bytes& grouped, const Ids& order, const OutBytes& out) 
   check_rows("grouped", grouped.shape(0), order.size());
   check_rows("out", out.shape(0), order.size());
   if (out.shape(1) != grouped.shape(1)) throw monolith::InvalidArgument("out and grouped have rows of different sizes");
-  const nb::gil_scoped_release release;
+  const Unlocked unlocked;
   monolith::restore_order(grouped.data(), grouped.shape(1), as_span(order), out.data());
 }
 
 void gather_rows(const Bytes& rows, const Ids& order, const OutBytes& out) {
   check_rows("out", out.shape(0), order.size());
   if (out.shape(1) != rows.shape(1)) throw monolith::InvalidArgument("out and rows have rows of different sizes");
-  const nb::gil_scoped_release release;
+  const Unlocked unlocked;
   monolith::gather_rows(rows.data(), rows.shape(0), rows.shape(1), as_span(order), out.data());
 }
 
@@ -144,13 +145,13 @@ void check_columns(std::size_t columns, std::size_t expected) {
 
 void pool_places(const InMatrix<float>& rows, const Ids& places, const Ids& row_splits, const OutFloats& out) {
   check_columns(out.shape(1), rows.shape(1));
-  const nb::gil_scoped_release release;
+  const Unlocked unlocked;
   monolith::pool_places(as_span(rows), as_span(places), as_span(row_splits), rows.shape(1), as_span(out));
 }
 
 void sum_places(const InMatrix<float>& grads, const Ids& places, const Ids& row_splits, const OutFloats& out) {
   check_columns(out.shape(1), grads.shape(1));
-  const nb::gil_scoped_release release;
+  const Unlocked unlocked;
   monolith::sum_places(as_span(grads), as_span(places), as_span(row_splits), grads.shape(1), as_span(out));
 }
 
@@ -165,7 +166,7 @@ void init_ragged(nb::module_& m) {
   m.def(
       "check_row_splits",
       [](const Ids& row_splits, std::size_t num_values) {
-        const nb::gil_scoped_release release;
+        const Unlocked unlocked;
         monolith::check_row_splits(as_span(row_splits), num_values);
       },
       nb::arg("row_splits").noconvert(), nb::arg("num_values"));

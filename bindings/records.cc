@@ -12,6 +12,7 @@
 #include "monolith/error.h"
 #include "monolith/framing.h"
 #include "monolith/record_parser.h"
+#include "unlocked.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -48,7 +49,7 @@ Chunk split(nb::bytes data, std::size_t start, const FramingOptions& options, bo
   {
     const auto bytes = bytes_of(data);
     if (start > bytes.size()) throw monolith::InvalidArgument("start is behind the end of data");
-    const nb::gil_scoped_release release;
+    const Unlocked unlocked;
     found = monolith::split_frames(bytes, start, options, last);
   }
   return {std::move(data), std::move(found)};
@@ -92,7 +93,7 @@ struct Parser {
     RecordParser::Progress progress;
     {
       const auto bytes = bytes_of(chunk.data);
-      const nb::gil_scoped_release release;
+      const Unlocked unlocked;
       progress = parser.add(bytes, chunk.found.frames, frame, row, max_rows, stride);
     }
     return nb::make_tuple(progress.frame, progress.row, progress.problem, progress.message);

@@ -15,6 +15,7 @@
 #include "monolith/error.h"
 #include "monolith/table_file.h"
 #include "monolith/thread_pool.h"
+#include "unlocked.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -176,7 +177,7 @@ void def_reads(nb::class_<Table>& table) {
           "lookup",
           [](const Table& self, const Ids& ids, const TargetMatrix& out) {
             require_shape("out", ids.size(), self.dim(), out);
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.lookup(as_span(ids), out.data());
           },
           "ids"_a.noconvert(), "out"_a.noconvert())
@@ -184,7 +185,7 @@ void def_reads(nb::class_<Table>& table) {
           "lookup_pooled",
           [](const Table& self, const Ids& ids, const Ids& row_splits, Pooling pooling, const TargetMatrix& out) {
             require_shape("out", row_splits.size() == 0 ? 0 : row_splits.size() - 1, self.dim(), out);
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.lookup_pooled(as_span(ids), as_span(row_splits), pooling, out.data());
           },
           "ids"_a.noconvert(), "row_splits"_a.noconvert(), "pooling"_a, "out"_a.noconvert())
@@ -192,7 +193,7 @@ void def_reads(nb::class_<Table>& table) {
           "contains",
           [](const Table& self, const Ids& ids, const Target<bool>& found) {
             require_shape("found", ids.size(), 1, found.size(), 1);
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.contains(as_span(ids), found.data());
           },
           "ids"_a.noconvert(), "found"_a.noconvert())
@@ -200,18 +201,18 @@ void def_reads(nb::class_<Table>& table) {
           "copy_rows",
           [](const Table& self, const Ids& ids, const Target<bool>& found, RowBatch& batch) {
             require_shape("found", ids.size(), 1, found.size(), 1);
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.copy_rows(as_span(ids), found.data(), batch);
           },
           "ids"_a.noconvert(), "found"_a.noconvert(), "batch"_a)
-      .def("scan", &Table::scan, "cursor"_a, "batch"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("scan", &Table::scan, "cursor"_a, "batch"_a, nb::call_guard<Unlocked>(),
            "Appends the rows of one index block to the batch; False when there was nothing left.")
       .def(
           "rows_of_buckets",
           [](const Table& self, std::uint32_t first, std::uint32_t last) {
             auto batch = std::make_unique<RowBatch>();
             {
-              const nb::gil_scoped_release release;
+              const Unlocked unlocked;
               monolith::BucketScan scan(self, {first, last});
               while (scan.next(*batch)) {
               }
@@ -229,7 +230,7 @@ void def_reads(nb::class_<Table>& table) {
             require_slots(self, n, slots);
             monolith::EntryArrays arrays{values.data(), {}};
             for (const SlotArray& slot : slots) arrays.slots.push_back(slot.data());
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.decode(bytes_of(rows), arrays);
           },
           "rows"_a.noconvert(), "values"_a.noconvert(), "slots"_a.noconvert())
@@ -244,7 +245,7 @@ void def_reads(nb::class_<Table>& table) {
             for (const ConstSlotArray& slot : slots) views.slots.push_back(slot.data());
             Buffer<std::uint8_t> rows(n * row_bytes);
             {
-              const nb::gil_scoped_release release;
+              const Unlocked unlocked;
               self.encode(n, views, std::as_writable_bytes(rows.span()));
             }
             return std::move(rows).matrix(n, row_bytes);
@@ -263,22 +264,22 @@ ChangeArrays arrays_of(std::unique_ptr<ChangeBatch> piece, std::size_t row_bytes
 }
 
 void def_changes(nb::class_<Table>& table) {
-  table.def("track_changes", &Table::track_changes, nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("changed", &Table::changed, nb::call_guard<nb::gil_scoped_release>())
-      .def("cut_changes", &Table::cut_changes, nb::call_guard<nb::gil_scoped_release>(), "Returns the number of the cut.")
+  table.def("track_changes", &Table::track_changes, nb::call_guard<Unlocked>())
+      .def_prop_ro("changed", &Table::changed, nb::call_guard<Unlocked>())
+      .def("cut_changes", &Table::cut_changes, nb::call_guard<Unlocked>(), "Returns the number of the cut.")
       .def(
           "read_changes",
           [](Table& self, std::uint64_t cut) -> std::optional<ChangeArrays> {
             auto piece = std::make_unique<ChangeBatch>();
             {
-              const nb::gil_scoped_release release;
+              const Unlocked unlocked;
               if (!self.read_changes(cut, *piece)) return std::nullopt;
             }
             return arrays_of(std::move(piece), self.row_bytes());
           },
           "cut"_a, "The next ids, times, rows and removed ids; None when there are none left.")
-      .def("commit_changes", &Table::commit_changes, "cut"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("rollback_changes", &Table::rollback_changes, "cut"_a, nb::call_guard<nb::gil_scoped_release>());
+      .def("commit_changes", &Table::commit_changes, "cut"_a, nb::call_guard<Unlocked>())
+      .def("rollback_changes", &Table::rollback_changes, "cut"_a, nb::call_guard<Unlocked>());
 }
 
 void def_updates(nb::class_<Table>& table) {
@@ -294,7 +295,7 @@ void def_updates(nb::class_<Table>& table) {
               require_shape("snapshot", ids.size(), self.dim(), *snapshot);
               options.snapshot = snapshot->data();
             }
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.apply_gradients(as_span(ids), grads.data(), options);
           },
           "ids"_a.noconvert(), "grads"_a.noconvert(), "learning_rates"_a.noconvert(), "step"_a, "event_time"_a,
@@ -305,7 +306,7 @@ void def_updates(nb::class_<Table>& table) {
              const InVector<float>& learning_rates, std::int64_t step, std::uint32_t event_time) {
             require_shape("grads", row_splits.size() == 0 ? 0 : row_splits.size() - 1, self.dim(), grads);
             const UpdateOptions options = update_options(learning_rates, step, event_time);
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.apply_pooled_gradients(as_span(ids), as_span(row_splits), pooling, grads.data(), options);
           },
           "ids"_a.noconvert(), "row_splits"_a.noconvert(), "pooling"_a, "grads"_a.noconvert(),
@@ -314,7 +315,7 @@ void def_updates(nb::class_<Table>& table) {
           "assign",
           [](Table& self, const Ids& ids, const Matrix& values, std::uint32_t event_time) {
             require_shape("values", ids.size(), self.dim(), values);
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.assign(as_span(ids), values.data(), event_time);
           },
           "ids"_a.noconvert(), "values"_a.noconvert(), "event_time"_a)
@@ -322,7 +323,7 @@ void def_updates(nb::class_<Table>& table) {
           "assign_add",
           [](Table& self, const Ids& ids, const Matrix& values, std::uint32_t event_time) {
             require_shape("values", ids.size(), self.dim(), values);
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.assign_add(as_span(ids), values.data(), event_time);
           },
           "ids"_a.noconvert(), "values"_a.noconvert(), "event_time"_a)
@@ -330,7 +331,7 @@ void def_updates(nb::class_<Table>& table) {
           "reinitialize",
           [](Table& self, const Ids& ids, std::uint32_t event_time, const Target<std::int32_t>& existed) {
             require_shape("existed", ids.size(), 1, existed.size(), 1);
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.reinitialize(as_span(ids), event_time, existed.data());
           },
           "ids"_a.noconvert(), "event_time"_a, "existed"_a.noconvert())
@@ -338,7 +339,7 @@ void def_updates(nb::class_<Table>& table) {
           "erase",
           [](Table& self, const Ids& ids, const Target<bool>& erased) {
             require_shape("erased", ids.size(), 1, erased.size(), 1);
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.erase(as_span(ids), erased.data());
           },
           "ids"_a.noconvert(), "erased"_a.noconvert())
@@ -347,12 +348,12 @@ void def_updates(nb::class_<Table>& table) {
           [](Table& self, const Ids& ids, const InVector<std::uint32_t>& times, const Rows& rows) {
             require_shape("times", ids.size(), 1, times.size(), 1);
             require_shape("rows", ids.size(), self.row_bytes(), rows);
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             self.insert_raw(as_span(ids), as_span(times), bytes_of(rows));
           },
           "ids"_a.noconvert(), "times"_a.noconvert(), "rows"_a.noconvert())
-      .def("evict", &Table::evict, "now"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("clear", &Table::clear, nb::call_guard<nb::gil_scoped_release>());
+      .def("evict", &Table::evict, "now"_a, nb::call_guard<Unlocked>())
+      .def("clear", &Table::clear, nb::call_guard<Unlocked>());
 }
 
 void init_file(nb::module_& m) {
@@ -364,10 +365,10 @@ void init_file(nb::module_& m) {
         return std::pair(result.rows, result.bytes);
       },
       "table"_a, "path"_a, "metadata"_a, "skip_expired"_a, "first_bucket"_a, "last_bucket"_a,
-      nb::call_guard<nb::gil_scoped_release>(),
+      nb::call_guard<Unlocked>(),
       "Returns rows and bytes written.");
   nb::class_<monolith::TableFile>(m, "TableFile", "A table file whose header, footer and block lengths have been checked.")
-      .def(nb::init<const std::string&>(), "path"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(nb::init<const std::string&>(), "path"_a, nb::call_guard<Unlocked>())
       .def_prop_ro("metadata", [](const monolith::TableFile& self) {
         return nb::bytes(self.metadata().data(), self.metadata().size());
       })
@@ -380,9 +381,9 @@ void init_file(nb::module_& m) {
           [](monolith::TableFile& self, Table& table, std::uint32_t first, std::uint32_t last) {
             return self.read_into(table, {first, last});
           },
-          "table"_a, "first_bucket"_a, "last_bucket"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "table"_a, "first_bucket"_a, "last_bucket"_a, nb::call_guard<Unlocked>(),
           "Upserts the rows of these buckets; returns how many.")
-      .def("load_into", &monolith::TableFile::load_into, "table"_a, nb::call_guard<nb::gil_scoped_release>());
+      .def("load_into", &monolith::TableFile::load_into, "table"_a, nb::call_guard<Unlocked>());
 }
 
 }  // namespace
@@ -421,7 +422,7 @@ void init_table(nb::module_& m) {
   nb::class_<Table> table(m, "Table", "The collisionless embedding table.");
   table
       .def(nb::init<monolith::TableConfig, std::shared_ptr<monolith::AdmissionFilter>>(), "config"_a,
-           "admission"_a.none() = nb::none(), nb::call_guard<nb::gil_scoped_release>())
+           "admission"_a.none() = nb::none(), nb::call_guard<Unlocked>())
       .def_prop_ro("dim", &Table::dim)
       .def_prop_ro("layout", &Table::layout)
       .def_prop_ro("row_bytes", &Table::row_bytes)
@@ -434,7 +435,7 @@ void init_table(nb::module_& m) {
           },
           "max_event_time"_a, "updates"_a, "hashnet_scales"_a)
       .def("slot_infos", &Table::slot_infos)
-      .def("stats", &Table::stats, nb::call_guard<nb::gil_scoped_release>())
+      .def("stats", &Table::stats, nb::call_guard<Unlocked>())
       .def("__len__", [](const Table& self) { return self.size(); });
   def_reads(table);
   def_updates(table);

@@ -2,6 +2,7 @@
 
 #include "arrays.h"
 #include "module.h"
+#include "unlocked.h"
 
 namespace nb = nanobind;
 using monolith::TouchedKeySet;
@@ -13,7 +14,7 @@ void init_touched_set(nb::module_& m) {
       .def(
           "insert",
           [](TouchedKeySet& self, const InVector<std::int64_t>& ids) {
-            const nb::gil_scoped_release release;
+            const Unlocked unlocked;
             return self.insert(as_span(ids));
           },
           nb::arg("ids").noconvert(), "Adds the ids in order; returns how many ids were dropped.")
@@ -22,15 +23,15 @@ void init_touched_set(nb::module_& m) {
           [](TouchedKeySet& self) {
             auto stolen = std::make_unique<std::vector<std::int64_t>>();
             {
-              const nb::gil_scoped_release release;
+              const Unlocked unlocked;
               *stolen = self.steal();
             }
             return adopt<std::int64_t>(std::move(stolen));
           },
           "All ids, in no particular order; the set is empty afterwards.")
       .def(
-          "__len__", [](const TouchedKeySet& self) { return self.size(); }, nb::call_guard<nb::gil_scoped_release>())
+          "__len__", [](const TouchedKeySet& self) { return self.size(); }, nb::call_guard<Unlocked>())
       .def_prop_ro("capacity", &TouchedKeySet::capacity)
       .def_prop_ro("stripes", &TouchedKeySet::stripes)
-      .def_prop_ro("nbytes", &TouchedKeySet::bytes, nb::call_guard<nb::gil_scoped_release>());
+      .def_prop_ro("nbytes", &TouchedKeySet::bytes, nb::call_guard<Unlocked>());
 }

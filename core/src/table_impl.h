@@ -21,7 +21,7 @@
 #include "row_pool.h"
 #include "rw_lock.h"
 #include "shard_index.h"
-#include "write_gate.h"
+#include "monolith/write_gate.h"
 
 namespace monolith {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "check.h"
-#include "write_gate.h"
+#include "monolith/write_gate.h"
 
 using monolith::WriteGate;
 

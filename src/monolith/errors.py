@@ -8,6 +8,7 @@ MonolithError
 ├── CorruptFileError                     a file is truncated, altered, too new, or made for another table
 ├── DiscoveryError (OSError)             a process cannot be announced or found: no answer, a refusal, no entry in time
 ├── DivergedError (ArithmeticError)      training met a NaN or infinite loss or gradient
+├── ForkedProcessError (RuntimeError)    a forked child uses threads or connections of its parent
 ├── LogGapError                          the change log does not lead from one sequence number to another
 ├── MissingPackageError (ImportError)    an optional package is needed and not installed
 ├── RunInterruptedError                  a process of a run was asked to stop before its work was done
@@ -41,6 +42,7 @@ __all__ = [
     "DiscoveryError",
     "DivergedError",
     "FencedError",
+    "ForkedProcessError",
     "InvalidArgumentError",
     "InvalidVariableError",
     "LogGapError",
@@ -94,6 +96,10 @@ class DiscoveryError(MonolithError, OSError):
 
 class DivergedError(MonolithError, ArithmeticError):
     """Training met a loss or gradient that is NaN or infinite; the step changed no weight."""
+
+
+class ForkedProcessError(MonolithError, RuntimeError):
+    """Threads, connections or a log of a parent process were used in a child that it forked; make new ones there."""
 
 
 class LogGapError(MonolithError):

@@ -85,7 +85,7 @@ def test_a_forked_child_cannot_write_and_does_not_unlock(tmp_path: Path) -> None
         assert parent.stdout is not None
         assert parent.stderr is not None
         child = int(parent.stdout.readline())
-        while "closed" not in (line := parent.stderr.readline()):
+        while "ForkedProcessError" not in (line := parent.stderr.readline()):
             assert line, "the child wrote to its parent's log"
         assert child > 0
         with pytest.raises(StorageError, match="another writer"):

@@ -12,6 +12,7 @@ import torch
 
 from monolith.data.nested import NestedTensors, map_tensors
 from monolith.errors import InvalidArgumentError
+from monolith.process_bound import ProcessBound
 
 __all__ = ["Prefetch", "PrefetchQueue", "enqueue_dicts_with_queue_return"]
 
@@ -49,9 +50,11 @@ class PrefetchQueue(Generic[T]):
         self._changed = threading.Condition()
         self._closed = False
         self._error: BaseException | None = None
+        self._bound = ProcessBound("batches read ahead")
 
     def put(self, entry: T) -> bool:
         """Append `entry`, waiting while the queue is full; False if the queue is closed and the entry was not taken."""
+        self._bound.require()
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._entries) < self._capacity)
             if self._closed:
@@ -63,8 +66,9 @@ class PrefetchQueue(Generic[T]):
     def get(self, timeout: float | None = None) -> T:
         """The oldest entry, waiting while there is none; StopIteration, or the error of `close`, after the last one.
 
-        `TimeoutError` if there was none for `timeout` seconds.
+        `TimeoutError` if there was none for `timeout` seconds, `ForkedProcessError` in a process forked since.
         """
+        self._bound.require()
         with self._changed:
             if not self._changed.wait_for(lambda: self._closed or self._entries, timeout):
                 raise TimeoutError
@@ -79,11 +83,14 @@ class PrefetchQueue(Generic[T]):
 
     def size(self) -> int:
         """How many entries are waiting."""
+        self._bound.require()
         with self._changed:
             return len(self._entries)
 
     def close(self, error: BaseException | None = None, *, drop: bool = False) -> None:
         """No more entries; `error` is raised once by `get` after those that wait, unless `drop` forgets them."""
+        if not self._bound.is_here:
+            return  # a thread that is not in this process may have held the lock
         with self._changed:
             self._closed, self._error = True, error
             if drop:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from monolith.log.read_first import read_first
 from monolith.log.segment_format import SegmentMeta
 from monolith.log.segment_writer import remove_unfinished, write_segment
 from monolith.log.writer_lock import WriterLock
+from monolith.process_bound import ProcessBound, WorkerThreads
 from monolith.state_bytes import PackedState, State, pack_state
 from monolith.urls import local_path
 
@@ -94,8 +95,9 @@ class ChangeLog:
         self._tables = LoggedTables(tables, "rows" if optimizer_state else "values")
         self._clock = clock
         self._one_commit = threading.Lock()
+        self._bound = ProcessBound(f"the log {self.folder}")
         self._pace = Pace(1.0)
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: WorkerThreads | None = None
         self._next = 0
         self._lock = self._open_folder(take_over)
         try:
@@ -129,11 +131,13 @@ class ChangeLog:
 
     def add_tables(self, tables: Tables) -> None:
         """Let further tables, which must be empty, belong to the log from the next commit on; waits for one under way."""
+        self._bound.require()
         with self._one_commit:
             self._tables.add(tables)
 
     def reopen(self, tables: Tables, *, parent: int | None = None) -> None:
         """Like closing the log and opening it with other tables or parent, but no other writer can come between."""
+        self._bound.require()
         with self._one_commit:
             self._tables = LoggedTables(tables, self._tables.kind)
             self._continue_from(parent)
@@ -157,6 +161,7 @@ class ChangeLog:
             event_time: newest event time trained, seconds since 1970; 0 takes the tables' own.
             dense: nested state of everything else; with it a run can be restored to this moment.
         """
+        self._bound.require()
         self.hurry()
         with self._one_commit:
             return self._write(self._cut(step, source, event_time, dense, Pace(1.0)))
@@ -176,6 +181,7 @@ class ChangeLog:
         `share` is the part of a processor's time that writing takes: less slows training less, and takes longer. With less
         than 1, rows are read first, up to 256 MiB of them, for training has to copy what is unread before it changes it.
         """
+        self._bound.require()
         pace = Pace(share)
         self.hurry()
         self._one_commit.acquire()
@@ -195,7 +201,12 @@ class ChangeLog:
         self._pace.hurry()
 
     def close(self) -> None:
-        """Wait for a commit under way and let another writer in. What changed since stays uncommitted."""
+        """Wait for a commit under way and let another writer in. What changed since stays uncommitted.
+
+        In a forked child it does nothing: the log is its parent's.
+        """
+        if not self._bound.is_here:
+            return
         self.hurry()
         if self._thread is not None:
             self._thread.shutdown()
@@ -308,9 +319,9 @@ class ChangeLog:
         finally:
             self._one_commit.release()
 
-    def _threads(self) -> ThreadPoolExecutor:
+    def _threads(self) -> WorkerThreads:
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="monolith-log")
+            self._thread = WorkerThreads(1, thread_name_prefix="monolith-log")
         return self._thread
 
 

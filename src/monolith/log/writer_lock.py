@@ -13,11 +13,11 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-import weakref
 from pathlib import Path
 
 from monolith.durable_file import sync_to_disk
 from monolith.errors import FencedError, StorageError
+from monolith.process_bound import let_go_in_children
 
 __all__ = ["WriterLock"]
 
@@ -54,7 +54,8 @@ class WriterLock:
             raise StorageError(
                 f"{folder}: another writer has this log open; close it, or wait until its process has ended"
             )
-        _let_go_in_children(self)
+        # A child, such as a data loader, would hold the file beyond the death of the writer, whose successor could not begin.
+        let_go_in_children(self)
 
     @property
     def held(self) -> bool:
@@ -95,6 +96,10 @@ class WriterLock:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    def let_go(self) -> None:
+        """Close the file in a forked child; closing a copy does not unlock it."""
+        self.release()
 
     def __del__(self) -> None:
         self.release()
@@ -140,24 +145,3 @@ class WriterLock:
 
 def _content(descriptor: int) -> bytes:
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-
-
-_locks: weakref.WeakSet[WriterLock] = weakref.WeakSet()
-_children_let_go = False
-
-
-def _let_go_in_children(lock: WriterLock) -> None:
-    """Close the lock's file in processes forked from now on, data loaders for one.
-
-    They would hold it beyond the death of the writer, whose successor could not begin. Closing a copy does not unlock.
-    """
-    global _children_let_go
-    _locks.add(lock)
-    if not _children_let_go:
-        os.register_at_fork(after_in_child=_release_all)
-        _children_let_go = True
-
-
-def _release_all() -> None:
-    for lock in list(_locks):
-        lock.release()

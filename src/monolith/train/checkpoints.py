@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,6 +32,7 @@ from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
 from monolith.checkpoint.storage import LocalFolder, is_remote, open_folder
 from monolith.errors import InvalidArgumentError, LogGapError
 from monolith.log import ChangeLog, Flusher
+from monolith.process_bound import WorkerThreads
 from monolith.ps.client.server_parameters import ServerOptimizer
 from monolith.table import EmbeddingTable, LocalStore
 from monolith.table.sharded_store import ShardedStore
@@ -112,7 +113,7 @@ class RunCheckpoints:
         self._flushing: Future[int] | None = None
         self._snapshot_due = False
         self._scan: Future[OpenSnapshot] | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: WorkerThreads | None = None
 
     @property
     def mode(self) -> Literal["full", "dense_only"]:
@@ -167,7 +168,7 @@ class RunCheckpoints:
             return self._flushing
         if self._scan is None and self._log is not None and self._snapshot_due:
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(1, thread_name_prefix="monolith-snapshot")
+                self._threads = WorkerThreads(1, thread_name_prefix="monolith-snapshot")
             self._scan = self._threads.submit(write_snapshot, self.folder, self._tables, self._log)
         return self._scan
 

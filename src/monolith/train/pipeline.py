@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self
 
+from monolith.process_bound import WorkerThreads
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class AsyncFunctionManager:
     def __init__(self, is_async: bool = True, *, threaded: bool = False) -> None:
         self._is_async = is_async
         self._threaded = threaded
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: WorkerThreads | None = None
         self._waiting: dict[str, _Call] = {}
         self._running: dict[str, Future[object]] = {}
         weakref.finalize(self, _warn_of_lost, self._waiting)
@@ -103,7 +104,7 @@ class AsyncFunctionManager:
         if not self._threaded:
             _run(call)
             return
-        self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="monolith-late")
+        self._pool = self._pool or WorkerThreads(1, thread_name_prefix="monolith-late")
         self._running[queue_name] = self._pool.submit(_run, call)
 
     def _await(self, queue_name: str) -> None:

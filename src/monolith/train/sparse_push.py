@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from monolith.nn import embedding_collections
+from monolith.process_bound import WorkerThreads
 from monolith.table.store import Gradient, Store
 from monolith.train.served_stores import served_stores
 
@@ -47,7 +48,7 @@ class SparsePush:
         self._collections = embedding_collections(model)
         self._delayed = delayed
         self._kept: list[_Update] = []
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: WorkerThreads | None = None
         self._running: Future[None] | None = None
 
     def push(self, step: int, event_time: int, position: Position | None = None) -> None:
@@ -81,7 +82,7 @@ class SparsePush:
         """The forward pass is done: begin to apply what was kept."""
         if self._kept:
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="monolith-sparse-push")
+                self._thread = WorkerThreads(1, thread_name_prefix="monolith-sparse-push")
             self._running, self._kept = self._thread.submit(_apply, self._kept), []
 
     def finish(self) -> None:

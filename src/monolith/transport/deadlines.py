@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from monolith.process_bound import let_go_in_children
 
 __all__ = ["Deadlines"]
 
@@ -29,7 +30,13 @@ class Deadlines:
         self._changed = threading.Condition()
         self._wakes_at = float("inf")
         self._next = 0
-        self._process = 0
+        self._is_running = False
+        let_go_in_children(self)
+
+    def let_go(self) -> None:
+        """Begin again in a forked child, which has none of the parent's threads."""
+        self._watched, self._changed = {}, threading.Condition()
+        self._wakes_at, self._is_running = float("inf"), False
 
     @contextmanager
     def watch(self, at: float, expire: Callable[[], None]) -> Iterator[threading.Event]:
@@ -50,9 +57,8 @@ class Deadlines:
                 self._watched.pop(number, None)
 
     def _start(self) -> None:
-        # A forked child has none of the parent's threads.
-        if self._process != os.getpid():
-            self._process, self._watched, self._wakes_at = os.getpid(), {}, float("inf")
+        if not self._is_running:
+            self._is_running = True
             threading.Thread(target=self._run, name="monolith-deadlines", daemon=True).start()
 
     def _run(self) -> None:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from monolith.config import Config
 from monolith.errors import ConfigError, StorageError
+from monolith.process_bound import ProcessBound
 from monolith.transport.frame_calls import FrameCalls
 from monolith.transport.services import StreamLimits, start_service
 from monolith.transport.stream_pool import Transport
@@ -64,6 +65,7 @@ class FrameServer:
     def __init__(self, config: ListenConfig, calls: FrameCalls) -> None:
         require_safe(config)
         self._listens, self._calls = config, calls
+        self._bound = ProcessBound("the server")
         self._service = start_service(
             calls,
             transport=config.transport,
@@ -110,8 +112,10 @@ class FrameServer:
         """Finish what is under way, refuse what comes, stop listening; whether all ended within `grace` seconds.
 
         A Flight stream whose client neither sends nor closes cannot be ended from here, nor a socket whose client does not read
-        its answer: they go with the process.
+        its answer: they go with the process. A forked child leaves the server of its parent alone.
         """
+        if not self._bound.is_here:
+            return True
         idle = self._calls.stop(grace=grace)
         ended = threading.Thread(target=self._service.shutdown, name="monolith-server-shutdown", daemon=True)
         ended.start()

@@ -254,6 +254,10 @@ class FramedSocket:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
+    def let_go(self) -> None:
+        """Close the copy of a forked child; the connection goes on in the parent."""
+        self._closed()
+
     def close(self) -> None:
         """Close it; a thread that sends or receives gets an error."""
         with suppress(OSError):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from monolith.errors import OverloadedError, ProtocolError, UnavailableError
+from monolith.process_bound import let_go_in_children
 from monolith.transport.frame_calls import FrameCalls
 from monolith.transport.framed_socket import HELLO, FramedSocket, TooLongError, Welcome, local_name
 from monolith.transport.frames import MAGIC, VERSION
@@ -59,6 +60,15 @@ class SocketService:
         ]
         for thread in self._accepting:
             thread.start()
+        let_go_in_children(self)
+
+    def let_go(self) -> None:
+        """Close the sockets in a forked child: it would keep the port after the death of the server, and answer nobody."""
+        for listener in self._listeners:
+            listener.close()
+        for connection in self._connections:
+            connection.let_go()
+        self._connections, self._ended = {}, threading.Condition()
 
     def shutdown(self) -> None:
         """Stop listening, send the answers that are on their way, wait until every connection has ended."""

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from monolith.errors import ConfigError, DeadlineExceededError
+from monolith.process_bound import ProcessBound
 from monolith.transport.frames import Frame
 
 __all__ = ["Connector", "Stream", "StreamPool", "Transport", "connector_to"]
@@ -74,9 +75,11 @@ class StreamPool:
         self._open = 0
         self._max_streams = max_streams
         self._changed = threading.Condition()
+        self._bound = ProcessBound(f"the connection to {address}")
 
     def take(self, *, deadline: float) -> Stream:
-        """A stream for the caller alone, until `give_back` or `discard`."""
+        """A stream for the caller alone, until `give_back` or `discard`; `ForkedProcessError` in a forked child."""
+        self._bound.require()
         with self._changed:
             free = self._changed.wait_for(
                 lambda: self._idle or self._open < self._max_streams, timeout=max(0.0, deadline - time.monotonic())
@@ -111,7 +114,9 @@ class StreamPool:
         self._closed()
 
     def close(self) -> None:
-        """Close the streams nobody uses, and the connection."""
+        """Close the streams nobody uses, and the connection. A forked child leaves those of its parent alone."""
+        if not self._bound.is_here:
+            return
         with self._changed:
             idle, self._idle = self._idle, []
         for stream in idle:

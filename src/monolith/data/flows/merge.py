@@ -10,6 +10,7 @@ from typing import Any
 
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch
+from monolith.process_bound import ProcessBound
 
 __all__ = ["MergedFlows", "merge_flow"]
 
@@ -86,12 +87,14 @@ class _ReadAhead:
         self._failure: BaseException | None = None
         self._stopped = False
         self._changed = threading.Condition()
+        self._bound = ProcessBound("merged flows that are read ahead")
         for place, source in enumerate(sources):
             threading.Thread(target=self._read, args=(place, source), name="monolith-merge", daemon=True).start()
 
     def __iter__(self) -> Iterator[Batch]:
         turn = 0
         while True:
+            self._bound.require()
             with self._changed:
                 self._changed.wait_for(lambda: any(self._queues) or not self._reading or self._failure)
                 if self._failure is not None:
@@ -107,6 +110,8 @@ class _ReadAhead:
 
     def close(self) -> None:
         """Let the threads end as soon as their reads return."""
+        if not self._bound.is_here:
+            return
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -161,5 +161,6 @@ class DataDispatcher(FrameServer):
     def close(self, *, grace: float = 5.0) -> bool:
         """Finish what is under way, refuse what comes, stop listening; whether all ended within `grace` seconds."""
         clean = super().close(grace=grace)
-        self._dispatcher.close()
+        if self._bound.is_here:
+            self._dispatcher.close()
         return clean

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from monolith.checkpoint.optimizer_state import declared_settings
 from monolith.errors import InvalidArgumentError
+from monolith.process_bound import WorkerThreads
 from monolith.ps import messages
 from monolith.ps.client.dense_routes import DensePart, DenseRoutes
 from monolith.ps.client.server_group import ServerGroup
@@ -248,7 +249,7 @@ class CachedParameters:
         """The parameters on the servers."""
         self.position: messages.Position | None = None
         """The batch that the next `push` is of, if servers are told."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="monolith-fetch")
+        self._thread = WorkerThreads(1, thread_name_prefix="monolith-fetch")
         self._fetched: Future[dict[str, Tensor]] | None = None
         self.fetch()
         self.assign()

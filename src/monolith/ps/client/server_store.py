@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from monolith.errors import InvalidArgumentError
 from monolith.features.declaration import declare_tables
 from monolith.features.feature import Feature
+from monolith.process_bound import WorkerThreads
 from monolith.ps import messages
 from monolith.ps.client.bag_split import BagSplit, CutBags, DistinctIds, are_long, split_by_owner
 from monolith.ps.client.bucket_group import BucketGroup
@@ -98,7 +99,7 @@ class ServerStore(BucketGroup):
         self._splits: OrderedDict[int, tuple[Route, BagSplit]] = OrderedDict()
         self._lock = threading.Lock()
         self._ahead: deque[tuple[tuple[Bags, ...], Future[list[torch.Tensor]]]] = deque(maxlen=MAX_AHEAD)
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: WorkerThreads | None = None
         super().__init__(addresses, tables, ranges=ranges, replace_lost=replace_lost, config=config, find=find)
 
     def prefetch(self, requests: Sequence[Bags]) -> None:
@@ -109,7 +110,7 @@ class ServerStore(BucketGroup):
         """
         with self._lock:
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="monolith-prefetch")
+                self._thread = WorkerThreads(1, thread_name_prefix="monolith-prefetch")
             self._ahead.append((tuple(requests), self._thread.submit(self._lookup, requests)))
 
     def lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from monolith.checkpoint.verify import SERVERS
 from monolith.durable_file import write_durably
 from monolith.errors import InvalidArgumentError, MonolithError
 from monolith.log import ChangeLog
+from monolith.process_bound import WorkerThreads
 from monolith.ps.saving_messages import SaveBegun
 from monolith.ps.server.state import ServerState
 
@@ -87,7 +88,7 @@ class ServerFolder:
         self._rootless = False
         self._scan: Future[OpenSnapshot] | None = None
         self._closing = threading.Event()
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="monolith-ps-folder")
+        self._threads = WorkerThreads(2, thread_name_prefix="monolith-ps-folder")
         # The lock comes first: what a predecessor writes after it was read would be lost.
         # From nothing, until it is known what the server has restored itself to.
         self._log = ChangeLog(folder / LOG, [], parent=0, take_over=take_over)

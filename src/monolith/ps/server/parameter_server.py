@@ -106,5 +106,6 @@ class ParameterServer(FrameServer):
         A stream whose client neither sends nor closes cannot be ended from here: it goes with the process.
         """
         clean = super().close(grace=grace)
-        self._dispatcher.close()
+        if self._bound.is_here:
+            self._dispatcher.close()
         return clean

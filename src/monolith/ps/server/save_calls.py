@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from monolith.checkpoint.manifest import FileEntry
 from monolith.checkpoint.roots import is_below, reading_below, restore_roots
 from monolith.checkpoint.storage import StrPath
 from monolith.errors import InvalidArgumentError, SaveInterruptedError
+from monolith.process_bound import WorkerThreads
 from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.restore_job import prepare_server, require_settled
@@ -47,7 +48,7 @@ class SaveCalls:
     ) -> None:
         self._state, self._folder, self._given_roots = state, folder, tuple(restore_roots)
         self._lock = threading.Lock()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: WorkerThreads | None = None
         self._save: _Begun | None = None
         self._prepared: tuple[int, Future[Callable[[], None]]] | None = None
         self._committed: tuple[int, Future[None]] | None = None
@@ -134,9 +135,9 @@ class SaveCalls:
         with folder.replacing(), self._state.gate.closed(changes=True):
             apply()
 
-    def _pool(self) -> ThreadPoolExecutor:
+    def _pool(self) -> WorkerThreads:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(1, thread_name_prefix="monolith-ps-restore")
+            self._threads = WorkerThreads(1, thread_name_prefix="monolith-ps-restore")
         return self._threads
 
 

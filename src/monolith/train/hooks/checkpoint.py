@@ -6,11 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from monolith.errors import InvalidArgumentError, SaveInterruptedError
+from monolith.process_bound import WorkerThreads
 from monolith.train.environment import get_metric_prefix
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.save_listener import CheckpointSaverListener
@@ -148,7 +149,7 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         self._ignore_save_errors, self._background = ignore_save_errors, background
         self._on_metric, self._clock = on_metric, clock
         self._running: _Attempt | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: WorkerThreads | None = None
         self._requests: list[_Request] = []
         self._path: str | None = None
         self._training_thread: int | None = None
@@ -346,9 +347,9 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         for guard in reversed(self._guards):
             _call_guard(guard.after_save, trainer, step)
 
-    def _pool(self) -> ThreadPoolExecutor:
+    def _pool(self) -> WorkerThreads:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(1, thread_name_prefix="monolith-save")
+            self._threads = WorkerThreads(1, thread_name_prefix="monolith-save")
         return self._threads
 
 
