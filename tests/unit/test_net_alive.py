@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
 from monolith import InvalidArgumentError
-from monolith.cluster import NodeAliveChecker, check_port
+from monolith.cluster import HostServiceDiscovery, NodeAliveChecker, check_port
+from monolith.cluster.formation import wait_for_servers
+from monolith.errors import UnavailableError
+from monolith.ps import ClientConfig
+from monolith.ps.client.server_group import link_to
 from monolith.testing.servers import free_ports
+from monolith.transport.calls import Call
 
 
 class Network:
@@ -101,3 +107,23 @@ def test_wrong_arguments_are_refused_before_anyone_is_called() -> None:
         NodeAliveChecker(NODES, num_thread=0)
     with pytest.raises(InvalidArgumentError, match="expected host:port"):
         NodeAliveChecker(["localhost:1", "localhost"])
+
+
+@pytest.mark.parametrize("odd", ["node..local:2222", f"{'x' * 64}.local:2222", ".local:2222"])
+def test_a_name_that_cannot_be_a_hosts_is_dead_and_no_error(odd: str) -> None:
+    assert NodeAliveChecker([odd]).get_dead_nodes() == [odd]
+    assert not check_port(odd.rpartition(":")[0], 2222, timeout=0)
+    with pytest.raises(UnavailableError):
+        link_to(odd, ClientConfig(timeout=0.01)).call(Call.HEALTH)
+
+
+@pytest.mark.parametrize("odd", ["node..local:2222", "no address", ":2222", "[::1:2222", "host:99999"])
+def test_one_odd_announcement_does_not_keep_the_other_servers_from_being_found(tmp_path: Path, odd: str) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        HostServiceDiscovery(str(tmp_path)) as discovery,
+    ):
+        good = f"127.0.0.1:{server.getsockname()[1]}"
+        announced = {0: odd, 1: good}
+        discovery.query = lambda name: announced  # type: ignore[assignment,method-assign]
+        assert wait_for_servers(discovery, 1, sleep=lambda _: pytest.fail("waited")) == (good,)

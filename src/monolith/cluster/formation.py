@@ -9,8 +9,8 @@ from typing import Protocol
 
 from monolith.cluster.discovery import ServiceDiscovery
 from monolith.cluster.mlp_discovery import MLPServiceDiscovery
-from monolith.cluster.net import NodeAliveChecker
-from monolith.errors import DeadlineExceededError
+from monolith.cluster.net import NodeAliveChecker, split_address
+from monolith.errors import DeadlineExceededError, InvalidArgumentError
 
 __all__ = ["AddressList", "Formation", "wait_for_servers"]
 
@@ -26,7 +26,18 @@ Alive = Callable[[Sequence[str]], list[str]]
 
 
 def _that_answer(addresses: Sequence[str]) -> list[str]:
-    return NodeAliveChecker(addresses, timeout=5.0).get_alive_nodes() if addresses else []
+    possible = [address for address in addresses if _is_address(address)]
+    return NodeAliveChecker(possible, timeout=5.0).get_alive_nodes() if possible else []
+
+
+def _is_address(address: str) -> bool:
+    """Whether `address` can be asked at all: one odd announcement must not keep the others from being found."""
+    try:
+        split_address(address)
+    except InvalidArgumentError as error:
+        _logger.warning("a server has announced itself at what is no address and is left out: %s", error)
+        return False
+    return True
 
 
 def _announced(discovery: ServiceDiscovery) -> dict[int, str]:

@@ -100,7 +100,11 @@ def get_local_server_addr(port: int) -> str:
 
 
 def _connect(host: str, port: int, timeout: float) -> None:
-    socket.create_connection((host, port), timeout).close()
+    try:
+        socket.create_connection((host, port), timeout).close()
+    except UnicodeError as error:
+        # Python encodes names before it asks for them: "node..local" and labels above 63 characters do not even get there.
+        raise OSError(f"{host!r} is not the name of a host: {error}") from None
 
 
 def check_port(

@@ -116,7 +116,11 @@ class SocketConnector:
         return local
 
     def _connected(self, timeout: float) -> socket.socket:
-        return socket.create_connection(self._place, timeout=timeout)
+        try:
+            return socket.create_connection(self._place, timeout=timeout)
+        except UnicodeError as error:
+            # Python encodes names before it asks for them: "node..local" does not even get there.
+            raise OSError(f"{self._place[0]!r} is not the name of a host: {error}") from None
 
 
 def _require_welcome(answer: np.ndarray, address: str) -> None:
