@@ -110,7 +110,7 @@ def test_children_of_a_worker_with_servers_are_refused_and_the_worker_goes_on(tm
     with (
         ParameterServer(ServerConfig(folder=tmp_path / "ps", log_flush_secs=0.01)) as server,
         ServerStore([server.address], [TABLE]) as store,
-        CoordinationClient(server.address, index=0, epoch=1, lease=3.0) as client,
+        CoordinationClient([server.address], index=0, epoch=1, lease=3.0) as client,
         ChangeLog(tmp_path / "log", [log_table]) as log,
         Prefetch(clicks(), capacity=2) as ahead,
     ):
