@@ -23,7 +23,7 @@ from monolith.data.prefetch import Prefetch
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.errors import ForkedProcessError
 from monolith.log import ChangeLog
-from monolith.ps import CachedParameters, DenseSgd, ParameterServer, ServerConfig, ServerStore
+from monolith.ps import CachedParameters, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.table import Bags
 from monolith.testing import sgd_table_config
@@ -115,7 +115,8 @@ def test_children_of_a_worker_with_servers_are_refused_and_the_worker_goes_on(tm
         Prefetch(clicks(), capacity=2) as ahead,
     ):
         few = bags(np.arange(10))
-        cached = CachedParameters(torch.nn.Linear(2, 1), store, DenseSgd(learning_rate=1.0))
+        layer = torch.nn.Linear(2, 1)
+        cached = CachedParameters(layer, store, torch.optim.SGD(layer.parameters(), lr=1.0))
         log_table.assign(np.arange(3), np.ones((3, 8), np.float32))
         log.commit_in_background(step=1).result()
         store.prefetch([few])
