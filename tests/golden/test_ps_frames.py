@@ -29,7 +29,7 @@ LOOKUP = (
 )
 
 APPLY_TEXT = (
-    b'{"push":{"worker":"w0","epoch":9,"sequence":4},"position":{"batches":7,"state":null,"ended":false},'
+    b'{"push":{"worker":"w0","epoch":9,"sequence":4},"position":{"batches":7,"state":null,"ended":false,"epochs":0},'
     b'"tables":[{"table":"user","pooling":"none","learning_rates":[0.5]}],"step":3,"event_time":100,"map":6}'
 )
 

@@ -17,9 +17,10 @@ from monolith.transport.answers import Answer
 
 LEDGER = (
     '{"version": 2, "workers": {"w0": {"epoch": 3, "nonce": 5, "met": 3, "highest": 4, "numbers": [4], "outcomes": {}, '
-    '"tables": [{"position": {"batches": 7, "state": "{}", "ended": false, "epoch": 3}, "ranges": [[10, 4096]]}, '
-    '{"position": {"batches": 6, "state": null, "ended": false, "epoch": 2}, "ranges": [[0, 10]]}], '
-    '"dense": [{"position": {"batches": 7, "state": "{}", "ended": false, "epoch": 3}, "names": ["w"]}]}}, "base_step": 90}'
+    '"tables": [{"position": {"batches": 7, "state": "{}", "ended": false, "epochs": 0, "epoch": 3}, "ranges": [[10, 4096]]}, '
+    '{"position": {"batches": 6, "state": null, "ended": false, "epochs": 0, "epoch": 2}, "ranges": [[0, 10]]}], '
+    '"dense": [{"position": {"batches": 7, "state": "{}", "ended": false, "epochs": 0, "epoch": 3}, "names": ["w"]}]}}, '
+    '"base_step": 90}'
 )
 
 

@@ -95,7 +95,7 @@ def test_schedules_see_the_global_step_and_each_segment_has_its_own() -> None:
     assert embeddings({"user": torch.tensor([1])})["user"].tolist() == [[-2.0, -1.5]]
     embeddings.step(7)
     assert seen == [0, 1, 7]
-    assert embeddings.state_dict()["steps"].item() == 8
+    assert embeddings.steps.item() == 8
 
 
 def test_a_schedule_holds_for_all_gradients_of_a_step() -> None:

@@ -63,7 +63,7 @@ class Adagrad(_WithLearningRate):
     """norm += g²; w -= lr * g / sqrt(norm), with g after weight decay. Slot: `norm`."""
 
     kind: Literal["adagrad"] = "adagrad"
-    learning_rate: NonNegative = 0.001
+    learning_rate: NonNegative = 0.05
     initial_accumulator_value: Positive = 0.1
     weight_decay: NonNegative = 0.0
 
@@ -75,7 +75,7 @@ class DynamicWdAdagrad(_WithLearningRate):
     """
 
     kind: Literal["dynamic_wd_adagrad"] = "dynamic_wd_adagrad"
-    learning_rate: NonNegative = 0.001
+    learning_rate: NonNegative = 0.05
     initial_accumulator_value: Positive = 0.1
     weight_decay: NonNegative = 0.0
     decouple_weight_decay: bool = False
