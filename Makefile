@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constrain
 PYTEST := $(BIN)/python -m pytest
 EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
 
-.PHONY: FORCE help demo test check format test-core test-python test-slow servers bench clean distclean
+.PHONY: FORCE help demo test check format test-core test-python test-slow mutants servers bench clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -45,6 +45,10 @@ test-python: $(VENV)/.extension servers ## The Python tests alone; ARGS goes to 
 
 test-slow: $(VENV)/.extension ## Long campaigns: soak, crash and corruption runs
 	$(PYTEST) -m slow $(ARGS)
+
+mutants: $(VENV)/.extension ## Change the code at random and see whether tests notice; ARGS="--sample 50 --seed 3 ps" for another draw
+	@$(PIP) coverage pytest-cov
+	nice $(BIN)/python tests/mutants.py $(ARGS)
 
 servers: ## The servers some tests talk to: ZooKeeper by apt (as root), Consul below .cache; tests of what is missing skip
 	@tests/servers/install.sh

@@ -41,6 +41,11 @@ def test_stop_at_step_counts_from_the_restored_step(tmp_path: Path) -> None:
     assert trainer_of(StopAtStepHook(last_step=8), **where).fit(Stream()) == 8
 
 
+@pytest.mark.parametrize("limit", ["num_steps", "last_step"])
+def test_no_step_is_a_limit_too(limit: str) -> None:
+    assert trainer_of(StopAtStepHook(**{limit: 0})).fit(Stream()) == 0
+
+
 @pytest.mark.parametrize("options", [{}, {"num_steps": 1, "last_step": 1}, {"num_steps": -1}])
 def test_stop_at_step_needs_one_limit(options: dict[str, int]) -> None:
     with pytest.raises(InvalidArgumentError, match="StopAtStepHook"):

@@ -200,3 +200,10 @@ def test_errors_reach_the_worker_as_what_they_are_and_name_the_server() -> None:
         with pytest.raises(ConfigError, match="differently"):
             store.declare([TableConfig(name="a", segments=sgd_table_config(3, name="a").segments)])
         assert store.reinitialize("a", [1]).tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ["", "w" * 256, "..", "a/../b", "a\\b", "a\nb"])
+def test_a_name_that_cannot_be_part_of_a_file_is_refused(server: Dispatcher, name: str) -> None:
+    with pytest.raises((ConfigError, ProtocolError), match="worker"):
+        ask(server, Call.JOIN, {"worker": name, "epoch": 1, "nonce": 0})
+    ask(server, Call.JOIN, {"worker": "w" * 255, "epoch": 1, "nonce": 0})

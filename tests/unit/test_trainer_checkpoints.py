@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from monolith.checkpoint import PartialRecoverySaver
+from monolith.checkpoint import PartialRecoverySaver, restore_points
 from monolith.checkpoint.checkpoint_state import (
     MonolithCheckpointState,
     get_monolith_checkpoint_state,
@@ -98,6 +98,32 @@ def test_the_log_is_a_restore_point_every_few_seconds(tmp_path: Path) -> None:
     assert_same(trainer.model, straight(trainer.step))
     trainer.fit(Stream(), max_steps=9)
     assert_same(trainer.model, straight(9))
+
+
+def test_the_log_goes_on_after_a_checkpoint(tmp_path: Path) -> None:
+    class CrashWhenLogged(Hook):
+        """Saves at step 3, and crashes as soon as the log has a later step."""
+
+        def after_step(self, trainer: Trainer, result: StepResult) -> None:
+            if result.step == 3:
+                trainer.save()
+            if result.step > 3 and max(point.step for point in restore_points(tmp_path)) > 3:
+                raise KeyboardInterrupt
+
+    trainer = new_trainer(tmp_path, CrashWhenLogged(), save_checkpoints_secs=0, log_flush_secs=1e-6)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(Stream(), steps=100)
+    restored = new_trainer(tmp_path)
+    assert restored.restore()
+    assert restored.step > 3
+    assert_same(restored.model, straight(restored.step))
+
+
+def test_a_save_that_needs_no_snapshot_writes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monolith.train.checkpoints.needs_snapshot", lambda *arguments: False)
+    monkeypatch.setattr("monolith.train.checkpoints.write_snapshot", lambda *arguments: pytest.fail("all rows again"))
+    new_trainer(tmp_path, save_checkpoints_steps=2).fit(Stream(), steps=6)
+    assert {2, 6} <= saved_steps(tmp_path)
 
 
 def test_snapshots_of_all_rows_are_written_while_training_goes_on(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,17 @@ from torch import Tensor, nn
 
 from monolith.cluster import HandOver
 from monolith.data import Prefetch
-from monolith.data.service import DataDispatcher, DataServiceSource, DatasetConfig, DataWorker, DataWorkerConfig
+from monolith.data.service import (
+    DataClientConfig,
+    DataDispatcher,
+    DataServiceSource,
+    DatasetConfig,
+    DataWorker,
+    DataWorkerConfig,
+)
 from monolith.errors import ConfigError
 from monolith.features import Batch
+from monolith.ps import ClientConfig
 from monolith.train import Estimator, RunnerConfig, mlp_hand_over
 from monolith.train.mlp_hand_over import service_dispatcher, service_source
 
@@ -61,6 +70,13 @@ def test_workers_share_the_batches_of_the_service(monkeypatch: pytest.MonkeyPatc
         assert all(isinstance(share, DataServiceSource) for share in shares)
         readers = [iter(share.shard(index, 2)) for index, share in enumerate(shares)]  # type: ignore[attr-defined]
         assert sum(len(list(reader)) for reader in readers) == 4
+
+
+def test_the_service_is_asked_with_the_token_and_certificates_of_the_run() -> None:
+    client = ClientConfig(token="0123456789abcdef", tls_root_certs=Path("ca.pem"))
+    source = service_source(DATASET, runner(client=client), "h:1")
+    assert isinstance(source, DataServiceSource)
+    assert source.config == DataClientConfig(token="0123456789abcdef", tls_root_certs=Path("ca.pem"))
 
 
 def test_the_dispatcher_is_the_one_that_the_scheduler_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,8 @@ class DataServiceSource(Source):
         # As in the URLs of schedulers.
         self._address = dispatcher.removeprefix("grpc://")
         self._dataset, self._job = dataset, job
-        self._config = config or DataClientConfig()
+        self.config = config or DataClientConfig()
+        """How it reaches the service."""
         self._parallel, self._data_workers, self._kinds = parallel, data_workers, kinds
         self._epoch = 0
         super().__init__()
@@ -97,7 +98,7 @@ class DataServiceSource(Source):
             3
         """
         position = self._position
-        with contextlib.closing(link_to(self._address, self._config, timeout=self._config.timeout)) as link:
+        with contextlib.closing(link_to(self._address, self.config, timeout=self.config.timeout)) as link:
             answer = messages.Joined(joined=False, session=0)
             while not answer.joined:
                 leave = messages.LeaveJob(
@@ -119,7 +120,7 @@ class DataServiceSource(Source):
         _opened(position)
 
     def _read(self, position: Position) -> Iterator[tuple[Batch, Position]]:
-        with contextlib.closing(link_to(self._address, self._config, timeout=self._config.timeout)) as link:
+        with contextlib.closing(link_to(self._address, self.config, timeout=self.config.timeout)) as link:
             session = self._join(link, position)
             with contextlib.closing(self._splits(link)) as splits:
                 yield from self._batches(link, splits, session, position)
@@ -146,7 +147,7 @@ class DataServiceSource(Source):
     def _splits(self, link: Link) -> Splits:
         if not self._data_workers:
             return LocalSplits(link, self._kinds)
-        return RemoteSplits(link, self._config, max_streams=self._parallel + 1)
+        return RemoteSplits(link, self.config, max_streams=self._parallel + 1)
 
     def _batches(
         self, link: Link, splits: Splits, session: int, position: Position
