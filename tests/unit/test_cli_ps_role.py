@@ -86,3 +86,21 @@ def test_flags_win_over_the_run_and_the_run_over_defaults(serve: Serve, tmp_path
     server, _ = serve("--max-streams", "9", "--folder", str(tmp_path / "other"), **variables)
     assert (server.config.max_streams, server.config.max_message_bytes) == (9, 8192)
     assert server.config.folder == tmp_path / "other"
+
+
+@pytest.mark.parametrize(
+    ("options", "secs"), [((), 0.0), (("--log-flush-secs", "1.5"), 1.5), (("--log-flush-secs", "off"), None)]
+)
+def test_its_log_is_on_unless_told_otherwise(
+    serve: Serve, tmp_path: Path, options: tuple[str, ...], secs: float | None
+) -> None:
+    server, _ = serve("--folder", str(tmp_path / "kept"), *options)
+    assert server.config.log_flush_secs == secs
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("soon", "--log-flush-secs: expected seconds or 'off', got 'soon'"), ("-1", "log_flush_secs")]
+)
+def test_a_wrong_interval_of_the_log_is_refused(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--log-flush-secs", text]) == 2
+    assert said in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def test_servers_are_waited_for_and_come_in_order(discovery: HostServiceDiscover
     time = Time([lambda: None, lambda: register(discovery, 0, 2)])
     assert wait_for_servers(discovery, 2, alive=list, sleep=time.sleep) == ("h0:1", "h1:1")
     assert time.sleeps == [5.0, 5.0]
+
+
+def test_which_servers_are_waited_for_is_said_and_not_with_every_look(
+    discovery: HostServiceDiscovery, caplog: pytest.LogCaptureFixture
+) -> None:
+    register(discovery, 1)
+    time = Time([*[lambda: None] * 7, lambda: register(discovery, 0, 2)])
+    with caplog.at_level(logging.INFO, "monolith.cluster.formation"):
+        wait_for_servers(discovery, 3, alive=lambda a: list(a) if time.now > 40 else [], clock=time, sleep=time.sleep)
+    assert caplog.messages == [
+        "waiting for ps 1 at h1:1 to answer and 2 of 3 parameter servers to be announced",
+        "still waiting after 30 s for ps 1 at h1:1 to answer and 2 of 3 parameter servers to be announced",
+        "still waiting after 40 s for ps 0 at h0:1, ps 1 at h1:1, ps 2 at h2:1 to answer",
+    ]
 
 
 def test_who_died_and_is_still_announced_does_not_count(discovery: HostServiceDiscovery) -> None:

@@ -125,6 +125,12 @@ def test_a_server_keeps_what_it_holds_below_the_run(plain: list[Manifest]) -> No
     assert kept["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
+def test_a_server_loses_nothing_that_it_has_acknowledged_unless_told_otherwise(plain: list[Manifest]) -> None:
+    assert "--log-flush-secs=0" in container(one(plain, "StatefulSet"))["args"]
+    loose = rendered({"ps": {"logFlushSecs": "off"}})
+    assert "--log-flush-secs=off" in container(one(loose, "StatefulSet"))["args"]
+
+
 def test_selectors_meet_the_pods_they_mean_and_no_others(plain: list[Manifest]) -> None:
     other = rendered(release="views")
     servers = one(plain, "StatefulSet")["spec"]["template"]["metadata"]["labels"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from monolith.cluster.discovery import ServiceDiscovery
 from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.net import NodeAliveChecker, split_address
 from monolith.errors import DeadlineExceededError, InvalidArgumentError
+from monolith.reminder import Reminder
 
 __all__ = ["AddressList", "Formation", "wait_for_servers"]
 
@@ -62,6 +63,7 @@ def wait_for_servers(
     count: int,
     *,
     alive: Alive = _that_answer,
+    clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[str, ...]:
     """The addresses of `count` parameter servers in the order of their indexes, waited for as long as it takes.
@@ -78,14 +80,24 @@ def wait_for_servers(
         ...     wait_for_servers(discovery, 2, alive=list)
         ('10.0.0.0:2222', '10.0.0.1:2222')
     """
+    reminder = Reminder(_logger, clock=clock)
     while True:
         announced = _announced(discovery)
         answering = set(alive(list(announced.values())))
         found = [address for _, address in sorted(announced.items()) if address in answering]
         if len(found) >= count:
             return tuple(found[:count])
-        _logger.info("waiting for %d of %d parameter servers", count - len(found), count)
+        reminder.waiting(_missing_servers(announced, answering, count))
         sleep(QUERY_SECS)
+
+
+def _missing_servers(announced: Mapping[int, str], answering: Collection[str], count: int) -> str:
+    """Which servers are waited for, in words."""
+    silent = [f"ps {index} at {address}" for index, address in sorted(announced.items()) if address not in answering]
+    parts = [f"{', '.join(silent)} to answer"] if silent else []
+    if (unknown := count - len(announced)) > 0:
+        parts.append(f"{unknown} of {count} parameter servers to be announced")
+    return " and ".join(parts)
 
 
 class Formation:
@@ -129,7 +141,7 @@ class Formation:
         return tuple(address for _, address in sorted(_announced(self._discovery).items()))
 
     def _wait(self) -> tuple[str, ...]:
-        return wait_for_servers(self._discovery, self._count, alive=self._alive, sleep=self._sleep)
+        return wait_for_servers(self._discovery, self._count, alive=self._alive, clock=self._clock, sleep=self._sleep)
 
     def _written(self, shared: AddressList) -> tuple[str, ...]:
         known = shared.read()
@@ -142,10 +154,13 @@ class Formation:
 
     def _read(self, shared: AddressList) -> tuple[str, ...]:
         deadline = self._clock() + LIST_SECS
+        reminder = Reminder(_logger, clock=self._clock)
         while len(known := shared.read()) != self._count:
             if self._clock() >= deadline:
                 raise DeadlineExceededError(
                     f"the chief has not written a list of {self._count} servers within {LIST_SECS:g} s; is it running?"
                 )
+            left = deadline - self._clock()
+            reminder.waiting("the chief to write the list of %d servers", self._count, left_secs=left)
             self._sleep(QUERY_SECS)
         return known
