@@ -111,6 +111,7 @@ def test_each_call_keeps_its_number() -> None:
         "SET_KEY": 103,
         "COUNT_FROM": 104,
         "GLOBAL_STEP": 105,
+        "END_RUN": 106,
         "REGISTER_DATASET": 112,
         "JOIN_JOB": 113,
         "NEXT_SPLIT": 114,

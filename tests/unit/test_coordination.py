@@ -60,7 +60,7 @@ def test_who_finished_an_earlier_launch_has_not_finished_this_one(common: Coordi
     again = Coordination(clock=lambda: 0.0)
     kept: list[str] = []
     common.keep = kept.append
-    common.place(who(0).model_copy(update={"run": "monday"}), "Save")
+    common.place(who(0).model_copy(update={"run": "monday"}), "Save", 50)
     again.load(kept[-1])
     again.greet(who(0, epoch=2, phase="joined").model_copy(update={"run": "tuesday"}))
     assert [(one.index, one.phase) for one in again.members().members] == [(0, "joined")]
@@ -78,7 +78,7 @@ def test_a_replaced_worker_is_refused_whatever_it_asks(common: Coordination, cal
     old = who(1, epoch=1)
     asked = {
         "greet": lambda: common.greet(old),
-        "place": lambda: common.place(old, "Save"),
+        "place": lambda: common.place(old, "Save", 1),
         "remove": lambda: common.remove(old),
         "hold": lambda: common.hold(old, 1),
     }
@@ -96,9 +96,9 @@ def test_the_global_step_is_what_the_server_derives(clock: Clock) -> None:
 
 def test_one_barrier_at_a_time_and_it_holds_until_removed(common: Coordination) -> None:
     joined(common, 0, 1)
-    placed, barrier = common.place(who(0), "Save")
+    placed, barrier = common.place(who(0), "Save", 2)
     assert (placed, barrier.action) == (True, "Save")
-    assert common.place(who(0), "Stop") == (False, barrier)
+    assert common.place(who(0), "Stop", 3) == (False, barrier)
     assert common.greet(who(1)).barrier == barrier
     assert common.hold(who(1), barrier.number)
     assert [member.held for member in common.members().members] == [False, True]
@@ -109,10 +109,10 @@ def test_one_barrier_at_a_time_and_it_holds_until_removed(common: Coordination) 
 
 def test_a_barrier_that_follows_is_another_one(common: Coordination) -> None:
     joined(common, 0, 1)
-    _, first = common.place(who(0), "Save")
+    _, first = common.place(who(0), "Save", 4)
     common.hold(who(1), first.number)
     common.remove(who(0))
-    _, second = common.place(who(0), "Save")
+    _, second = common.place(who(0), "Save", 5)
     assert [member.held for member in common.members().members] == [False, False]
     assert not common.hold(who(1), first.number)
     assert common.hold(who(1), second.number)
@@ -120,7 +120,7 @@ def test_a_barrier_that_follows_is_another_one(common: Coordination) -> None:
 
 def test_a_barrier_falls_with_a_chief_that_is_gone(common: Coordination, clock: Clock) -> None:
     joined(common, 0, 1)
-    _, barrier = common.place(who(0), "Save")
+    _, barrier = common.place(who(0), "Save", 6)
     clock.now = 29.0
     assert common.hold(who(1), barrier.number)
     clock.now = 30.0
@@ -129,10 +129,10 @@ def test_a_barrier_falls_with_a_chief_that_is_gone(common: Coordination, clock: 
 
 def test_a_barrier_falls_with_a_chief_that_was_replaced(common: Coordination) -> None:
     joined(common, 0, 1)
-    _, barrier = common.place(who(0), "Save")
+    _, barrier = common.place(who(0), "Save", 7)
     common.greet(who(0, epoch=2, phase="joined"))
     assert not common.hold(who(1), barrier.number)
-    assert common.place(who(0, epoch=2), "Save")[0]
+    assert common.place(who(0, epoch=2), "Save", 8)[0]
 
 
 def test_a_new_chief_has_not_restored_yet(common: Coordination) -> None:
@@ -197,12 +197,12 @@ def test_after_a_restart_every_worker_has_a_lease_to_call(common: Coordination, 
 
 def test_after_a_restart_workers_are_still_held(common: Coordination, kept: list[str], clock: Clock) -> None:
     joined(common, 0, 1)
-    _, barrier = common.place(who(0), "Save")
+    _, barrier = common.place(who(0), "Save", 9)
     again = after_restart(kept, clock)
     assert again.hold(who(1), barrier.number)
     again.remove(who(0))
     assert not again.hold(who(1), barrier.number)
-    assert again.place(who(0), "Save")[1].number > barrier.number
+    assert again.place(who(0), "Save", 10)[1].number > barrier.number
 
 
 def test_a_chief_of_an_earlier_job_has_restored_nothing_in_this_one(
@@ -228,7 +228,7 @@ def test_a_renewed_lease_writes_nothing(common: Coordination, kept: list[str]) -
 def test_members_move_and_keys_stay(common: Coordination, clock: Clock) -> None:
     joined(common, 0, 1)
     common.greet(who(1, phase="finished"))
-    _, barrier = common.place(who(0), "Save")
+    _, barrier = common.place(who(0), "Save", 11)
     common.set_key("servers", "a")
     other = Coordination(clock=clock)
     other.set_key("servers", "b")
@@ -242,7 +242,7 @@ def test_a_run_that_has_ended_leaves_nobody_who_counts_as_finished(
     common: Coordination, kept: list[str], clock: Clock
 ) -> None:
     common.greet(who(1, phase="finished"))
-    common.forget_members()
+    common.end_run(who(0))
     assert common.members().members == ()
     assert after_restart(kept, clock).members().members == ()
 
@@ -250,3 +250,9 @@ def test_a_run_that_has_ended_leaves_nobody_who_counts_as_finished(
 def test_what_was_kept_and_cannot_be_read_is_refused(common: Coordination) -> None:
     with pytest.raises(CorruptFileError, match="coordination"):
         common.load("{")
+
+
+def test_a_barrier_whose_answer_was_lost_is_placed_by_who_asks_again(common: Coordination) -> None:
+    joined(common, 0)
+    assert common.place(who(0), "Save", 100) == common.place(who(0), "Save", 100)
+    assert common.place(who(0), "Save", 101)[0] is False

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from monolith import Trainer
-from monolith.errors import InvalidArgumentError, SaveInterruptedError
+from monolith.errors import InvalidArgumentError, SaveInterruptedError, UnavailableError
 from monolith.train.barrier import BarrierAlreadyPlacedError, LocalBarrier, WorkerBarrier
 from monolith.train.hooks import BarrierHook, BarrierSaverListener, NoFirstSaveCheckpointSaverHook
 
@@ -153,3 +153,17 @@ def test_the_step_of_a_save_is_that_of_all_workers_while_they_are_held() -> None
     trainer.step = 3
     BarrierSaverListener(LocalBarrier(1), step=lambda: 11).before_cut(trainer, 3)
     assert trainer.step == 11
+
+
+def test_a_barrier_that_was_placed_though_the_call_failed_is_removed() -> None:
+    class Lost(LocalBarrier):
+        def place(self, action: str = "") -> None:
+            super().place(action)
+            raise UnavailableError("the answer was lost")
+
+    barrier = Lost(1)
+    listener = BarrierSaverListener(barrier)
+    with pytest.raises(UnavailableError):
+        listener.before_cut(NOBODY, 3)
+    listener.after_cut(NOBODY, 3)
+    assert not barrier.is_placed()

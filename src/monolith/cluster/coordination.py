@@ -12,7 +12,7 @@ from pydantic import Field
 
 from monolith.config import Config
 
-__all__ = ["Barrier", "Coordination", "Member", "Members", "Phase", "Seen"]
+__all__ = ["Barrier", "Coordination", "Member", "Members", "Phase", "Seen", "StepCounter"]
 
 Phase = Literal["joined", "running", "finished"]
 """How far a worker is. The chief is running once it has restored, the others from the moment they wait for that."""
@@ -60,6 +60,19 @@ class Seen(Config):
     barrier: Barrier | None = None
 
 
+class StepCounter(Protocol):
+    """The global step, for a `Coordination` that does not know it itself."""
+
+    def now(self) -> int:
+        """Ask for it."""
+
+    def report(self) -> int:
+        """Ask for it without waiting for the answer. Returns that of the call before."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
 class Coordination(Protocol):
     """The run as one of its workers sees it. The worker is a member as long as the object is open.
 
@@ -94,6 +107,9 @@ class Coordination(Protocol):
 
     def hold(self, number: int) -> bool:
         """Wait behind barrier `number`. Returns whether the barrier is still there; if so, call again."""
+
+    def end_run(self) -> None:
+        """In the chief, after a success: forget all workers, so that none counts as finished in the next run."""
 
     def stay(self, seconds: float) -> None:
         """Remain a member for `seconds` after `close`: this worker has failed and is about to come back."""

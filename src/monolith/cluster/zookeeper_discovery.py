@@ -52,6 +52,7 @@ class ZKServiceDiscovery(ServiceDiscovery):
         exceptions, retry, handlers = (import_kazoo(name) for name in ("exceptions", "retry", "handlers.threading"))
         self._failures = (exceptions.KazooException, handlers.KazooTimeoutError, retry.RetryFailedError)
         self._retry = retry.KazooRetry(max_tries=max_tries, delay=delay, ignore_expire=True, sleep_func=sleep)
+        self.job_name, self.zk_server = job_name, zk_server
         path = job_path(job_name)
         self._client = make_zk_client(zk_server, session_secs=session_secs)
         self._entries = ZKEntries(self._client, path, answer_secs=start_secs)

@@ -37,6 +37,8 @@ class PlaceBarrier(Config):
 
     who: Greet
     action: Annotated[str, Field(max_length=255)] = ""
+    token: Whole
+    """Drawn by the caller: the same one again, because the answer was lost, finds the barrier placed."""
 
 
 class Hold(Config):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, get_args
 
+from monolith.cluster.coordination import Coordination
 from monolith.cluster.discovery import ServiceDiscovery
 from monolith.cluster.formation import Formation
 from monolith.cluster.launch.heartbeat import beating
@@ -15,10 +16,14 @@ from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.mpi import add_mpi_exception_hook
 from monolith.cluster.role import DATA_ROLES, ServerType
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
+from monolith.cluster.zookeeper_coordination import ZKCoordination, ZKSession
+from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 from monolith.errors import ConfigError, RunInterruptedError
 from monolith.features.batch import Batch
 from monolith.ps.benchmark import measure_servers
 from monolith.ps.benchmark_round import BenchmarkConfig, ServerKeys, choose_servers
+from monolith.ps.client.coordination_client import ServerSteps
+from monolith.ps.client.server_group import ClientConfig
 from monolith.train.config import other_runs
 from monolith.train.hooks.hook import Hook
 from monolith.train.job_end import HeartBeat, shut_down, tell_scheduler
@@ -27,7 +32,7 @@ from monolith.train.retry import run_with_retries
 from monolith.train.runner import RunnerConfig
 from monolith.train.server_list import ServerListFile
 from monolith.train.server_role import serve
-from monolith.train.worker_attempt import WorkerAttempt, client_config
+from monolith.train.worker_attempt import Meet, WorkerAttempt, client_config
 
 if TYPE_CHECKING:
     from monolith.train.mlp_hand_over import TrainingData
@@ -77,7 +82,7 @@ def distributed_train(
         if config.server_type == "ps":
             serve(config, discovery, restore_roots=other_runs(trainer.config))
             return trainer.step
-        with service_dispatcher(config) as dispatcher:
+        with service_dispatcher(config) as dispatcher, _meeting(config, discovery) as meet:
             data = source if isinstance(source, Iterable) else source()
             worker = _Worker(config, discovery, trainer, sleep)
             attempt = WorkerAttempt(
@@ -88,6 +93,7 @@ def distributed_train(
                 max_steps=max_steps,
                 hooks=hooks,
                 find=worker.formation.announced,
+                meet=meet,
                 sleep=sleep,
             )
             return worker.train(attempt)
@@ -172,6 +178,22 @@ class _Worker:
             everyone = dict.fromkeys([*self._servers, *self.formation.announced()])
             shut_down(list(everyone), client_config(config, 0))
         tell_scheduler(failure)
+
+
+@contextmanager
+def _meeting(config: RunnerConfig, discovery: ServiceDiscovery) -> Iterator[Meet | None]:
+    """How a worker becomes a member of the run in ZooKeeper, if the job has one; None: at the parameter servers."""
+    if not isinstance(discovery, ZKServiceDiscovery):
+        yield None
+        return
+    session = ZKSession(discovery.job_name, discovery.zk_server, run=config.uuid, liveness=config.liveness)
+
+    def meet(servers: Sequence[str], talking: ClientConfig, find: Callable[[], Sequence[str]]) -> Coordination:
+        steps = ServerSteps(servers, config=talking, find=find)
+        return ZKCoordination(session, index=config.index, epoch=talking.epoch or 0, steps=steps)
+
+    with closing(session):
+        yield meet
 
 
 def _share(data: Iterable[Batch], config: RunnerConfig) -> Iterable[Batch]:

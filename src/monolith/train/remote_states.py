@@ -36,8 +36,8 @@ class RemoteStates:
         self._client.enter("running")
 
     def is_restore_done(self) -> bool:
-        """Whether there is a chief that has restored."""
-        return any(m.index == 0 and m.phase != "joined" for m in self._client.members().members)
+        """Whether there is a chief, alive, that has restored."""
+        return any(m.index == 0 and m.alive and m.phase != "joined" for m in self._client.members().members)
 
     def start_worker(self, index: int) -> None:
         """Count as a worker that trains."""

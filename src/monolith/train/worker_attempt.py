@@ -36,8 +36,9 @@ __all__ = ["WorkerAttempt", "client_config"]
 
 _POLL_SECS = 0.2
 
-Meet = Callable[[Sequence[str], ClientConfig], Coordination]
-"""Becomes a member of the run, as the worker and epoch of a configuration, with the servers at these addresses."""
+Meet = Callable[[Sequence[str], ClientConfig, Callable[[], Sequence[str]]], Coordination]
+"""Becomes a member of the run, in the epoch of a configuration. Arguments: the addresses of the servers, how to talk to them, and
+where they are now."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class WorkerAttempt:
         epoch = self._epoch()
         talking = client_config(self._config, epoch)
         with ExitStack() as open_now:
-            common = open_now.enter_context(closing(self._meet(servers, talking)))
+            common = open_now.enter_context(closing(self._meet(servers, talking, self._find)))
             store = open_now.enter_context(self._store(servers, talking))
             self._require_folders(store)
             placed = self._placement.use(store)
@@ -108,7 +109,9 @@ class WorkerAttempt:
             with self._waited_for(common):
                 return self._fit()
 
-    def _embedded(self, servers: Sequence[str], talking: ClientConfig) -> Coordination:
+    def _embedded(
+        self, servers: Sequence[str], talking: ClientConfig, find: Callable[[], Sequence[str]]
+    ) -> Coordination:
         liveness = self._config.liveness
         return CoordinationClient(
             servers,
@@ -118,7 +121,7 @@ class WorkerAttempt:
             lease=liveness.lease_secs,
             heartbeat=liveness.heartbeat_secs,
             config=talking,
-            find=self._find,
+            find=find,
         )
 
     def _store(self, servers: Sequence[str], talking: ClientConfig) -> ServerStore:
@@ -149,7 +152,11 @@ class WorkerAttempt:
             with suppress(ServerError):
                 common.stay(self._config.retry_wait_in_secs + self._config.liveness.lease_secs)
             raise
-        if self._several and not self._config.is_chief and not self.cut_short:
+        if not self._several or self.cut_short:
+            return
+        if self._config.is_chief:
+            common.end_run()
+        else:
             RemoteStates(common, num_workers=self._config.num_workers).finish_worker(self._config.index)
 
     @property
@@ -220,11 +227,13 @@ class WorkerAttempt:
         while (missing := self._missing(common)) and self._clock() < deadline:
             reminder.waiting(f"workers {missing} to join the run", left_secs=deadline - self._clock())
             self._sleep(_POLL_SECS)
-        if missing:
+        finished = {member.index for member in common.members().members if member.phase == "finished"}
+        if missing := [index for index in missing if index not in finished]:
             _log.warning("starting without workers %s; the end waits for them", missing)
 
     def _missing(self, common: Coordination) -> list[int]:
-        there = {member.index for member in common.members().members}
+        # One that has finished and is gone may have done so before the whole job was started again, and come back.
+        there = {member.index for member in common.members().members if member.alive}
         return [index for index in range(self._config.num_workers) if index not in there]
 
 

@@ -56,6 +56,7 @@ class Call(IntEnum):
     SET_KEY = 103
     COUNT_FROM = 104
     GLOBAL_STEP = 105
+    END_RUN = 106
     REGISTER_DATASET = 112
     JOIN_JOB = 113
     NEXT_SPLIT = 114
@@ -101,6 +102,7 @@ AUTHORITATIVE: frozenset[int] = frozenset(
         Call.READ_KEYS,
         Call.SET_KEY,
         Call.GLOBAL_STEP,
+        Call.END_RUN,
     }
 )
 """Calls that change no rows and that only the owner of a server's folder may answer: a process that was replaced must not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from monolith.transport.calls import Call
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange, Link
 
-__all__ = ["CoordinationClient", "HostLink", "find_host"]
+__all__ = ["CoordinationClient", "HostLink", "ServerSteps", "find_host"]
 
 STAY_SECONDS = 2.0
 """How long a worker that has failed asks to be waited for: the server may be what has failed."""
@@ -122,10 +123,10 @@ class HostLink:
                 self._look()
                 time.sleep(PAUSE)
 
-    def send(self, call: Call, message: Config) -> Exchange:
+    def send(self, call: Call, message: Config | None = None) -> Exchange:
         """Send a request whose answer `answered` takes later."""
         self._link.instance = 0
-        exchange = self._link.begin(call, message.model_dump_json())
+        exchange = self._link.begin(call, "{}" if message is None else message.model_dump_json())
         exchange.send()
         return exchange
 
@@ -165,6 +166,50 @@ class HostLink:
         # Those given come first, in their order: as long as nobody owns anything, all workers must meet at the same one.
         candidates = list(dict.fromkeys((*self._addresses, *known)))
         return find_host(candidates, lambda address: link_to(address, soon))
+
+
+class ServerSteps:
+    """The global step that the servers at `addresses` derive from pushes. Arguments as of `HostLink`.
+
+    Example:
+        >>> from monolith.ps import ParameterServer
+        >>> with ParameterServer() as server:
+        ...     steps = ServerSteps([server.address], config=ClientConfig())
+        ...     steps.now()
+        ...     steps.close()
+        0
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        config: ClientConfig,
+        find: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        self._link = HostLink(addresses, config=config, find=find)
+        self._step = 0
+        self._asked: Exchange | None = None
+
+    def now(self) -> int:
+        """Ask for it."""
+        self._step = int(json.loads(self._link.call(Call.GLOBAL_STEP).text)["step"])
+        return self._step
+
+    def report(self) -> int:
+        """Ask for it without waiting for the answer. Returns that of the call before."""
+        asked, self._asked = self._asked, None
+        answer = None if asked is None else self._link.answered(asked)
+        if answer is not None:
+            self._step = int(json.loads(answer.text)["step"])
+        self._asked = self._link.send(Call.GLOBAL_STEP)
+        return self._step
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._asked is not None:
+            self._asked.abandon()
+        self._link.close()
 
 
 class CoordinationClient:
@@ -252,7 +297,8 @@ class CoordinationClient:
 
     def place_barrier(self, action: str) -> tuple[bool, Barrier]:
         """Hold the other workers. Returns whether this call did, and the barrier that is there now."""
-        answer = json.loads(self._link.call(Call.PLACE_BARRIER, PlaceBarrier(who=self._who(), action=action)).text)
+        place = PlaceBarrier(who=self._who(), action=action, token=secrets.randbits(62))
+        answer = json.loads(self._link.call(Call.PLACE_BARRIER, place).text)
         return answer["placed"], Barrier(**answer["barrier"])
 
     def remove_barrier(self) -> None:
@@ -263,6 +309,10 @@ class CoordinationClient:
         """Wait behind barrier `number`. Returns whether that is still needed."""
         held: bool = json.loads(self._link.call(Call.HOLD, Hold(who=self._who(), number=number)).text)["held"]
         return held
+
+    def end_run(self) -> None:
+        """In the chief, after a success: forget all workers, so that none counts as finished in the next run."""
+        self._link.call(Call.END_RUN, self._who())
 
     def stay(self, seconds: float) -> None:
         """Count as alive for `seconds` after the last call: this worker has failed and is about to come back."""

@@ -43,6 +43,8 @@ class _Shared(Config):
     barrier: Barrier | None = None
     placed_by: tuple[int, int] | None = None
     """Index and epoch of the worker that placed the barrier."""
+    token: Whole = 0
+    """That of the call which placed it."""
     barriers: Whole = 0
 
 
@@ -88,6 +90,7 @@ class Coordination:
         self._workers: dict[int, _Worker] = {}
         self._barrier: Barrier | None = None
         self._placed_by: tuple[int, int] | None = None
+        self._token = 0
         self._barriers = 0
         self._keys: dict[str, str] = {}
 
@@ -113,13 +116,17 @@ class Coordination:
             )
             return Members(members=members, step=self._step(), barrier=barrier)
 
-    def place(self, who: Greet, action: str) -> tuple[bool, Barrier]:
-        """Hold every worker that comes by from now on. Returns False, and the barrier there is, if they are held already."""
+    def place(self, who: Greet, action: str, token: int) -> tuple[bool, Barrier]:
+        """Hold every worker that comes by from now on. Returns False, and the barrier there is, if they are held already.
+
+        A call that comes again, with the same `token`, returns what it returned before.
+        """
         with self._lock:
             self._greet(who)
             if (standing := self._standing()) is not None:
-                return False, standing
+                return token == self._token, standing
             self._barriers += 1
+            self._token = token
             self._barrier = Barrier(number=self._barriers, action=action)
             self._placed_by = (who.index, who.epoch)
             self._save()
@@ -156,12 +163,12 @@ class Coordination:
                 self._save()
             return self._keys[key]
 
-    def forget_members(self) -> None:
-        """Know no worker any more: the run has ended."""
+    def end_run(self, who: Greet) -> None:
+        """Forget all workers: the run that `who` leads has ended."""
         with self._lock:
-            if self._workers:
-                self._load(_Shared(run=self._run, barriers=self._barriers))
-                self._save()
+            self._greet(who)
+            self._load(_Shared(run=self._run, barriers=self._barriers))
+            self._save()
 
     def given(self) -> str:
         """Return what the server that owns the first bucket from now on has to know, as text."""
@@ -225,7 +232,12 @@ class Coordination:
             for index, worker in sorted(self._workers.items())
         )
         return _Shared(
-            run=self._run, workers=workers, barrier=self._barrier, placed_by=self._placed_by, barriers=self._barriers
+            run=self._run,
+            workers=workers,
+            barrier=self._barrier,
+            placed_by=self._placed_by,
+            token=self._token,
+            barriers=self._barriers,
         )
 
     def _save(self) -> None:
@@ -239,6 +251,7 @@ class Coordination:
             for one in shared.workers
         }
         self._barrier, self._placed_by, self._barriers = shared.barrier, shared.placed_by, shared.barriers
+        self._token = shared.token
 
 
 def _parsed(kind: type[_Text], text: str) -> _Text:

@@ -38,6 +38,7 @@ class CoordinationCalls:
             Call.PLACE_BARRIER: self._place,
             Call.REMOVE_BARRIER: self._remove,
             Call.HOLD: self._hold,
+            Call.END_RUN: self._end_run,
             Call.GLOBAL_STEP: self._global_step,
         }
         others: Calls = {
@@ -69,11 +70,15 @@ class CoordinationCalls:
 
     def _place(self, frame: Frame) -> Answer:
         place = message_of(messages.PlaceBarrier, frame)
-        placed, barrier = self._common.place(place.who, place.action)
+        placed, barrier = self._common.place(place.who, place.action, place.token)
         return json_answer(placed=placed, barrier=barrier.model_dump())
 
     def _remove(self, frame: Frame) -> Answer:
         self._common.remove(message_of(messages.Greet, frame))
+        return Answer()
+
+    def _end_run(self, frame: Frame) -> Answer:
+        self._common.end_run(message_of(messages.Greet, frame))
         return Answer()
 
     def _hold(self, frame: Frame) -> Answer:

@@ -243,8 +243,6 @@ class Dispatcher(FrameCalls):
         return json_answer(throughput=spin(message_of(messages.Measure, frame).seconds, clock=self._clock))
 
     def _shutdown(self, frame: Frame) -> Answer:
-        # The run is over: those who have finished it must not count as finished in the next one.
-        self._state.coordination.forget_members()
         self.stop_asked.set()
         return Answer()
 

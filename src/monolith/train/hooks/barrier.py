@@ -76,10 +76,12 @@ class BarrierSaverListener(CheckpointSaverListener):
 
     def before_cut(self, trainer: Trainer, step: int) -> None:
         """Hold the workers."""
+        # Before it is sure: a call that fails may have placed it, and must not hold the workers for ever.
+        self._placed = True
         try:
             self._barrier.place(SAVE)
-            self._placed = True
         except BarrierAlreadyPlacedError:
+            self._placed = False
             _log.info("saving step %d behind a barrier that is there already", step)
         else:
             self._wait_until_held(step)
