@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from checkpoint_tables import new_table, rows_of, train
 from monolith import CorruptFileError, EmbeddingTable, InvalidArgumentError
 from monolith.checkpoint import find_restore_point, restore_point_of, restore_points, restore_tables, write_checkpoint
 from monolith.log import ChangeLog
+
+module = importlib.import_module("monolith.checkpoint.restore_points")  # the package has a function of that name
 
 
 class Clock:
@@ -145,3 +148,30 @@ def test_a_damaged_newest_checkpoint_without_a_step_in_its_name_is_not_passed_ov
     next((tmp_path / "final").glob("state*")).unlink()
     with pytest.raises(CorruptFileError, match=r"the newest state cannot be read.*--restore-to step=3"):
         find_restore_point(tmp_path)
+
+
+@pytest.mark.parametrize("changed", [True, False], ids=["training goes on", "nobody writes"])
+def test_a_gap_that_training_made_while_one_looked_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    table, clock = new_table(), Clock()
+    with ChangeLog(tmp_path / "log", [table], clock=clock) as log:
+        run(tmp_path, table, log, clock, range(1, 4))
+    scan, looks = module._scan, list[int]()
+
+    def first_in_vain(model_dir: str) -> object:
+        looks.append(1)
+        if len(looks) == 1:
+            if changed:
+                (tmp_path / "snapshots").mkdir(exist_ok=True)
+                (tmp_path / "snapshots" / "another").mkdir()
+            raise CorruptFileError("a segment was removed just now")
+        return scan(model_dir)
+
+    monkeypatch.setattr(module, "_scan", first_in_vain)
+    if changed:
+        assert find_restore_point(tmp_path).step == 3
+    else:
+        with pytest.raises(CorruptFileError, match="just now"):
+            find_restore_point(tmp_path)
+    assert len(looks) == 1 + changed
