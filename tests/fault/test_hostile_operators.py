@@ -134,7 +134,7 @@ def record() -> Calls:
     return calls
 
 
-NUMBERS = (-1, 0, 1, 2, 3, 5, 100, -100, -2, 2**31, -(2**31), 65537, sys.maxsize)
+NUMBERS = (-1, 0, 1, 2, 3, 5, 100, -100, -2, 2**31, -(2**31), 65537, 2**40)
 INDICES = (-1, 7, 10**6, -(10**9), 2**62, -(2**62))
 FLOATS = (0.0, -1.0, 1e30, float("nan"), float("inf"))
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.float16, torch.uint8)

@@ -191,7 +191,11 @@ def test_strangers_are_kept_out_as_of_parameter_servers() -> None:
         with pytest.raises(ConfigError, match="can be reached from other machines"):
             make(config)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="advertise: expected host:port that trainers can reach"):
-        DataWorker(DataWorkerConfig(host="0.0.0.0", dispatcher="a:1", token="x" * 16, tls_cert=CERT, tls_key=CERT))
+        DataWorker(
+            DataWorkerConfig(
+                host="0.0.0.0", dispatcher="a:1", token="x" * 16, tls_cert=CERT, tls_key=CERT, roots=("*",)
+            )
+        )
     token = "correct-horse-battery"
     right = DataClientConfig(token=token)
     dataset = DatasetConfig.from_json(json.dumps(DATASET))

@@ -278,7 +278,7 @@ def test_files_outside_the_folders_of_a_data_worker_are_not_read(dataset: Datase
         for place, path in enumerate([f"{tmp_path}/0.csv", f"{tmp_path}/open/../0.csv", f"file://{tmp_path}/0.csv"]):
             forbidden = dataset.model_copy(update={"paths": (path,)})
             source = DataServiceSource(dispatcher.address, forbidden, job=str(place))
-            with DataWorker(config), pytest.raises(InvalidArgumentError, match="where this data worker may read"):
+            with DataWorker(config), pytest.raises(InvalidArgumentError, match="where this server may read"):
                 list(source)
 
 

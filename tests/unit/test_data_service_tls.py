@@ -25,7 +25,7 @@ DATASET = DatasetConfig(kind="click_stream", fields={"batches": 4, "batch_size":
 
 def test_with_both_locks_it_serves_publicly_and_only_those_who_have_the_keys(certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
-    locks = {"host": "0.0.0.0", "token": TOKEN, "tls_cert": cert, "tls_key": key}
+    locks = {"host": "0.0.0.0", "token": TOKEN, "tls_cert": cert, "tls_key": key, "roots": ("*",)}
     client = DataClientConfig(token=TOKEN, tls_root_certs=cert)
     with DataDispatcher(DispatcherConfig(**locks)) as dispatcher:
         address = f"localhost:{dispatcher.port}"

@@ -212,7 +212,9 @@ ROW = [ref("x")]
     ],
 )
 def test_no_more_memory_or_time_than_the_inputs_justify(steps: list[tuple[str, list[Any], dict[str, Any]]]) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"MB, but the inputs|takes more time|at most 65,536 parts"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"MB, but the inputs|takes more time|at most 65,536 parts|numbers up to 1,048"
+    ):
         forged(*steps)({"x": torch.ones(1)})
 
 
@@ -243,6 +245,15 @@ def test_numbers_texts_and_steps_have_limits(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(CorruptFileError, match="up to 2"):
         forged(("aten.zeros.default", [[2**40]], {}))
     forged(("aten.slice.Tensor", [ref("x"), 0, 0, sys.maxsize], {}))
+    with pytest.raises(CorruptFileError, match="up to 2"):
+        forged(("aten.max_pool1d.default", [ref("x"), [sys.maxsize]], {}))
+    window = forged(
+        ("aten.sym_size.int", [ref("x"), 0], {}),
+        ("operator.mul", [ref(0), 2**31], {}),
+        ("aten.max_pool1d.default", [ref("x"), [ref(1)], [], [0], [1], True], {}),
+    )
+    with pytest.raises(InvalidArgumentError, match="expected numbers up to 1,048,576"):
+        window({"x": torch.ones(1, 2, 3)})
     with pytest.raises(CorruptFileError, match="a text of at most 256"):
         forged(("aten.einsum.default", ["a" * 1000, [ref("x")]], {}))
     monkeypatch.setattr(program_module, "MAX_STEPS", 3)

@@ -24,8 +24,8 @@ os.setuid(int(sys.argv[2]))
 client = socket.socket(socket.AF_UNIX)
 client.settimeout(30)
 client.connect(chr(0) + sys.argv[1])
-client.sendall(bytes.fromhex(sys.argv[3]))
 try:
+    client.sendall(bytes.fromhex(sys.argv[3]))
     print("got", client.recv(8))
 except ConnectionError:
     print("got", b"")

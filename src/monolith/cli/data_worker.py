@@ -42,7 +42,8 @@ def data_worker(
         typer.Option(help="A source that datasets may name, as clicks=my_package.data:read. May be repeated."),
     ] = None,
     root: Annotated[
-        list[str] | None, typer.Option(help="Read files of this folder or URL only. May be repeated.")
+        list[str] | None,
+        typer.Option(help="Folder or URL that files must be below. May be repeated; '*' allows any."),
     ] = None,
     read_ahead: Annotated[
         int, typer.Option(help="Batches of each split that are read before they are asked for.", min=1)

@@ -41,6 +41,10 @@ def dispatcher(
     lease_secs: Annotated[
         float, typer.Option(help="A data worker not heard for so long counts as dead.", min=0.1)
     ] = 5.0,
+    root: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder or URL that files of datasets must be below. May be repeated; '*' allows any."),
+    ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     token_file: TokenFile = None,
@@ -64,6 +68,7 @@ def dispatcher(
             token=read_token(token_file),
             max_streams=max_streams,
             folder=folder,
+            roots=tuple(root or ()),
             take_over=take_over,
             lease_secs=lease_secs,
         )

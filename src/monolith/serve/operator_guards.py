@@ -6,7 +6,7 @@ for results that nobody sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ __all__ = ["GUARDS"]
 
 MAX_PARTS = 65536
 """Tensors that one operator may return."""
+MAX_WINDOW = 2**20
+"""Sizes of windows, strides, dilations, paddings and groups."""
 
 Guard = Callable[..., int]
 
@@ -140,6 +142,22 @@ def _unbind(self: Tensor, dim: int = 0) -> int:
     return _parts(self, dim=dim)
 
 
+def _windows(*args: object, **kwargs: object) -> int:
+    """Of operators with windows and paddings: large ones overflow the sizes that the kernels compute from them."""
+    for value in _flat([args, list(kwargs.values())]):
+        if isinstance(value, int) and abs(value) > MAX_WINDOW:
+            raise ValueError(f"expected numbers up to {MAX_WINDOW:,}, got {value}")
+    return 0
+
+
+def _flat(value: object) -> Iterator[object]:
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
+
+
 def _require(is_right: bool, complaint: str, *tensors: Tensor) -> None:
     if not is_right:
         raise ValueError(f"{complaint}, got {', '.join(str(list(tensor.shape)) for tensor in tensors)}")
@@ -167,3 +185,9 @@ GUARDS: dict[str, Guard] = {
     "aten.unbind.int": _unbind,
 }
 """The guard of an operator, by its name."""
+_WINDOWS = """
+adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d avg_pool1d avg_pool2d channel_shuffle
+constant_pad_nd conv1d conv2d max_pool1d max_pool2d pad pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d
+replication_pad1d replication_pad2d unfold
+"""
+GUARDS |= {f"aten.{name}.{overload}": _windows for name in _WINDOWS.split() for overload in ("default", "padding")}

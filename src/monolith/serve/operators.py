@@ -96,7 +96,7 @@ def _overloads() -> Iterator[str]:
 ALLOWED: frozenset[str] = frozenset(_overloads())
 """The ATen operators that a program may use, as "aten.add.Tensor"."""
 
-_LARGEST = 2**62
+_LARGEST = 2**40
 Number = int | float
 
 
@@ -106,7 +106,7 @@ def _numbers(function: Callable[..., object]) -> Callable[..., object]:
     def checked(*numbers: object) -> object:
         for number in numbers:
             if not isinstance(number, int | float) or not abs(number) <= _LARGEST:
-                raise ValueError(f"expected numbers up to 2**62, got {type(number).__name__}")
+                raise ValueError(f"expected numbers up to 2**40, got {type(number).__name__}")
         return function(*numbers)
 
     return checked

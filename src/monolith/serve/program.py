@@ -154,6 +154,8 @@ class _Step:
         self.last_uses: list[str] = []
         """Names that no later step refers to."""
         _check_types(self._function, self.args, self.kwargs)
+        if not self.operator.startswith("aten.slice"):
+            _refuse_maxsize([*self.args, *self.kwargs.values()])
         if self.name in known:
             raise ValueError(f"step {self.name!r} is there twice")
         known.add(self.name)
@@ -342,6 +344,14 @@ def _decode(argument: Json, known: set[str]) -> object:
     if kind not in _CONSTANTS or value not in _CONSTANTS[kind]:
         raise ValueError(f"there is no {kind} {value!r}")
     return _CONSTANTS[kind][value]
+
+
+def _refuse_maxsize(value: object) -> None:
+    if isinstance(value, list):
+        for item in value:
+            _refuse_maxsize(item)
+    elif value == sys.maxsize:
+        raise ValueError(f"expected a number up to 2**31, got {sys.maxsize}")
 
 
 def _literal(value: Json) -> Json:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
+import logging
 import threading
+from collections.abc import Callable
+from typing import NoReturn, ParamSpec, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -13,6 +17,32 @@ from monolith.transport.flight_stream import HEALTH_ACTION, OVERLOADED
 from monolith.transport.frame_calls import FrameCalls
 
 __all__ = ["FlightService"]
+
+_logger = logging.getLogger(__name__)
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _without_traceback(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Keep tracebacks here: Flight sends the one of any exception but its own to the client."""
+
+    @functools.wraps(call)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return call(*args, **kwargs)
+        except flight.FlightError:
+            raise
+        except (pa.ArrowException, OSError) as error:
+            # The client has gone, or speaks another language.
+            _logger.debug("a call over Flight ended: %s", error)
+            raise flight.FlightServerError("the call ended before its end") from None
+        except Exception as error:
+            _logger.exception("a call over Flight failed")
+            raise flight.FlightServerError(f"the server failed: {type(error).__name__}; its log has more") from None
+
+    return wrapped
 
 
 class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow is not typed
@@ -41,6 +71,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow is
         except (pa.ArrowException, OSError) as error:
             raise UnavailableError(f"cannot listen on {host}:{port}: {error}") from None
 
+    @_without_traceback
     def do_exchange(
         self,
         context: flight.ServerCallContext,
@@ -58,10 +89,16 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow is
         finally:
             self._free.release()
 
+    @_without_traceback
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[flight.Result]:
         """Answer a health check. It needs no stream, so it is answered while all of them are taken."""
         why = f"expected a health check as the action {HEALTH_ACTION!r}, got {action.type!r}"
         return [flight.Result(pa.py_buffer(self._dispatcher.answer_health_only(action.body, why=why)))]
+
+    def _refuse(self, *arguments: object) -> NoReturn:
+        raise flight.FlightServerError("the server offers exchanges and the action of health checks only")
+
+    do_get = do_put = get_flight_info = get_schema = list_actions = list_flights = _refuse
 
     def _serve(self, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter) -> None:
         while True:
@@ -80,6 +117,7 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc] # pyarr
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
 
+    @_without_traceback
     def start_call(self, info: flight.CallInfo, headers: dict[str, list[str | bytes]]) -> None:
         sent = headers.get("authorization", [""])[0]
         given = sent if isinstance(sent, bytes) else sent.encode()

@@ -34,6 +34,10 @@ _TOLD = (
 """Errors that keep their class: those of servers, of what was asked for, and of the files that were read for it."""
 
 
+_TRACEBACK = "Traceback (most recent call last)"
+_LONGEST_REASON = 500
+
+
 class RemoteError(Config):
     """The text of an answer that is an error."""
 
@@ -43,12 +47,19 @@ class RemoteError(Config):
 
 
 def described(error: BaseException) -> RemoteError:
-    """What a client is told about `error`: what it did wrong, or that the server is at fault."""
+    """What a client is told about `error`: what it did wrong, or that the server is at fault. Never a traceback.
+
+    Example:
+        >>> described(ZeroDivisionError("division by zero")).message
+        'the server failed: ZeroDivisionError: division by zero; its log has more'
+    """
     if isinstance(error, MonolithError):
-        return RemoteError(error=type(error).__name__, message=str(error))
+        return RemoteError(error=type(error).__name__, message=str(error).partition(_TRACEBACK)[0])
     if isinstance(error, MemoryError):
         return RemoteError(error="MemoryLimitError", message="the server has no memory left for this call")
-    return RemoteError(error="ServerError", message=f"the server failed: {type(error).__name__}: {error}")
+    reason = str(error).partition("\n")[0][:_LONGEST_REASON]
+    message = f"the server failed: {type(error).__name__}: {reason}; its log has more"
+    return RemoteError(error="ServerError", message=message)
 
 
 def raised(text: str, address: str) -> MonolithError:

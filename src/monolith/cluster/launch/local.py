@@ -39,6 +39,8 @@ class LocalRoles:
 
     def start(self, role: Role) -> ChildProcess:
         """Start a role, in a process that ends with this one."""
+        # Whoever can write here can send workers, and their token, elsewhere.
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         discovery = {"MONOLITH_DISCOVERY_TYPE": "file", "MONOLITH_DISCOVERY_FOLDER": str(self._folder)}
         # A role on this machine is back as soon as its first restart.
         patience = {_RETRY_WAIT: os.environ.get(_RETRY_WAIT, str(self._job.liveness.backoff_secs))}

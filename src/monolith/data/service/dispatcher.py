@@ -13,7 +13,9 @@ from monolith.data.service.dataset import DatasetConfig
 from monolith.data.service.events import Event
 from monolith.data.service.jobs import Jobs
 from monolith.data.service.journal import Journal
+from monolith.data.service.roots import require_below, require_roots
 from monolith.data.service.worker_pool import WorkerPool
+from monolith.data.sources.files import expand_pattern
 from monolith.errors import StorageError
 from monolith.ps.messages import Read
 from monolith.transport.answers import Answer, json_answer, message_of
@@ -43,6 +45,9 @@ class DispatcherConfig(ListenConfig):
     """A data worker that was not heard for so long counts as dead. They report five times as often."""
     max_message_bytes: int = 2**22
     """Larger requests are refused."""
+    roots: tuple[str, ...] = ()
+    """Folders, or beginnings of URLs, that the files of datasets must be below; "*": any file this process may list. Without
+    roots, any file on loopback; on an address that other machines can reach, the dispatcher does not start."""
 
 
 class DispatcherCalls(FrameCalls):
@@ -51,6 +56,7 @@ class DispatcherCalls(FrameCalls):
     def __init__(self, config: DispatcherConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(max_frame_bytes=config.max_message_bytes)
         self._journal = None if config.folder is None else Journal(config.folder, take_over=config.take_over)
+        self._roots = config.roots
         self.jobs = Jobs(record=self._record, happened=self._shorten)
         """What was handed out."""
         self._workers = WorkerPool(lease_secs=config.lease_secs, clock=clock)
@@ -68,6 +74,13 @@ class DispatcherCalls(FrameCalls):
         if self._journal is not None:
             for event in self._journal.read():
                 self.jobs.apply(event)
+
+    def register(self, request: messages.RegisterDataset) -> None:
+        """Make a job whose files are below the roots, unless it is there and reads the same."""
+        for path in request.dataset.paths:
+            for pattern in expand_pattern(path):
+                require_below(pattern, self._roots)
+        self.jobs.register(request)
 
     def close(self) -> None:
         """Let another process have the journal."""
@@ -103,7 +116,7 @@ class DispatcherCalls(FrameCalls):
         return Answer()
 
     def _register(self, frame: Frame) -> Answer:
-        self.jobs.register(message_of(messages.RegisterDataset, frame))
+        self.register(message_of(messages.RegisterDataset, frame))
         return Answer()
 
     def _join(self, frame: Frame) -> Answer:
@@ -146,6 +159,7 @@ class DataDispatcher(FrameServer):
     def __init__(self, config: DispatcherConfig | None = None) -> None:
         self.config = config or DispatcherConfig()
         require_safe(self.config)  # before it touches the folder
+        require_roots(self.config, self.config.roots)
         calls = DispatcherCalls(self.config)
         try:
             super().__init__(self.config, calls)
@@ -156,7 +170,7 @@ class DataDispatcher(FrameServer):
 
     def register(self, job: str, dataset: DatasetConfig) -> None:
         """Let `job` read `dataset`, so that no trainer has to bring it; a job that exists must read the same."""
-        self._dispatcher.jobs.register(messages.RegisterDataset(job=job, dataset=dataset))
+        self._dispatcher.register(messages.RegisterDataset(job=job, dataset=dataset))
 
     def close(self, *, grace: float = 5.0) -> bool:
         """Finish what is under way, refuse what comes, stop listening; whether all ended within `grace` seconds."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from monolith.data.service.client import DataClientConfig
 from monolith.data.service.dispatcher import DataDispatcher, DispatcherConfig
 from monolith.data.service.kinds import Kinds
+from monolith.data.service.roots import EVERYTHING
 from monolith.data.service.worker import DataWorker, DataWorkerConfig
 from monolith.errors import InvalidArgumentError
 from monolith.transport.frame_server import FrameServer, ListenConfig
@@ -30,6 +32,7 @@ class MlpDataServers:
     """Starts what `mlp_pass` asks for: `mlp_pass(data_servers=MlpDataServers(listen=..., folder=...))`.
 
     `listen` has host, TLS and token, `client` how data workers reach the dispatcher; ports are the scheduler's.
+    `roots` are the folders or URLs that may be read; by default any file, as all processes are of one job.
 
     Example:
         >>> servers = MlpDataServers()
@@ -46,15 +49,16 @@ class MlpDataServers:
         client: DataClientConfig | None = None,
         folder: Path | None = None,
         kinds: Kinds | None = None,
+        roots: Sequence[str] = (EVERYTHING,),
     ) -> None:
         self._listen = listen or ListenConfig()
         self._client = client or DataClientConfig(token=self._listen.token)
-        self._folder, self._kinds = folder, kinds
+        self._folder, self._kinds, self._roots = folder, kinds, tuple(roots)
 
     def start_dispatcher(self, port: int) -> _Closing:
         """Hand out splits, on `port`; the journal is in `folder`."""
         fields = {**self._fields(), "port": port, "max_message_bytes": 2**22}
-        return _Closing(DataDispatcher(DispatcherConfig(**fields, folder=self._folder)))
+        return _Closing(DataDispatcher(DispatcherConfig(**fields, folder=self._folder, roots=self._roots)))
 
     def start_worker(self, address: str, dispatcher: str) -> _Closing:
         """Read for `dispatcher`, which may be a URL, at the port of `address`, under which trainers reach it."""
@@ -67,6 +71,7 @@ class MlpDataServers:
             # A port of 0 is known when the server has it.
             advertise=address if int(port) else None,
             client=self._client,
+            roots=self._roots,
         )
         return _Closing(DataWorker(config, self._kinds))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os.path
 import threading
 from typing import Annotated
 
@@ -14,8 +13,9 @@ from monolith.data.service.client import DataClientConfig, ask, link_to
 from monolith.data.service.kinds import KINDS, Kinds, SplitReader, open_split
 from monolith.data.service.messages import Address, ReadBatch
 from monolith.data.service.open_splits import OpenSplits
+from monolith.data.service.roots import require_below, require_roots
 from monolith.data.service.split_stream import SplitStream
-from monolith.errors import ConfigError, InvalidArgumentError, ServerError
+from monolith.errors import ConfigError, ServerError
 from monolith.transport.answers import Answer, json_answer, message_of
 from monolith.transport.calls import Call
 from monolith.transport.frame_calls import FrameCalls
@@ -49,7 +49,8 @@ class DataWorkerConfig(ListenConfig):
     max_splits: Annotated[int, Field(ge=1)] = 64
     """Splits that are open at the same time; beyond, those that nobody asked for the longest are closed."""
     roots: tuple[str, ...] = ()
-    """Folders, or beginnings of URLs, that files must be in; nothing: any file this process may read."""
+    """Folders, or beginnings of URLs, that files must be below; "*": any file this process may read. Without roots, any file on
+    loopback; on an address that other machines can reach, the worker does not start."""
 
 
 class _WorkerCalls(FrameCalls):
@@ -88,7 +89,7 @@ class _WorkerCalls(FrameCalls):
         question = messages.DescribeSplit(**request.model_dump(exclude={"position"}))
         part = ask(self._dispatcher, Call.DESCRIBE_SPLIT, question, messages.Part)
         if part.split.file is not None:
-            _require_below(part.split.file, self._config.roots)
+            require_below(part.split.file, self._config.roots)
         return open_split(part.dataset, part.split, request.position, kinds=self._kinds)
 
 
@@ -107,6 +108,7 @@ class DataWorker(FrameServer):
     def __init__(self, config: DataWorkerConfig, kinds: Kinds | None = None) -> None:
         self.config = config
         require_safe(config)
+        require_roots(config, config.roots)
         if config.advertise is None and config.host in ("0.0.0.0", "::"):
             raise ConfigError(
                 f"DataWorkerConfig.advertise: expected host:port that trainers can reach, as host is {config.host}"
@@ -142,15 +144,3 @@ class DataWorker(FrameServer):
             else:
                 self._splits.know_sessions(living.sessions)
                 pause = living.lease_secs / 5
-
-
-def _require_below(file: str, roots: tuple[str, ...]) -> None:
-    if roots and not any(_is_below(file, root) for root in roots):
-        raise InvalidArgumentError(f"{file}: is not in {', '.join(roots)}, where this data worker may read")
-
-
-def _is_below(file: str, root: str) -> bool:
-    if "://" in file or "://" in root:
-        return file.startswith(root.rstrip("/") + "/") and ".." not in file.split("/") and "::" not in file
-    real = os.path.realpath(root)
-    return os.path.commonpath([real, os.path.realpath(file)]) == real

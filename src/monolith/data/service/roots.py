@@ -1,0 +1,58 @@
+"""Which files a data service may read: those below the folders and URLs it was given."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Sequence
+
+from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.transport.frame_server import ListenConfig, is_loopback
+
+__all__ = ["EVERYTHING", "require_below", "require_roots"]
+
+EVERYTHING = "*"
+"""The root that all files are below that the process may read."""
+
+_PATTERN = re.compile(r"[*?\[{]")
+
+
+def require_roots(config: ListenConfig, roots: Sequence[str]) -> None:
+    """Raise `ConfigError` if other machines can ask for any file."""
+    if not roots and not is_loopback(config.host):
+        raise ConfigError(
+            f"{type(config).__name__}.roots: {config.host!r} can be reached from other machines; give the folders or URLs that "
+            f"may be read (--root), or {EVERYTHING!r} for any file this process may read"
+        )
+
+
+def require_below(path: str, roots: Sequence[str]) -> None:
+    """Raise `InvalidArgumentError` unless the file, folder or pattern `path` is below one of `roots`; no roots allow any.
+
+    Links and `..` are followed first.
+
+    Example:
+        >>> require_below("/data/days/*.csv", ["/data"])
+        >>> require_below("/data/../etc/passwd", ["/data"])
+        Traceback (most recent call last):
+        monolith.errors.InvalidArgumentError: /data/../etc/passwd: is not below /data, where this server may read
+    """
+    if roots and not any(_is_below(path, root) for root in roots):
+        raise InvalidArgumentError(f"{path}: is not below {', '.join(roots)}, where this server may read")
+
+
+def _is_below(path: str, root: str) -> bool:
+    if root == EVERYTHING:
+        return True
+    if "://" in path or "://" in root:
+        return path.startswith(root.rstrip("/") + "/") and ".." not in path.split("/") and "::" not in path
+    # Of a pattern, the folder that it is matched in; what matches is asked about when it is read.
+    found = _PATTERN.search(path)
+    fixed = path if found is None else path[: found.start()].rpartition("/")[0] or path[:1]
+    if found is not None and ".." in path[found.start() :].split("/"):
+        return False
+    try:
+        real = os.path.realpath(root)
+        return os.path.commonpath([real, os.path.realpath(fixed)]) == real
+    except ValueError:  # a null byte
+        return False
