@@ -428,6 +428,7 @@ void init_table(nb::module_& m) {
       .def_prop_ro("row_bytes", &Table::row_bytes)
       .def_prop_ro("max_event_time", &Table::max_event_time)
       .def_prop_ro("state", [](const Table& self) { return as_tuple(self.state()); })
+      .def("reconfigure", &Table::reconfigure, "config"_a, "admission"_a.none(), nb::call_guard<nb::gil_scoped_release>())
       .def(
           "set_state",
           [](Table& self, std::uint32_t max_event_time, std::uint32_t updates, std::vector<float> hashnet_scales) {

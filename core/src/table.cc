@@ -60,6 +60,20 @@ std::uint64_t key_of(std::uint64_t seed, const std::string& name) {
   return key;
 }
 
+// Empty if all slots have the default.
+std::vector<std::uint64_t> expiry_by_slot(const TableConfig& config) {
+  std::vector<std::uint64_t> seconds_of;
+  if (config.slot_expiry_seconds.empty()) return seconds_of;
+  seconds_of.assign(SlotThresholds::kSlots, config.default_expiry_seconds);
+  for (const auto& [slot, seconds] : config.slot_expiry_seconds) {
+    if (slot >= SlotThresholds::kSlots) {
+      throw InvalidArgument("slot_expiry_seconds: expected slots below 32768, got " + std::to_string(slot));
+    }
+    seconds_of[slot] = seconds;
+  }
+  return seconds_of;
+}
+
 std::size_t tasks_for(std::size_t ids) { return std::clamp<std::size_t>(ids / kIdsPerThread, 1, num_threads()); }
 
 }  // namespace
@@ -117,15 +131,7 @@ Table::Impl::Impl(TableConfig table_config, std::shared_ptr<AdmissionFilter> fil
     needs_id_keys |= plans.back().stochastic_rounding;
     hashnet_scales[i] = config.segments[i].compressor.init_scale;
   }
-  if (!config.slot_expiry_seconds.empty()) {
-    slot_expiry.assign(SlotThresholds::kSlots, config.default_expiry_seconds);
-    for (const auto& [slot, seconds] : config.slot_expiry_seconds) {
-      if (slot >= SlotThresholds::kSlots) {
-        throw InvalidArgument("slot_expiry_seconds: expected slots below 32768, got " + std::to_string(slot));
-      }
-      slot_expiry[slot] = seconds;
-    }
-  }
+  slot_expiry = expiry_by_slot(config);
   if (config.initial_capacity > 0) {
     constexpr std::uint64_t kIndexBytesPerRow = 34;  // at the average load of a growing table
     region.check_room(config.initial_capacity);
@@ -135,6 +141,34 @@ Table::Impl::Impl(TableConfig table_config, std::shared_ptr<AdmissionFilter> fil
   for (std::uint32_t i = 0; i < kShards; ++i) {
     shards.push_back(std::make_unique<Shard>(region, blocks, views[i], i));
   }
+}
+
+void Table::Impl::reconfigure(const TableConfig& other, std::shared_ptr<AdmissionFilter> filter) {
+  const RowLayout rows(other);
+  if (other.name != config.name || other.seed != config.seed || other.mode != config.mode ||
+      other.unseen_reads_zeros != config.unseen_reads_zeros || other.skip_zero_rows != config.skip_zero_rows ||
+      rows.describe() != layout.describe()) {
+    throw InvalidArgument("reconfigure: expected the name, seed, mode and layout of table '" + config.name + "', " +
+                          layout.describe() + ", got those of '" + other.name + "', " + rows.describe());
+  }
+  std::vector<Segment> segments = other.segments;
+  std::vector<std::uint64_t> expiry = expiry_by_slot(other);
+  auto slot_seconds = other.slot_expiry_seconds;
+  // Nothing below throws. Lookups read the plans behind the gate or with the lock of a shard.
+  const WriteGate::Writing writing(gate);
+  const auto guards = lock_all();
+  needs_id_keys = false;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    plans[i] = make_plan(rows.segments[i], config.mode);
+    layout.segments[i].config = rows.segments[i].config;
+    needs_id_keys |= plans[i].stochastic_rounding;
+  }
+  config.segments.swap(segments);
+  config.initial_capacity = other.initial_capacity;
+  config.default_expiry_seconds = other.default_expiry_seconds;
+  config.slot_expiry_seconds.swap(slot_seconds);
+  slot_expiry.swap(expiry);
+  admission.swap(filter);
 }
 
 std::vector<std::unique_lock<RwLock>> Table::Impl::lock_all() const {
@@ -372,6 +406,10 @@ Table::State Table::state() const {
   State state{max_event_time(), impl_->updates.load(std::memory_order_relaxed), {}};
   for (std::size_t i = 0; i < impl_->plans.size(); ++i) state.hashnet_scales.push_back(impl_->hashnet_scale(i));
   return state;
+}
+
+void Table::reconfigure(const TableConfig& config, std::shared_ptr<AdmissionFilter> admission) {
+  impl_->reconfigure(config, std::move(admission));
 }
 
 void Table::set_state(const State& state) {

@@ -80,6 +80,8 @@ struct Table::Impl {
   std::unique_ptr<std::atomic<float>[]> hashnet_scales;
   std::vector<std::uint64_t> slot_expiry;  // by fid v2 slot; empty when all are the default
 
+  void reconfigure(const TableConfig& other, std::shared_ptr<AdmissionFilter> filter);
+
   // The cut that is under way, and how far it has been read: up to `position` in the list of `shard`.
   struct Cut {
     std::mutex mutex;

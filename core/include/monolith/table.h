@@ -168,6 +168,11 @@ class Table {
   // They are not: all wait for the next cut again. On std::bad_alloc the cut is still under way; call it again.
   void rollback_changes(std::uint64_t cut);
 
+  // Uses other hyperparameters for the same rows from now on: of optimizers, initializers and compressors, expiry, and another
+  // admission filter. Throws InvalidArgument, and changes nothing, unless name, seed, mode, what unseen ids read and the layout
+  // of rows are those of the table. Lookups may run at the same time, no other call may.
+  void reconfigure(const TableConfig& config, std::shared_ptr<AdmissionFilter> admission);
+
   // What a table knows besides its rows, to be saved with them.
   struct State {
     std::uint32_t max_event_time = 0;

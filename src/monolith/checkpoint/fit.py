@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,7 +11,7 @@ from monolith.checkpoint.sharding import saved_shard
 from monolith.errors import CheckpointMismatchError
 from monolith.table import EmbeddingTable, ProbabilisticAdmission, Segment, SlidingAdmission, TableConfig
 
-__all__ = ["RestoreReport", "TableFit", "filters_fit", "fit_table", "match_segments"]
+__all__ = ["RestoreReport", "TableFit", "changed_settings", "filters_fit", "fit_table", "match_segments"]
 
 Fate = Literal["restored", "converted", "new", "kept"]
 
@@ -99,6 +99,8 @@ def fit_table(
         problems.append(f"has seed {config.seed}, saved with {entry.config.seed}: unseen ids would read other values")
     if entry.config.name != config.name:
         notes.append(f"was named {entry.config.name!r}: ids without a row read other initial values now")
+    elif entry.layout == shards[0].layout:
+        notes += [f"{text}: the code's value is used" for text in changed_settings(entry.config, config)]
     segments: tuple[int | None, ...] = ()
     if entry.layout != shards[0].layout:
         matched = match_segments(entry.config.segments, config.segments)
@@ -133,6 +135,32 @@ def filters_fit(
     if isinstance(now, SlidingAdmission) and isinstance(saved, SlidingAdmission):
         return (now.capacity, now.split_num) == (saved.capacity, saved.split_num)
     return isinstance(now, ProbabilisticAdmission) and isinstance(saved, ProbabilisticAdmission)
+
+
+def changed_settings(old: TableConfig, new: TableConfig) -> list[str]:
+    """The settings of a table that are declared otherwise than before, with the old and the new value.
+
+    Example:
+        >>> from monolith.table import Sgd
+        >>> old, new = (Segment(dim=1, optimizer=Sgd(learning_rate=rate)) for rate in (1.0, 0.5))
+        >>> changed_settings(*(TableConfig(name="item", segments=(segment,)) for segment in (old, new)))
+        ['segments.0.optimizer.learning_rate was 1.0, is now 0.5']
+    """
+    was, now = (dict(_leaves(config.model_dump(mode="json"))) for config in (old, new))
+    keys = [key for key in dict.fromkeys([*was, *now]) if key != "initial_capacity" and was.get(key) != now.get(key)]
+    return [f"{key} was {was.get(key)!r}, is now {now.get(key)!r}" for key in keys]
+
+
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        items: Iterable[tuple[object, object]] = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        yield path, value
+        return
+    for key, part in items:
+        yield from _leaves(part, f"{path}.{key}" if path else str(key))
 
 
 def match_segments(old: Sequence[Segment], new: Sequence[Segment]) -> tuple[int | None, ...] | None:

@@ -163,7 +163,7 @@ class DeclaredTable(Config):
 
 
 class DeclareTables(Config):
-    """Tables to make, unless they are there with the same configuration."""
+    """Tables to make. Those that are there take the hyperparameters given here. Answer: `{"changes": [text]}`."""
 
     tables: tuple[DeclaredTable, ...]
 

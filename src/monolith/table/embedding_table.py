@@ -416,6 +416,31 @@ class EmbeddingTable:
         self._core, self.admission = other._core, other.admission
         self._replacements += 1
 
+    def reconfigure(self, config: TableConfig, *, admission: AdmissionFilter | None = None) -> None:
+        """Use other hyperparameters for the same rows: of optimizers, initializers and compressors, expiry, and `admission`.
+
+        Lookups may run at the same time. No other call may.
+
+        Raises:
+            InvalidArgumentError: `config` has another name, seed, mode or layout. Nothing has changed.
+
+        Example:
+            >>> from monolith import EmbeddingTable, Segment, TableConfig
+            >>> from monolith.table import Sgd, Zeros
+            >>> def rate(learning_rate):
+            ...     segment = Segment(dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=learning_rate))
+            ...     return TableConfig(name="item", segments=(segment,))
+            >>> table = EmbeddingTable(rate(1.0))
+            >>> table.apply_gradients([7], [[1.0]])
+            >>> table.reconfigure(rate(0.5))
+            >>> table.apply_gradients([7], [[1.0]])
+            >>> table.lookup([7]).tolist()
+            [[-1.5]]
+        """
+        self._core.reconfigure(to_core(config, config.initial_capacity), None if admission is None else admission.core)
+        self.config, self.admission = config, admission
+        self._learning_rates = np.asarray(config.learning_rates, dtype=np.float32)
+
     @property
     def replacements(self) -> int:
         """How often `take_over` gave it other rows: who follows its changes has to begin anew then."""

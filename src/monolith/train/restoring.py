@@ -115,9 +115,9 @@ def _restore(trainer: Trainer, choice: RestoreChoice, *, only_fresh: bool) -> in
     state, dense, tables, put_in_place = _read(trainer, choice.point, clear_nn=choice.clear_nn, only_fresh=only_fresh)
     optimizer = OptimizerPlan() if choice.clear_nn else trainer.dense.plan(state, dense.aliases)
     optimizer.require(tables.source)
-    for note in (*dense.notes, *optimizer.notes, *tables.notes):
+    for note in (*dense.notes, *optimizer.notes):
         _log.info("%s: %s", tables.source, note)
-    for change in optimizer.changes:
+    for change in (*optimizer.changes, *tables.notes):
         _log.warning("%s: %s", tables.source, change)
     put_in_place()
     optimizer.apply()

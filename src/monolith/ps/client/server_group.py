@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import secrets
 import socket
@@ -36,6 +37,8 @@ from monolith.transport.stream_pool import Transport
 from monolith.transport.tokens import Token, reveal
 
 __all__ = ["ClientConfig", "ServerGroup", "link_to"]
+
+_log = logging.getLogger(__name__)
 
 FIND_SECONDS = 2.0
 """How long an address is asked whether a server that is missed is there now."""
@@ -140,10 +143,18 @@ class ServerGroup:
         return self._epoch
 
     def declare(self, tables: Iterable[TableConfig | DeclaredTable]) -> None:
-        """Let every server make these tables, unless they are there with the same configuration."""
+        """Let every server make these tables. Those that are there take the hyperparameters given here, and keep their rows.
+
+        Raises:
+            ConfigError: a table is there with rows of another layout, seed or mode.
+        """
         declared = [t if isinstance(t, DeclaredTable) else DeclaredTable(config=t) for t in tables]
         if declared:
-            self._ask_all(Call.DECLARE_TABLES, messages.DeclareTables(tables=tuple(declared)).model_dump_json())
+            frames = self._ask_all(
+                Call.DECLARE_TABLES, messages.DeclareTables(tables=tuple(declared)).model_dump_json()
+            )
+            for text in dict.fromkeys(text for frame in frames for text in json.loads(frame.text)["changes"]):
+                _log.warning("%s: the code's value is used", text)
             self._declared |= {table.config.name: table for table in declared}
 
     def configs(self) -> dict[str, TableConfig]:

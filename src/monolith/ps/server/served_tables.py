@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from monolith import _core
+from monolith.checkpoint.fit import changed_settings, filters_fit
 from monolith.errors import ConfigError, InvalidArgumentError, MemoryLimitError
 from monolith.ps.messages import Apply, DeclaredTable, Lookup, Pooling, TableGradient, TableRead
 from monolith.ps.precision import narrow, widen
@@ -20,6 +22,8 @@ from monolith.table.embedding_table import EmbeddingTable, TableStats
 from monolith.table.store import Bags
 
 __all__ = ["ServedTables", "TableBags", "require_count"]
+
+_log = logging.getLogger(__name__)
 
 _POOLINGS = {"sum": _core.Pooling.SUM, "mean": _core.Pooling.MEAN, "sqrtn": _core.Pooling.SQRTN}
 
@@ -95,8 +99,34 @@ class ServedTables:
         self.on_new: Callable[[list[EmbeddingTable]], None] = lambda made: None
         """Called with tables that are made, before anybody can write to them."""
 
+    def reconfigure(self, tables: Iterable[DeclaredTable]) -> list[str]:
+        """Let the tables that are there use the hyperparameters of `tables`; all of them or, on an error, none.
+
+        Call it while nobody else changes a table.
+
+        Returns:
+            What has changed, for a person to read.
+        """
+        with self._lock:
+            other = [table for table in tables if self._declared.get(table.config.name, table) != table]
+            filters = [self._filter(table) for table in other]
+            for table, admission in zip(other, filters, strict=True):
+                self._tables[table.config.name].reconfigure(table.config, admission=admission)
+            changes = [text for table in other for text in _changes(self._declared[table.config.name], table)]
+            self._declared |= {table.config.name: table for table in other}
+        for text in changes:
+            _log.warning("%s: a worker has declared it so", text)
+        return changes
+
+    def differ(self, tables: Iterable[DeclaredTable]) -> bool:
+        """Whether some of `tables` are there with other settings."""
+        return any(self._declared.get(table.config.name, table) != table for table in tables)
+
     def declare(self, tables: Iterable[DeclaredTable]) -> None:
-        """Make the tables that are not there; all of them or, on an error, none."""
+        """Make the tables that are not there; all of them or, on an error, none.
+
+        Those that are there keep their settings; `ConfigError` if their rows do not fit.
+        """
         with self._lock:
             new = [table for table in tables if not self._is_there(table)]
             names = [table.config.name for table in new]
@@ -192,11 +222,40 @@ class ServedTables:
     def _is_there(self, table: DeclaredTable) -> bool:
         there = self._declared.get(table.config.name)
         if there is not None and there != table:
-            raise ConfigError(
-                f"table {table.config.name!r}: another worker has declared it differently: {_difference(there, table)}; "
-                "all workers need the same model"
-            )
+            self._require_fit(there, table)
         return there is not None
+
+    def _require_fit(self, there: DeclaredTable, table: DeclaredTable) -> None:
+        """Raise unless rows and counts of the table that is there can be used with the settings of `table`."""
+        name = table.config.name
+        fresh = EmbeddingTable(table.config.model_copy(update={"initial_capacity": 0}))
+        kept = ("seed", "mode", "unseen", "skip_zero_rows")
+        same = all(getattr(there.config, field) == getattr(table.config, field) for field in kept)
+        if not same or fresh.layout != self._tables[name].layout:
+            raise ConfigError(
+                f"table {name!r}: the server has it with other rows: {'; '.join(_changes(there, table))}. All workers need the "
+                "same model; one whose rows have changed needs a new model_dir, and RunConfig.restore_dir to fill it"
+            )
+        if (
+            there.admission is not None
+            and table.admission is not None
+            and not filters_fit(table.admission, there.admission)
+        ):
+            raise ConfigError(
+                f"table {name!r}: the server counts with the admission filter {there.admission!r}, which {table.admission!r} "
+                "cannot go on from; keep its capacity and kind"
+            )
+
+    def _filter(self, table: DeclaredTable) -> AdmissionFilter | None:
+        """The admission filter of a table that is there with the settings of `table`; it has the counts so far."""
+        self._require_fit(self._declared[table.config.name], table)
+        held = self._tables[table.config.name].admission
+        if table.admission is None or (held is not None and held.config == table.admission):
+            return None if table.admission is None else held
+        fresh = AdmissionFilter(table.admission)
+        if held is not None:
+            fresh.core.restore(held.core.serialize())
+        return fresh
 
     def _checked(self, apply: Apply, arrays: Sequence[np.ndarray]) -> list[_Update]:
         each = [2 if gradient.pooling == "none" else 3 for gradient in apply.tables]
@@ -276,7 +335,8 @@ def _require(name: str, array: np.ndarray, dtype: np.dtype, dimensions: int) -> 
         )
 
 
-def _difference(there: DeclaredTable, table: DeclaredTable) -> str:
-    old, new = there.config.model_dump(), table.config.model_dump()
-    names = [name for name in old if old[name] != new[name]]
-    return ", ".join(f"{name} was {old[name]!r}, is now {new[name]!r}" for name in names) or "its admission filter"
+def _changes(there: DeclaredTable, table: DeclaredTable) -> list[str]:
+    found = [f"table {table.config.name!r}: {text}" for text in changed_settings(there.config, table.config)]
+    if there.admission != table.admission:
+        found.append(f"table {table.config.name!r}: admission was {there.admission!r}, is now {table.admission!r}")
+    return found

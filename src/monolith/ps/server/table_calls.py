@@ -37,9 +37,13 @@ class TableCalls:
 
     def _declare_tables(self, frame: Frame) -> Answer:
         declare = message_of(messages.DeclareTables, frame)
+        changes: list[str] = []
+        if self._tables.differ(declare.tables):
+            with self._state.gate.closed(changes=True):
+                changes = self._tables.reconfigure(declare.tables)
         with self._state.gate.changing():
             self._tables.declare(declare.tables)
-        return Answer()
+        return json_answer(changes=changes)
 
     def _configs(self, frame: Frame) -> Answer:
         return Answer(text=messages.DeclareTables(tables=tuple(self._tables.declared())).model_dump_json())
