@@ -174,13 +174,19 @@ def test_clear_nn_starts_the_dense_parameters_of_servers_again(tmp_path: Path) -
     assert torch.equal(cluster.trainers[1].model.dense.bias, fresh.bias)
 
 
-def test_warm_start_gives_servers_the_weights_of_a_run_without_any(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = FeatureModel()
-    Trainer(model, adam(model), config=RunConfig(model_dir=str(tmp_path / "old"))).fit([BATCH] * 3)
-    cluster = folder(tmp_path / "new", num_workers=2, optimizer=sgd, warm_start_from=str(tmp_path / "old"))
-    cluster.settings["server"] = ServerConfig(restore_roots=(str(tmp_path / "old"),))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_warm_start_gives_servers_the_weights_of_another_run(tmp_path: Path, workers: int) -> None:
+    """Also if that was trained by another optimizer, without servers or on some."""
+    old = tmp_path / "old" / "run"
+    if workers:
+        model = run(folder(tmp_path / "old", num_workers=workers), 3, workers)[0].model
+    else:
+        torch.manual_seed(0)
+        model = FeatureModel()
+        Trainer(model, adam(model), config=RunConfig(model_dir=str(old))).fit([BATCH] * 3)
+    cluster = folder(tmp_path / "new", num_workers=2, optimizer=sgd, warm_start_from=str(old))
+    cluster.settings["server"] = ServerConfig(restore_roots=(str(old),))
     cluster.servers()
     for worker in [cluster.start("worker", index, []) for index in range(2)]:
         worker.result(SECONDS)
-    assert torch.equal(cluster.trainers[1].model.dense.bias, model.dense.bias)
+    assert torch.equal(cluster.trainers[1].model.dense.bias, model.dense.bias)  # type: ignore[union-attr]

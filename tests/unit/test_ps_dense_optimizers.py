@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -86,6 +87,17 @@ def train_both(store: ServerStore, make: Make, scheduler_of: MakeScheduler | Non
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_servers_make_the_steps_of_a_local_optimizer(store: ServerStore, make: Make) -> None:
     train_both(store, make)
+
+
+def test_a_rate_may_be_a_number_of_numpy_or_a_tensor(store: ServerStore) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    local = SGD(model.parameters(), lr=torch.tensor(1.0))
+    cached = CachedParameters(model, store, local)
+    for rate in (np.float32(0.5), torch.tensor(0.25)):
+        local.param_groups[0]["lr"] = rate
+        model.weight.grad = torch.ones(1, 1)
+        ServerOptimizer(cached).step()
+        assert cached.origin.settings()["weight"].current.settings["lr"] == float(rate)
 
 
 def test_muon_trains_matrices(store: ServerStore) -> None:

@@ -12,6 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -444,7 +445,7 @@ def _settings(group: Settings) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a hyperparameter is whatever an optimizer takes
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
         return value.item()
     if isinstance(value, list | tuple):
         return tuple(_plain(item) for item in value)

@@ -197,6 +197,7 @@ def _valid(key: str, kind: TypeAdapter[Any], value: object) -> Any:  # noqa: ANN
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a hyperparameter is whatever an optimizer takes
-    if isinstance(value, torch.Tensor):
+    if hasattr(value, "item"):
+        # A tensor or a number of NumPy, as of a schedule that computes with it.
         return value.item()
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value

@@ -57,7 +57,7 @@ def warm_start(trainer: Trainer, model_dir: str) -> None:
         raise InvalidArgumentError(
             f"RunConfig.warm_start_from: expected the model_dir of a saved run, got {model_dir!r}"
         )
-    _, dense, _, put_in_place = _read(trainer, find_restore_point(model_dir), only_fresh=True)
+    _, dense, _, put_in_place = _read(trainer, find_restore_point(model_dir), rows_only=True, only_fresh=True)
     put_in_place()
     trainer.model.load_state_dict(dict(dense.values))
     trainer.dense.install(OptimizerPlan(), only_fresh=True)
@@ -136,11 +136,12 @@ def _restore(trainer: Trainer, choice: RestoreChoice, *, only_fresh: bool) -> in
 
 
 def _read(
-    trainer: Trainer, point: RestorePoint, *, clear_nn: bool = False, only_fresh: bool
+    trainer: Trainer, point: RestorePoint, *, clear_nn: bool = False, rows_only: bool = False, only_fresh: bool
 ) -> tuple[dict[str, Any], DenseReport, RestoreReport, Callable[[], None]]:
     """Everything of `point`, checked against the model; the last answer puts its rows into the tables.
 
-    With `only_fresh`, servers that hold a state worth keeping are left alone.
+    With `only_fresh`, servers that hold a state worth keeping are left alone. With `rows_only` servers read no dense parameters:
+    they get those of the model, without the state of an optimizer.
     """
     config, served = trainer.config, served_stores(trainer.stores)
     with in_use(point.checkpoint or point.model_dir):
@@ -162,7 +163,7 @@ def _read(
         mine: RestoreChoices = {**choices, "only": [*own] if served else None}
         local, put_local = prepare_tables(point, own, **mine)
         put_served = prepare_stores(
-            served, _checkpoint_of(point, served), only_fresh=only_fresh, clear_nn=clear_nn, **choices
+            served, _checkpoint_of(point, served), only_fresh=only_fresh, clear_nn=clear_nn or rows_only, **choices
         )
 
     def put_in_place() -> None:
