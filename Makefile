@@ -12,7 +12,9 @@ WORKERS ?= 3
 ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+# What pip is doing, one line at a time: an installation of minutes must not look like one that hangs.
+SHOW := | sed -unE 's/^ *(Collecting [^ ]+|Building [^(]+|Installing collected packages).*/  \1 .../p; s/^ *(Building .* still running).*/  \1 .../p'
 PYTEST := $(BIN)/python -m pytest
 EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
 
@@ -21,7 +23,7 @@ EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/includ
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.extension ## Train, export and query a click model on ids that never collide, and write a report (under a minute)
+demo: $(VENV)/.package ## Train, export and query a click model on ids that never collide, and write a report (under a minute)
 	@$(BIN)/python examples/03_demo.py $(ARGS)
 
 test: check test-core servers ## Everything CI runs: check, test-core and the Python tests
@@ -58,7 +60,7 @@ bench: $(VENV)/.extension ## Measure the table, its peers and the memory limit i
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 clean: ## Remove build products
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/monolith/_core.pyi $(VENV)/.extension
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/monolith/_core.pyi $(VENV)/.package $(VENV)/.extension
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove build products, the virtual environment and downloaded servers
@@ -87,14 +89,21 @@ $(VENV)/.tools: constraints.txt
 	  { echo "Monolith needs Python 3.11 or newer, $(PYTHON) is older. Try: make PYTHON=python3.12"; exit 1; }
 	@echo "Creating $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --upgrade pip
-	@$(PIP) cmake ninja nanobind scikit-build-core 'grpcio-tools>=1.80,<1.86'
+	@$(PIP) --upgrade pip $(SHOW)
+	@$(PIP) cmake ninja nanobind scikit-build-core 'grpcio-tools>=1.80,<1.86' $(SHOW)
 	@touch $@
 
-# Editable, with the build tools of .venv instead of a fresh copy of them, so a rebuild compiles only what has changed.
-$(VENV)/.extension: $(VENV)/.tools $(VENV)/.modules pyproject.toml $(EXTENSION_SOURCES)
-	@echo "Building the extension and installing what is missing (the first time this takes minutes) ..."
-	@$(PIP) --no-build-isolation --config-settings=cmake.define.MONOLITH_WERROR=ON -e '.[dev]'
+# The package and what it needs to run. Editable, with the build tools of .venv instead of a fresh copy of them, so that a
+# rebuild compiles only what has changed.
+$(VENV)/.package: $(VENV)/.tools $(VENV)/.modules pyproject.toml $(EXTENSION_SOURCES)
+	@echo "Building the extension and installing what is missing (the first time this takes a minute or two) ..."
+	@$(PIP) --no-build-isolation --config-settings=cmake.define.MONOLITH_WERROR=ON -e . $(SHOW)
+	@touch $@
+
+# What developers use in addition: tests, linters, peers of the tests.
+$(VENV)/.extension: $(VENV)/.package
+	@echo "Installing the tools of developers ..."
+	@$(PIP) --no-build-isolation --config-settings=cmake.define.MONOLITH_WERROR=ON -e '.[dev]' $(SHOW)
 	@touch $@
 
 # An editable install knows modules by name: one that was moved is looked for where it was until the next install.
