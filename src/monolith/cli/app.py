@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -12,6 +11,7 @@ from typing import Annotated
 import typer
 
 from monolith.cli.signals import add_siguser1_handler
+from monolith.console_log import log_to_stderr
 from monolith.errors import (
     CheckpointMismatchError,
     ConfigError,
@@ -76,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
     for name in arguments[:1] if arguments and arguments[0] in _VERBS else _VERBS:
         _add(app, name)
     add_siguser1_handler()
-    _log_to_stderr()
+    log_to_stderr()
     try:
         typer.main.get_command(app)(args=list(arguments), prog_name="monolith")
     except SystemExit as ended:
@@ -85,12 +85,6 @@ def run(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command line speaks to a person
         return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)
     return 0
-
-
-def _log_to_stderr() -> None:
-    """Show what the project logs to whoever runs the command, and only warnings of other libraries."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("monolith").setLevel(logging.INFO)
 
 
 def _print_version(asked: bool) -> None:

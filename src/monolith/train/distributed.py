@@ -18,6 +18,7 @@ from monolith.cluster.role import DATA_ROLES, ServerType
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.zookeeper_coordination import ZKCoordination, ZKSession
 from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
+from monolith.console_log import log_to_stderr
 from monolith.errors import ConfigError, RunInterruptedError
 from monolith.features.batch import Batch
 from monolith.ps.benchmark import measure_servers
@@ -72,6 +73,8 @@ def distributed_train(
         WorkerLostError: in the chief, a worker did not finish its work and was not replaced.
         ServerLostError: in the chief, a server lost what it held, and `config` does not accept that.
     """
+    # Nobody sees what a process of many waits for unless it is said, and few scripts configure logging.
+    log_to_stderr()
     add_mpi_exception_hook()
     with beating(config.liveness.heartbeat_secs):
         config = _as_discovered(config, discovery)
