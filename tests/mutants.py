@@ -1,7 +1,7 @@
 """`make mutants`: change one thing in the code at a time, and see whether a test that runs the changed line fails.
 
 A sample of all possible changes is drawn with a seed. Each is made in a copy of the tree below build/mutants, and the tests that
-run its line, as coverage.py has recorded once, are run there: the most specific ones first, for about half a minute. A change
+run its line, as coverage.py has recorded once, are run there: the most specific ones first, for some seconds. A change
 that no test notices is a *survivor*: the code there could be wrong and nobody would know.
 """
 
@@ -34,7 +34,7 @@ TESTS = (
         for name in ("distributed_train", "ps_training", "scheduler_is_told", "worker_end", "worker_start")
     ),
 )
-MAX_TESTS, TEST_SECS, TIMEOUT_SECS = 60, 30.0, 75.0
+MAX_TESTS, MAX_FILES, TEST_SECS, TIMEOUT_SECS = 30, 6, 15.0, 60.0
 
 OPPOSITE: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -194,17 +194,18 @@ class LineMap:
     def _affordable(self, tests: list[str]) -> list[str]:
         chosen: list[str] = []
         of_function: Counter[str] = Counter()
+        files: set[str] = set()
         secs = 0.0
         for test in tests:
-            function = test.partition("[")[0]
-            cost = self._secs.get(test, 0.0)
+            file, function, cost = test.partition("::")[0], test.partition("[")[0], self._secs.get(test, 0.0)
             # A name with a backslash stands for a byte that cannot be written on a command line.
             if test in self._unusable or "\\" in test or of_function[function] == 3:
                 continue
-            if chosen and secs + cost > TEST_SECS:
+            if chosen and (secs + cost > TEST_SECS or len(files | {file}) > MAX_FILES):
                 continue
             chosen.append(test)
             of_function[function] += 1
+            files.add(file)
             secs += cost
         return chosen[:MAX_TESTS]
 
@@ -288,7 +289,7 @@ def main() -> None:
     parser.add_argument("--reuse", action="store_true", help="the copy and the record of the last run")
     given = parser.parse_args()
     # Each run of tests is a fork of this process: importing these takes longer than most tests.
-    for name in ("torch._dynamo", "numpy", "pydantic"):
+    for name in ("torch._dynamo", "fsspec", "grpc", "numpy", "pyarrow", "pydantic", "yaml"):
         importlib.import_module(name)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # taking back the change that is being tried
     if not given.reuse:
@@ -297,6 +298,9 @@ def main() -> None:
     files = [path for package in given.packages for path in sorted((sources / package).rglob("*.py"))]
     possible = [mutant for path in files for mutant in mutants_of(path)]
     drawn = random.Random(given.seed).sample(possible, min(given.sample, len(possible)))[given.skip :]
+    # A set-up in which every test fails would look like a perfect score.
+    if pytest_in(given.folder, ["-x", *next(filter(None, map(tests.tests_of, drawn)), [])]):
+        sys.exit(f"tests fail although nothing was changed, see {given.folder / 'pytest.log'}")
     outcomes: Counter[str] = Counter()
     began = time.monotonic()
     for mutant in drawn:

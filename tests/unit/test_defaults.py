@@ -15,7 +15,10 @@ from monolith import optim, table
 from monolith.checkpoint import PartialRecoverySaver, copy_file, copy_recursively
 from monolith.checkpoint.retention import CheckpointHistory
 from monolith.cluster import NodeAliveChecker, ZKServiceDiscovery, check_port
+from monolith.cluster.liveness import Liveness
 from monolith.config import Config
+from monolith.data.service import DataClientConfig
+from monolith.ps import ClientConfig, ServerConfig
 from monolith.train import ModelCheckpoints, RunConfig
 
 CALLABLES: dict[Callable[..., Any], dict[str, object]] = {
@@ -57,7 +60,19 @@ CONFIGS: dict[type[Config], dict[str, object]] = {
     table.Rmsprop: {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.0},
     table.RmspropV2: {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.0},
     table.Sgd: {"learning_rate": 0.01},
-    RunConfig: {"checkpoints_max_to_keep": 10, "keep_checkpoint_every_n_hours": 10000.0},
+    # Ours: the original has no leases, and its servers neither listen on one machine nor keep a log.
+    Liveness: {
+        "heartbeat_secs": 5.0, "lease_secs": 30.0, "hang_secs": 60.0, "restart_window_secs": 3600.0, "backoff_secs": 1.0,
+        "max_backoff_secs": 30.0, "jitter": 0.1, "grace_secs": 120.0,
+    },
+    ServerConfig: {
+        "host": "127.0.0.1", "max_message_bytes": 256 * 2**20, "max_streams": 256, "log_flush_secs": 0.0, "take_over": False,
+    },
+    ClientConfig: {"timeout": 30.0, "wire": "float32", "on_restart": "rejoin", "ordered": True, "max_streams": 4},
+    DataClientConfig: {"timeout": 30.0, "worker_timeout": 5.0},
+    RunConfig: {
+        "checkpoints_max_to_keep": 10, "keep_checkpoint_every_n_hours": 10000.0, "tide_start_minute": 0, "tide_end_minute": 0,
+    },
 }  # fmt: skip
 
 

@@ -33,6 +33,7 @@ def test_the_step_is_part_of_the_name(tmp_path: Path, padded: bool, name: str) -
     state = read_checkpoint_state(tmp_path)
     assert state is not None
     assert state.model_checkpoint_path == str(tmp_path / name)
+    assert saver.save(tmp_path / "first", global_step=0) == str(tmp_path / ("first-00000000" if padded else "first-0"))
     with pytest.raises(InvalidArgumentError, match="global_step"):
         saver.save(tmp_path / "ckpt", global_step=-1)
 
