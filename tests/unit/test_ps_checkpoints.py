@@ -42,7 +42,7 @@ from monolith.ps import (
     ServerStore,
 )
 from monolith.ps.client.remote_log import RemoteLog
-from monolith.ps.client.server_checkpoints import begin_server_saves, server_shards
+from monolith.ps.client.server_checkpoints import begin_server_saves, prepare_servers, server_shards
 from monolith.ps.messages import DeclaredTable
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.owned_buckets import OwnedBuckets
@@ -352,3 +352,18 @@ def test_a_checkpoint_of_other_tables_is_refused_with_the_reasons(tmp_path: Path
     wrong = pytest.raises(CheckpointMismatchError, match="has dim 3, saved with 2")
     with servers(tmp_path, 1, tables=[wider], first=3) as store, wrong:
         store.restore(tmp_path / "model.ckpt-1")
+
+
+def test_a_filter_of_another_size_is_reset_only_when_asked_for(tmp_path: Path) -> None:
+    def filtered(capacity: int) -> list[DeclaredTable]:
+        return [DeclaredTable(config=ITEM, admission=SlidingAdmission(capacity=capacity, default_threshold=1))]
+
+    with servers(tmp_path, 1, tables=filtered(1000)) as store:
+        train(store, 2)
+        store.save(tmp_path / "model.ckpt-1")
+        saved = values(store)
+    with servers(tmp_path, 1, tables=filtered(2000), first=10) as store:
+        with pytest.raises(CheckpointMismatchError, match="reset_admission"):
+            store.restore(tmp_path / "model.ckpt-1")
+        prepare_servers(store.links, tmp_path / "model.ckpt-1", reset_admission=True)()
+        assert values(store) == saved
