@@ -150,6 +150,25 @@ def test_another_rate_of_a_new_incarnation_takes_effect(tmp_path: Path, caplog: 
     assert "lr was declared as 0.1" in caplog.text
 
 
+class Halve(Hook):
+    """A schedule that the next incarnation of the job does not have: it must go on from where this has come."""
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        assert trainer.optimizer is not None
+        trainer.optimizer.param_groups[0]["lr"] = 0.05
+
+
+def test_a_rate_that_was_moved_continues_in_all_workers_of_a_new_incarnation(tmp_path: Path) -> None:
+    cluster = folder(tmp_path, num_workers=2)
+    cluster.servers()
+    started = [cluster.start("worker", index, [BATCH] * 3, [Halve()]) for index in range(2)]
+    for worker in started:
+        worker.result(SECONDS)
+    for trainer in run(folder(tmp_path, num_workers=2), 1, 2):
+        assert trainer.optimizer is not None
+        assert trainer.optimizer.param_groups[0]["lr"] == 0.05
+
+
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
