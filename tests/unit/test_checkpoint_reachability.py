@@ -16,6 +16,7 @@ from monolith.checkpoint import (
 )
 from monolith.checkpoint.reachability import Removed
 from monolith.log import ChangeLog, LogReader
+from monolith.log.segment_info import segment_name
 
 
 def segments(model_dir: Path) -> list[int]:
@@ -113,3 +114,23 @@ def test_a_manifest_that_cannot_be_read_stops_the_removal(tmp_path: Path) -> Non
 def test_a_remote_model_dir_has_nothing_to_share(tmp_path: Path) -> None:
     write_checkpoint(f"memory://{tmp_path.name}/model.ckpt-1", state={}, step=1)
     assert remove_unreachable(f"memory://{tmp_path.name}") == Removed()
+
+
+def test_what_is_left_of_a_checkpoint_with_a_lost_segment_stays_until_it_is_put_back(tmp_path: Path) -> None:
+    table = new_table()
+    with ChangeLog(tmp_path / "log", [table]) as log:
+        for step in range(1, 5):
+            train(table, range(step, step + 10), step=step)
+            log.commit(step=step)
+        write_checkpoint(tmp_path / "model.ckpt-4", state={}, step=4, tables=[table], log=log)
+        saved = rows_of(table)
+        train(table, range(50), step=5)
+        write_checkpoint(tmp_path / "model.ckpt-5", state={}, step=5, tables=[table], log=log, full=True)
+    lost = tmp_path / "log" / segment_name(2)
+    aside = lost.rename(tmp_path / "aside")
+    remove_unreachable(tmp_path)
+    assert segments(tmp_path)[:3] == [1, 3, 4]
+    aside.rename(lost)
+    copy = new_table()
+    restore_tables(tmp_path / "model.ckpt-4", [copy])
+    assert rows_of(copy) == saved

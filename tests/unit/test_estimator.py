@@ -16,7 +16,7 @@ from monolith.features import Feature
 from monolith.features.batch import Batch
 from monolith.nn import EmbeddingCollection
 from monolith.table import Adagrad, Zeros
-from monolith.train import Estimator, Head, RunConfig, StepResult, Trainer
+from monolith.train import Estimator, Head, RunConfig, RunnerConfig, StepResult, Trainer
 from monolith.train.hooks import Hook
 from training import ClickModel, Stream, assert_same, batch_of, everything
 
@@ -315,3 +315,23 @@ def test_what_is_missing_is_said() -> None:
         Estimator(ClickModel(), RunConfig(model_dir="unused")).export_saved_model()
     with pytest.raises(InvalidArgumentError, match="there is no model_dir"):
         Estimator(ClickModel()).export_saved_model(example=batch_of(0))
+
+
+@pytest.mark.parametrize("limits", [{"steps": 3}, {"max_steps": 5}, {}])
+def test_a_run_over_several_processes_gets_all_that_train_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
+    runner = RunnerConfig(num_ps=1, num_workers=2, discovery_type="file", discovery_folder=str(tmp_path / "found"))
+    estimator = Estimator(WithData(), RunConfig(model_dir=str(tmp_path)), runner=runner)
+    data, hook = Stream(4), Hook()
+    given: dict[str, Any] = {}
+
+    def distributed_train(trainer: Trainer, source: Any, config: RunnerConfig, discovery: object, **more: Any) -> int:  # noqa: ANN401
+        given.update(more, trainer=trainer, source=source(), config=config)
+        return 7
+
+    monkeypatch.setattr("monolith.train.distributed.distributed_train", distributed_train)
+    assert estimator.train(data, hooks=[hook], **limits) == 7
+    assert (given["trainer"], given["source"], given["config"]) == (estimator.trainer, data, estimator.runner)
+    assert {"steps": given["steps"], "max_steps": given["max_steps"]} == {"steps": None, "max_steps": None} | limits
+    assert hook in given["hooks"]
