@@ -197,7 +197,8 @@ def _explain(model: type[BaseModel], error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             lines.append(f"{where}: unknown field; {_where_it_belongs(_owner(model, problem['loc'][:-1]), path[-1])}")
         elif problem["type"] in _NOT_AN_OBJECT and (kinds := _config_classes(model, problem["loc"])):
-            lines.append(f"{where}: expected {_nearest_class(kinds, problem['input'])}; got {problem['input']!r}")
+            expected = _nearest_class(kinds, problem["input"])
+            lines.append(f"{where}: expected {expected}{_shown(model, path, problem['input'])}")
         else:
             message = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{where}: {message[:1].lower()}{message[1:]}{_shown(model, path, problem['input'])}")

@@ -14,7 +14,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.serve import program as program_module
-from monolith.serve.budget import measure
+from monolith.serve.budget import known_cost, measure, tensors_in
 from monolith.serve.operators import ALLOWED, name_of, resolve
 from monolith.serve.program import DenseProgram
 
@@ -298,6 +298,28 @@ def test_what_an_operator_consists_of_is_measured_too() -> None:
     operands = [torch.ones(256), torch.ones(256), torch.ones(256, 256)]
     hidden, _ = measure(torch.ops.aten.einsum.default, ["a,b,ab->", operands], {})
     assert hidden >= 256 * 256 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("aten.add.Tensor", [torch.ones(300, 1), torch.ones(200)]),
+        ("aten.where.self", [torch.ones(5, 1, 1) > 0, torch.ones(7, 1), torch.ones(())]),
+        ("aten.lerp.Tensor", [torch.ones(1), torch.ones(5), torch.ones(4, 1)]),
+        ("aten.layer_norm.default", [torch.ones(30, 20), [20], torch.ones(20), torch.ones(20)]),
+        ("aten.rms_norm.default", [torch.ones(30, 20), [20], torch.ones(20)]),
+        ("aten.group_norm.default", [torch.ones(30, 20), 4, torch.ones(20), torch.ones(20)]),
+        ("aten.cat.default", [[torch.ones(30, 20), torch.ones(5, 20)]]),
+        ("aten.linear.default", [torch.ones(9, 8, 16), torch.ones(32, 16), torch.ones(32)]),
+    ],
+)
+def test_what_is_known_of_an_operator_is_no_less_than_its_result(name: str, args: list[Any]) -> None:
+    result = resolve(name)(*args)
+    assert isinstance(result, Tensor)
+    known = known_cost(name.split(".")[1], list(tensors_in(args)))
+    assert known is not None
+    assert known[0] >= result.nbytes
+    assert known[1] >= result.numel()
 
 
 def test_export_names_the_module_that_cannot_be_exported() -> None:

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monolith.errors import InvalidArgumentError
+from monolith.serve.operators import POINTWISE
 
-__all__ = ["Budget", "Cost", "measure", "tensors_in"]
+__all__ = ["Budget", "Cost", "known_cost", "measure", "tensors_in"]
 
 FREE_BYTES, BYTES_PER_BYTE = 2**30, 64
 """Memory that a run may hold at a time: a fixed amount, and so much for each byte of its inputs and weights."""
@@ -27,6 +28,11 @@ FREE_WORK, WORK_PER_ELEMENT = 2**36, 2**16
 Cost = tuple[int, int]
 """Bytes of everything that an operator makes, and its work."""
 
+_LIKE_THE_FIRST = {
+    *("_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "group_norm", "instance_norm", "layer_norm"),
+    *("native_layer_norm", "rms_norm", "prelu"),
+}
+_JOINED = {"cat", "concat", "concatenate", "stack", "hstack"}
 _PRODUCTS = {"addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "dot", "mm", "mv", "vdot", "_cdist_forward"}
 
 
@@ -62,6 +68,36 @@ class Budget:
     def give_back(self, size: int) -> None:
         """Let `size` bytes be used again, which nobody needs any more."""
         self._bytes = min(self._allowed, self._bytes + size)
+
+
+def known_cost(name: str, tensors: Sequence[Tensor]) -> Cost | None:
+    """Bound the cost of the most frequent operators without running them on "meta"; None for all others.
+
+    Example:
+        >>> known_cost("linear", [torch.ones(8, 16), torch.ones(32, 16)])
+        (2048, 4096)
+    """
+    if name in POINTWISE:
+        elements = _broadcast([tensor.shape for tensor in tensors])
+        return 8 * elements, elements * len(tensors)
+    if name in _LIKE_THE_FIRST:
+        elements = tensors[0].numel()
+        return 24 * elements, 16 * elements
+    if name in _JOINED:
+        elements = sum(tensor.numel() for tensor in tensors)
+        return 8 * elements, elements
+    if name == "linear" and tensors[1].ndim == 2 and tensors[0].ndim:
+        outputs = tensors[1].shape[0]
+        return 8 * outputs * (tensors[0].numel() // max(1, tensors[0].shape[-1])), outputs * tensors[0].numel()
+    return None
+
+
+def _broadcast(shapes: Sequence[Sequence[int]]) -> int:
+    """At least as many elements as tensors of these shapes broadcast to."""
+    elements = 1
+    for place in range(1, 1 + max(map(len, shapes))):
+        elements *= max(shape[-place] for shape in shapes if len(shape) >= place)
+    return elements
 
 
 def measure(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> Cost:

@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 
 from monolith.errors import CorruptFileError
 
-__all__ = ["ALLOWED", "is_on_sizes", "name_of", "resolve"]
+__all__ = ["ALLOWED", "POINTWISE", "is_on_sizes", "name_of", "resolve"]
 
 # A name stands for the overload `default`; others follow a colon.
 _POINTWISE = """
@@ -93,6 +93,8 @@ def _overloads() -> Iterator[str]:
             yield f"aten.{name}.{overload}"
 
 
+POINTWISE: frozenset[str] = frozenset(entry.partition(":")[0] for entry in _POINTWISE.split())
+"""Operators, by name without overload, whose result has the shape that their tensors broadcast to."""
 ALLOWED: frozenset[str] = frozenset(_overloads())
 """The ATen operators that a program may use, as "aten.add.Tensor"."""
 

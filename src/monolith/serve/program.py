@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch.export.graph_signature import InputKind, OutputKind
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
-from monolith.serve.budget import Budget, Cost, measure, tensors_in
+from monolith.serve.budget import Budget, Cost, known_cost, measure, tensors_in
 from monolith.serve.operator_guards import GUARDS
 from monolith.serve.operators import is_on_sizes, name_of, resolve
 
@@ -94,7 +94,9 @@ class DenseProgram:
         shapes = tuple(varying if tensor.ndim else None for tensor in example.values())
         try:
             # Without gradients: a no_grad block inside the model would otherwise become a region of its own.
-            with torch.no_grad():
+            with torch.no_grad(), warnings.catch_warnings():
+                # Of nn.LSTM and its like, which list their weights again each time.
+                warnings.filterwarnings("ignore", message=r"The tensor attributes? self\..*_flat_weights")
                 exported = torch.export.export(module, tuple(example.values()), dynamic_shapes=_shapes(module, shapes))
         except InvalidArgumentError:
             raise
@@ -147,7 +149,8 @@ class _Step:
         self._function = resolve(self.operator)
         self._guard = GUARDS.get(self.operator)
         self._is_measured = not is_on_sizes(self.operator)
-        self._grows = self.operator.split(".")[1] in _GROWS
+        self._packet = self.operator.split(".")[1]
+        self._grows = self._packet in _GROWS
         self._costs: dict[object, Cost] = {}
         self.args = [_decode(argument, known) for argument in step["args"]]
         self.kwargs = {key: _decode(argument, known) for key, argument in step["kwargs"].items()}
@@ -183,6 +186,9 @@ class _Step:
         together = math.prod(max(1, tensor.numel()) for tensor in tensors)
         if not self._grows and not hidden and (len(tensors) <= 1 or together <= _SMALL):
             return 8 * together, together
+        known = None if self._grows or hidden else known_cost(self._packet, tensors)
+        if known is not None:
+            return known
         key = _shape_key([args, list(kwargs.values())])
         cost = self._costs.get(key)
         if cost is None:
