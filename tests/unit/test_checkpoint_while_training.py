@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -151,3 +152,20 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(tmp_path:
     copy = new_table()
     restore_tables(tmp_path / "model.ckpt-30", [copy])
     assert rows_of(copy) == rows_of(restarted) == oracle(30)
+
+
+def test_a_checkpoint_takes_the_share_of_a_processor_that_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, shares = new_table(), list[float]()
+    with ChangeLog(tmp_path / "log", [table]) as log:
+        commit = log.commit_in_background
+
+        def noted(*, share: float = 1.0, **given: Any) -> Any:  # noqa: ANN401
+            shares.append(share)
+            return commit(share=share, **given)
+
+        monkeypatch.setattr(log, "commit_in_background", noted)
+        train(table, range(10))
+        begin_checkpoint(tmp_path / "model.ckpt-1", state={}, step=1, tables=[table], log=log, share=0.25).finish()
+    assert shares == [0.25]

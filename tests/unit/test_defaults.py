@@ -71,7 +71,11 @@ CONFIGS: dict[type[Config], dict[str, object]] = {
     ClientConfig: {"timeout": 30.0, "wire": "float32", "on_restart": "rejoin", "ordered": True, "max_streams": 4},
     DataClientConfig: {"timeout": 30.0, "worker_timeout": 5.0},
     RunConfig: {
-        "checkpoints_max_to_keep": 10, "keep_checkpoint_every_n_hours": 10000.0, "tide_start_minute": 0, "tide_end_minute": 0,
+        "checkpoints_max_to_keep": 10, "keep_checkpoint_every_n_hours": 10000.0, "save_share": 0.1, "tide_start_minute": 0,
+        "tide_end_minute": 0, "ignore_save_errors": False, "allow_new_tables": False, "allow_new_segments": False,
+        "resume_data": True, "epochs": 1, "clip_norm": 1000.0, "clip_type": "global_norm", "dense_weight_decay": 0.0,
+        "embedding_prefetch_capacity": 0, "enable_embedding_postpush": False, "log_step_count_steps": 100,
+        "save_summary_steps": 100, "deep_insight_sample_ratio": 0.01, "stop_on_nan": True,
     },
 }  # fmt: skip
 
