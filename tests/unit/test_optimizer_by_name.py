@@ -134,3 +134,9 @@ def test_nothing_is_said_when_nothing_changed(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.INFO):
         ModelCheckpoints(tmp_path, second := two_layers("a", "b"), sgd([*second.parameters()])).restore()
     assert "optimizer" not in caplog.text
+
+
+def test_a_parameter_that_is_not_saved_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, other = two_layers("a"), nn.Parameter(torch.zeros(1))
+    ModelCheckpoints(tmp_path, model, sgd([*model.parameters(), other])).restore()
+    assert "optimizer: 1 of its parameters are not in the model: their values are not saved" in caplog.text

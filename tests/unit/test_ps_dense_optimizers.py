@@ -150,6 +150,12 @@ def test_a_parameter_that_the_optimizer_does_not_have_stays(store: ServerStore) 
     assert (now["weight"].item(), now["bias"].item()) == (before, model.bias.item() - 1)
 
 
+def test_a_parameter_that_is_not_on_servers_is_refused(store: ServerStore) -> None:
+    model, other = nn.Linear(1, 1), nn.Parameter(torch.zeros(1))
+    with pytest.raises(ConfigError, match="1 of its parameters are not in the Linear"):
+        CachedParameters(model, store, SGD([*model.parameters(), other], lr=1.0))
+
+
 def test_a_scheduler_does_not_take_the_steps_on_servers_for_missing(
     store: ServerStore, recwarn: pytest.WarningsRecorder
 ) -> None:

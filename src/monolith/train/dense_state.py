@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
 
 __all__ = ["DenseState"]
+
+_log = logging.getLogger(__name__)
 
 _FORGOTTEN = (
     "optimizer: it has a scheduler that is not saved with it. Rates continue where they were, but the scheduler counts from its "
@@ -68,9 +71,19 @@ class DenseState:
 
     def declare(self) -> None:
         """Take the hyperparameters as they are now for those that the code declares. Only the first call does."""
-        if not self._is_declared:
-            self._is_declared = True
-            self._take()
+        if self._is_declared:
+            return
+        self._is_declared = True
+        self._take()
+        known = parameter_names(self._trainer.model)
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        missing = sum(id(parameter) not in known for group in groups for parameter in group["params"])
+        if missing and self._trainer.config.model_dir is not None:
+            _log.warning(
+                "optimizer: %d of its parameters are not in the model: their values are not saved, and their optimizer state is "
+                "restored by position; make them part of the model",
+                missing,
+            )
 
     def _take(self) -> None:
         optimizer, scheduler = self.optimizer, self._trainer.scheduler

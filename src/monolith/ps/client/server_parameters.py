@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from monolith.checkpoint.optimizer_state import declared_settings
-from monolith.errors import InvalidArgumentError
+from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.process_bound import WorkerThreads
 from monolith.ps import messages
 from monolith.ps.client.dense_routes import DensePart, DenseRoutes
@@ -235,6 +235,12 @@ class CachedParameters:
         self._parameters = dict(module.named_parameters())
         self.optimizer = optimizer
         """That of the code: its groups have the hyperparameters."""
+        held = {id(parameter) for parameter in self._parameters.values()}
+        if missing := sum(id(p) not in held for one in optimizer.param_groups for p in one["params"]):
+            raise ConfigError(
+                f"optimizer: {missing} of its parameters are not in the {type(module).__name__} that is placed on servers, so "
+                "that nobody would train them; make them part of it"
+            )
         now = group_optimizers(optimizer)
         self._declared = first = group_optimizers(optimizer, declared or declared_settings(optimizer))
         # Parameters that nothing trains are on servers too, so that all workers have the same.
