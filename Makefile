@@ -18,7 +18,7 @@ SHOW := | sed -unE 's/^ *(Collecting [^ ]+|Building [^(]+|Installing collected p
 PYTEST := $(BIN)/python -m pytest
 EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
 
-.PHONY: FORCE help demo test check format test-core test-python test-slow mutants servers bench clean distclean
+.PHONY: FORCE help demo test check format test-core test-python test-slow fuzz mutants servers bench clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -45,8 +45,11 @@ test-core: $(VENV)/.tools ## C++ tests under ASan + UBSan, then under TSan
 test-python: $(VENV)/.extension servers ## The Python tests alone; ARGS goes to pytest, as in ARGS="-k save"
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-slow: $(VENV)/.extension ## Long campaigns: soak, crash and corruption runs
+test-slow: $(VENV)/.extension fuzz ## Long campaigns: soak, crash and corruption runs, fuzzing
 	$(PYTEST) -m slow $(ARGS)
+
+fuzz: $(VENV)/.tools ## Explore the fuzz targets of the core for FUZZ_SECONDS each: with libFuzzer if there is a clang++, else a simple mutator
+	$(call fuzz_core,build/fuzz,$(if $(CLANG),CXX=$(CLANG),),$(if $(CLANG),-DMONOLITH_FUZZ=ON,-DMONOLITH_TESTS=ON))
 
 mutants: $(VENV)/.extension ## Change the code at random and see whether tests notice; ARGS="--sample 50 --seed 3 ps" for another draw
 	@$(PIP) coverage pytest-cov
@@ -81,6 +84,21 @@ comma := ,
 
 # TSan cannot place its shadow memory where the kernel randomises addresses widely, so randomisation is off for it.
 FIXED_ADDRESSES = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
+
+# New inputs are kept in build/fuzz/corpus. One that fails is written to build/fuzz/: add it to core/fuzz/corpus with the fix.
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS := table_file framing record_parser admission
+CLANG := $(shell command -v clang++)
+define fuzz_core # $(1) = build folder, $(2) = compiler, $(3) = kind of build
+$(2) $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING \
+  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" -DMONOLITH_SANITIZE='address,undefined' \
+  -DMONOLITH_PYTHON=OFF -DMONOLITH_WERROR=ON $(3)
+$(BIN)/cmake --build $(1) --target $(addprefix monolith_fuzz_,$(FUZZ_TARGETS))
+cd $(1) && for target in $(FUZZ_TARGETS); do mkdir -p corpus/$$target; \
+  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 core/monolith_fuzz_$$target \
+  $(if $(CLANG),-max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=4096 -max_len=4096 -artifact_prefix=$$target- \
+    -verbosity=0 -print_final_stats=1 corpus/$$target,--seconds $(FUZZ_SECONDS)) $(abspath core/fuzz/corpus)/$$target || exit 1; done
+endef
 
 # --- Virtual environment -------------------------------------------------------------------------------------------------
 

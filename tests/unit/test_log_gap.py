@@ -23,7 +23,7 @@ from monolith.checkpoint import (
 from monolith.cli import main
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.log import ChangeLog, LogReader, prune
-from monolith.log.head import HEAD
+from monolith.log.head import HEAD, Head, HeadWriter, read_head
 from monolith.log.segment_info import segment_name
 from monolith.ps import ParameterServer, ServerConfig
 from monolith.train import RunConfig
@@ -214,25 +214,37 @@ def test_a_crash_before_the_head_was_written_is_no_gap(tmp_path: Path) -> None:
         log.commit(step=7, dense={})
     head.write_bytes(before)
     assert find_restore_point(tmp_path).step == 7
-    torn = bytearray(before)
-    newer = max((0, 512), key=lambda slot: torn[slot + 8])
-    torn[newer : newer + 512] = bytes(512)
-    head.write_bytes(torn)
+    head.write_bytes(bytes(1024))  # nothing of it had reached the disk
     assert find_restore_point(tmp_path).step == 7
 
 
-def test_a_torn_head_still_names_the_segment_before(tmp_path: Path) -> None:
-    a_run(tmp_path)
-    head = tmp_path / "log" / HEAD
-    data = bytearray(head.read_bytes())
+def test_a_torn_head_still_names_the_segment_synced_last(tmp_path: Path) -> None:
+    now = [0.0]
+    writer = HeadWriter(tmp_path, clock=lambda: now[0])
+    for sequence, seconds in ((1, 0.0), (2, 0.4), (3, 0.9), (4, 1.0), (5, 1.1), (6, 1.2)):
+        now[0] = seconds
+        writer.write(Head(sequence, 9))
+        assert read_head(tmp_path) == Head(sequence, 9), "every write is seen at once"
+    data = bytearray((tmp_path / HEAD).read_bytes())
     newer = max((0, 512), key=lambda slot: data[slot + 8])
-    data[newer : newer + 512] = bytes(512)
-    head.write_bytes(data)
-    for lost in (COMMITS, COMMITS - 1):
-        assert LogReader(tmp_path / "log").committed() == COMMITS - 1
-        segment(tmp_path, lost).unlink()
-    with pytest.raises(LogGapError, match=segment_name(COMMITS - 1)):
-        find_restore_point(tmp_path)
+    data[newer : newer + 512] = bytes(512)  # a power cut
+    (tmp_path / HEAD).write_bytes(data)
+    assert read_head(tmp_path) == Head(4, 9)
+    with HeadWriter(tmp_path) as again:
+        again.write(Head(7, 9))
+    assert read_head(tmp_path) == Head(7, 9)
+
+
+def test_the_head_is_synced_once_a_second_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fdatasync", synced.append)
+    now = [0.0]
+    with HeadWriter(tmp_path, clock=lambda: now[0]) as writer:
+        for sequence in range(1, 26):
+            writer.write(Head(sequence, 0))
+            now[0] += 0.1
+        assert len(synced) == 3
+    assert len(synced) == 4
 
 
 def test_an_altered_head_is_refused(tmp_path: Path) -> None:

@@ -211,8 +211,10 @@ class ChangeLog:
         if self._thread is not None:
             self._thread.shutdown()
         with self._one_commit:
-            self._head.close()
-            self._lock.release()
+            try:
+                self._head.close()
+            finally:
+                self._lock.release()
 
     def __enter__(self) -> ChangeLog:
         return self

@@ -1,0 +1,164 @@
+// Writes the first inputs of each target into a folder, as valid files and records; libFuzzer finds the rest of a corpus from there.
+// They are in corpus/ already: this is how they were made.
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "fuzz.h"
+#include "monolith/admission.h"
+#include "monolith/framing.h"
+#include "monolith/table_file.h"
+
+namespace {
+
+using namespace monolith;
+
+void write(const std::filesystem::path& path, const Bytes& bytes) {
+  std::filesystem::create_directories(path.parent_path());
+  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+}
+
+template <typename T>
+void put(Bytes& out, T value) {
+  std::uint8_t raw[sizeof value];
+  std::memcpy(raw, &value, sizeof value);
+  out.insert(out.end(), raw, raw + sizeof value);
+}
+
+struct Message {
+  Bytes bytes;
+
+  Message& varint(std::uint64_t value) {
+    for (; value >= 0x80; value >>= 7) bytes.push_back(static_cast<std::uint8_t>(value | 0x80));
+    bytes.push_back(static_cast<std::uint8_t>(value));
+    return *this;
+  }
+  Message& number(std::uint32_t field, std::uint64_t value) { return varint(field << 3).varint(value); }
+  Message& data(std::uint32_t field, const Bytes& value) {
+    varint(field << 3 | 2).varint(value.size());
+    bytes.insert(bytes.end(), value.begin(), value.end());
+    return *this;
+  }
+  Message& text(std::uint32_t field, const std::string& value) { return data(field, Bytes(value.begin(), value.end())); }
+};
+
+Bytes named(const std::string& name, const Bytes& feature) { return Message().text(1, name).data(2, feature).bytes; }
+Bytes list(const Bytes& packed, std::uint32_t field) { return Message().data(field, Message().data(1, packed).bytes).bytes; }
+
+void table_files(const std::filesystem::path& folder) {
+  for (const int rows : {0, 1, 20}) {
+    Table table(fuzz::table_config());
+    std::vector<std::int64_t> ids;
+    for (int i = 0; i < rows; ++i) ids.push_back(i * 1000003);
+    const std::vector<float> gradients(ids.size() * 5, 0.5f);
+    const float rates[] = {0.1f, 0.1f};
+    UpdateOptions options;
+    options.learning_rates = rates;
+    options.event_time = 9;
+    table.apply_gradients(ids, gradients.data(), options);
+    std::filesystem::create_directories(folder);
+    const std::string path = (folder / ("rows-" + std::to_string(rows))).string();
+    save_table(table, path, "{}", false);
+  }
+}
+
+void streams(const std::filesystem::path& folder) {
+  Bytes tfrecord{1, 20, 0};
+  for (const std::string text : {"one", "", "three three"}) {
+    const std::size_t start = tfrecord.size();
+    put<std::uint64_t>(tfrecord, text.size());
+    put(tfrecord, masked_crc32c(tfrecord.data() + start, 8));
+    tfrecord.insert(tfrecord.end(), text.begin(), text.end());
+    put(tfrecord, masked_crc32c(text.data(), text.size()));
+  }
+  write(folder / "tfrecord", tfrecord);
+  for (const unsigned flags : {0u, 2u, 4u, 8u, 12u, 16u, 28u}) {
+    Bytes records{static_cast<std::uint8_t>(flags), 30, 0};
+    for (int i = 0; i < 3; ++i) {
+      if (flags & 2) put<std::uint64_t>(records, 0x1234 << 8);
+      if (flags & 4) put<std::uint64_t>(records, 0), put<std::uint64_t>(records, 5);
+      if (flags & 8) put<std::uint64_t>(records, 2), put<std::uint16_t>(records, 0x4142);
+      if (flags & 16) put<std::uint64_t>(records, 99);
+      put<std::uint64_t>(records, 4);
+      put<std::uint32_t>(records, 0x64636261);
+    }
+    write(folder / ("records-" + std::to_string(flags)), records);
+  }
+}
+
+void records(const std::filesystem::path& folder) {
+  const Bytes ids{1, 2, 0x80, 1};
+  const Bytes floats{0, 0, 0x80, 0x3f, 0, 0, 0, 0x40};
+  const auto column = [](const std::string& name, const Bytes& one, bool shared) {
+    Message message;
+    message.text(1, name).data(2, one);
+    return shared ? message.number(3, 1).bytes : message.data(2, one).bytes;
+  };
+  const Bytes line = Message().number(2, 77).bytes;
+  const Bytes payloads[] = {
+      Message()
+          .data(1, Message()
+                       .data(1, named("ids", list(ids, 3)))
+                       .data(1, named("pair", list(floats, 2)))
+                       .data(1, named("name", list({'x', 'y'}, 1)))
+                       .data(1, named("tags", list({'z'}, 1)))
+                       .bytes)
+          .bytes,
+      Message()
+          .data(1, named("ids", list(ids, 5)))
+          .data(1, named("pair", list(floats, 3)))
+          .data(1, named("name", list({'x'}, 6)))
+          .data(1, named("tags", list({'z'}, 6)))
+          .data(3, line)
+          .bytes,
+      Message()
+          .data(1, column("ids", list(ids, 5), false))
+          .data(1, column("pair", list(floats, 3), true))
+          .data(1, column("tags", list({'z'}, 6), false))
+          .data(1, column("__LABEL__", list(floats, 3), true))
+          .number(3, 2)
+          .bytes,
+      Message()
+          .data(1, {1, 0, 0, 0, 0, 0, 0xc0, 0})
+          .data(9, Message().text(1, "ids").data(4, ids).bytes)
+          .data(9, Message().text(1, "pair").data(3, floats).bytes)
+          .data(9, Message().text(1, "tags").text(5, "z").text(5, "").bytes)
+          .bytes};
+  for (unsigned format = 0; format < 4; ++format) {
+    for (const unsigned more : {0u, 4u, 8u, 12u}) {
+      Bytes input{static_cast<std::uint8_t>(format | more), 3};
+      for (int i = 0; i < 3; ++i) {
+        put(input, static_cast<std::uint16_t>(payloads[format].size()));
+        input.insert(input.end(), payloads[format].begin(), payloads[format].end());
+      }
+      write(folder / ("format-" + std::to_string(format) + "-" + std::to_string(more)), input);
+    }
+  }
+}
+
+void filters(const std::filesystem::path& folder) {
+  SlidingFilter sliding(300, 5, SlotThresholds(3));
+  ProbabilisticFilter probabilistic(true, 7, SlotThresholds(3));
+  for (const int adds : {0, 1, 100, 1000}) {
+    for (int i = 0; i < adds; ++i) sliding.admit(i * 7 % 90, 1), probabilistic.admit(i, 1);
+    int kind = 1;
+    for (const AdmissionFilter* filter : {static_cast<AdmissionFilter*>(&sliding), static_cast<AdmissionFilter*>(&probabilistic)}) {
+      Bytes input{static_cast<std::uint8_t>(kind)};
+      for (const std::byte byte : filter->serialize()) input.push_back(static_cast<std::uint8_t>(byte));
+      write(folder / (std::to_string(kind--) + "-" + std::to_string(adds)), input);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  const std::filesystem::path folder = argv[1];
+  table_files(folder / "table_file");
+  streams(folder / "framing");
+  records(folder / "record_parser");
+  filters(folder / "admission");
+  return 0;
+}
