@@ -12,6 +12,7 @@ from monolith.errors import DeadlineExceededError, RunInterruptedError, StalePus
 from monolith.ps import ServerStore
 from monolith.train import StepResult, Trainer
 from monolith.train.hooks import Hook
+from real_servers import until
 
 SECONDS = 120
 
@@ -93,9 +94,10 @@ def test_a_worker_that_is_asked_to_stop_has_not_finished(tmp_path: Path) -> None
         def after_step(self, trainer: Trainer, result: StepResult) -> None:
             trainer.interrupt("received SIGTERM")
 
-    chief = cluster.start("worker", 0, [BATCH])
+    chief, look = cluster.start("worker", 0, [BATCH]), Look()
     with pytest.raises(RunInterruptedError, match=r"worker 1 stopped at step .* its work was done: received SIGTERM"):
-        cluster.start("worker", 1, [BATCH] * 2, [Interrupt()]).result(SECONDS)
+        cluster.start("worker", 1, [BATCH] * 2, [Interrupt(), look]).result(SECONDS)
+    assert phases(look.address)[1] == "running"
     assert not chief.done()
     cluster.start("worker", 1, [BATCH]).result(SECONDS)
     chief.result(SECONDS)
@@ -123,4 +125,27 @@ def test_a_chief_that_is_supervised_leaves_the_servers_to_its_launcher(tmp_path:
     cluster.start("worker", 0, [BATCH]).result(SECONDS)
     assert not server.done()
     Cluster(tmp_path, num_ps=1, num_workers=1).start("worker", 0, [BATCH]).result(SECONDS)
+    assert server.result(SECONDS) == 0
+
+
+def test_who_finished_the_launch_before_is_waited_for_again(tmp_path: Path) -> None:
+    """Servers under a launcher are not told that a run has ended, and remember who has finished it."""
+    first = Cluster(tmp_path, num_ps=1, num_workers=2, supervised=True, uuid="monday")
+    (server,) = first.servers()
+    for worker in [first.start("worker", index, [BATCH]) for index in range(2)]:
+        worker.result(SECONDS)
+    again = Cluster(tmp_path, num_ps=1, num_workers=2, uuid="tuesday", start_timeout_secs=0.0)
+    known: list[dict[int, str]] = []
+
+    class Known(Hook):
+        def after_step(self, trainer: Trainer, result: StepResult) -> None:
+            (store,) = trainer.stores
+            assert isinstance(store, ServerStore)
+            known.append(phases(store.addresses[0]))
+
+    chief = again.start("worker", 0, [BATCH], [Known()])
+    until(lambda: known)
+    assert known == [{0: "running"}]
+    again.start("worker", 1, [BATCH]).result(SECONDS)
+    chief.result(SECONDS)
     assert server.result(SECONDS) == 0

@@ -32,7 +32,7 @@ class Clicks(nn.Module):
 
 @contextmanager
 def servers(folder: Path, *numbers: int) -> Iterator[list[ParameterServer]]:
-    """Two servers; another number is a server on another disk."""
+    """By default two servers; another number is a server on another disk."""
     with ExitStack() as stack:
         configs = [ServerConfig(folder=folder / "ps" / str(n)) for n in numbers or (0, 1)]
         yield [stack.enter_context(ParameterServer(config)) for config in configs]
@@ -114,3 +114,11 @@ def test_a_run_that_has_trained_notices_that_all_servers_are_empty(tmp_path: Pat
                 collection.use_store(empty.stores[0])
             with pytest.raises(ServerLostError):
                 run.fit(clicks(), steps=1)
+
+
+def test_a_server_that_was_added_has_nothing_to_lose(tmp_path: Path) -> None:
+    train(tmp_path, epoch=1, steps=1)
+    with servers(tmp_path) as group, trainer(group, tmp_path, 2) as run:
+        run.restore(training=True)
+        run.train_step(next(iter(clicks())))
+    assert train(tmp_path, 0, 1, 2, epoch=3, steps=1) >= 2
