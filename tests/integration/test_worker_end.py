@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster_threads import BATCH, Cluster, phases
+from monolith.cluster import HostServiceDiscovery
 from monolith.cluster.liveness import Liveness
 from monolith.errors import DeadlineExceededError, RunInterruptedError, StalePushError, WorkerLostError
 from monolith.ps import ServerStore
@@ -134,6 +135,10 @@ def test_who_finished_the_launch_before_is_waited_for_again(tmp_path: Path) -> N
     (server,) = first.servers()
     for worker in [first.start("worker", index, [BATCH]) for index in range(2)]:
         worker.result(SECONDS)
+    (address,) = HostServiceDiscovery(tmp_path / "discovery").query("ps").values()
+    assert phases(address) == {0: "running", 1: "finished"}, (
+        "a chief that is killed now and restarted does not wait again"
+    )
     again = Cluster(tmp_path, num_ps=1, num_workers=2, uuid="tuesday", start_timeout_secs=0.0)
     known: list[dict[int, str]] = []
 

@@ -155,7 +155,10 @@ class WorkerAttempt:
         if not self._several or self.cut_short:
             return
         if self._config.is_chief:
-            common.end_run()
+            # A chief that is killed from here on is restarted by its launcher, and must still know who has finished. The
+            # members of a launch are forgotten by the next one.
+            if not self._config.supervised:
+                common.end_run()
         else:
             RemoteStates(common, num_workers=self._config.num_workers).finish_worker(self._config.index)
 
