@@ -14,6 +14,7 @@ from monolith.table.admission import ProbabilisticAdmission, SlidingAdmission
 from monolith.table.config import TableConfig
 
 __all__ = [
+    "MAX_POSITION",
     "Apply",
     "ApplyDense",
     "AssignDense",
@@ -63,6 +64,8 @@ Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Time = Annotated[int, Field(ge=0, lt=2**32)]
 Wire = Literal["float32", "float16", "bfloat16"]
 """The precision of rows and gradients between worker and server."""
+MAX_POSITION = 2**20
+"""Characters of the state of a source: servers keep one for each worker."""
 Pooling = Literal["sum", "mean", "sqrtn", "none"]
 """How a bag becomes one vector; "none": there are no bags, each id is a vector of its own."""
 
@@ -81,7 +84,7 @@ class Position(Config):
 
     batches: Whole
     """Batches trained, this one included, in all lives of the worker."""
-    state: str | None = None
+    state: Annotated[str | None, Field(max_length=MAX_POSITION)] = None
     """The state of its source after this batch, JSON; None if it cannot tell."""
     ended: bool = False
     """The data ended with this batch: a successor that makes another pass begins it again."""

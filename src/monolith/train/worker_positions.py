@@ -10,7 +10,7 @@ from safetensors.torch import save
 
 from monolith.errors import InvalidArgumentError
 from monolith.ps.client.server_group import ServerGroup
-from monolith.ps.messages import HeldPosition, Position
+from monolith.ps.messages import MAX_POSITION, HeldPosition, Position
 from monolith.state_bytes import State, pack_state, unpack_state
 from monolith.table.store import Store
 from monolith.train.served_stores import served_stores
@@ -126,7 +126,8 @@ def _encoded(state: State) -> str | None:
         packed = pack_state(state)
     except InvalidArgumentError:
         return None
-    return None if packed.tensors else packed.structure.decode()
+    text = packed.structure.decode()
+    return None if packed.tensors or len(text) > MAX_POSITION else text
 
 
 def _decoded(text: str) -> State:

@@ -108,7 +108,14 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow is
                 return
             # A message without application metadata is no frame, whatever else is in it: the empty one is refused as such.
             data = b"" if chunk.app_metadata is None else chunk.app_metadata
-            writer.write_metadata(pa.py_buffer(self._dispatcher.answer(data)))
+            # Arrow has read the request already; counted, it holds up what comes by sockets and what is stored.
+            with self._dispatcher.frames.lent() as take:
+                if take(len(data)):
+                    answer = self._dispatcher.answer(data)
+                else:
+                    why = f"requests and answers of {self._dispatcher.frames.in_use:,} bytes are in memory; ask again later"
+                    answer = self._dispatcher.answer_health_only(data, why=why)
+                writer.write_metadata(pa.py_buffer(answer))
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc] # pyarrow is not typed

@@ -12,6 +12,7 @@ import numpy as np
 from monolith.errors import MonolithError, OverloadedError, ProtocolError, ServerRestartedError, UnavailableError
 from monolith.transport.answers import Answer, Calls
 from monolith.transport.calls import READ_ONCE, Call
+from monolith.transport.frame_memory import FrameMemory
 from monolith.transport.frames import Frame, decode, encode, own, request_of
 from monolith.transport.remote_errors import described
 
@@ -33,6 +34,8 @@ class FrameCalls:
         """Set when the server is asked to end."""
         self.max_requests = sys.maxsize
         """Requests under way at the same time; further ones are answered with `OverloadedError`, apart from health checks."""
+        self.frames = FrameMemory()
+        """Requests and answers in memory; those that do not fit are answered with `OverloadedError`."""
         self._max_frame_bytes = max_frame_bytes
         self._calls: Calls = {}
         self._stopping = False

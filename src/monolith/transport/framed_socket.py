@@ -59,6 +59,10 @@ class TooLongError(Exception):
         self.size, self.head = size, head
 
 
+class NoRoomError(TooLongError):
+    """There was no memory for a message. It has been skipped; `head` is its beginning."""
+
+
 def local_name(host: str, port: int) -> str | None:
     """Where a server that listens on `host` and `port` is found by processes of the same machine, besides; None: nowhere.
 
@@ -142,6 +146,7 @@ class FramedSocket:
         max_bytes: int = MAX_MESSAGE_BYTES,
         deadline: float | None = None,
         finish_by: Callable[[int], float] | None = None,
+        take: Callable[[int], bool] = lambda size: True,
     ) -> np.ndarray:
         """The next message, of at most `max_bytes`; a longer one is skipped, and `TooLongError` has its beginning.
 
@@ -151,20 +156,23 @@ class FramedSocket:
             max_bytes: what is longer is skipped.
             deadline: when it must have begun; without `finish_by`, when it must be complete.
             finish_by: when a message of so many bytes must be complete, asked when it begins.
+            take: whether there is memory for a message of so many bytes; without, it is skipped, and `NoRoomError` has its
+                beginning.
         """
         size = self._receive_length(deadline)
         if finish_by is not None:
             deadline = finish_by(min(size, MAX_MESSAGE_BYTES))
         if size & _SHARED:
-            return self._found_in_room(size ^ _SHARED, max_bytes)
+            return self._found_in_room(size ^ _SHARED, max_bytes, take)
         if size > MAX_MESSAGE_BYTES:
             raise ConnectionAbortedError(f"a message claims {size:,} bytes")
-        if size <= max_bytes:
+        fits = size <= max_bytes
+        if fits and take(size):
             return self.receive(size, deadline=deadline)
         head = self.receive(min(size, _SKIPPED_AT_ONCE), deadline=deadline)
         for left in range(size - len(head), 0, -_SKIPPED_AT_ONCE):
             self.receive(min(left, _SKIPPED_AT_ONCE), deadline=deadline)
-        raise TooLongError(size, head)
+        raise (NoRoomError if fits else TooLongError)(size, head)
 
     def _room_for(self, size: int, deadline: float | None) -> SharedRoom | None:
         if size < SHARED_FROM:
@@ -182,11 +190,13 @@ class FramedSocket:
                     os.close(descriptor)
         return None if self.room is None or size > len(self.room.outgoing) else self.room
 
-    def _found_in_room(self, size: int, max_bytes: int) -> np.ndarray:
+    def _found_in_room(self, size: int, max_bytes: int, take: Callable[[int], bool]) -> np.ndarray:
         if self.room is None or size > len(self.room.incoming):
             raise ConnectionAbortedError(f"a message of {size:,} bytes is said to be in a room that has not got it")
         if size > max_bytes:
             raise TooLongError(size, self.room.incoming[:_SKIPPED_AT_ONCE].copy())
+        if not take(size):
+            raise NoRoomError(size, self.room.incoming[:_SKIPPED_AT_ONCE].copy())
         return self.room.incoming[:size]
 
     def _receive_length(self, deadline: float | None) -> int:

@@ -9,13 +9,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+
+import numpy as np
 
 from monolith.errors import OverloadedError, ProtocolError, UnavailableError
 from monolith.process_bound import let_go_in_children
 from monolith.transport.frame_calls import FrameCalls
-from monolith.transport.framed_socket import HELLO, FramedSocket, TooLongError, Welcome, local_name
+from monolith.transport.framed_socket import HELLO, FramedSocket, NoRoomError, TooLongError, Welcome, local_name
 from monolith.transport.frames import MAGIC, VERSION
 from monolith.transport.rare_warnings import RareWarnings
 from monolith.transport.services import StreamLimits
@@ -216,22 +218,33 @@ class SocketService:
             self._for_health.release()
 
     def _answer_one(self, connection: FramedSocket) -> None:
+        with self._calls.frames.lent() as take:
+            answer = self._answer_to(connection, take)
+            connection.send_frame(answer, deadline=self._finish_by(len(answer)))
+
+    def _answer_to(self, connection: FramedSocket, take: Callable[[int], bool]) -> np.ndarray:
+        """Receive a request and work on it; `take` says whether there is memory for it."""
         try:
             data = connection.receive_frame(
                 max_bytes=self._limits.max_message_bytes,
                 deadline=time.monotonic() + self._limits.idle_secs,
                 finish_by=self._finish_by,
+                take=take,
+            )
+        except NoRoomError as long:
+            why = f"requests and answers of {self._calls.frames.in_use:,} bytes are in memory"
+            self._warnings.warn("refused a request of %s bytes: %s", long.size, why)
+            return self._calls.refused(
+                long.head, OverloadedError(f"{why}, no room for {long.size:,} more; ask again later")
             )
         except TooLongError as long:
             error = ProtocolError(
                 f"frame: expected at most {self._limits.max_message_bytes:,} bytes, got {long.size:,}; send smaller batches"
             )
-            answer = self._calls.refused(long.head, error)
-        else:
-            room = connection.room
-            is_shared = room is not None and room.is_incoming(data)
-            answer = self._calls.answer(data, is_shared=is_shared, out=None if room is None else room.outgoing)
-        connection.send_frame(answer, deadline=self._finish_by(len(answer)))
+            return self._calls.refused(long.head, error)
+        room = connection.room
+        is_shared = room is not None and room.is_incoming(data)
+        return self._calls.answer(data, is_shared=is_shared, out=None if room is None else room.outgoing)
 
     def _finish_by(self, size: int) -> float:
         """When a message of `size` bytes must have come in or gone out."""

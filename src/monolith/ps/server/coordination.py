@@ -24,6 +24,8 @@ __all__ = ["Coordination"]
 
 CHIEF = 0
 MAX_KEYS = 4096
+_ENTRY_BYTES = 256
+"""Of a key or a worker besides its texts, about."""
 
 
 @dataclass
@@ -67,6 +69,7 @@ class Coordination:
     Args:
         step: the global step now.
         clock: seconds.
+        require_room: raises if so many more bytes do not fit into the memory of the server.
 
     Example:
         >>> common = Coordination(step=lambda: 7, clock=lambda: 0.0)
@@ -81,10 +84,11 @@ class Coordination:
         *,
         step: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
+        require_room: Callable[[int], None] = lambda more: None,
     ) -> None:
         self.keep: Callable[[str], None] = lambda text: None
         """Makes a text durable from which `load` restores all of this; called before a change is acknowledged."""
-        self._step, self._clock = step, clock
+        self._step, self._clock, self._require_room = step, clock, require_room
         self._lock = threading.Lock()
         self._run = ""
         self._workers: dict[int, _Worker] = {}
@@ -93,6 +97,12 @@ class Coordination:
         self._token = 0
         self._barriers = 0
         self._keys: dict[str, str] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held by keys and workers."""
+        keys = list(self._keys.items())
+        return sum(len(key) + len(value) + _ENTRY_BYTES for key, value in keys) + _ENTRY_BYTES * len(self._workers)
 
     def greet(self, who: Greet) -> Seen:
         """Take note of a worker, or that it is still there."""
@@ -159,6 +169,7 @@ class Coordination:
             if key not in self._keys:
                 if len(self._keys) >= MAX_KEYS:
                     raise ConfigError(f"key: there are {MAX_KEYS:,} keys already, no room for {key!r}")
+                self._require_room(len(key) + len(value) + _ENTRY_BYTES)
                 self._keys[key] = value
                 self._save()
             return self._keys[key]

@@ -270,7 +270,7 @@ class DenseParameters:
     @property
     def nbytes(self) -> int:
         """Memory of the values."""
-        return sum(parameter.values.nbytes for parameter in list(self._parameters.values()))
+        return _nbytes(list(self._parameters.values()))
 
     def __len__(self) -> int:
         return len(self._parameters)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from monolith.checkpoint.storage import StrPath
-from monolith.errors import FencedError, ProtocolError, ServerRestoredError
+from monolith.errors import FencedError, OverloadedError, ProtocolError, ServerRestoredError
 from monolith.ps import messages
 from monolith.ps.ownership import mask_of, ranges_of
 from monolith.ps.precision import WIRE_DTYPES
@@ -76,6 +76,7 @@ class Dispatcher(FrameCalls):
         self._clock = clock
         self._started = self._called_at = clock()
         self._state = state = ServerState(memory_limit=memory_limit, clock=clock)
+        self.frames = state.memory.frames
         self._folder: ServerFolder | None = None
         self._saves = SaveCalls(state, lambda: self._folder, restore_roots)
         self._owned = owned = OwnedBuckets()
@@ -178,7 +179,7 @@ class Dispatcher(FrameCalls):
         return json_answer(
             tables=len(self._state.tables.declared()),
             dense=len(self._state.dense),
-            bytes=self._state.tables.nbytes + self._state.dense.nbytes,
+            bytes=self._state.memory.used,
             initialised=self._state.initialised,
             checkpoint=self._state.checkpoint,
             owns=bool(self._owned.ranges),
@@ -220,6 +221,11 @@ class Dispatcher(FrameCalls):
         if size > self._max_frame_bytes:
             raise ProtocolError(
                 f"lookup: the answer would have {size:,} bytes, the limit is {self._max_frame_bytes:,}; ask for fewer ids"
+            )
+        if not self.frames.fits(size):
+            raise OverloadedError(
+                f"lookup: requests and answers of {self.frames.in_use:,} bytes are in memory, no room for an answer of {size:,}; "
+                "ask again later"
             )
         buffer, views = allocate(
             call=Call.LOOKUP, request=frame.request, instance=self.instance, text="{}", shapes=shapes, out=out

@@ -29,7 +29,8 @@ class ServerConfig(ListenConfig):
     config_group: ClassVar[str] = "run"
 
     memory_limit: Annotated[int | None, Field(gt=0)] = None
-    """Bytes that tables and dense parameters may take; a push beyond is refused. None: no limit."""
+    """Bytes that the server may hold: tables, dense parameters, positions of workers, coordination, requests and answers. What
+    would need more is refused. None: no limit but 1 GiB for requests and answers."""
     folder: LocalPath | None = None
     """Where it keeps what it holds: a log of the changes, snapshots and checkpoints, on a disk that survives it. A server that is
     started on a folder with a log restores itself from it. None: in memory only."""

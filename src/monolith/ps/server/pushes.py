@@ -28,6 +28,8 @@ __all__ = ["PushLedger", "WINDOW", "WorkerRecord"]
 WINDOW = 64
 """Numbers remembered for each worker: more than it can have under way, few enough to keep their answers."""
 MAX_WORKERS = 65536
+_RECORD_BYTES = 4096
+"""Of what is known of a worker without its positions and outcomes."""
 
 Answer = TypeVar("Answer")
 
@@ -49,6 +51,12 @@ class WorkerRecord(Generic[Answer]):
     # Held while a push is applied: one that comes twice waits for the first, and a successor for its predecessor's last.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory held, about."""
+        outcomes = sum(_size(outcome) for outcome in list(self.outcomes.values()))
+        return _RECORD_BYTES + self.buckets.nbytes + self.parameters.nbytes + outcomes
+
     def begin(self, epoch: int, nonce: int) -> None:
         """Begin another epoch: its sequence numbers start again."""
         self.epoch, self.nonce, self.highest = epoch, nonce, -1
@@ -69,7 +77,15 @@ class PushLedger(Generic[Answer]):
         [1]
     """
 
-    def __init__(self, *, gate: ChangeGate | None = None, window: int = WINDOW, max_workers: int = MAX_WORKERS) -> None:
+    def __init__(
+        self,
+        *,
+        gate: ChangeGate | None = None,
+        window: int = WINDOW,
+        max_workers: int = MAX_WORKERS,
+        require_room: Callable[[int], None] = lambda more: None,
+    ) -> None:
+        self._require_room = require_room
         self._gate = gate or ChangeGate()
         self._window = window
         self._max_workers = max_workers
@@ -128,6 +144,11 @@ class PushLedger(Generic[Answer]):
         """Let the global step be `step` now."""
         self.base_step = step - self.batches()
 
+    @property
+    def nbytes(self) -> int:
+        """Memory held: names, positions and outcomes of all workers."""
+        return sum(len(name) + record.nbytes for name, record in list(self._workers.items()))
+
     def records(self) -> Mapping[str, WorkerRecord[Answer]]:
         """All workers; to be read while the gate is closed."""
         return dict(self._workers)
@@ -172,6 +193,8 @@ class PushLedger(Generic[Answer]):
         with self._lock:
             if join.worker not in self._workers and len(self._workers) >= self._max_workers:
                 raise ConfigError(f"worker: the server knows {self._max_workers:,} workers already; reuse names")
+            if join.worker not in self._workers:
+                self._require_room(len(join.worker) + _RECORD_BYTES)
             new = WorkerRecord[Answer](epoch=join.epoch, nonce=join.nonce, met=join.epoch)
             return self._workers.setdefault(join.worker, new)
 
@@ -180,6 +203,12 @@ def _batches(worker: WorkerRecord[Answer]) -> int:
     # The first bucket moves together with the count. Of a batch, the part for the tables is pushed last.
     last = worker.buckets.first
     return 0 if last is None else last.batches
+
+
+def _size(outcome: object) -> int:
+    """The bytes of an answer: of its arrays and its text; of an error, its message."""
+    arrays, text = getattr(outcome, "arrays", ()), getattr(outcome, "text", None)
+    return sum(int(array.nbytes) for array in arrays) + len(str(outcome) if text is None else text)
 
 
 def _stale(worker: str, epoch: int, newest: int) -> StalePushError:

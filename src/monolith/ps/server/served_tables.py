@@ -12,9 +12,10 @@ import numpy as np
 
 from monolith import _core
 from monolith.checkpoint.fit import changed_settings, filters_fit
-from monolith.errors import ConfigError, InvalidArgumentError, MemoryLimitError
+from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.ps.messages import Apply, DeclaredTable, Lookup, Pooling, TableGradient, TableRead
 from monolith.ps.precision import narrow, widen
+from monolith.ps.server.memory_limit import MemoryLimit
 from monolith.table.admission import AdmissionFilter
 from monolith.table.bag_parts import pooling_factors
 from monolith.table.buckets import bucket_of
@@ -85,16 +86,18 @@ class TableBags(NamedTuple):
         return (len(self.ids) if self.row_splits is None else len(self.row_splits) - 1, self.table.dim)
 
 
-_HUGE_PAGE = 2**21
+INDEX_BYTES = 34
+"""Of a row, at the average load of a growing table."""
 
 
 class ServedTables:
     """Tables by name. Every method may run beside any other."""
 
-    def __init__(self, *, memory_limit: int | None = None) -> None:
-        self._memory_limit = memory_limit
+    def __init__(self, memory: MemoryLimit | None = None) -> None:
+        self._memory = memory or MemoryLimit()
         self._tables: dict[str, EmbeddingTable] = {}
         self._declared: dict[str, DeclaredTable] = {}
+        self._texts = 0
         self._lock = threading.Lock()
         self.on_new: Callable[[list[EmbeddingTable]], None] = lambda made: None
         """Called with tables that are made, before anybody can write to them."""
@@ -132,12 +135,16 @@ class ServedTables:
             names = [table.config.name for table in new]
             if len(set(names)) != len(names):
                 raise ConfigError(f"tables: expected each table once, got {', '.join(names)}")
-            self.require_room(sum(table.config.initial_capacity * 4 * table.config.dim for table in new))
+            self._memory.require_room(sum(table.config.initial_capacity * 4 * table.config.dim for table in new))
             made = {table.config.name: _make(table) for table in new}
+            # As objects, declarations take about four times what they take as text.
+            texts = 4 * sum(len(table.model_dump_json()) for table in new)
+            self._memory.require_room(_nbytes(made.values()) + texts)
             if made:
                 self.on_new(list(made.values()))
             self._declared |= {table.config.name: table for table in new}
             self._tables |= made
+            self._texts += texts
 
     def declared(self) -> list[DeclaredTable]:
         """What was declared, in order."""
@@ -170,7 +177,7 @@ class ServedTables:
                 narrow(rows, view)
 
     def apply(self, apply: Apply, arrays: Sequence[np.ndarray], *, leave_out: np.ndarray | None = None) -> None:
-        """One optimizer step for each table and id; nothing has changed if anything was wrong.
+        """One optimizer step for each table and id. If anything is wrong, or does not fit into memory, nothing has changed.
 
         `leave_out` is a mask of buckets whose ids are not changed: they have had this batch before.
         """
@@ -178,7 +185,8 @@ class ServedTables:
         if leave_out is not None:
             # A table without an id that is left has seen the step before.
             updates = [left for update in updates if len((left := update.without(leave_out)).ids)]
-        self.require_room(sum(len(update.ids) * update.table.row_bytes for update in updates), tables=len(updates))
+        more = sum(_size_of_rows(update.table, update.ids) for update in updates)
+        self._memory.require_room(more + _size_of_position(apply), tables=len(updates))
         for update in updates:
             update.run(apply.step, apply.event_time)
 
@@ -186,7 +194,7 @@ class ServedTables:
         """The table, after making sure that there is room for the rows of `ids`."""
         table = self._table(name)
         _require("ids", ids, np.dtype("<i8"), 1)
-        self.require_room(len(ids) * table.row_bytes, tables=1)
+        self._memory.require_room(_size_of_rows(table, ids), tables=1)
         return table
 
     def evict(self, now: Mapping[str, int]) -> dict[str, int]:
@@ -200,24 +208,8 @@ class ServedTables:
 
     @property
     def nbytes(self) -> int:
-        """Memory held by tables and admission filters."""
-        tables = list(self._tables.values())
-        filters = [table.admission for table in tables if table.admission is not None]
-        return sum(table.stats().bytes for table in tables) + sum(one.nbytes for one in filters)
-
-    def require_room(self, more: int, *, tables: int = 0) -> None:
-        """Raise `MemoryLimitError` unless `more` bytes fit below the limit, in rows of that many tables or elsewhere."""
-        if self._memory_limit is None:
-            return
-        used = self.nbytes
-        if used >= _HUGE_PAGE:
-            # The steps in which a table then takes memory: each may be about to take another.
-            more += tables * _HUGE_PAGE
-        if used + more > self._memory_limit:
-            raise MemoryLimitError(
-                f"the tables hold {used:,} bytes, up to {more:,} more would not fit below the limit of {self._memory_limit:,}; "
-                "let rows expire, add servers, or raise --memory-limit"
-            )
+        """Memory held by tables, their declarations and their admission filters."""
+        return _nbytes(list(self._tables.values())) + self._texts
 
     def _is_there(self, table: DeclaredTable) -> bool:
         there = self._declared.get(table.config.name)
@@ -287,6 +279,21 @@ class ServedTables:
         except KeyError:
             known = ", ".join(map(repr, self._tables)) or "none"
             raise InvalidArgumentError(f"table: the server has no {name!r}; it has {known}") from None
+
+
+def _nbytes(tables: Iterable[EmbeddingTable]) -> int:
+    made = list(tables)
+    filters = sum(table.admission.nbytes for table in made if table.admission is not None)
+    return sum(table.stats().bytes for table in made) + filters
+
+
+def _size_of_rows(table: EmbeddingTable, ids: np.ndarray) -> int:
+    """What the rows of `ids` take if all of them are new."""
+    return len(ids) * (table.row_bytes + INDEX_BYTES)
+
+
+def _size_of_position(apply: Apply) -> int:
+    return 0 if apply.position is None else len(apply.position.state or "")
 
 
 def _make(table: DeclaredTable) -> EmbeddingTable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from monolith.errors import ConfigError, CorruptFileError
@@ -12,6 +13,7 @@ from monolith.ps.server.coordination import Coordination
 from monolith.ps.server.dense_parameters import DenseParameters
 from monolith.ps.server.gate import ChangeGate
 from monolith.ps.server.ledger_state import ledger_text, load_ledger
+from monolith.ps.server.memory_limit import MemoryLimit
 from monolith.ps.server.pushes import PushLedger
 from monolith.ps.server.served_tables import ServedTables
 from monolith.state_bytes import State
@@ -45,11 +47,20 @@ class ServerState:
     def __init__(self, *, memory_limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.gate = ChangeGate()
         """Everything that changes something passes it."""
-        self.tables = ServedTables(memory_limit=memory_limit)
-        self.dense = DenseParameters(require_room=self.tables.require_room)
-        self.pushes: PushLedger[Answer] = PushLedger(gate=self.gate)
-        self.coordination = Coordination(step=self.pushes.step, clock=clock)
+        self.memory = memory = MemoryLimit(memory_limit)
+        """What all of it takes, and may take."""
+        self.tables = ServedTables(memory)
+        self.dense = DenseParameters(require_room=memory.require_room)
+        self.pushes: PushLedger[Answer] = PushLedger(gate=self.gate, require_room=memory.require_room)
+        self.coordination = Coordination(step=self.pushes.step, clock=clock, require_room=memory.require_room)
         """What workers know in common; kept apart from the log, since it is durable at once."""
+        for what, held in (
+            ("tables", self.tables),
+            ("dense parameters", self.dense),
+            ("workers", self.pushes),
+            ("coordination", self.coordination),
+        ):
+            memory.count(what, partial(getattr, held, "nbytes"))
         self.initialised = False
         """Whether it has been given a state that is worth keeping."""
         self.checkpoint: str | None = ""
