@@ -20,6 +20,7 @@ from monolith.ps.server.memory_limit import MemoryLimit
 from monolith.ps.server.served_tables import ServedTables
 from monolith.table import Bags, Gradient
 from monolith.transport.calls import Call
+from moving_buckets import wait_for
 
 TABLES = [TableConfig(name=name, segments=(Segment(dim=dim),)) for name, dim in (("a", 8), ("b", 64), ("c", 16))]
 QUICK = ClientConfig(timeout=0.5)
@@ -147,7 +148,8 @@ def test_keys_of_coordination_count() -> None:
 def test_requests_beyond_the_memory_for_frames_wait_and_health_checks_do_not() -> None:
     with limited(64_000_000) as (server, memory), RemoteStore(server.address, TABLES, config=QUICK) as store:
         push(store, np.arange(2000))
-        assert memory.frames.in_use == 0
+        # A client has its answer a moment before the server is done with it.
+        wait_for(lambda: memory.frames.in_use == 0)
         assert memory.frames.take(63_000_000)
         with pytest.raises(UnavailableError, match="bytes are in memory, no room for 8"):
             push(store, np.arange(2000))
@@ -157,7 +159,7 @@ def test_requests_beyond_the_memory_for_frames_wait_and_health_checks_do_not() -
         assert store.health()[0]["tables"] == 3
         memory.frames.give_back(63_000_000)
         push(store, np.arange(2000))
-        assert memory.frames.in_use == 0
+        wait_for(lambda: memory.frames.in_use == 0)
 
 
 def test_a_frame_that_is_alone_is_taken_even_if_rows_have_all_the_memory() -> None:

@@ -40,7 +40,9 @@ def remote(request: pytest.FixtureRequest) -> Iterator[Store]:
         count = {"remote": 1, "sharded": 2}.get(request.param, request.param)
         addresses = [stack.enter_context(ParameterServer()).address for _ in range(count)]
         if isinstance(request.param, int):
-            yield stack.enter_context(ServerStore(addresses, DECLARED))
+            # Sums of long bags that several servers pool are added in another order, which may change their last bits.
+            config = ClientConfig(pool_on_servers=False)
+            yield stack.enter_context(ServerStore(addresses, DECLARED, config=config))
             return
         singles = [stack.enter_context(RemoteStore(address, DECLARED)) for address in addresses]
         yield singles[0] if request.param == "remote" else ShardedStore(singles)
