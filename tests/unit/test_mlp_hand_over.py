@@ -45,7 +45,7 @@ def test_the_data_service_serves_and_does_nothing_else(tmp_path: Path, monkeypat
 
 def test_a_server_reads_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[int] = []
-    monkeypatch.setattr(module, "serve", lambda config, discovery: served.append(config.index))
+    monkeypatch.setattr(module, "serve", lambda config, discovery, **given: served.append(config.index))
     monkeypatch.setattr(mlp_hand_over, "mlp_pass", lambda **given: HandOver(role="PS"))
     config = RunnerConfig(num_ps=1, model_dir=str(tmp_path))
     discovery = MLPServiceDiscovery(MLPEnv({**ENVIRON, "MLP_ROLE": "ps"}))
