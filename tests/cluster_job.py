@@ -83,13 +83,18 @@ class SlowOnce(Hook):
 
 
 def run(
-    case: str = "normal", environ: Mapping[str, str] | None = None, *, stack: bool = False, one_table: bool = False
+    case: str = "normal",
+    environ: Mapping[str, str] | None = None,
+    *,
+    stack: bool = False,
+    one_table: bool = False,
+    epochs: int = 1,
 ) -> None:
     """Be the process that `environ` says."""
     torch.set_num_threads(1)
     if case == "deaf":
         ParameterServer.wait = lambda self, timeout=None: threading.Event().wait()  # type: ignore[method-assign]
-    config = RunConfig(embedding_prefetch_capacity=1, enable_embedding_postpush=True)
+    config = RunConfig(embedding_prefetch_capacity=1, enable_embedding_postpush=True, epochs=epochs)
     estimator = Estimator(ClickModel(stack=stack, one_table=one_table), config, runner=RunnerConfig.from_env(environ))
     hooks: list[Hook] = [SlowOnce()] if case == "slow" else []
     if case == "hang" and estimator.runner.is_chief:

@@ -26,7 +26,7 @@ def test_a_normal_run_ends_everywhere_and_is_saved(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_in_the_same_folder(tmp_path: Path) -> None:
     for run in (1, 2):
-        with processes(environments(tmp_path, num_ps=1, num_workers=1)) as started:
+        with processes(environments(tmp_path, num_ps=1, num_workers=1), epochs=run) as started:
             assert exit_codes(started) == [0, 0]
         assert saved_step(tmp_path) == run * BATCHES
 
