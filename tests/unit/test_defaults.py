@@ -68,7 +68,9 @@ CONFIGS: dict[type[Config], dict[str, object]] = {
     ServerConfig: {
         "host": "127.0.0.1", "max_message_bytes": 256 * 2**20, "max_streams": 256, "log_flush_secs": 0.0, "take_over": False,
     },
-    ClientConfig: {"timeout": 30.0, "wire": "float32", "on_restart": "rejoin", "ordered": True, "max_streams": 4},
+    ClientConfig: {
+        "timeout": 30.0, "wire": "float32", "on_restart": "rejoin", "ordered": True, "pool_on_servers": True, "max_streams": 4,
+    },
     DataClientConfig: {"timeout": 30.0, "worker_timeout": 5.0},
     RunConfig: {
         "checkpoints_max_to_keep": 10, "keep_checkpoint_every_n_hours": 10000.0, "save_share": 0.1, "tide_start_minute": 0,
