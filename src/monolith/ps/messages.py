@@ -14,7 +14,6 @@ from monolith.table.admission import ProbabilisticAdmission, SlidingAdmission
 from monolith.table.config import TableConfig
 
 __all__ = [
-    "MAX_POSITION",
     "Apply",
     "ApplyDense",
     "AssignDense",
@@ -30,6 +29,7 @@ __all__ = [
     "Joined",
     "LoadDense",
     "Lookup",
+    "MAX_POSITION",
     "Measure",
     "ParametersAt",
     "Position",
