@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from monolith.cli import main
+from monolith.console import RareWarnings
 from monolith.errors import OverloadedError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig
 from monolith.transport import link as link_module
@@ -26,7 +27,6 @@ from monolith.transport.frame_calls import FrameCalls
 from monolith.transport.framed_socket import FramedSocket, hello
 from monolith.transport.frames import Frame, decode, encode
 from monolith.transport.link import Link
-from monolith.transport.rare_warnings import RareWarnings
 from monolith.transport.remote_errors import raised
 from monolith.transport.stream_pool import StreamPool, Transport, connector_to
 from real_servers import until

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from monolith.cli.signals import add_siguser1_handler
-from monolith.console_log import log_to_stderr
+from monolith.console import log_to_stderr
 from monolith.errors import (
     CheckpointMismatchError,
     ConfigError,

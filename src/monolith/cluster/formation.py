@@ -10,8 +10,8 @@ from typing import Protocol
 from monolith.cluster.discovery import ServiceDiscovery
 from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.net import NodeAliveChecker, split_address
+from monolith.console import Reminder
 from monolith.errors import DeadlineExceededError, InvalidArgumentError
-from monolith.reminder import Reminder
 
 __all__ = ["AddressList", "Formation", "wait_for_servers"]
 

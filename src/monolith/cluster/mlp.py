@@ -13,8 +13,8 @@ from functools import cached_property
 from monolith.cluster.mpi import get_mpi_local_size, get_mpi_rank, get_mpi_size
 from monolith.cluster.net import check_port, concat_ip_and_port
 from monolith.cluster.yarn import get_local_host
+from monolith.console import Reminder
 from monolith.errors import ConfigError
-from monolith.reminder import Reminder
 
 __all__ = ["MLPEnv"]
 

@@ -18,7 +18,7 @@ from monolith.cluster.role import DATA_ROLES, ServerType
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.zookeeper_coordination import ZKCoordination, ZKSession
 from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
-from monolith.console_log import log_to_stderr
+from monolith.console import log_to_stderr
 from monolith.errors import ConfigError, RunInterruptedError
 from monolith.features.batch import Batch
 from monolith.ps.benchmark import measure_servers

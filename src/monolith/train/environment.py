@@ -9,8 +9,10 @@ import socket
 from collections.abc import Iterable, Mapping
 
 from monolith.checkpoint.roots import RESTORE_ROOTS
+from monolith.cluster.launch.heartbeat import HEARTBEAT_VARIABLE
 from monolith.config import nearest_name
 from monolith.errors import ConfigError
+from monolith.transport.tokens import TOKEN_VARIABLE
 
 __all__ = ["OTHER_VARIABLES", "get_local_host", "get_metric_prefix", "require_known_variables", "set_metric_prefix"]
 
@@ -21,8 +23,8 @@ OTHER_VARIABLES = frozenset(
     {
         _METRIC_PREFIX,
         RESTORE_ROOTS,
-        "MONOLITH_HEARTBEAT_PIPE",
-        "MONOLITH_PS_TOKEN",
+        HEARTBEAT_VARIABLE,
+        TOKEN_VARIABLE,
         "MONOLITH_ZK_HOSTS",
         "MONOLITH_ZK_HOSTS_IPV6",
     }

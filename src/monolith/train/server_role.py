@@ -17,9 +17,9 @@ from monolith.cluster.net import concat_ip_and_port, split_address
 from monolith.cluster.ray_discovery import RayServiceDiscovery
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.yarn import get_local_host
+from monolith.console import Reminder
 from monolith.errors import WorkerLostError
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
-from monolith.reminder import Reminder
 from monolith.train.runner import RunnerConfig
 
 __all__ = ["announced", "place_server", "serve", "wait_for_end"]

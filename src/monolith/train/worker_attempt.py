@@ -10,12 +10,12 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from monolith.cluster.coordination import Coordination
+from monolith.console import Reminder
 from monolith.errors import ConfigError, ServerError
 from monolith.features.batch import Batch
 from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.client.server_store import ServerStore
-from monolith.reminder import Reminder
 from monolith.train.hooks.barrier import BarrierHook, BarrierSaverListener
 from monolith.train.hooks.global_step import GlobalStepHook
 from monolith.train.hooks.hook import Hook

@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
+from monolith.console import RareWarnings
 from monolith.errors import OverloadedError, ProtocolError, UnavailableError
 from monolith.process_bound import let_go_in_children
 from monolith.transport.frame_calls import FrameCalls
 from monolith.transport.framed_socket import HELLO, FramedSocket, NoRoomError, TooLongError, Welcome, local_name
 from monolith.transport.frames import MAGIC, VERSION
-from monolith.transport.rare_warnings import RareWarnings
 from monolith.transport.services import StreamLimits
 
 __all__ = ["SocketService"]

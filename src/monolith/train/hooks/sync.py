@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from monolith.console import Reminder
 from monolith.errors import DeadlineExceededError, InvalidArgumentError, WorkerLostError
-from monolith.reminder import Reminder
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from datetime import time as TimeOfDay
 from typing import TYPE_CHECKING
 
 from monolith.config import Config
-from monolith.reminder import Reminder
+from monolith.console import Reminder
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:

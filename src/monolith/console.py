@@ -1,15 +1,31 @@
-"""`Reminder`: while a process waits, a log line now and then says what for."""
+"""Log lines for the person who watches a process: on stderr, every 30 seconds of a wait, and never thousands of the same."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["REMIND_SECS", "Reminder"]
+__all__ = ["REMIND_SECS", "RareWarnings", "Reminder", "log_to_stderr"]
 
 REMIND_SECS = 30.0
 """Seconds between two lines about the same wait."""
+
+
+def log_to_stderr() -> None:
+    """Show our messages from level INFO on, and warnings of other libraries, on stderr.
+
+    Does nothing if the program has configured logging itself. Programs of ours and the roles of a job over several processes call
+    it; importing never does.
+
+    Example:
+        >>> log_to_stderr()
+    """
+    if logging.getLogger().handlers:
+        return
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("monolith").setLevel(logging.INFO)
 
 
 class Reminder:
@@ -56,3 +72,30 @@ class Reminder:
         until = "" if left_secs is None else f", at most {left_secs:.0f} s more"
         self._said, self._next = what, now + self._every_secs
         self._log.info("%s%s for %s%s", self._who, how, what % values if values else what, until)
+
+
+class RareWarnings:
+    """Logs one warning per period and kind, and how many were left out.
+
+    Example:
+        >>> warnings = RareWarnings(logging.getLogger("example"), seconds=10)
+        >>> warnings.warn("cannot accept a connection: %s", "Too many open files")
+    """
+
+    def __init__(
+        self, logger: logging.Logger, *, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger, self._seconds, self._clock = logger, seconds, clock
+        self._last: dict[str, tuple[float, int]] = {}
+        self._lock = threading.Lock()
+
+    def warn(self, message: str, *values: object) -> None:
+        """Log `message % values`, unless one with the same `message` was logged less than a period ago."""
+        with self._lock:
+            at, left_out = self._last.get(message, (-self._seconds, 0))
+            if self._clock() - at < self._seconds:
+                self._last[message] = at, left_out + 1
+                return
+            self._last[message] = self._clock(), 0
+        more = f" ({left_out} more since the last line)" if left_out else ""
+        self._logger.warning(message + "%s", *values, more)
