@@ -19,7 +19,16 @@ from monolith.errors import InvalidArgumentError
 if TYPE_CHECKING:
     import fsspec
 
-__all__ = ["LocalPath", "Location", "StrPath", "checked_location", "filesystem_of", "is_url", "local_path"]
+__all__ = [
+    "LocalPath",
+    "Location",
+    "StrPath",
+    "checked_location",
+    "filesystem_of",
+    "is_url",
+    "lies_below",
+    "local_path",
+]
 
 StrPath = str | os.PathLike[str]
 """A local path, or a URL that fsspec knows, such as `s3://bucket/model`."""
@@ -61,6 +70,7 @@ def checked_location(path: StrPath) -> str:
         # A name with a colon, unless it begins as a URL does.
         return _refuse(text, "no slashes after the scheme", _spelled(scheme, rest)) if known else text
     if scheme not in _known():
+        # Not `nearest_name`, which allows no slip in a word of two letters: schemes are often that short.
         near = difflib.get_close_matches(scheme.lower(), _known(), 1, cutoff=0.5)
         hint = _spelled(near[0], rest) if near else f"./{text}"
         _refuse(text, f"no store is known for {scheme!r}", hint)
@@ -80,6 +90,25 @@ def is_url(path: StrPath) -> bool:
     """
     text = checked_location(path)
     return re.match(r"[A-Za-z][A-Za-z0-9+._-]+::?", text) is not None and "://" in text
+
+
+def lies_below(path: str, root: str) -> bool:
+    """Whether `path` is `root` or lies inside of it, after symbolic links and `..` on a local disk.
+
+    Example:
+        >>> lies_below("s3://bucket/run/a", "s3://bucket/run"), lies_below("s3://bucket/runs", "s3://bucket/run")
+        (True, False)
+        >>> lies_below("/runs/../etc/passwd", "/runs")
+        False
+    """
+    if "://" in path or "://" in root:
+        whole, beginning = f"{path.rstrip('/')}/", f"{root.rstrip('/')}/"
+        rest = whole.removeprefix(beginning)
+        return whole.startswith(beginning) and ".." not in rest.split("/") and "::" not in rest
+    try:
+        return Path(path).resolve().is_relative_to(Path(root).resolve())
+    except ValueError:  # a null byte
+        return False
 
 
 def local_path(path: StrPath, what: str) -> str:

@@ -1,7 +1,7 @@
-"""Where a reader lets a checkpoint lead it: below its own model_dir, and below the roots that the reader was given.
+"""Which files a checkpoint may refer to: those below its own model_dir, and below the roots that the reader was given.
 
-A manifest names the checkpoints that parameter servers have written for it. Whoever can write a manifest could otherwise make a
-process read, or remove, any file or URL that the process has access to.
+A manifest names the checkpoints that parameter servers have written for it. Without this check, anyone who can write a manifest
+could make a process read, or remove, any file or URL that the process has access to.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 
-from monolith.checkpoint.storage import StrPath, is_remote
-from monolith.urls import checked_location
+from monolith.urls import StrPath, checked_location, lies_below
 
 __all__ = ["RESTORE_ROOTS", "is_allowed", "is_below", "reading_below", "restore_roots"]
 
 RESTORE_ROOTS = "MONOLITH_RESTORE_ROOTS"
-"""Environment variable: folders and URLs, separated by commas, that checkpoints may refer to beside their own model_dir."""
+"""Environment variable: further folders and URLs, separated by commas, that checkpoints may refer to."""
 
 _given: ContextVar[tuple[str, ...]] = ContextVar("restore roots", default=())
 
@@ -53,18 +51,10 @@ def is_allowed(path: StrPath, model_dir: StrPath) -> bool:
 
 
 def is_below(path: StrPath, roots: Iterable[StrPath]) -> bool:
-    """Whether `path` is one of `roots` or lies inside of one, where symbolic links lead too.
+    """Whether `path` is one of `roots` or lies inside of one, after symbolic links.
 
     Example:
         >>> is_below("s3://bucket/run/a", ["s3://bucket/run"]), is_below("s3://bucket/runs", ["s3://bucket/run"])
         (True, False)
     """
-    return any(_is_inside(checked_location(path), checked_location(root)) for root in roots)
-
-
-def _is_inside(path: str, root: str) -> bool:
-    if is_remote(path) != is_remote(root):
-        return False
-    if is_remote(path):
-        return f"{path.rstrip('/')}/".startswith(f"{root.rstrip('/')}/") and ".." not in path.split("/")
-    return Path(path).resolve().is_relative_to(Path(root).resolve())
+    return any(lies_below(checked_location(path), checked_location(root)) for root in roots)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os.path
 import re
 from collections.abc import Sequence
 
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.transport.frame_server import ListenConfig, is_loopback
+from monolith.urls import lies_below
 
 __all__ = ["EVERYTHING", "require_below", "require_roots"]
 
@@ -44,15 +44,9 @@ def require_below(path: str, roots: Sequence[str]) -> None:
 def _is_below(path: str, root: str) -> bool:
     if root == EVERYTHING:
         return True
-    if "://" in path or "://" in root:
-        return path.startswith(root.rstrip("/") + "/") and ".." not in path.split("/") and "::" not in path
+    found = None if "://" in path else _PATTERN.search(path)
+    if found is None:
+        return lies_below(path, root)
     # Of a pattern, the folder that it is matched in; what matches is asked about when it is read.
-    found = _PATTERN.search(path)
-    fixed = path if found is None else path[: found.start()].rpartition("/")[0] or path[:1]
-    if found is not None and ".." in path[found.start() :].split("/"):
-        return False
-    try:
-        real = os.path.realpath(root)
-        return os.path.commonpath([real, os.path.realpath(fixed)]) == real
-    except ValueError:  # a null byte
-        return False
+    folder = path[: found.start()].rpartition("/")[0] or path[:1]
+    return ".." not in path[found.start() :].split("/") and lies_below(folder, root)
