@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from monolith.checkpoint.manifest import ShardEntry, TableEntry
+from monolith.checkpoint.optimizer_state import leaves
 from monolith.checkpoint.sharding import saved_shard
 from monolith.errors import CheckpointMismatchError
 from monolith.table import EmbeddingTable, ProbabilisticAdmission, Segment, SlidingAdmission, TableConfig
@@ -146,21 +147,9 @@ def changed_settings(old: TableConfig, new: TableConfig) -> list[str]:
         >>> changed_settings(*(TableConfig(name="item", segments=(segment,)) for segment in (old, new)))
         ['segments.0.optimizer.learning_rate was 1.0, is now 0.5']
     """
-    was, now = (dict(_leaves(config.model_dump(mode="json"))) for config in (old, new))
+    was, now = (dict(leaves(config.model_dump(mode="json"))) for config in (old, new))
     keys = [key for key in dict.fromkeys([*was, *now]) if key != "initial_capacity" and was.get(key) != now.get(key)]
     return [f"{key} was {was.get(key)!r}, is now {now.get(key)!r}" for key in keys]
-
-
-def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(value, dict):
-        items: Iterable[tuple[object, object]] = value.items()
-    elif isinstance(value, list):
-        items = enumerate(value)
-    else:
-        yield path, value
-        return
-    for key, part in items:
-        yield from _leaves(part, f"{path}.{key}" if path else str(key))
 
 
 def match_segments(old: Sequence[Segment], new: Sequence[Segment]) -> tuple[int | None, ...] | None:

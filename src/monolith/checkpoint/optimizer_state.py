@@ -24,10 +24,12 @@ __all__ = [
     "Settings",
     "complete_slots",
     "declared_settings",
+    "leaves",
     "optimizer_name",
     "optimizer_state",
     "other_optimizer",
     "parameter_names",
+    "plain_setting",
     "plan_optimizer",
     "plan_scheduler",
     "scheduler_state",
@@ -82,7 +84,7 @@ def declared_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     groups = [_settings(group) for group in optimizer.param_groups]
     for settings, group in zip(groups, optimizer.param_groups, strict=True):
         if "initial_lr" in group:
-            settings["lr"] = _plain(group["initial_lr"])
+            settings["lr"] = plain_setting(group["initial_lr"])
     return groups
 
 
@@ -115,7 +117,7 @@ def optimizer_state(
             "parameters": [own[0] for own in members],
             "declared": dict(first),
             "current": _settings(group),
-            "initial_lr": _plain(group.get("initial_lr")),
+            "initial_lr": plain_setting(group.get("initial_lr")),
         }
         for group, members, first in zip(optimizer.param_groups, known, declared, strict=True)
     ]
@@ -216,8 +218,8 @@ def plan_scheduler(scheduler: LRScheduler, saved: object, declared: Settings) ->
         text = f"scheduler: was {saved.get('class')}, the code now has {now}: it starts from its beginning"
         return OptimizerPlan(changes=(text,))
     here = scheduler.state_dict()
-    was, last, mine = (dict(_leaves(state)) for state in (saved["declared"], saved["current"], declared))
-    moved = _reconcile("scheduler", [was], [last], mine, dict(_leaves(here)))
+    was, last, mine = (dict(leaves(state)) for state in (saved["declared"], saved["current"], declared))
+    moved = _reconcile("scheduler", [was], [last], mine, dict(leaves(here)))
 
     def apply() -> None:
         scheduler.load_state_dict(_with_leaves(here, moved.values))
@@ -231,8 +233,13 @@ def plan_scheduler(scheduler: LRScheduler, saved: object, declared: Settings) ->
     return OptimizerPlan(notes=moved.notes, changes=moved.changes, apply=apply)
 
 
-def _leaves(state: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The numbers of nested schedulers by their paths."""
+def leaves(state: object, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested state, each with its path. A list of plain values is one value.
+
+    Example:
+        >>> list(leaves({"betas": [0.9, 0.99], "inner": [{"gamma": 0.5}]}))
+        [('betas', [0.9, 0.99]), ('inner.0.gamma', 0.5)]
+    """
     if isinstance(state, dict):
         items: Iterable[tuple[object, object]] = state.items()
     elif isinstance(state, list) and any(isinstance(item, dict) for item in state):
@@ -241,7 +248,7 @@ def _leaves(state: object, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, state
         return
     for key, value in items:
-        yield from _leaves(value, f"{path}.{key}" if path else str(key))
+        yield from leaves(value, f"{path}.{key}" if path else str(key))
 
 
 def _with_leaves(state: Any, leaves: Settings, path: str = "") -> Any:  # noqa: ANN401 - nested state
@@ -441,14 +448,20 @@ def complete_slots(slots: Mapping[str, Any], group: Settings) -> dict[str, Any]:
 
 
 def _settings(group: Settings) -> dict[str, Any]:
-    return {key: _plain(value) for key, value in group.items() if key not in _NO_SETTINGS}
+    return {key: plain_setting(value) for key, value in group.items() if key not in _NO_SETTINGS}
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - a hyperparameter is whatever an optimizer takes
+def plain_setting(value: Any) -> Any:  # noqa: ANN401 - a hyperparameter is whatever an optimizer takes
+    """A hyperparameter as a Python value: a schedule may have computed it with tensors or NumPy.
+
+    Example:
+        >>> plain_setting(torch.tensor(0.5)), plain_setting([np.float64(0.9), 0.99])
+        (0.5, (0.9, 0.99))
+    """
     if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
         return value.item()
     if isinstance(value, list | tuple):
-        return tuple(_plain(item) for item in value)
+        return tuple(plain_setting(item) for item in value)
     return deepcopy(value)
 
 

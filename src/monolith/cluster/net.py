@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 
 from monolith.errors import InvalidArgumentError
+from monolith.transport import addresses
 
 __all__ = [
     "AddressFamily",
@@ -100,11 +101,7 @@ def get_local_server_addr(port: int) -> str:
 
 
 def _connect(host: str, port: int, timeout: float) -> None:
-    try:
-        socket.create_connection((host, port), timeout).close()
-    except UnicodeError as error:
-        # Python encodes names before it asks for them: "node..local" and labels above 63 characters do not even get there.
-        raise OSError(f"{host!r} is not the name of a host: {error}") from None
+    addresses.connect(host, port, timeout).close()
 
 
 def check_port(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from monolith.checkpoint.optimizer_state import optimizer_name
+from monolith.checkpoint.optimizer_state import optimizer_name, plain_setting
 from monolith.config import Config
 from monolith.errors import ConfigError
 from monolith.optim import Adamom, Rmsprop, Shampoo
@@ -157,7 +157,7 @@ def group_optimizers(
         raise ConfigError(f"optimizer: servers make the steps of this {name}, where its step hooks would not be called")
     keywords = _keywords(name)[0]
     return [
-        DenseOptimizer(name=name, settings={key: _plain(group[key]) for key in keywords if key in group})
+        DenseOptimizer(name=name, settings={key: plain_setting(group[key]) for key in keywords if key in group})
         for group in groups or optimizer.param_groups
     ]
 
@@ -194,10 +194,3 @@ def _valid(key: str, kind: TypeAdapter[Any], value: object) -> Any:  # noqa: ANN
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join([key, *map(str, first['loc'])])}: {first['msg']}") from None
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - a hyperparameter is whatever an optimizer takes
-    if hasattr(value, "item"):
-        # A tensor or a number of NumPy, as of a schedule that computes with it.
-        return value.item()
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from monolith.errors import InvalidArgumentError
 
-__all__ = ["Address", "distinct_addresses"]
+__all__ = ["Address", "connect", "distinct_addresses"]
 
 
 def _host_and_port(address: str) -> str:
@@ -21,6 +22,15 @@ def _host_and_port(address: str) -> str:
 
 Address = Annotated[str, Field(max_length=512), AfterValidator(_host_and_port)]
 """host:port, as a field of a message."""
+
+
+def connect(host: str, port: int, timeout: float) -> socket.socket:
+    """Connect over TCP; `OSError` also for a `host` that cannot be a name."""
+    try:
+        return socket.create_connection((host, port), timeout)
+    except UnicodeError as error:
+        # Python encodes a name before it asks for it, which fails for "node..local" and for labels above 63 characters.
+        raise OSError(f"{host!r} is not the name of a host: {error}") from None
 
 
 def distinct_addresses(addresses: Sequence[str]) -> tuple[str, ...]:

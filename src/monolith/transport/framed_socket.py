@@ -63,6 +63,14 @@ class NoRoomError(TooLongError):
     """There was no memory for a message. It has been skipped; `head` is its beginning."""
 
 
+def peer_uid(connected: socket.socket) -> int | None:
+    """The user that the other end of a Unix socket runs as; None over TCP, and where the system does not tell."""
+    if connected.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(data)[1])
+
+
 def local_name(host: str, port: int) -> str | None:
     """Where a server that listens on `host` and `port` is found by processes of the same machine, besides; None: nowhere.
 
@@ -246,11 +254,8 @@ class FramedSocket:
 
     @property
     def peer_uid(self) -> int | None:
-        """The user that the other end of a Unix socket runs as; None where the system does not tell, and over TCP."""
-        if self._socket.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
-            return None
-        data = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return int(_CREDENTIALS.unpack(data)[1])
+        """See the function of this name."""
+        return peer_uid(self._socket)
 
     def is_readable(self) -> bool:
         """Whether bytes have come in, or the other side has closed the connection."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import struct
 import time
 
 import numpy as np
@@ -18,7 +17,8 @@ from monolith.errors import (
     ProtocolError,
     UnavailableError,
 )
-from monolith.transport.framed_socket import HELLO, FramedSocket, Welcome, hello, local_name
+from monolith.transport.addresses import connect
+from monolith.transport.framed_socket import HELLO, FramedSocket, Welcome, hello, local_name, peer_uid
 from monolith.transport.frames import MAGIC, VERSION, Frame, decode
 
 __all__ = ["SocketConnector", "SocketStream"]
@@ -78,7 +78,7 @@ class SocketConnector:
         """A connection that the server has welcomed."""
         try:
             connection = FramedSocket(
-                self._nearby() or self._connected(max(0.001, deadline - time.monotonic())), makes_room=True
+                self._nearby() or connect(*self._place, max(0.001, deadline - time.monotonic())), makes_room=True
             )
         except OSError as error:
             raise _failure(self._address, error) from None
@@ -95,16 +95,14 @@ class SocketConnector:
 
     def _nearby(self) -> socket.socket | None:
         """A connection within this machine, if the server is on it."""
-        if self._name is None:
-            return None
-        if not hasattr(socket, "SO_PEERCRED"):
+        if self._name is None or not hasattr(socket, "SO_PEERCRED"):
             return None
         local = socket.socket(socket.AF_UNIX)
         # Where many wait to be accepted it would wait behind them without an end; TCP does so within the deadline.
         local.setblocking(False)
         try:
             local.connect(self._name)
-            _, user, _ = struct.unpack("3i", local.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            user = peer_uid(local)
         except OSError:
             local.close()
             return None
@@ -114,13 +112,6 @@ class SocketConnector:
             local.close()
             return None
         return local
-
-    def _connected(self, timeout: float) -> socket.socket:
-        try:
-            return socket.create_connection(self._place, timeout=timeout)
-        except UnicodeError as error:
-            # Python encodes names before it asks for them: "node..local" does not even get there.
-            raise OSError(f"{self._place[0]!r} is not the name of a host: {error}") from None
 
 
 def _require_welcome(answer: np.ndarray, address: str) -> None:

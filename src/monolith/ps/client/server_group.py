@@ -308,6 +308,17 @@ class ServerGroup:
         """The number of the next change this worker makes."""
         return Push(worker=self._worker, epoch=self._epoch, sequence=next(self._sequences))
 
+    def push_by_round(self) -> Callable[[int], Push]:
+        """Number one change that is sent in parts: all parts of a round have one number, and every further round a new one."""
+        made: dict[int, Push] = {}
+
+        def push_of(attempt: int) -> Push:
+            if attempt not in made:
+                made[attempt] = self.next_push()
+            return made[attempt]
+
+        return push_of
+
     def _ask_all(self, call: Call, text: str = "{}") -> list[Frame]:
         return finish_all([link.begin(call, text) for link in self.links])
 

@@ -124,13 +124,13 @@ class ServerParameters:
             optimizers: the hyperparameters of this step, which stay until others come. None: those of the step before.
             position: the batch it is of.
         """
-        push = self._numbered()
+        push_of = self._group.push_by_round()
 
         def text(part: DensePart) -> str:
             names = tuple(name for name in part.names if name in gradients)
             groups, group_of = ((), ()) if optimizers is None else _grouped(names, optimizers)
             return messages.ApplyDense(
-                push=push(part),
+                push=push_of(part.round),
                 position=position,
                 names=names,
                 groups=groups,
@@ -145,12 +145,14 @@ class ServerParameters:
         """Replace parameters, optimizers and their state: for each name what a server's checkpoint has of it."""
         for name, state in states.items():
             # One at a time: with its slots a parameter may fill a frame.
-            packed, push = pack_state({name: dict(state)}), self._numbered()
+            packed, push_of = pack_state({name: dict(state)}), self._group.push_by_round()
             parts = [packed.structure, packed.tensor_bytes()]
             self._routes.ask(
                 Call.LOAD_DENSE,
                 [name],
-                lambda part, push=push: messages.LoadDense(push=push(part), names=part.names).model_dump_json(),  # type: ignore[misc]
+                lambda part, push_of=push_of: messages.LoadDense(
+                    push=push_of(part.round), names=part.names
+                ).model_dump_json(),  # type: ignore[misc]
                 packed=[np.frombuffer(data, dtype=np.uint8) for data in parts],
             )
 
@@ -163,23 +165,12 @@ class ServerParameters:
         self._assign(values, add=True)
 
     def _assign(self, values: Mapping[str, Tensor], *, add: bool) -> None:
-        push = self._numbered()
+        push_of = self._group.push_by_round()
         self._send(
             Call.ASSIGN_DENSE,
             values,
-            lambda part: messages.AssignDense(push=push(part), names=part.names, add=add).model_dump_json(),
+            lambda part: messages.AssignDense(push=push_of(part.round), names=part.names, add=add).model_dump_json(),
         )
-
-    def _numbered(self) -> Callable[[DensePart], messages.Push]:
-        """The number of the change that a part is: one for all servers, and a new one for each further round."""
-        made: dict[int, messages.Push] = {}
-
-        def push(part: DensePart) -> messages.Push:
-            if part.round not in made:
-                made[part.round] = self._group.next_push()
-            return made[part.round]
-
-        return push
 
     def _send(
         self,

@@ -22,7 +22,7 @@ from monolith.ps.client.parted_call import Part, Places, run_parts
 from monolith.ps.client.remote_store import float_rows, row_matrix
 from monolith.ps.client.server_group import ClientConfig, require_known
 from monolith.ps.client.server_routes import Route
-from monolith.ps.messages import DeclaredTable, Position, Push
+from monolith.ps.messages import DeclaredTable, Position
 from monolith.ps.precision import narrowed, widen
 from monolith.table.arrays import Ids, Values, id_array
 from monolith.table.config import TableConfig
@@ -171,12 +171,12 @@ class ServerStore(BucketGroup):
             for g, split in zip(joined, splits, strict=True)
         )
         parts_of = [split.pushed(float_rows(g.values)) for g, split in zip(joined, splits, strict=True)]
-        pushes = self._pushes()
+        push_of = self.push_by_round()
 
         # All servers see every step, those without an id of it too: event time and HashNet scales follow the steps.
         def begin(part: Part) -> Exchange:
             apply = messages.Apply(
-                push=pushes(part),
+                push=push_of(part.round),
                 position=position,
                 tables=tables,
                 step=step,
@@ -217,10 +217,10 @@ class ServerStore(BucketGroup):
         self._keep_order()
         route = self._routes.current
         order, sizes = split_by_owner(ids, route.owners, route.groups)
-        ids, pushes = ids[order], self._pushes()
+        ids, push_of = ids[order], self.push_by_round()
 
         def begin(part: Part) -> Exchange:
-            write = messages.TableWrite(push=pushes(part), table=table, event_time=event_time, map=part.version)
+            write = messages.TableWrite(push=push_of(part.round), table=table, event_time=event_time, map=part.version)
             (at,) = part.places
             arrays = [ids[at]] if values is None else [ids[at], values[order[at]]]
             return part.link.begin(call, write.model_dump_json(), arrays)
@@ -232,17 +232,6 @@ class ServerStore(BucketGroup):
     ) -> list[tuple[Places, Frame]]:
         ids, sizes = [split.ids for split in splits], [split.sizes for split in splits]
         return run_parts(self._routes, route, ids, sizes, begin, timeout=self.config.timeout)
-
-    def _pushes(self) -> Callable[[Part], Push]:
-        """The number of the change that a part is: one for all servers, and a new one for each further round."""
-        made: dict[int, Push] = {}
-
-        def push(part: Part) -> Push:
-            if part.round not in made:
-                made[part.round] = self.next_push()
-            return made[part.round]
-
-        return push
 
     def _keep_order(self) -> None:
         if self.config.ordered:
