@@ -66,6 +66,8 @@ Wire = Literal["float32", "float16", "bfloat16"]
 """The precision of rows and gradients between worker and server."""
 MAX_POSITION = 2**20
 """Characters of the state of a source: servers keep one for each worker."""
+Run = Annotated[str, Field(max_length=255)]
+"""Name of the launch of a job that a worker belongs to; "" if it does not say. Only another launch may declare other settings."""
 Pooling = Literal["sum", "mean", "sqrtn", "none"]
 """How a bag becomes one vector; "none": there are no bags, each id is a vector of its own."""
 
@@ -169,6 +171,7 @@ class DeclareTables(Config):
     """Tables to make. Those that are there take the hyperparameters given here. Answer: `{"changes": [text]}`."""
 
     tables: tuple[DeclaredTable, ...]
+    run: Run = ""
 
 
 class TableRead(Config):
@@ -265,6 +268,7 @@ class DeclareDense(_Grouped):
     groups: Annotated[tuple[DenseSettings, ...], Field(min_length=1)]
     replace_other: bool = False
     """Start a parameter that another class of optimizer trains again from these values, instead of refusing."""
+    run: Run = ""
 
     @model_validator(mode="after")
     def _has_groups(self) -> DeclareDense:

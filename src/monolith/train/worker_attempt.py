@@ -52,7 +52,11 @@ def client_config(config: RunnerConfig, epoch: int) -> ClientConfig:
         ('worker-2-of-3', 7, 0.5)
     """
     # Of how many: servers keep how far a worker of this name is, and with another number its share of the data is another.
-    changes: dict[str, object] = {"worker": f"worker-{config.index}-of-{config.num_workers}", "epoch": epoch}
+    changes: dict[str, object] = {
+        "worker": f"worker-{config.index}-of-{config.num_workers}",
+        "epoch": epoch,
+        "run": config.uuid,
+    }
     if config.operation_timeout_in_ms > 0:
         changes["timeout"] = config.operation_timeout_in_ms / 1000
     return config.client.model_copy(update=changes)

@@ -58,6 +58,9 @@ class ClientConfig(Config):
     """The worker's name, kept when it is started again; None: a new one, and nobody takes its place."""
     epoch: Annotated[int | None, Field(ge=0, lt=2**63)] = None
     """Which life of the worker this is, larger than all before; None: the time in nanoseconds."""
+    run: messages.Run = ""
+    """Name of the launch of the job that the worker belongs to. Workers of one launch must declare the same settings of tables
+    and optimizers, and those of the next may declare others. "": servers take what is declared last, and log it."""
     timeout: Positive = 30.0
     """Seconds a call may take, retries included."""
     wire: Wire = "float32"
@@ -146,12 +149,14 @@ class ServerGroup:
         """Let every server make these tables. Those that are there take the hyperparameters given here, and keep their rows.
 
         Raises:
-            ConfigError: a table is there with rows of another layout, seed or mode.
+            ConfigError: a table is there with rows of another layout, seed or mode, or another worker of the same launch has
+                declared it with other settings.
         """
         declared = [t if isinstance(t, DeclaredTable) else DeclaredTable(config=t) for t in tables]
         if declared:
             frames = self._ask_all(
-                Call.DECLARE_TABLES, messages.DeclareTables(tables=tuple(declared)).model_dump_json()
+                Call.DECLARE_TABLES,
+                messages.DeclareTables(tables=tuple(declared), run=self.config.run).model_dump_json(),
             )
             for text in dict.fromkeys(text for frame in frames for text in json.loads(frame.text)["changes"]):
                 _log.warning("%s: the code's value is used", text)
@@ -295,7 +300,7 @@ class ServerGroup:
 
     def _declare_to(self, link: Link) -> None:
         if self._declared:
-            declare = messages.DeclareTables(tables=tuple(self._declared.values()))
+            declare = messages.DeclareTables(tables=tuple(self._declared.values()), run=self.config.run)
             link.call(Call.DECLARE_TABLES, declare.model_dump_json())
 
     def _look_for(self, link: Link) -> None:

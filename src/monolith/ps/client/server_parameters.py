@@ -73,7 +73,11 @@ class ServerParameters:
         def declare(part: DensePart) -> str:
             groups, group_of = _grouped(part.names, settings)
             return messages.DeclareDense(
-                names=part.names, groups=groups, group_of=group_of, replace_other=replace_other
+                names=part.names,
+                groups=groups,
+                group_of=group_of,
+                replace_other=replace_other,
+                run=group.config.run,
             ).model_dump_json()
 
         answers = self._routes.ask(Call.DECLARE_DENSE, self._names, declare, values)

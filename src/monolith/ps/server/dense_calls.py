@@ -36,7 +36,9 @@ class DenseCalls:
         with self._gate.changing():
             self._owned.require_dense(declare.names)
             settings = [declare.groups[number] for number in declare.group_of]
-            created = self._dense.declare(declare.names, frame.arrays, settings, replace_other=declare.replace_other)
+            created = self._dense.declare(
+                declare.names, frame.arrays, settings, replace_other=declare.replace_other, run=declare.run
+            )
             return json_answer(created=created)
 
     def _read_dense(self, frame: Frame) -> Answer:

@@ -30,6 +30,8 @@ class _Parameter:
     """Whether it is another one than a worker has declared it as."""
     declared: bool = True
     """Whether a worker trains it here. After a restore onto other servers each has all of them, and is then asked for some."""
+    run: str = ""
+    """The launch of the worker that has declared its settings; "" if that did not say."""
 
     def step(self, gradient: torch.Tensor) -> None:
         self.changed = True
@@ -47,9 +49,10 @@ class _Parameter:
         if slots := self.optimizer.state.get(self.values):
             self.optimizer.state[self.values] = complete_slots(slots, group)
 
-    def declare(self, name: str, settings: DenseSettings) -> None:
+    def declare(self, name: str, settings: DenseSettings, run: str = "") -> None:
         """Take the hyperparameters that are declared otherwise now. The others continue where a scheduler has moved them."""
         changes = self.settings.declared.differences(settings.declared)
+        self.run = run if run or changes else self.run
         self.settings = self.settings.model_copy(update={"declared": settings.declared})
         self.use(self.settings.current.with_settings(**{key: settings.current.settings[key] for key in changes}))
         for key, (was, now) in changes.items():
@@ -81,6 +84,7 @@ class DenseParameters:
         settings: Sequence[DenseSettings],
         *,
         replace_other: bool = False,
+        run: str = "",
     ) -> bool:
         """Make the parameters with `values`, unless they are there.
 
@@ -91,9 +95,14 @@ class DenseParameters:
             values: with which new parameters begin.
             settings: of each parameter.
             replace_other: begin a parameter that another class of optimizer trains again, instead of refusing.
+            run: the launch of the job that the worker belongs to, "" if it does not say.
 
         Returns:
             Whether they were made.
+
+        Raises:
+            ConfigError: another worker of the same launch has declared other settings.
+            CheckpointMismatchError: another class of optimizer trains a parameter.
         """
         _require_values(names, values)
         given = {name: (array, one) for name, array, one in zip(names, values, settings, strict=True)}
@@ -104,15 +113,19 @@ class DenseParameters:
                 raise ConfigError(
                     f"dense parameter {missing!r}: not there, while {there[0]!r} is; another model is served"
                 )
+            for name in there if run else ():
+                self._require_other_run(name, given[name][1], run)
             other = [name for name in there if self._is_other(name, *given[name])]
             if other and not replace_other:
                 raise _mismatch(other[0], self._parameters[other[0]].settings, given[other[0]][1])
             fresh = [name for name in names if name not in there or name in other]
             self._require_room(4 * sum(state_numbers(given[n][1].current, given[n][0].shape) for n in fresh))
             made = {name: _parameter(*given[name]) for name in fresh}
+            for parameter in made.values():
+                parameter.run = run
             for name in there:
                 if name not in other:
-                    self._parameters[name].declare(name, given[name][1])
+                    self._parameters[name].declare(name, given[name][1], run)
                 self._parameters[name].declared = True
             self._parameters |= made
             return not there
@@ -274,6 +287,21 @@ class DenseParameters:
 
     def __len__(self) -> int:
         return len(self._parameters)
+
+    def _require_other_run(self, name: str, settings: DenseSettings, run: str) -> None:
+        """Raise if other settings come from a worker of the same launch: neither of the two is the newer one."""
+        held = self._parameters[name]
+        if held.run != run or held.settings.declared == settings.declared:
+            return
+        was, now = held.settings.declared, settings.declared
+        if was.name != now.name:
+            differ = f"{was.name} and {now.name}"
+        else:
+            differ = ", ".join(f"{key} = {one!r} and {other!r}" for key, (one, other) in was.differences(now).items())
+        raise ConfigError(
+            f"dense parameter {name!r}: two workers of the launch {run!r} declare different settings of its optimizer: {differ}; "
+            "run the same code with the same configuration in all workers, and start the job again to change a setting"
+        )
 
     def _is_other(self, name: str, values: np.ndarray, settings: DenseSettings) -> bool:
         """Whether another class of optimizer trains a parameter; raise if it has another shape."""

@@ -97,26 +97,37 @@ class ServedTables:
         self._memory = memory or MemoryLimit()
         self._tables: dict[str, EmbeddingTable] = {}
         self._declared: dict[str, DeclaredTable] = {}
+        self._run_of: dict[str, str] = {}
         self._texts = 0
         self._lock = threading.Lock()
         self.on_new: Callable[[list[EmbeddingTable]], None] = lambda made: None
         """Called with tables that are made, before anybody can write to them."""
 
-    def reconfigure(self, tables: Iterable[DeclaredTable]) -> list[str]:
+    def reconfigure(self, tables: Iterable[DeclaredTable], *, run: str = "") -> list[str]:
         """Let the tables that are there use the hyperparameters of `tables`; all of them or, on an error, none.
 
         Call it while nobody else changes a table.
 
+        Args:
+            tables: with the settings that a worker declares.
+            run: the launch that the worker belongs to, "" if it does not say.
+
         Returns:
             What has changed, for a person to read.
+
+        Raises:
+            ConfigError: another worker of the same launch has declared other settings.
         """
         with self._lock:
             other = [table for table in tables if self._declared.get(table.config.name, table) != table]
+            for table in other:
+                self._require_other_run(table, run)
             filters = [self._filter(table) for table in other]
             for table, admission in zip(other, filters, strict=True):
                 self._tables[table.config.name].reconfigure(table.config, admission=admission)
             changes = [text for table in other for text in _changes(self._declared[table.config.name], table)]
             self._declared |= {table.config.name: table for table in other}
+            self._run_of |= {table.config.name: run for table in other}
         for text in changes:
             _log.warning("%s: a worker has declared it so", text)
         return changes
@@ -125,10 +136,10 @@ class ServedTables:
         """Whether some of `tables` are there with other settings."""
         return any(self._declared.get(table.config.name, table) != table for table in tables)
 
-    def declare(self, tables: Iterable[DeclaredTable]) -> None:
+    def declare(self, tables: Sequence[DeclaredTable], *, run: str = "") -> None:
         """Make the tables that are not there; all of them or, on an error, none.
 
-        Those that are there keep their settings; `ConfigError` if their rows do not fit.
+        Those that are there keep their settings; `ConfigError` if their rows do not fit. `run` is the launch of the worker.
         """
         with self._lock:
             new = [table for table in tables if not self._is_there(table)]
@@ -145,6 +156,9 @@ class ServedTables:
             self._declared |= {table.config.name: table for table in new}
             self._tables |= made
             self._texts += texts
+            if run:
+                same = (table.config.name for table in tables if self._declared[table.config.name] == table)
+                self._run_of |= dict.fromkeys(same, run)
 
     def declared(self) -> list[DeclaredTable]:
         """What was declared, in order."""
@@ -216,6 +230,16 @@ class ServedTables:
         if there is not None and there != table:
             self._require_fit(there, table)
         return there is not None
+
+    def _require_other_run(self, table: DeclaredTable, run: str) -> None:
+        """Raise if the settings of a table come from a worker of the same launch: neither of the two is the newer one."""
+        name = table.config.name
+        if run and self._run_of.get(name) == run:
+            changes = "; ".join(_changes(self._declared[name], table))
+            raise ConfigError(
+                f"{changes}: two workers of the launch {run!r} declare different settings; run the same code with the same "
+                "configuration in all workers, and start the job again to change a setting"
+            )
 
     def _require_fit(self, there: DeclaredTable, table: DeclaredTable) -> None:
         """Raise unless rows and counts of the table that is there can be used with the settings of `table`."""

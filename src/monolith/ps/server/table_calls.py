@@ -38,11 +38,12 @@ class TableCalls:
     def _declare_tables(self, frame: Frame) -> Answer:
         declare = message_of(messages.DeclareTables, frame)
         changes: list[str] = []
+        with self._state.gate.changing():
+            self._tables.declare(declare.tables, run=declare.run)
+        # Only now: another worker may have made them meanwhile.
         if self._tables.differ(declare.tables):
             with self._state.gate.closed(changes=True):
-                changes = self._tables.reconfigure(declare.tables)
-        with self._state.gate.changing():
-            self._tables.declare(declare.tables)
+                changes = self._tables.reconfigure(declare.tables, run=declare.run)
         return json_answer(changes=changes)
 
     def _configs(self, frame: Frame) -> Answer:
