@@ -156,6 +156,16 @@ def test_counters_of_admission_are_restored_and_new_thresholds_count(tmp_path: P
     assert without.stats()["user"].rows == 1
 
 
+def test_gradients_of_one_table_with_different_rates_are_refused_before_anything_changes() -> None:
+    tables = LocalStore([EmbeddingTable(TableConfig(name="t", segments=(Segment(dim=1, optimizer=Sgd()),)))])
+    gradients = [Gradient(bags=bags("t", [1]), values=torch.ones(1, 1), learning_rates=(rate,)) for rate in (0.25, 0.5)]
+    with pytest.raises(
+        InvalidArgumentError, match=r"expected one set of learning rates in a step, got \(0.25,\), \(0.5,\)"
+    ):
+        tables.apply(gradients)
+    assert len(tables.tables["t"]) == 0
+
+
 def test_learning_rates_may_change_between_save_and_restore(tmp_path: Path) -> None:
     trained().save(tmp_path / "save")
     restored = store(learning_rate=0.125)

@@ -243,7 +243,7 @@ def _apply(table: EmbeddingTable, gradient: Gradient, step: int, event_time: int
 def join_gradients(gradients: Sequence[Gradient]) -> list[Gradient]:
     """One gradient per table, in the order of first mention: bags behind each other, in the order given.
 
-    Gradients of one table must pool alike; the learning rates of the last one count.
+    Gradients of one table must pool alike and have the same learning rates: a row makes one step with their sum.
 
     Example:
         >>> bags = Bags(table="t", ids=np.array([7, 8]), row_splits=np.array([0, 2]))
@@ -263,6 +263,12 @@ def _join(parts: Sequence[Gradient]) -> Gradient:
         raise InvalidArgumentError(
             f"gradients of table {parts[0].bags.table!r}: expected one way of pooling, got {', '.join(sorted(poolings))}"
         )
+    if any(part.learning_rates != parts[0].learning_rates for part in parts):
+        rates = ", ".join(str(part.learning_rates) for part in parts)
+        raise InvalidArgumentError(
+            f"gradients of table {parts[0].bags.table!r}: expected one set of learning rates in a step, got {rates}; give "
+            "features that share a table the same schedule"
+        )
     ends = np.cumsum([0, *(len(part.bags.ids) for part in parts)])
     splits = [part.bags.row_splits[1:] + end for part, end in zip(parts, ends[:-1], strict=True)]
     bags = replace(
@@ -274,7 +280,7 @@ def _join(parts: Sequence[Gradient]) -> Gradient:
     return Gradient(
         bags=bags,
         values=torch.cat([part.values for part in parts]),
-        learning_rates=parts[-1].learning_rates,
+        learning_rates=parts[0].learning_rates,
         # One that is missing is missed by the table, which says so.
         snapshot=torch.cat(snapshots) if len(snapshots) == len(parts) else None,
     )
