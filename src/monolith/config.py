@@ -138,7 +138,7 @@ def _edits(word: str, other: str) -> int:
 
 
 def _owner(model: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:
-    """The configuration class that the fields at `path` belong to, as far as it can be told."""
+    """The configuration class that the fields at `path` belong to, as far as it is known."""
     members: list[type[BaseModel]] = []
     for part in path:
         # After a field that accepts several classes, pydantic names the one that came by its `kind`.
@@ -155,7 +155,7 @@ def _kind(model: type[BaseModel]) -> object:
 
 
 def _where_it_belongs(model: type[BaseModel], name: str) -> str:
-    """What to say of a field that `model` does not have: whose it is, which one is meant, or which ones there are."""
+    """A hint about a field that `model` does not have: which class has it, which field is meant, or which fields there are."""
     related = _related(model)
     homes = [other.__name__ for other in related if name in other.model_fields]
     if homes:

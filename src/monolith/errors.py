@@ -4,7 +4,7 @@ MonolithError
 ├── CheckpointMismatchError (ValueError) a checkpoint and the model do not fit together
 ├── ConfigError (ValueError)             a configuration object cannot be built as asked
 ├── InvalidArgumentError (ValueError)    a call's arguments do not fit the table or each other
-│   └── InvalidVariableError (RuntimeError)  a gradient is of a variable that was not expected
+│   └── InvalidVariableError (RuntimeError)  a gradient belongs to a variable that was not expected
 ├── CorruptFileError                     a file is truncated, altered, too new, or made for another table
 ├── DiscoveryError (OSError)             a process cannot be announced or found: no answer, a refusal, no entry in time
 ├── DivergedError (ArithmeticError)      training met a NaN or infinite loss or gradient
@@ -25,7 +25,7 @@ MonolithError
 │   │   └── ServerRestoredError                it has restored itself: join again and go on
 │   ├── StalePushError                         a newer process has taken the sender's place
 │   └── UnavailableError (ConnectionError)     it cannot be reached, or is stopping
-│       └── OverloadedError                    it has as many streams or requests as it takes: back off
+│       └── OverloadedError                    it has reached its limit of streams or requests: back off
 ├── WorkerLostError                      a worker ended, or hangs, before its work was done, and was not replaced
 └── StorageError (OSError)               the operating system refused an open, read, write, fsync or rename
     └── SaveInterruptedError             a server was started again while it wrote its part of a checkpoint
@@ -83,7 +83,7 @@ class InvalidArgumentError(MonolithError, ValueError):
 
 
 class InvalidVariableError(InvalidArgumentError, RuntimeError):
-    """A gradient is of a variable that is not in the set of valid ones; nothing was changed."""
+    """A gradient belongs to a variable that is not in the set of valid ones. Nothing was changed."""
 
 
 class CorruptFileError(MonolithError):
@@ -99,7 +99,7 @@ class DivergedError(MonolithError, ArithmeticError):
 
 
 class ForkedProcessError(MonolithError, RuntimeError):
-    """Threads, connections or a log of a parent process were used in a child that it forked; make new ones there."""
+    """A forked child used threads, connections or a log of its parent process. Make new ones in the child."""
 
 
 class LogGapError(MonolithError):
@@ -115,7 +115,7 @@ class RunInterruptedError(MonolithError):
 
 
 class WorkerLostError(MonolithError):
-    """A worker of the run ended, hangs, or never came, and was not replaced in time: some of the data is not trained."""
+    """A worker of the run ended, hangs or never joined, and was not replaced in time: some of the data is not trained."""
 
 
 class SchemaError(MonolithError, ValueError):
@@ -151,7 +151,7 @@ class ProtocolError(ServerError, ValueError):
 
 
 class ServerLostError(ServerError):
-    """A server cannot restore what it held, and the run was not told to go on without it; nothing was changed."""
+    """A server cannot restore what it held, and the run does not accept that loss. Nothing was changed."""
 
 
 class ServerRestartedError(ServerError):
@@ -171,7 +171,7 @@ class UnavailableError(ServerError, ConnectionError):
 
 
 class OverloadedError(UnavailableError):
-    """The server has as many streams or requests as it takes. Nothing was changed; clients back off and ask again."""
+    """The server has reached its limit of streams or requests. Nothing was changed; clients back off and retry."""
 
 
 class StorageError(MonolithError, OSError):

@@ -69,7 +69,7 @@ class WorkerThreads(ThreadPoolExecutor):
         return super().submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As of every executor; in a forked child there is nothing to end."""
+        """As of every executor. In a forked child there is nothing to shut down."""
         if self._bound.is_here:
             super().shutdown(wait, cancel_futures=cancel_futures)
 
@@ -78,7 +78,7 @@ class LetsGo(Protocol):
     """Something that a forked child must not hold on to."""
 
     def let_go(self) -> None:
-        """Close what the child has copied, without an effect on the parent; called in the child, right after the fork."""
+        """Close what the child has copied, without an effect on the parent. Called in the child, right after the fork."""
 
 
 _held: weakref.WeakSet[Any] = weakref.WeakSet()

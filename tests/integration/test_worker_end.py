@@ -78,7 +78,7 @@ def test_without_a_worker_that_broke_the_run_has_failed_and_servers_stay_for_suc
     chief = cluster.start("worker", 0, [BATCH])
     with pytest.raises(StalePushError, match="replaced"):
         worker.result(SECONDS)
-    with pytest.raises(WorkerLostError, match=r"worker 1 of the run is gone, and not replaced within 1.1 s"):
+    with pytest.raises(WorkerLostError, match=r"worker 1 of the run is dead, and not replaced within 1.1 s"):
         chief.result(SECONDS)
     assert not server.done()
     # Both are started again.

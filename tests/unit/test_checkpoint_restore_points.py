@@ -113,7 +113,7 @@ def test_a_damaged_newest_state_is_never_left_out_silently(tmp_path: Path) -> No
     manifest = tmp_path / "model.ckpt-3" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"step":3', b'"step":4'))
     with pytest.raises(
-        CorruptFileError, match=r"newest state cannot be read: .*checksum is wrong.* say --restore-to step=1"
+        CorruptFileError, match=r"newest state cannot be read: .*checksum is wrong.* use --restore-to step=1"
     ):
         find_restore_point(tmp_path)
     assert find_restore_point(tmp_path, step=1).step == 1

@@ -57,7 +57,7 @@ def test_steps_that_are_asked_for_are_made(tmp_path: Path, caplog: pytest.LogCap
     trainer(tmp_path).fit(Stream(5))
     with caplog.at_level(logging.INFO):
         assert trainer(tmp_path).fit(Stream(5), steps=2) == 7
-    assert "begins again" in caplog.text
+    assert "is read again" in caplog.text
 
 
 def test_a_second_call_in_one_process_is_a_new_pass() -> None:

@@ -58,7 +58,7 @@ def test_a_run_does_not_go_back_before_a_lost_segment(tmp_path: Path, lost: int)
     with pytest.raises(LogGapError, match=segment_name(lost)):
         choose_restore_point(RunConfig(model_dir=str(tmp_path)), training=True)
     if lost == 1:
-        assert "nothing older is left" in str(caught.value)
+        assert "no older state is left" in str(caught.value)
         with pytest.raises(InvalidArgumentError, match="nothing from sequence"):
             find_restore_point(tmp_path, sequence=COMMITS)
     else:

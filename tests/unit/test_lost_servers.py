@@ -66,7 +66,7 @@ def test_a_server_that_comes_back_empty_ends_the_run(tmp_path: Path) -> None:
         run.restore(training=True)
         run.train_step(next(iter(clicks())))
     with pytest.raises(
-        ServerLostError, match=r"servers 127.0.0.1:\d+ hold nothing .*go back to step 1 of .*--accept-loss"
+        ServerLostError, match=r"servers 127.0.0.1:\d+ have lost .*go back to step 1 of .*--accept-loss"
     ):
         train(tmp_path, 0, 7, epoch=3, steps=1)
 

@@ -151,10 +151,10 @@ def test_requests_beyond_the_memory_for_frames_wait_and_health_checks_do_not() -
         # A client has its answer a moment before the server is done with it.
         wait_for(lambda: memory.frames.in_use == 0)
         assert memory.frames.take(63_000_000)
-        with pytest.raises(UnavailableError, match="bytes are in memory, no room for 8"):
+        with pytest.raises(UnavailableError, match="bytes are in memory, no memory for 8"):
             push(store, np.arange(2000))
         # A small question with a large answer.
-        with pytest.raises(UnavailableError, match="no room for an answer"):
+        with pytest.raises(UnavailableError, match="none is left for one"):
             store.lookup([Bags(table="b", ids=np.arange(200), row_splits=np.arange(201))])
         assert store.health()[0]["tables"] == 3
         memory.frames.give_back(63_000_000)

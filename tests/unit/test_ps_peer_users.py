@@ -54,7 +54,7 @@ def test_a_server_turns_other_users_away(caplog: pytest.LogCaptureFixture) -> No
             run = command(CONNECT, name, uid=uid)
             told = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
             assert answer in told
-        assert f"turned away a process of user {NOBODY}" in caplog.text
+        assert f"refused a connection from a process of user {NOBODY}" in caplog.text
         with RemoteStore(server.address) as store:
             assert store.stats() == {}
 
@@ -83,7 +83,7 @@ def test_a_process_of_an_unknown_user_is_turned_away(
         local.settimeout(30)
         assert local.recv(1) == b""
         local.close()
-        until(lambda: "turned away a process" in caplog.text)
+        until(lambda: "refused a connection" in caplog.text)
 
 
 def test_root_and_the_same_user_come_in(monkeypatch: pytest.MonkeyPatch) -> None:

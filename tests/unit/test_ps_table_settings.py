@@ -65,7 +65,7 @@ def test_thresholds_change_and_counts_stay() -> None:
         with job(server, seen(3), 2) as store:
             push(store)
             assert read(store) == -1.0
-        with pytest.raises(ConfigError, match="cannot go on from; keep its capacity"):
+        with pytest.raises(ConfigError, match="cannot continue from; keep its capacity"):
             job(server, declared(admission=SlidingAdmission(capacity=999_999)), 3)
 
 

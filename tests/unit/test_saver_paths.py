@@ -65,7 +65,7 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_made(tmp_path: Path,
     table = EmbeddingTable(TableConfig(name="t", segments=(Segment(dim=1),)))
     saver = PartialRecoverySaver({"v": torch.ones(1), "store": LocalStore([table])})
     step = 3 if name == "ckpt.info" else None
-    with pytest.raises(InvalidArgumentError, match="lies beside checkpoints"):
+    with pytest.raises(InvalidArgumentError, match="name of another file in a folder of checkpoints"):
         saver.save(tmp_path / "run" / name, step, latest_filename="checkpoint_input_worker_1")
     assert list(tmp_path.iterdir()) == []
 

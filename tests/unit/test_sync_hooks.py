@@ -148,7 +148,7 @@ def test_workers_that_make_steps_are_waited_for_without_a_limit() -> None:
 
 def test_a_worker_that_is_dead_is_waited_for_until_it_must_have_been_replaced() -> None:
     states = Scripted({1: True, 2: False})
-    with pytest.raises(WorkerLostError, match=r"worker 2 of the run is gone, and not replaced within 200 s"):
+    with pytest.raises(WorkerLostError, match=r"worker 2 of the run is dead, and not replaced within 200 s"):
         states.chief(replacement_seconds=200.0).end(NOBODY, None)
     assert states.now == 200.0
 

@@ -208,9 +208,9 @@ def read_listed(folder: Folder, files: Iterable[FileEntry], name: str) -> bytes:
 
 
 def part_paths(manifest: Manifest, path: StrPath) -> list[str]:
-    """Where the checkpoints are that servers have written for the one at `path`; each must be that one and no other.
+    """Return the paths of the checkpoints that servers have written for the one at `path`, after checking each against its entry.
 
-    `CorruptFileError` if one is missing or another one, or lies neither below the model_dir nor below the `restore_roots`.
+    `CorruptFileError` if one is missing, is not the one listed, or lies neither below the model_dir nor below `restore_roots`.
     """
     paths = []
     for part, entry in zip(_named_parts(manifest, path), manifest.parts, strict=True):
@@ -222,7 +222,7 @@ def part_paths(manifest: Manifest, path: StrPath) -> list[str]:
 
 
 def _named_parts(manifest: Manifest, path: StrPath) -> list[str]:
-    """The folders that a manifest names; none of them is looked at before all of them are allowed."""
+    """The folders that a manifest names. None of them is opened before all of them have been checked."""
     model_dir, parts = parent_folder(path), []
     for entry in manifest.parts:
         try:
@@ -248,7 +248,7 @@ def remove_checkpoint(path: StrPath) -> None:
         try:
             parts = _named_parts(read_manifest(path), path)
         except CorruptFileError as error:
-            _log.warning("what servers have written for %s stays: %s", path, error)
+            _log.warning("the parts of %s on servers are not removed: %s", path, error)
     open_folder(path).remove(MANIFEST)
     for part in parts:
         open_folder(part).remove(MANIFEST)

@@ -80,7 +80,7 @@ def needs_snapshot(model_dir: StrPath, log: ChangeLog, *, ratio: float = 1.0, at
     try:
         lineage = find_lineage(model_dir, log.sequence)
     except LogGapError as error:
-        _log.warning("%s; a snapshot of all rows, which does not need it, comes with the next checkpoint", error)
+        _log.warning("%s; the next checkpoint writes a snapshot of all rows, which does not need that segment", error)
         return True
     if lineage is None or (lineage.snapshot is None and not log.complete):
         return True

@@ -41,7 +41,7 @@ Settings = Mapping[str, Any]
 _NO_SETTINGS = ("params", "param_names", "initial_lr")
 _MISSING = object()
 _SLOT_OF = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "momentum_buffer"}
-"""The slot that an optimizer of torch expects beside its others once this hyperparameter is switched on."""
+"""The additional slot that an optimizer of torch expects once this hyperparameter is switched on."""
 
 
 def optimizer_name(kind: type) -> str:
@@ -270,7 +270,7 @@ def other_optimizer(was: str, now: str) -> str:
         optimizer: it was trained with torch.optim.SGD, the code now has torch.optim.Adam
     """
     return (
-        f"optimizer: it was trained with {was}, the code now has {now}, which cannot continue from that state. Go on with "
+        f"optimizer: it was trained with {was}, the code now has {now}, which cannot continue from that state. Continue with "
         f"{was}; or restore the tables and start dense parameters and optimizer again with RunConfig(clear_nn=True); or start a "
         "new model_dir with the weights and rows of this one with RunConfig(warm_start_from=...)"
     )
@@ -329,7 +329,7 @@ def _old_names(
 
 @dataclass(frozen=True, kw_only=True)
 class _Reconciled:
-    """Hyperparameters to set, and what a person is told."""
+    """Hyperparameters to set, and what to log about them."""
 
     values: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -156,7 +156,7 @@ class PendingCheckpoint:
         try:
             lineage = find_lineage(model_dir, log.sequence) if log.sequence else None
         except LogGapError as error:
-            _log.warning("%s; a snapshot of all rows is written, which does not need it", error)
+            _log.warning("%s; a snapshot of all rows is written, which does not need that segment", error)
             lineage = None
         return write_snapshot(model_dir, tables, log, time=self.manifest.time) if lineage is None else None
 

@@ -90,7 +90,7 @@ def get_checkpoint_state(
 
 
 def restore_marker(model_dir: StrPath) -> str | None:
-    """What a training run of `model_dir` has gone back to or adopted, by the name it was given; None if nothing.
+    """Return the checkpoint that a training run of `model_dir` went back to or adopted, by the name it was given; None if none.
 
     Example:
         >>> restore_marker("memory://no-run")
@@ -100,15 +100,15 @@ def restore_marker(model_dir: StrPath) -> str | None:
 
 
 def warn_if_ignored(restore_ckpt: str, followed: str, model_dir: StrPath) -> None:
-    """Say that `restore_ckpt` has no effect, if the run has followed another one before.
+    """Log that `restore_ckpt` has no effect if the run has already gone back to another one.
 
     Example:
         >>> warn_if_ignored("model.ckpt-30", "model.ckpt-30", "runs/ctr")
     """
     if base_name(restore_ckpt) != base_name(followed):
         _log.warning(
-            "restore_ckpt %r is ignored: %s has gone back to %r before, and does so once; remove the file %s/%s to go back "
-            "again",
+            "restore_ckpt %r is ignored: %s has already gone back to %r, which it does only once; remove the file %s/%s to go "
+            "back again",
             restore_ckpt,
             model_dir,
             followed,

@@ -237,7 +237,7 @@ def _of_segment(model_dir: str, info: SegmentInfo) -> RestorePoint:
 
 
 def _is_reachable(point: RestorePoint, damaged: list[_Damaged]) -> bool:
-    """Whether everything that leads to `point` is there; if something is missing that was there, `damaged` gets it."""
+    """Whether everything that leads to `point` is there. What was there and is missing is added to `damaged`."""
     if point.checkpoint is not None:
         return True
     try:
@@ -248,17 +248,17 @@ def _is_reachable(point: RestorePoint, damaged: list[_Damaged]) -> bool:
 
 
 def _require_newest(point: RestorePoint | None, damaged: Iterable[_Damaged]) -> None:
-    """Going on from an older state than the newest must be somebody's decision, not the disk's."""
+    """Continuing from an older state than the newest must be an operator's decision, not the disk's."""
     newer = [other for other in damaged if point is None or other.step > point.step or other.sequence > point.sequence]
     if not newer:
         return
     error = max(newer, key=lambda other: (other.step, other.sequence)).error
     gap = next((other.error for other in newer if isinstance(other.error, LogGapError)), None)
     if point is None:
-        advice = "nothing older is left to go back to"
+        advice = "no older state is left to restore"
     else:
         advice = (
-            f"to go on without it from step {point.step} (sequence {point.sequence}), say --restore-to "
+            f"to continue without it from step {point.step} (sequence {point.sequence}), use --restore-to "
             f"{f'sequence={point.sequence}' if point.sequence else f'step={point.step}'}"
         )
     if gap is not None:
@@ -269,7 +269,7 @@ def _require_newest(point: RestorePoint | None, damaged: Iterable[_Damaged]) -> 
 def _warn_of_unreachable(
     earlier: Iterable[RestorePoint], point: RestorePoint | None, damaged: Iterable[_Damaged]
 ) -> None:
-    """Say which later moments, also at or before the one asked for, cannot be restored."""
+    """Log which moments after `point`, up to the one asked for, cannot be restored."""
     skipped = {other.sequence: other.error for other in damaged if other.sequence}
     for other in itertools.takewhile(lambda other: other is not point, earlier):
         if other.sequence in skipped:

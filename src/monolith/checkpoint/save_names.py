@@ -44,7 +44,7 @@ class SaveHelper:
         return step
 
     def get_existing_checkpoint_steps(self) -> set[int]:
-        """The steps that the index beside them lists. A checkpoint whose name has no step is left out."""
+        """The steps that the index of their folder lists. A checkpoint whose name has no step is left out."""
         state = read_checkpoint_state(parent_folder(self.basename))
         steps = map(step_of_name, state.all_model_checkpoint_paths if state else ())
         return {step for step in steps if step is not None}

@@ -252,11 +252,11 @@ def _names_of_exempt(paths: Iterable[StrPath]) -> tuple[str, ...]:
 
 
 def _require_free_name(path: str, index: str) -> None:
-    """Refuse a checkpoint in the place of a file that lies beside checkpoints, now or later."""
+    """Refuse the name of a file that a folder of checkpoints has, or will have."""
     name = base_name(path)
     if name in (index, INDEX, MONOLITH_INDEX, RESTORE_MARKER) or name.startswith("ckpt.info-"):
         raise InvalidArgumentError(
-            f"save_path: {name!r} is the name of a file that lies beside checkpoints; give another, such as "
+            f"save_path: {name!r} is the name of another file in a folder of checkpoints; use another name, such as "
             f"{parent_folder(path)}/model.ckpt"
         )
     if open_folder(parent_folder(path)).size(name) is not None:

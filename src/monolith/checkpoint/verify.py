@@ -111,7 +111,7 @@ def _verify_model_dir(top: Folder, found: Verification, progress: Callable[[str]
 
 
 def _verify_newest(top: LocalFolder, found: Verification) -> None:
-    """Whether a run or server would go on from its newest state; what is damaged was found already."""
+    """Check that a run or server could continue from its newest state. Damaged files were found before."""
     try:
         find_restore_point(str(top))
     except InvalidArgumentError:
@@ -161,7 +161,7 @@ def _verify_files(folder: Folder, files: tuple[FileEntry, ...], tables: Mapping[
     owners = {name: entry for entry in tables.values() for name in entry.files}
     for file in files:
         if file.name in owners:
-            # A table of its own for each file: it is gone again before the next one is read.
+            # A table of its own for each file: it is freed before the next one is read.
             config = owners[file.name].config.model_copy(update={"initial_capacity": 0})
             read_table_file(folder, file, EmbeddingTable(config), range(NUM_BUCKETS))
         else:

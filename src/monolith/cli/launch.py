@@ -38,6 +38,27 @@ Lines = queue.SimpleQueue[tuple[Role, str]]
 LIVENESS_VARIABLE = "MONOLITH_LIVENESS"
 """The variable with the time limits of a job."""
 
+Restarts = Annotated[
+    int | None,
+    typer.Option(help="Restarts of each role within --restart-window; one more failure ends the job.", min=0),
+]
+RestartWindow = Annotated[
+    float | None, typer.Option(help="Seconds after which a restart no longer counts, by default 3600.", min=0)
+]
+Grace = Annotated[
+    float | None, typer.Option(help="Seconds between asking a role to end and killing it, by default 120.", min=0)
+]
+Limits = Annotated[
+    str | None,
+    typer.Option(
+        help="Time limits as JSON, such as '{\"hang_secs\": 60}': fields of Liveness. By default $MONOLITH_LIVENESS."
+    ),
+]
+AcceptLoss = Annotated[
+    bool,
+    typer.Option(help="Continue from the newest checkpoint when a server has lost data; by default the job fails."),
+]
+
 _INTERRUPTED = 130
 _PAUSE_SECS = 0.1
 
@@ -57,30 +78,11 @@ def launch(
     log_dir: Annotated[
         Path | None, typer.Option(help="A log for each role goes here; by default MODEL_DIR/logs, or a new folder.")
     ] = None,
-    restarts: Annotated[
-        int | None,
-        typer.Option(help="Restarts of each role within --restart-window; one more failure ends the job.", min=0),
-    ] = None,
-    restart_window: Annotated[
-        float | None,
-        typer.Option(help="Seconds after which a restart is not counted any more, by default 3600.", min=0),
-    ] = None,
-    grace: Annotated[
-        float | None,
-        typer.Option(help="Seconds a role has to end when asked to, by default 120; then it is killed.", min=0),
-    ] = None,
-    liveness: Annotated[
-        str | None,
-        typer.Option(
-            help="Time limits as JSON, as '{\"hang_secs\": 60}'; the fields of Liveness, or $MONOLITH_LIVENESS."
-        ),
-    ] = None,
-    accept_loss: Annotated[
-        bool,
-        typer.Option(
-            help="Go on when a server lost what it held, from the newest checkpoint; by default the job fails."
-        ),
-    ] = False,
+    restarts: Restarts = None,
+    restart_window: RestartWindow = None,
+    grace: Grace = None,
+    liveness: Limits = None,
+    accept_loss: AcceptLoss = False,
     ps_args: Annotated[str, typer.Option(help="Further options of `monolith ps`, in one text.")] = "",
     ps_cpus: Annotated[float, typer.Option(help="Processors of a server.", min=0, rich_help_panel="Ray")] = 1,
     ps_memory: Annotated[str | None, typer.Option(help="Memory of a server, as 8GiB.", rich_help_panel="Ray")] = None,
@@ -88,7 +90,7 @@ def launch(
     worker_gpus: Annotated[float, typer.Option(help="GPUs of a worker.", min=0, rich_help_panel="Ray")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Start parameter servers and workers, look after them, and end them all.
+    """Start parameter servers and workers, supervise them, and stop them all.
 
     Servers end when all workers have ended well. A role that fails or hangs is restarted up to --restarts times. When a role
     fails for good, or on SIGINT and SIGTERM, workers end and then servers; a second signal ends them at once. The exit code is

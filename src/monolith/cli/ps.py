@@ -21,6 +21,45 @@ from monolith.transport.tokens import read_token
 
 __all__ = ["ps"]
 
+MaxStreams = Annotated[int | None, typer.Option(help="Streams open at the same time, by default 256.", min=1)]
+MaxRequests = Annotated[
+    int | None,
+    typer.Option(help="Requests in progress at the same time, by default one per stream; others are refused.", min=1),
+]
+IdleSecs = Annotated[
+    float | None,
+    typer.Option(help="Close a stream after this many seconds without a request, by default 900.", min=1),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="Threads that share the work of one request, by default one per processor.", min=1),
+]
+TransportName = Annotated[
+    Literal["socket", "flight"] | None,
+    typer.Option(help="Transport of requests; by default Flight with a certificate, plain sockets without one."),
+]
+LogFlushSecs = Annotated[
+    str | None,
+    typer.Option(
+        help="Seconds between commits to the log in --folder. By default 0: a push is acknowledged when it is durable. "
+        "'off' writes with checkpoints only, and a crash loses everything since the last one."
+    ),
+]
+RestoreTo = Annotated[
+    str | None,
+    typer.Option(
+        help="Restore step=N, time=UNIX_SECONDS or sequence=N of the log in --folder and discard everything later. "
+        "For a log that has lost a segment."
+    ),
+]
+RestoreRoots = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--restore-root",
+        help="Folder or URL that clients may restore from, in addition to the run's model_dir. May be repeated.",
+    ),
+]
+
 
 def ps(
     host: Annotated[
@@ -35,51 +74,21 @@ def ps(
         str | None, typer.Option(help="Refuse updates that would take more, as 8GiB or 500MB.")
     ] = None,
     max_message: Annotated[str | None, typer.Option(help="Refuse larger messages, by default than 256MiB.")] = None,
-    max_streams: Annotated[
-        int | None, typer.Option(help="Streams open at the same time, by default 256.", min=1)
-    ] = None,
-    max_requests: Annotated[
-        int | None,
-        typer.Option(help="Requests under way at the same time, by default one per stream; others are refused.", min=1),
-    ] = None,
-    idle_secs: Annotated[
-        float | None,
-        typer.Option(help="Close a stream after so many seconds without a request, by default 900.", min=1),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(help="Threads that share the work of one request, by default one per processor.", min=1),
-    ] = None,
-    transport: Annotated[
-        Literal["socket", "flight"] | None,
-        typer.Option(help="How frames travel; by default over plain sockets, with a certificate over Flight."),
-    ] = None,
+    max_streams: MaxStreams = None,
+    max_requests: MaxRequests = None,
+    idle_secs: IdleSecs = None,
+    threads: Threads = None,
+    transport: TransportName = None,
     folder: Annotated[
         Path | None, typer.Option(help="Keep what is held here, and restore it at start; without it, in memory only.")
     ] = None,
-    log_flush_secs: Annotated[
-        str | None,
-        typer.Option(
-            help="Seconds between commits to the log in the folder. By default 0: a push is answered when it is durable. "
-            "'off' writes with checkpoints only, and a crash loses what came after the last one."
-        ),
-    ] = None,
+    log_flush_secs: LogFlushSecs = None,
     take_over: Annotated[bool, typer.Option(help="Take the folder from a process that hangs.")] = False,
-    restore_to: Annotated[
-        str | None,
-        typer.Option(
-            help="Go back to step=N, time=UNIX_SECONDS or sequence=N of the log in --folder, and give up what came later: "
-            "the way out if a segment was lost."
-        ),
-    ] = None,
-    restore_root: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Folder or URL, beside the run's model_dir, below which clients may restore. May be repeated."
-        ),
-    ] = None,
+    restore_to: RestoreTo = None,
+    restore_root: RestoreRoots = None,
     tls_root_certs: Annotated[
-        Path | None, typer.Option(help="Whom other servers' certificates are signed by, PEM; by default --tls-cert.")
+        Path | None,
+        typer.Option(help="CA bundle (PEM) that signed other servers' certificates; by default --tls-cert."),
     ] = None,
     move_piece: Annotated[
         str | None, typer.Option(help="Rows given to another server at a time, by default 8MiB.")
@@ -87,9 +96,9 @@ def ps(
     grace: Grace = 5.0,
     as_json: Json = False,
 ) -> None:
-    """Hold tables and dense parameters for many workers; end on SIGTERM, SIGINT, or when a client asks for it.
+    """Hold tables and dense parameters for many workers, until SIGTERM, SIGINT or a client stops it.
 
-    The first line of the output tells the address. As a process of a run, which the environment says (MONOLITH_NUM_PS and so on,
+    The first line of the output has the address. If the environment makes it a process of a run (MONOLITH_NUM_PS and so on,
     TF_CONFIG, the MLP scheduler), it is announced to the others, and its folder is MODEL_DIR/ps/INDEX.
     """
     if threads is not None:

@@ -36,7 +36,7 @@ def _is_address(address: str) -> bool:
     try:
         split_address(address)
     except InvalidArgumentError as error:
-        _logger.warning("a server has announced itself at what is no address and is left out: %s", error)
+        _logger.warning("a server has announced something that is not an address, and is left out: %s", error)
         return False
     return True
 

@@ -110,7 +110,7 @@ def _map_leaves(nested: Nested, action: Callable[[Any], Any]) -> Nested:
     if nested is None:
         return None
     if isinstance(nested, dict):
-        # A copy keeps the kind of dict, and what it knows beside its entries, such as the default of a defaultdict.
+        # A copy keeps the class of the dict and its attributes, such as the default_factory of a defaultdict.
         mapped = copy.copy(nested)
         for key, value in nested.items():
             mapped[key] = _map_leaves(value, action)

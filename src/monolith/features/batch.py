@@ -112,7 +112,7 @@ def column_of(batch: Mapping[str, object], name: str) -> Column:
         return column
     raise InvalidArgumentError(
         f"batch[{name!r}]: expected one number per row as a tensor, NumPy array or list, or a list of numbers per row, got "
-        f"{column!r:.80}; turn texts into ids with monolith.features.hash_strings"
+        f"{column!r:.80}; convert texts to ids with monolith.features.hash_strings"
     )
 
 

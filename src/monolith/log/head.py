@@ -6,7 +6,7 @@ ahead of the files is a loss, and a head that is behind them is a crash between 
 
 The record is synced at most once a second: a sync for each commit would make commits a fifth to a third slower. A process that is
 killed loses nothing by that. After a power cut the head may be a second behind, and then only a segment of that second that is
-lost in addition goes unnoticed.
+also lost goes unnoticed.
 
 The file has two records of one disk sector each. A sync closes one, and the next writes go to the other: a torn write leaves the
 one that was synced last.

@@ -171,7 +171,7 @@ class LogReader:
             poll: seconds between two looks at the folder.
             wait: called with `poll`; a true answer, as `threading.Event().wait` gives when it is set, ends the iteration.
 
-        `LogGapError` when `since` was abandoned or what follows it is gone: start again from a snapshot.
+        `LogGapError` when `since` was abandoned or the segments after it are missing: start again from a snapshot.
         """
         checksum: int | None = None
         while True:

@@ -135,7 +135,7 @@ class DenseState:
         )
 
     def install(self, plan: OptimizerPlan, *, only_fresh: bool) -> None:
-        """Let the servers go on from the values that the model has, and from the slots of `plan`.
+        """Continue on the servers from the values that the model has and from the slots of `plan`.
 
         With `only_fresh`, parameters that have been trained on the servers are left as they are.
         """

@@ -27,7 +27,7 @@ class AsyncFunctionManager:
     After n calls exactly n - 1 have run. The last one is run by `drain`, by leaving a `with` block without an error, or by a
     `Trainer` that was given `hooks`. Calls that are still waiting when the manager is dropped are logged as lost.
 
-    With `threaded` the late call runs in a thread while the caller goes on, and has ended when the queue's next call returns.
+    With `threaded` the late call runs in a thread while the caller continues, and has ended when the queue's next call returns.
     What the step in between sees of it is then a matter of timing. An exception of a late call is raised by the call, or the
     drain, that runs or awaits it.
 

@@ -78,7 +78,7 @@ class Placement:
 
 
 class _AdoptSettings(Hook):
-    """Lets a worker go on with the learning rates that the chief has restored, or that others have come to."""
+    """Lets a worker continue with the learning rates that the chief has restored, or that others have reached."""
 
     def after_start(self, trainer: Trainer) -> None:
         # A scheduler of the trainer knows the rate of every step by itself.

@@ -93,12 +93,12 @@ def _require_no_loss(trainer: Trainer, served: Sequence[ServerGroup], point: Res
     instead = "begin empty" if point is None else f"go back to step {point.step} of {point.checkpoint}"
     if not trainer.accepts_lost_servers:
         raise ServerLostError(
-            f"servers {', '.join(lost)} hold nothing of what was trained on them, their folders are empty or not those they had: "
-            f"give them their folders back; or let only them {instead} with RunnerConfig.partial_recovery or "
+            f"servers {', '.join(lost)} have lost what was trained on them: their folders are empty or not the ones they had. "
+            f"Give them their folders back; or let only them {instead} with RunnerConfig.partial_recovery or "
             "`monolith launch --accept-loss`; or start all servers on empty folders, to restore the newest checkpoint as a whole"
         )
     _log.warning(
-        "servers %s have lost what was trained on them, and %s, as partial_recovery says", ", ".join(lost), instead
+        "servers %s have lost what was trained on them and %s: partial_recovery accepts that", ", ".join(lost), instead
     )
 
 

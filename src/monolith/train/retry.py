@@ -1,4 +1,4 @@
-"""Going on after a server did not answer: which failures are temporary, and how often a server may lose what it held."""
+"""Retries after a server did not answer: which failures are temporary, and how often a server may lose what it held."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ __all__ = ["PREFIX", "RunnerConfig"]
 PREFIX = "MONOLITH_"
 """What the variable of a field is called before the field's name in capitals."""
 SECOND_CHANCES = 6
-"""Times that a run which recovers servers goes on after a loss, unless the configuration says how often."""
+"""Losses after which a run that recovers servers continues, unless the configuration says how many."""
 
 _Count = Annotated[int, Field(ge=0)]
 # With one of these said, a run is not of this process alone.
@@ -82,10 +82,10 @@ class RunnerConfig(DiscoveryConfig):
     operation_timeout_in_ms: Annotated[int, Field(ge=-1)] = -1
     """Milliseconds that a call to a server may take; -1 leaves it to `client.timeout`."""
     partial_recovery: bool | None = None
-    """Go on when a server has lost what it held, restoring only that server from the newest checkpoint: what was trained on it
-    since is lost. False ends the run with `ServerLostError`. None: as `enable_realtime_training`."""
+    """Continue when a server has lost what it held, restoring only that server from the newest checkpoint: what was trained on
+    it since is lost. False ends the run with `ServerLostError`. None: as `enable_realtime_training`."""
     max_retry_times: _Count = 0
-    """Times a run goes on although a server has lost what it held; 0: 6 times with `partial_recovery`, otherwise never."""
+    """How often a run continues after a server has lost what it held; 0: 6 times with `partial_recovery`, otherwise never."""
     retry_wait_in_secs: NonNegative = 30.0
     """Seconds before each attempt after a server did not answer."""
     enable_realtime_training: bool = False
@@ -131,7 +131,7 @@ class RunnerConfig(DiscoveryConfig):
 
     @property
     def max_losses(self) -> int:
-        """Times the run goes on although a server has lost what it held.
+        """How often the run continues after a server has lost what it held.
 
         Example:
             >>> RunnerConfig(partial_recovery=True).max_losses, RunnerConfig(max_retry_times=2).max_losses

@@ -73,7 +73,7 @@ def serve(
 ) -> None:
     """Be server `runner.index` until a client, the chief at the end, asks it to stop; see `wait_for_end`.
 
-    `restore_roots` are other runs that the chief may let it restore from, beside those that `runner.server` names.
+    `restore_roots` are other runs that the chief may let it restore from, in addition to those that `runner.server` names.
     """
     config = place_server(runner.server, runner, discovery)
     roots = (*config.restore_roots, *restore_roots)
@@ -87,25 +87,24 @@ def serve(
 def wait_for_end(server: ParameterServer, runner: RunnerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
     """Return when `server` was asked to stop.
 
-    A server whose workers are gone for good must neither wait for ever nor in silence. When no worker has called for longer than
-    a replacement takes, it says so. After `liveness.orphan_secs` it gives up, unless a launcher watches over the job, or the
-    servers are to stay without workers (`enable_realtime_training`).
+    When no worker has called for longer than a replacement takes, that is logged. After `liveness.orphan_secs` the server gives
+    up, unless a launcher supervises the job, or the servers are to stay without workers (`enable_realtime_training`).
 
     Raises:
         WorkerLostError: no worker has called for `liveness.orphan_secs`. What the server holds is in its folder.
     """
     liveness = runner.liveness
-    forsaken = not runner.supervised and not runner.enable_realtime_training
+    gives_up = not runner.supervised and not runner.enable_realtime_training
     reminder = Reminder(_log, who=f"parameter server {runner.index}", every_secs=_REMIND_SECS, clock=clock)
     while not server.wait(timeout=liveness.heartbeat_secs):
         silence = server.silence
-        if silence >= liveness.orphan_secs and forsaken:
+        if silence >= liveness.orphan_secs and gives_up:
             raise WorkerLostError(
                 f"no worker has called parameter server {runner.index} for {silence:.0f} s (liveness.orphan_secs): the run was "
                 "left without ending its servers; start the job again, the server continues from its folder"
             )
         if silence >= liveness.replacement_secs:
-            left = liveness.orphan_secs - silence if forsaken else None
+            left = liveness.orphan_secs - silence if gives_up else None
             reminder.waiting("a worker to call, none has for longer than a restart takes", left_secs=left)
 
 

@@ -115,7 +115,7 @@ class Trainer:
         self.config = config or RunConfig()
         self.hooks: tuple[Hook, ...] = (*hooks, *DeepInsightHook.of_run(self.config, type(model).__name__))
         self.accepts_lost_servers = False
-        """Whether a run goes on when a server has lost what was trained on it; see `RunnerConfig.partial_recovery`."""
+        """Whether a run continues when a server has lost what was trained on it; see `RunnerConfig.partial_recovery`."""
         self.save_listeners: tuple[CheckpointSaverListener, ...] = ()
         """Called around every full save of a run."""
         self.save_guards: tuple[CheckpointSaverListener, ...] = ()
@@ -357,13 +357,13 @@ class Trainer:
         """Whether a restored run has nothing left to do, which is then logged and becomes its `stop_reason`."""
         if last is not None and self.step >= last:
             self.request_stop(f"step {last} is reached")
-            _log.warning("nothing to do: the run is at step %d of %d; ask for more steps to go on", self.step, last)
+            _log.warning("nothing to do: the run is at step %d of %d; ask for more steps to continue", self.step, last)
             return True
         epochs = self.config.epochs
         if epochs is None or self.epochs < epochs:
             return False
         if asked_for_more:
-            _log.info("the data has been read %d times and begins again: more steps were asked for", self.epochs)
+            _log.info("the data has been read %d times and is read again: more steps were asked for", self.epochs)
             self.epochs = 0
             return False
         self.request_stop(f"all {epochs} epochs are done" if epochs > 1 else "its epoch over the data is done")

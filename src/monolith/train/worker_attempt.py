@@ -228,7 +228,7 @@ class WorkerAttempt:
         )
 
     def _wait_for_workers(self, common: Coordination) -> None:
-        """A short run must not be over, and its servers gone, before the last worker has come."""
+        """A short run must not end, and stop its servers, before the last worker has joined."""
         reminder = Reminder(_log, who="the chief", clock=self._clock)
         deadline = self._clock() + self._config.start_timeout_secs
         while (missing := self._missing(common)) and self._clock() < deadline:
@@ -239,7 +239,7 @@ class WorkerAttempt:
             _log.warning("starting without workers %s; the end waits for them", missing)
 
     def _missing(self, common: Coordination) -> list[int]:
-        # One that has finished and is gone may have done so before the whole job was started again, and come back.
+        # A worker that has finished and ended may have done so before the whole job was restarted, and may come back.
         there = {member.index for member in common.members().members if member.alive}
         return [index for index in range(self._config.num_workers) if index not in there]
 

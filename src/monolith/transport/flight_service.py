@@ -35,9 +35,9 @@ def _without_traceback(call: Callable[Parameters, Result]) -> Callable[Parameter
         except flight.FlightError:
             raise
         except (pa.ArrowException, OSError) as error:
-            # The client has gone, or speaks another language.
+            # The client has disconnected, or speaks another protocol.
             _logger.debug("a call over Flight ended: %s", error)
-            raise flight.FlightServerError("the call ended before its end") from None
+            raise flight.FlightServerError("the call was cut off") from None
         except Exception as error:
             _logger.exception("a call over Flight failed")
             raise flight.FlightServerError(f"the server failed: {type(error).__name__}; its log has more") from None

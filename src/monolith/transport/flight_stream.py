@@ -30,7 +30,7 @@ _DEADLINES = Deadlines()
 class FlightStream:
     """One exchange with a server, opened with the first request: a request is sent, then its answer received.
 
-    A health check goes as an action, which needs no exchange: a server answers it while all its streams are taken.
+    A health check is sent as an action, which needs no exchange: a server answers it while all its streams are in use.
     """
 
     is_open = True  # that a server has ended an exchange is found out by using it
@@ -132,7 +132,7 @@ class FlightConnector:
         self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
 
     def open(self, *, deadline: float) -> FlightStream:
-        """A new stream; whether there is a server, and whether it lets us in, is found out by the first request."""
+        """A new stream. Whether there is a server, and whether it accepts the token, shows with the first request."""
         return FlightStream(self._client, self._address, self._headers)
 
     def close(self) -> None:

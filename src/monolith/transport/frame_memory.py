@@ -16,12 +16,12 @@ SMALL = 4096
 class FrameMemory:
     """Counts the bytes of frames that are being received, worked on or sent.
 
-    A frame is taken if it fits beside the others, and in any case if it is small or there is no other: what is refused now is
-    taken later.
+    A frame is accepted if it fits in addition to the others, and always if it is small or the only one: what is refused now is
+    accepted later.
 
     Args:
-        always: bytes that frames may have in any case.
-        most: bytes that they may have now, asked beyond `always`.
+        always: bytes that frames may always take.
+        most: returns the bytes that they may take now; called only beyond `always`.
 
     Example:
         >>> memory = FrameMemory(always=100_000)
@@ -43,14 +43,14 @@ class FrameMemory:
         return self._in_use
 
     def fits(self, size: int) -> bool:
-        """Whether a frame of `size` bytes fits beside those there are."""
+        """Whether a frame of `size` bytes fits in addition to those in memory."""
         together = self._in_use + size
         if size <= SMALL or not self._in_use or together <= self._always:
             return True
         return self._most is not None and together <= self._most()
 
     def take(self, size: int) -> bool:
-        """Count a frame of `size` bytes until `give_back`. Returns False, and does not, if it does not fit."""
+        """Count a frame of `size` bytes until `give_back`. Returns False, and counts nothing, if it does not fit."""
         with self._lock:
             fits = self.fits(size)
             self._in_use += size * fits

@@ -270,7 +270,7 @@ class FramedSocket:
             self._socket.shutdown(socket.SHUT_RD)
 
     def let_go(self) -> None:
-        """Close the copy of a forked child; the connection goes on in the parent."""
+        """Close the copy of a forked child. The connection stays open in the parent."""
         self._closed()
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ __all__ = ["Exchange", "Link", "finish_all", "finish_each"]
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
 """Seconds between two attempts: doubled each time, up to the longest."""
 LONGEST_OVERLOAD_PAUSE = 5.0
-"""The longest pause before a server is asked again that has too much to do."""
+"""The longest pause before an overloaded server is asked again."""
 
 
 class Link:
@@ -137,7 +137,7 @@ class Exchange:
                 # The same request, under the same number: if it was applied before the server died, it is known there.
                 set_instance(self._frame[0], self._link.instance)
             except OverloadedError as error:
-                # It is there, and has too much to do: it is asked less and less often, and nobody else is looked for.
+                # It is there but overloaded: back off, and do not look for another server.
                 self._drop()
                 pause = self._paused(pause, LONGEST_OVERLOAD_PAUSE, error)
             except (UnavailableError, FencedError) as error:

@@ -47,7 +47,7 @@ class RemoteError(Config):
 
 
 def described(error: BaseException) -> RemoteError:
-    """What a client is told about `error`: what it did wrong, or that the server is at fault. Never a traceback.
+    """What is sent to a client about `error`: what it did wrong, or that the server is at fault. Never a traceback.
 
     Example:
         >>> described(ZeroDivisionError("division by zero")).message

@@ -114,7 +114,7 @@ class SocketService:
             len(self._connections),
         )
         if error.errno == errno.EMFILE:
-            # One who waits to be accepted would wait for ever: it is told by closing its connection.
+            # A client that waits to be accepted would wait for ever: close its connection instead.
             with self._spare.given_up(), suppress(OSError):
                 listener.setblocking(False)
                 try:
@@ -127,7 +127,9 @@ class SocketService:
         connection = FramedSocket(connected, takes_room=True)
         uid = connection.peer_uid
         if uid not in (None, 0, os.geteuid()):
-            self._warnings.warn("turned away a process of user %s, which is neither this one nor root", uid)
+            self._warnings.warn(
+                "refused a connection from a process of user %s, which is neither this user nor root", uid
+            )
             connection.close()
             return
         with self._ended:
@@ -146,7 +148,7 @@ class SocketService:
             raise
 
     def _drop_oldest_stranger(self) -> None:
-        """Some more may knock than may come in; beyond, whoever has not said for the longest who it is makes room."""
+        """Close the connection that has waited longest without saying who it is. More may connect than are admitted."""
         stranger = next((connection for connection, is_known in self._connections.items() if not is_known), None)
         if stranger is not None:
             self._warnings.warn("%s connections are open: closed one that did not say who it is", self._most)
@@ -198,9 +200,9 @@ class SocketService:
             self._free.release()
 
     def _let_in_for_health(self, connection: FramedSocket) -> None:
-        """Answer one health check; any other request gets to know that there are too many streams."""
+        """Answer one health check. Any other request is refused because there are too many streams."""
         why = f"{self._limits.max_streams} streams are open, no more are allowed; close some, or raise max_streams"
-        self._warnings.warn("turned away a client: %s", why)
+        self._warnings.warn("refused a client: %s", why)
         if not self._for_health.acquire(blocking=False):
             _say(connection, Welcome.TOO_MANY_STREAMS)
             return
@@ -235,7 +237,7 @@ class SocketService:
             why = f"requests and answers of {self._calls.frames.in_use:,} bytes are in memory"
             self._warnings.warn("refused a request of %s bytes: %s", long.size, why)
             return self._calls.refused(
-                long.head, OverloadedError(f"{why}, no room for {long.size:,} more; ask again later")
+                long.head, OverloadedError(f"{why}, no memory for {long.size:,} more; try again later")
             )
         except TooLongError as long:
             error = ProtocolError(
@@ -247,7 +249,7 @@ class SocketService:
         return self._calls.answer(data, is_shared=is_shared, out=None if room is None else room.outgoing)
 
     def _finish_by(self, size: int) -> float:
-        """When a message of `size` bytes must have come in or gone out."""
+        """When a message of `size` bytes must have been received or sent."""
         return time.monotonic() + SLOW_SECONDS + size / self._limits.min_bytes_per_sec
 
 
@@ -261,7 +263,7 @@ class _Spare:
 
     @contextmanager
     def given_up(self) -> Iterator[None]:
-        """Let somebody else have the descriptor for the block."""
+        """Free the descriptor for the length of the block."""
         with self._lock:
             self.close()
             try:

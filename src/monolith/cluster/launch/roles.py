@@ -76,7 +76,7 @@ class JobRoles(Config):
     liveness: Liveness = Liveness()
     """When a role counts as hung, how often it is restarted, and how long the others wait for it."""
     accept_loss: bool = False
-    """Go on when a server cannot restore what it held: it gets what the newest checkpoint has, or begins empty."""
+    """Continue when a server cannot restore what it held: it restores the newest checkpoint, or starts empty."""
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -12,7 +12,7 @@ from monolith.urls import lies_below
 __all__ = ["EVERYTHING", "require_below", "require_roots"]
 
 EVERYTHING = "*"
-"""The root that all files are below that the process may read."""
+"""A root that allows every file that the process may read."""
 
 _PATTERN = re.compile(r"[*?\[{]")
 

@@ -24,7 +24,7 @@ class ParquetSource(FileSource):
     """Batches from Parquet files; only the columns asked for are read, and never more than a row group is held.
 
     `paths`: URLs, globs or folders. A column given by name alone has the type of the first file: numbers become tensors, lists
-    `Ragged`, strings `Ragged` of bytes. Without `columns`, all columns are read. Shards take row groups in turn.
+    `Ragged`, strings `Ragged` of bytes. Without `columns`, all columns are read. Row groups are dealt out to shards in order.
 
     Example:
         >>> import tempfile

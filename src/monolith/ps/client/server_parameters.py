@@ -294,7 +294,7 @@ class CachedParameters:
                 group[key] = there
 
     def install(self, slots: Mapping[int, Mapping[str, Any]]) -> None:
-        """Let the servers go on from the module's values, and from slots of the optimizer by the `id` of each parameter."""
+        """Continue on the servers from the module's values and from optimizer slots by the `id` of each parameter."""
         now = group_optimizers(self.optimizer)
         self.origin.load(
             {
@@ -363,7 +363,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._cached.adopt_settings()
 
     def install(self, slots: Mapping[int, Mapping[str, Any]]) -> None:
-        """Let the servers go on from the model's values, and from slots of the optimizer by the `id` of each parameter."""
+        """Continue on the servers from the model's values and from optimizer slots by the `id` of each parameter."""
         self._cached.install(slots)
 
     def values_in(self, module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

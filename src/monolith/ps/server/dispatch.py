@@ -224,8 +224,8 @@ class Dispatcher(FrameCalls):
             )
         if not self.frames.fits(size):
             raise OverloadedError(
-                f"lookup: requests and answers of {self.frames.in_use:,} bytes are in memory, no room for an answer of {size:,}; "
-                "ask again later"
+                f"lookup: requests and answers of {self.frames.in_use:,} bytes are in memory, none is left for one of {size:,}; "
+                "try again later"
             )
         buffer, views = allocate(
             call=Call.LOOKUP, request=frame.request, instance=self.instance, text="{}", shapes=shapes, out=out

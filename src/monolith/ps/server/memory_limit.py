@@ -18,7 +18,7 @@ FRAMES_WITHOUT_LIMIT = 2**30
 HUGE_PAGE = 2**21
 """Steps in which a table takes memory once it has this much."""
 WORKING_BYTES = 2**23
-"""What a table may need besides its rows while it grows: blocks of its index, and scratch memory of a call."""
+"""What a table may need in addition to its rows while it grows: blocks of its index, and scratch memory of a call."""
 
 
 class MemoryLimit:
@@ -70,7 +70,7 @@ class MemoryLimit:
 
 
 def _require_addresses(more: int, tables: int) -> None:
-    """Raise `MemoryLimitError` if a limit of the process (`ulimit -v`) leaves no room: a table would notice in the middle."""
+    """Raise `MemoryLimitError` if a limit of the process (`ulimit -v`) leaves too little: a table would notice halfway."""
     if not tables or resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
         return
     try:

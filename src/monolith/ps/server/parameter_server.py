@@ -40,11 +40,11 @@ class ServerConfig(ListenConfig):
     take_over: bool = False
     """Take `folder` from a process that still holds it, such as one that hangs; that one is fenced and ends."""
     restore_to: Moment | None = None
-    """A moment to go back to, step=N, time=UNIX_SECONDS or sequence=N, of those that the log in `folder` has: the way out if a
-    segment was lost. What was acknowledged later is given up. The server goes back once for each value."""
+    """Restore step=N, time=UNIX_SECONDS or sequence=N of the log in `folder` and discard everything later. For a log that has
+    lost a segment. The server does so once for each value."""
     restore_roots: tuple[Location, ...] = ()
-    """Folders and URLs below which clients may let the server restore checkpoints, beside its own model_dir: `folder`, or, if it
-    is called <model_dir>/ps/<number>, that model_dir."""
+    """Folders and URLs that clients may let the server restore checkpoints from, in addition to its own model_dir: `folder`,
+    or, if it is called <model_dir>/ps/<number>, that model_dir."""
     tls_root_certs: Path | None = None
     """PEM of whom the certificates of other servers are signed by, for moving buckets to them; None: `tls_cert`, its own."""
     move_piece_bytes: Annotated[int, Field(gt=0)] = PIECE_BYTES

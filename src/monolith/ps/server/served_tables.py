@@ -129,7 +129,7 @@ class ServedTables:
             self._declared |= {table.config.name: table for table in other}
             self._run_of |= {table.config.name: run for table in other}
         for text in changes:
-            _log.warning("%s: a worker has declared it so", text)
+            _log.warning("%s: declared by a worker", text)
         return changes
 
     def differ(self, tables: Iterable[DeclaredTable]) -> bool:
@@ -259,7 +259,7 @@ class ServedTables:
         ):
             raise ConfigError(
                 f"table {name!r}: the server counts with the admission filter {there.admission!r}, which {table.admission!r} "
-                "cannot go on from; keep its capacity and kind"
+                "cannot continue from; keep its capacity and kind"
             )
 
     def _filter(self, table: DeclaredTable) -> AdmissionFilter | None:

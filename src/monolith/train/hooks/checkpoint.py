@@ -89,7 +89,7 @@ class _Request:
 
     def fail(self, error: OSError) -> None:
         if self.ignore_errors:
-            _log.error("a save that was asked for failed, training goes on: %s", error)
+            _log.error("a requested save failed, training continues: %s", error)
             self.result.set_result(None)
         else:
             self.result.set_exception(error)

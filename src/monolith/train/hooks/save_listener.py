@@ -18,9 +18,9 @@ class CheckpointSaverListener:
     after the last save, `end` of every listener in the same order. All of it in the training thread, between steps; a save
     that is written in the background lets steps pass between `after_cut` and `after_save`.
 
-    Guard listeners stand around all attempts: `before_save` of each in order, for every attempt `before_cut` of each in order
-    and, as soon as the state is taken, `after_cut` of each in reverse order, at last `after_save` of each in reverse order,
-    whatever has happened in between. An error in a guard's own methods is logged and stops nothing.
+    Guard listeners are called for a save and for each of its attempts: `before_save` of each in order; for every attempt
+    `before_cut` of each in order and, as soon as the state is taken, `after_cut` of each in reverse order; and last
+    `after_save` of each in reverse order, even if all attempts fail. An error in a guard's own methods is logged.
 
     Example:
         >>> class Announce(CheckpointSaverListener):

@@ -157,7 +157,7 @@ class ChiefSyncHook(Hook):
     def _loss(self, unfinished: dict[int, bool], dead_since: dict[int, float]) -> str:
         who, why = list(unfinished), f"alive, but made no step for {self.timeout_seconds:g} s"
         if dead_since:
-            who, why = list(dead_since), f"gone, and not replaced within {self.replacement_seconds:g} s"
+            who, why = list(dead_since), f"dead, and not replaced within {self.replacement_seconds:g} s"
         return (
             f"{_workers(who)} of the run {'is' if len(who) == 1 else 'are'} {why}, so the data is not trained to its end; "
             "what is trained is saved. Look into the log of that worker, then start the job again with the same model_dir"
@@ -254,7 +254,7 @@ def require_worker(index: int, num_workers: int) -> None:
 
 
 def _described(unfinished: dict[int, bool]) -> str:
-    """Whom the chief waits for, in words."""
+    """The workers that the chief waits for, in words."""
     groups = [
         ([index for index, alive in unfinished.items() if alive], "still training"),
         ([index for index, alive in unfinished.items() if not alive], "dead and to be replaced"),

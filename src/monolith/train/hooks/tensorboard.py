@@ -71,7 +71,7 @@ class TensorBoardHook(Hook):
 
 
 def write_evaluation(folder: str | Path, metrics: Mapping[str, float], step: int) -> None:
-    """Write `metrics` of an evaluation as points at `step` into `folder`, beside the curves of training.
+    """Write `metrics` of an evaluation as points at `step` into `folder`, which may have the curves of training too.
 
     Example:
         >>> import tempfile
