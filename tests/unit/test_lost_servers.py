@@ -75,7 +75,7 @@ def test_a_loss_that_is_accepted_is_said(tmp_path: Path, caplog: pytest.LogCaptu
     test_a_server_that_comes_back_empty_ends_the_run(tmp_path)
     with caplog.at_level(logging.WARNING):
         assert train(tmp_path, 0, 7, epoch=4, steps=1, accept=True) >= 2
-    assert "have lost what was trained on them, and go back to step 1" in caplog.text
+    assert "have lost what was trained on them and go back to step 1" in caplog.text
 
 
 def test_without_a_checkpoint_the_first_step_cannot_be_lost_unnoticed(tmp_path: Path) -> None:
