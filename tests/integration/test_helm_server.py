@@ -23,6 +23,7 @@ def test_a_server_starts_as_the_chart_says_and_its_probe_is_answered(
     secrets = {name: one(manifests, "Secret", f"-{name}")["data"] for name in ("token", "tls")}
     for name, text in secrets["tls"].items():
         (tmp_path / name).write_bytes(base64.b64decode(text))
+        (tmp_path / name).chmod(0o440)  # as the chart mounts it: a key that everyone can read is refused
     servers = one(manifests, "StatefulSet")
     variables = environment(servers, 1, {"token": base64.b64decode(secrets["token"]["token"]).decode()})
 

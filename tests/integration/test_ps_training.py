@@ -149,7 +149,7 @@ def test_a_narrow_wire_trains_nearly_the_same_model(addresses: list[str]) -> Non
 def test_a_model_that_is_not_the_servers_is_refused_before_it_trains(addresses: list[str]) -> None:
     with ServerStore(addresses, tables_of(FEATURES)):
         other = [Feature(name="user_id", dim=8)]
-        with pytest.raises(ConfigError, match="'user_id': another worker has declared it differently"):
+        with pytest.raises(ConfigError, match="table 'user_id': the server has it with other rows"):
             ServerStore(addresses, tables_of(other))
         with ServerStore(addresses) as empty, pytest.raises(ConfigError, match="user_id"):
             EmbeddingCollection(other, empty)

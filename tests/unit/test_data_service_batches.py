@@ -54,7 +54,7 @@ def test_a_view_of_another_batch_travels_alone() -> None:
     [
         ({"x": torch.ones(1, dtype=torch.int16)}, r"batch\['x'\]: expected one of int64.*got torch.int16"),
         ({"x": torch.ones(1), "y": torch.ones(2)}, "expected 1 rows"),
-        ({"x": torch.tensor(1)}, "expected a tensor"),
+        ({"x": torch.tensor(1)}, "expected one number per row as a tensor"),
     ],
 )
 def test_what_is_no_batch_is_refused_where_it_was_made(batch: dict[str, torch.Tensor], complaint: str) -> None:

@@ -190,7 +190,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 def _of_ranks(launcher: str, rank: int, size: int, asked: _Asked) -> ScheduledRole | None:
     servers = asked.num_servers
     if asked.is_local or not servers:
-        asked.alone(launcher, size, f"Set MONOLITH_NUM_PS=n to make the last n of the {size} ranks servers")
+        asked.alone(launcher, size, f"Set MONOLITH_NUM_PS=n to turn the last n of the {size} ranks into servers")
         return None
     if asked.server_type is not None:
         workers = size if asked.server_type == "worker" else 1
