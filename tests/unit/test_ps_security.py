@@ -61,7 +61,9 @@ def test_a_public_address_with_both_locks_serves(certificate: tuple[Path, Path])
 
 @pytest.mark.parametrize("transport", ["socket", "flight"])
 @pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x", TOKEN[:-1], TOKEN.upper()])
-def test_every_stream_without_the_token_is_turned_away(token: str | None, transport: Transport) -> None:
+def test_every_stream_without_the_token_is_turned_away_and_logged(
+    token: str | None, transport: Transport, caplog: pytest.LogCaptureFixture
+) -> None:
     with ParameterServer(ServerConfig(token=TOKEN, transport=transport)) as server:
         with pytest.raises(AuthenticationError, match="asks for a token"):
             RemoteStore(
@@ -69,6 +71,7 @@ def test_every_stream_without_the_token_is_turned_away(token: str | None, transp
                 [sgd_table_config(1, name="t")],
                 config=ClientConfig(token=token, transport=transport),
             )
+        assert "turned away a client: its token is missing or wrong" in caplog.text
         with RemoteStore(server.address, config=ClientConfig(token=TOKEN, transport=transport)) as store:
             assert store.stats() == {}
 

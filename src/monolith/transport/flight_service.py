@@ -12,6 +12,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from monolith.console import RareWarnings
 from monolith.errors import UnavailableError
 from monolith.transport.flight_stream import HEALTH_ACTION, OVERLOADED
 from monolith.transport.frame_calls import FrameCalls
@@ -123,10 +124,12 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc] # pyarr
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
+        self._warnings = RareWarnings(_logger)
 
     @_without_traceback
     def start_call(self, info: flight.CallInfo, headers: dict[str, list[str | bytes]]) -> None:
         sent = headers.get("authorization", [""])[0]
         given = sent if isinstance(sent, bytes) else sent.encode()
         if not hmac.compare_digest(given, self._expected):
+            self._warnings.warn("turned away a client: its token is missing or wrong")
             raise flight.FlightUnauthenticatedError("the token is missing or wrong")

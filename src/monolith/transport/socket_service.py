@@ -185,6 +185,7 @@ class SocketService:
             return _say(connection, Welcome.OTHER_VERSION)
         token = connection.receive(size, deadline=deadline).tobytes()
         if self._token and not hmac.compare_digest(token, self._token):
+            self._warnings.warn("turned away a client: its token is missing or wrong")
             return _say(connection, Welcome.WRONG_TOKEN)
         return True
 
