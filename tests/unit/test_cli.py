@@ -15,8 +15,8 @@ import pytest
 import monolith
 from monolith.cli import main
 from monolith.cli.job import load_job
-from monolith.errors import ConfigError, StorageError
-from monolith.train import RunConfig
+from monolith.errors import ConfigError, RunInterruptedError, StorageError
+from monolith.train import Estimator, RunConfig
 from training import batch_of
 
 
@@ -43,6 +43,14 @@ def test_train_reports_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [line["step"] for line in lines(capsys)] == [8, 9, 9]
     assert main([*command, "--max-steps", "9"]) == 0
     assert [(line["step"], line["steps_made"]) for line in lines(capsys)] == [(9, 0)]
+
+
+def test_a_worker_that_was_interrupted_without_a_signal_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*_: object, **__: object) -> int:
+        raise RunInterruptedError("worker 1 stopped at step 3 before its work was done")
+
+    monkeypatch.setattr(Estimator, "train", train)
+    assert main(["train", "cli_job:Model", "--steps", "6"]) != 0
 
 
 def test_people_get_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -46,8 +45,13 @@ def train(
     trainer = job.estimator.trainer
     limits = (config.steps, config.max_steps) if steps is None and max_steps is None else (steps, max_steps)
     progress = ProgressHook(write, every_steps=config.run.log_step_count_steps)
-    with stop_on_interrupt(trainer.interrupt) as interrupted, suppress(RunInterruptedError):
-        job.estimator.train(job.source("train"), steps=limits[0], max_steps=limits[1], hooks=[progress])
+    with stop_on_interrupt(trainer.interrupt) as interrupted:
+        try:
+            job.estimator.train(job.source("train"), steps=limits[0], max_steps=limits[1], hooks=[progress])
+        except RunInterruptedError:
+            # After a signal the exit code says it. Whoever else has interrupted the run did not finish it either.
+            if not interrupted:
+                raise
     model_dir = job.estimator.config.model_dir
     end = {
         "event": "end",
