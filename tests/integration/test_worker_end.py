@@ -11,7 +11,7 @@ from monolith.cluster import HostServiceDiscovery
 from monolith.cluster.liveness import Liveness
 from monolith.errors import DeadlineExceededError, RunInterruptedError, StalePushError, WorkerLostError
 from monolith.ps import ServerStore
-from monolith.train import StepResult, Trainer
+from monolith.train import RunConfig, StepResult, Trainer
 from monolith.train.hooks import Hook
 from real_servers import until
 
@@ -139,7 +139,8 @@ def test_who_finished_the_launch_before_is_waited_for_again(tmp_path: Path) -> N
     assert phases(address) == {0: "running", 1: "finished"}, (
         "a chief that is killed now and restarted does not wait again"
     )
-    again = Cluster(tmp_path, num_ps=1, num_workers=2, uuid="tuesday", start_timeout_secs=0.0)
+    more = RunConfig(epochs=2)
+    again = Cluster(tmp_path, num_ps=1, num_workers=2, uuid="tuesday", start_timeout_secs=0.0, config=more)
     known: list[dict[int, str]] = []
 
     class Known(Hook):

@@ -116,6 +116,8 @@ class Trainer:
         self.hooks: tuple[Hook, ...] = (*hooks, *DeepInsightHook.of_run(self.config, type(model).__name__))
         self.accepts_lost_servers = False
         """Whether a run continues when a server has lost what was trained on it; see `RunnerConfig.partial_recovery`."""
+        self.num_workers = 1
+        """Workers of the run, among which the data is divided."""
         self.save_listeners: tuple[CheckpointSaverListener, ...] = ()
         """Called around every full save of a run."""
         self.save_guards: tuple[CheckpointSaverListener, ...] = ()
@@ -149,8 +151,11 @@ class Trainer:
         """The place in the data after the last run, if its source can tell it."""
         self._reading: Prefetch | None = None
         self._loaded_place: object = None
+        self._shares = 1
+        """The `num_workers` of the run that the position in the data comes from."""
         self._restored: RestoreChoice | None = None
         self._restored_for: Literal["training", "reading"] | None = None
+        self._clears_dense = False
         self._rounds = 0
         self._saving = None if self.config.model_dir is None else TrainerSaving(self)
         require_optimizer(model, optimizer)
@@ -220,6 +225,7 @@ class Trainer:
             with hooks_running(hooks, self, start=lambda: self._start(source)):
                 last = max_steps if steps is None else self.step + steps
                 if not self._has_finished(last, asked_for_more=bool(steps)):
+                    self._clears_dense = False
                     self._loop(source, last, hooks)
         finally:
             if self._saving is not None:
@@ -272,6 +278,7 @@ class Trainer:
             **told,
             "step": self.step,
             "epochs": self.epochs,
+            "workers": self.num_workers,
             "event_time": self.event_time,
             "model": dense_state_dict(self.model),
             **self.dense.state(),
@@ -301,6 +308,7 @@ class Trainer:
         self.event_time = int(state.get("event_time", 0))
         self._positions.batches = int(state.get("batches", 0))
         self.epochs = int(state.get("epochs", 0)) if self.config.resume_data else 0
+        self._shares = int(state.get("workers", 1))
         self.step = int(state["step"])
 
     def save(self) -> str | None:
@@ -329,6 +337,7 @@ class Trainer:
             self._saving.track(parent)
         # Only now: a run that could not be restored must not start from nothing when it is tried again.
         self._restored, self._restored_for = choice, "training" if training else "reading"
+        self._clears_dense = choice is not None and choice.clear_nn
         return choice is not None
 
     def _must_restore(self, training: bool) -> bool:
@@ -339,19 +348,53 @@ class Trainer:
 
     def _start(self, source: Iterable[Batch]) -> None:
         restored = self.restore(training=True)
+        self._require_own_share()
         if self._saving is not None:
             recover_servers(self)
-        self._follow_predecessor(resume=is_resumable(source) and self.config.resume_data)
+        followed = self._follow_predecessor(resume=is_resumable(source) and self.config.resume_data)
+        if restored or followed:
+            self._warn_of_unknown_place(source)
         if self._saving is not None:
             self._saving.open(self._restored if restored else None)
 
-    def _follow_predecessor(self, *, resume: bool) -> None:
-        """Resume from the last position of this worker that all servers have, unless its data cannot be resumed."""
+    def _require_own_share(self) -> None:
+        """Raise if the position in the data that was restored is one in another share of it than this worker has."""
+        then, now = self._shares, self.num_workers
+        if then == now or not self.config.resume_data or not (self.epochs or self._loaded_place is not None):
+            self._shares = now
+            return
+        raise InvalidArgumentError(
+            f"the position in the data was saved by a run of {then} worker{'s' * (then > 1)}, there "
+            f"{'are' if now > 1 else 'is'} {now} now: each has another share of the data, and some of it would be trained twice "
+            f"or never. Go on with {then}, or begin with the first batch, or other data, with RunConfig(resume_data=False)"
+        )
+
+    def _warn_of_unknown_place(self, source: Iterable[Batch]) -> None:
+        """Say that a run which goes on does not know where in its data it stopped."""
+        finished = self.config.epochs is not None and self.epochs >= self.config.epochs
+        # Between two passes there is no place to know.
+        unknown = not is_resumable(source) or (self._loaded_place is None and not self.epochs)
+        if self.step and self.config.resume_data and not finished and unknown:
+            _log.warning(
+                "source: a %s cannot tell its place in the data: the run goes on at step %d with whatever the source gives now, "
+                "also what it has been trained on before",
+                type(source).__name__,
+                self.step,
+            )
+
+    def _follow_predecessor(self, *, resume: bool) -> bool:
+        """Resume from the last position of this worker that all servers have, if its data can be resumed.
+
+        Returns:
+            Whether there was an earlier incarnation.
+        """
         before = self._positions.batches
         place = self._positions.begin(self.stores, resume=resume)
         if place is not None:
-            self._positions.batches, self._loaded_place, self.epochs = place.batches, place.state, place.epochs
+            self._positions.batches, self._loaded_place = place.batches, place.state
+            self.epochs = place.epochs if self.config.resume_data else 0
         self.step += max(0, self._positions.batches - before)
+        return place is not None
 
     def _has_finished(self, last: int | None, *, asked_for_more: bool) -> bool:
         """Whether a restored run has nothing left to do, which is then logged and becomes its `stop_reason`."""
@@ -362,8 +405,10 @@ class Trainer:
         epochs = self.config.epochs
         if epochs is None or self.epochs < epochs:
             return False
-        if asked_for_more:
-            _log.info("the data has been read %d times and is read again: more steps were asked for", self.epochs)
+        cleared = self._clears_dense
+        if asked_for_more or cleared:
+            why = "dense parameters start anew (clear_nn)" if cleared else "more steps were asked for"
+            _log.info("the data has been read %d times and is read again: %s", self.epochs, why)
             self.epochs = 0
             return False
         self.request_stop(f"all {epochs} epochs are done" if epochs > 1 else "its epoch over the data is done")

@@ -95,6 +95,7 @@ class WorkerAttempt:
         self._placement = Placement(trainer, dense=self._several)
         self._guards = trainer.save_guards
         trainer.accepts_lost_servers = config.recovers
+        trainer.num_workers = config.num_workers
         self._last: int | None = max_steps
         self._first = True
 

@@ -61,14 +61,16 @@ class WorkerPositions:
     def begin(self, stores: Sequence[Store], *, resume: bool = True) -> Place | None:
         """Count batches on the servers of `stores` from now on. Returns where an earlier incarnation stopped, if there was one.
 
-        Without `resume` the data is not that of the earlier one: its batches are counted behind the last one that any server has.
+        Without `resume` the data is not that of the earlier one, or cannot go back: its batches are counted behind the last one
+        that any server has.
         """
         self._current, self._resume = None, resume
         self._stores = [store for store in served_stores(stores) if store.config.worker is not None]
+        behind = [found for store in self._stores if (found := _furthest_behind(store)) is not None]
         if not resume:
             self.batches = max([0, *(_last_batch(store) for store in self._stores)])
-            return None
-        behind = [found for store in self._stores if (found := _furthest_behind(store)) is not None]
+            epochs = min((position.epochs for position in behind), default=0)
+            return Place(batches=self.batches, state=None, epochs=epochs) if behind else None
         if not behind:
             if not any(map(_last_batch, self._stores)):
                 # The count of a checkpoint is that of the worker that wrote it, which may have been another one.
@@ -91,12 +93,12 @@ class WorkerPositions:
             self._current = Position(batches=self.batches, state=_encoded(state), epochs=epochs)
             if not self._resume:
                 # Data that cannot be resumed ends with every batch: a successor counts on, and takes what comes.
-                self._current = Position(batches=self.batches, ended=True)
+                self._current = Position(batches=self.batches, ended=True, epochs=epochs)
         return self._current
 
     def tell_end(self, epochs: int = 1) -> None:
         """The data has ended after `epochs` passes: a successor that is to make as many has nothing left to do."""
-        if self.active and self._resume and self._current is not None:
+        if self.active and self._current is not None:
             ended = self._current.model_copy(update={"ended": True, "state": None, "epochs": epochs})
             for store in self._stores:
                 store.apply([], position=ended)  # type: ignore[attr-defined]
@@ -122,6 +124,9 @@ def _last_batch(store: ServerGroup) -> int:
 
 
 def _encoded(state: State) -> str | None:
+    """The state of a source as text; None if it has none, or one that is too large or no JSON."""
+    if state is None:
+        return None
     try:
         packed = pack_state(state)
     except InvalidArgumentError:
