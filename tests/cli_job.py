@@ -25,3 +25,7 @@ def batches(mode: str, *, first: int = 0) -> Iterable[Batch]:
 
 def broken(mode: str) -> Iterable[Batch]:
     return [{name: column for name, column in batch_of(0).items() if name != "clicked"}]
+
+
+def nothing(mode: str) -> None:
+    """A function that forgets to return its batches."""

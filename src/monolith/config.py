@@ -159,7 +159,8 @@ def _where_it_belongs(model: type[BaseModel], name: str) -> str:
     related = _related(model)
     homes = [other.__name__ for other in related if name in other.model_fields]
     if homes:
-        return f"it is a field of {' and of '.join(homes)}"
+        inside = [field for field in model.model_fields if homes[0] in _config_classes(model, [field])]
+        return f"it is a field of {' and of '.join(homes)}" + (f": write {inside[0]}.{name}" if inside else "")
     if near := nearest_name(name, model.model_fields):
         return f"did you mean {near!r}?"
     for other in related:

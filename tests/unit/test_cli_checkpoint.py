@@ -34,6 +34,13 @@ def trained(model_dir: str, capsys: pytest.CaptureFixture[str], *flags: str) -> 
     return int(end["step"])
 
 
+def test_a_folder_without_a_run_is_not_listed_as_an_empty_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["checkpoint", "list", str(tmp_path / "misspelt")]) == 2
+    assert "expected the model_dir of a saved run" in capsys.readouterr().err
+
+
 def test_list(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = points(model_dir, capsys)
     assert [(point["checkpoint"], point["step"], point["newest"]) for point in found] == [

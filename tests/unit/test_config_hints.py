@@ -21,6 +21,8 @@ from monolith.train import RunConfig, RunnerConfig
         (lambda: RunConfig(num_ps=2), "RunConfig.num_ps: unknown field; it is a field of RunnerConfig"),
         (lambda: RunConfig(model_args={}), "RunConfig.model_args: unknown field; it is a field of JobConfig"),
         (lambda: TableConfig(dim=8), "TableConfig.dim: unknown field; it is a field of Feature and of Segment"),
+        (lambda: JobConfig(model="m:f", epochs=2), "it is a field of RunConfig: write run.epochs"),
+        (lambda: RunConfig(restore_to="yesterday"), "expected step=N, sequence=N or time=SECONDS since 1970"),
         (lambda: RunnerConfig(restore_dirs="x"), "did you mean 'restore_dir' of RunConfig?"),
         (lambda: RunConfig(clip_nrom=1.0), "RunConfig.clip_nrom: unknown field; did you mean 'clip_norm'?"),
     ],

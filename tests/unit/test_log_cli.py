@@ -68,6 +68,8 @@ def test_people_get_tables(model_dir: str, capsys: pytest.CaptureFixture[str], m
     out = capsys.readouterr().out
     assert "id -7: 2 changes" in out
     assert out.split()[-1] == "erased"
+    assert main(["log", "history", model_dir, "123456"]) == 0
+    assert capsys.readouterr().out.startswith("id 123456: 0 changes in ")
 
 
 def test_history_of_an_id_with_a_minus(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,19 @@ def test_a_run_that_waits_for_a_processor_says_so_once(
     assert caplog.text.count("this run waited for a processor") == lines
 
 
+@pytest.mark.parametrize(("threads", "advice"), [(1, "it has 1 thread on"), (2, "or fewer `threads`")])
+def test_one_thread_is_not_told_to_use_fewer(threads: int, advice: str, caplog: pytest.LogCaptureFixture) -> None:
+    hook, model = (
+        StarvationHook(clock=iter([0.0, 60.0, 60.0]).__next__, waited=iter([0.0, 59.0]).__next__),
+        ClickModel(),
+    )
+    run = Trainer(model, torch.optim.SGD(model.parameters()), config=RunConfig(threads=threads), hooks=[hook])
+    with caplog.at_level(logging.WARNING):
+        run.fit(Stream(1))
+    assert advice in caplog.text
+    assert ("fewer" in caplog.text) is (threads > 1)
+
+
 def test_the_time_that_linux_counts_grows() -> None:
     from monolith.train.processors import _seconds_waited
 

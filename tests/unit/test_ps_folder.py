@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +69,15 @@ def killed(made: ParameterServer) -> None:
     assert folder is not None
     folder._flush_secs = None
     made.close(grace=0)
+
+
+def test_a_server_says_what_it_has_restored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="monolith")
+    with server(tmp_path) as made, RemoteStore(made.address, [COUNT], config=W0) as store:
+        add(store, 7, 3)
+        assert "restored" not in caplog.text
+    with server(tmp_path):
+        assert f"restored 1 rows of 1 tables from {tmp_path}" in caplog.messages
 
 
 @pytest.mark.parametrize("flush", [0, 3600.0])

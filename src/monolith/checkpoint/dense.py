@@ -28,13 +28,23 @@ class DenseReport:
     problems: tuple[str, ...] = ()
     """Everything that does not fit."""
 
-    def require(self, source: object = "checkpoint") -> None:
-        """Raise `CheckpointMismatchError` with all problems, if there are any."""
+    def require(self, source: object = "checkpoint", *, cleared: str | None = None) -> None:
+        """Raise `CheckpointMismatchError` with all problems, if there are any.
+
+        `cleared` is the file that says that `clear_nn` has been done before, if it has: it is then not done again.
+        """
         if self.problems:
+            again = "" if cleared is None else f", which has been done once: remove {cleared} to do it again"
             raise CheckpointMismatchError(
                 f"{source}: does not fit the model: {'; '.join(self.problems)}. To keep the tables and start with new dense "
-                "parameters, set clear_nn (--clear-nn); to start with a new model, use another model_dir"
+                f"parameters, set clear_nn (--clear-nn){again}; to start with a new model, use another model_dir"
             )
+
+    def also(self) -> str:
+        """What to add to an error about tables: the problems, with what to do about them; nothing if there are none."""
+        if not self.problems:
+            return ""
+        return f". Nor do dense parameters fit: {'; '.join(self.problems)}; clear_nn (--clear-nn) starts them anew"
 
 
 def plan_dense(

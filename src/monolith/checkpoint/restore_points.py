@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator
 
 from monolith.checkpoint.checkpoint_folder import check_complete, read_state
 from monolith.checkpoint.lineage import LOG, find_lineage
@@ -25,7 +26,16 @@ from monolith.state_bytes import State
 
 __all__ = ["Moment", "RestorePoint", "find_restore_point", "restore_point_at", "restore_point_of", "restore_points"]
 
-Moment = Annotated[str, Field(pattern=r"^(step|time|sequence)=[0-9]+(\.[0-9]+)?$")]
+
+def _as_moment(text: str) -> str:
+    if not re.fullmatch(r"(step|time|sequence)=[0-9]+(\.[0-9]+)?", text):
+        raise ValueError(
+            "expected step=N, sequence=N or time=SECONDS since 1970, as `date -d 2027-01-31 +%s` prints them"
+        )
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_as_moment)]
 """What `--restore-to` takes: step=N, time=UNIX_SECONDS or sequence=N."""
 
 _log = logging.getLogger(__name__)
@@ -111,9 +121,7 @@ def _find(model_dir: StrPath, given: Mapping[str, float]) -> RestorePoint:
     if not given:
         raise InvalidArgumentError(f"{model_dir}: has no complete checkpoint, and no log to restore from")
     kept = ", ".join(str(getattr(point, name)) for point in points[:5]) or "none"
-    raise InvalidArgumentError(
-        f"restore_to: {model_dir} has nothing from {name} {limit} or before; the first it has are {kept}"
-    )
+    raise InvalidArgumentError(f"restore_to: {model_dir} has nothing from {name} {limit} or before; it has {kept}")
 
 
 def restore_point_at(model_dir: StrPath, moment: str) -> RestorePoint:

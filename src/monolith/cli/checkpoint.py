@@ -38,6 +38,8 @@ def list_(model_dir: Place, as_json: Json = False) -> None:
     index = read_checkpoint_state(model_dir)
     newest = None if index is None else index.model_checkpoint_path
     points = [_described(point, exempt, newest) for point in restore_points(model_dir)]
+    if not points:
+        raise InvalidArgumentError(f"{model_dir}: expected the model_dir of a saved run; it has nothing to restore")
     if as_json:
         show({"model_dir": model_dir, "restore_points": points}, as_json=True)
         return

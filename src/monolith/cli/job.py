@@ -82,7 +82,11 @@ class Job:
         """The batches of `input`; None leaves it to the model."""
         if self.config.input is None:
             return None
-        batches: Iterable[Batch] = _call(self.config.input, "input_args", self.config.input_args, mode)
+        batches: Iterable[Batch] | None = _call(self.config.input, "input_args", self.config.input_args, mode)
+        if batches is None:
+            raise ConfigError(
+                f"JobConfig.input: {self.config.input}({mode!r}) returned None, expected the batches to read"
+            )
         return batches
 
 

@@ -83,7 +83,11 @@ def history_(
         _write_line({"folder": str(reader.folder), "id": id_, "changes": [_change(change) for change in changes]})
     else:
         rows = [_change_for_people(change) for change in changes]
-        _print_table(rows, title=f"id {id_}: {len(rows):,} changes in {reader.folder}")
+        title = f"id {id_}: {len(rows):,} changes in {reader.folder}"
+        if rows:
+            _print_table(rows, title=title)
+        else:
+            _console().print(f"{title}; `monolith inspect --id` shows whether it has a row")
 
 
 def _open(folder: Path) -> LogReader:

@@ -52,22 +52,26 @@ def train(
             # After a signal the exit code says it. Whoever else has interrupted the run did not finish it either.
             if not interrupted:
                 raise
-    model_dir = job.estimator.config.model_dir
-    end = {
-        "event": "end",
-        "step": trainer.step,
-        "steps_made": trainer.steps_made,
-        "reason": trainer.stop_reason,
-        "model_dir": model_dir,
-    }
     if as_json:
+        end = {
+            "event": "end",
+            "step": trainer.step,
+            "steps_made": trainer.steps_made,
+            "reason": trainer.stop_reason,
+            "model_dir": job.estimator.config.model_dir,
+        }
         console.print(json.dumps(end), markup=False, soft_wrap=True)
     else:
-        saves = job.estimator.runner.is_local or job.estimator.runner.is_chief
-        saved = f", saved in {model_dir}" if model_dir else ", not saved: there is no model_dir"
-        saved = saved if saves else ", and worker 0 saves"
-        what = "ended" if trainer.steps_made else "nothing to do"
-        saved = saved if trainer.steps_made else ""
-        console.print(f"{what} at step {trainer.step:,}: {trainer.stop_reason}{saved}", soft_wrap=True)
+        _print_end(console, job, interrupted=bool(interrupted))
     if interrupted:
         raise typer.Exit(130)
+
+
+def _print_end(console: Console, job: Job, *, interrupted: bool) -> None:
+    trainer, model_dir = job.estimator.trainer, job.estimator.config.model_dir
+    if not trainer.steps_made and not interrupted:
+        return  # the trainer has logged that there is nothing to do, and what to do about it
+    saved = f", saved in {model_dir}" if model_dir else ", not saved: there is no model_dir"
+    if not (job.estimator.runner.is_local or job.estimator.runner.is_chief):
+        saved = ", and worker 0 saves"
+    console.print(f"ended at step {trainer.step:,}: {trainer.stop_reason}{saved}", soft_wrap=True)

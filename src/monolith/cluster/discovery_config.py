@@ -96,10 +96,10 @@ def monolith_discovery(config: DiscoveryConfig) -> Iterator[ServiceDiscovery | N
     if discovery is None:
         yield None
         return
-    _logger.info("discovery through %s", config.discovery_type)
+    _logger.debug("discovery through %s", config.discovery_type)
     with discovery:
         yield discovery
-    _logger.info("discovery through %s is closed", config.discovery_type)
+    _logger.debug("discovery through %s is closed", config.discovery_type)
 
 
 def _needed(field: str, value: str | None) -> str:

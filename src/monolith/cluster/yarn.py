@@ -104,7 +104,7 @@ def _call(channel: grpc.Channel, method: str, request: Message, response: type[R
 def _tell(method: str, request: Message, response: type[Message], environ: Mapping[str, str] | None) -> bool:
     address = _primus_am_address(environ)
     if not address:
-        _logger.info("no Primus application master, nobody to ask for %r", method)
+        _logger.debug("no Primus application master, nobody to ask for %r", method)
         return False
     import grpc
 

@@ -122,7 +122,8 @@ class RunConfig(Config):
     event_time: str | None = None
     """Column of event times, seconds since 1970; the newest of a batch becomes the time of the rows it updates."""
     log_step_count_steps: Annotated[int, Field(ge=1)] = 100
-    """Steps between two lines of progress."""
+    """Steps between two lines of progress, each counted by all workers together: `monolith train` prints them, `Estimator.train`
+    logs them at INFO."""
     save_summary_steps: Annotated[int, Field(ge=1)] = 100
     """Steps between two TensorBoard points; they are written only with a model_dir."""
     model_name: str = ""

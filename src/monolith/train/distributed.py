@@ -174,7 +174,7 @@ class _Worker:
         if failure is not None:
             _log.warning("the chief failed, and leaves the servers to its successor: %s", failure)
         elif config.supervised:
-            _log.info("the launcher ends the servers when all workers have ended")
+            _log.debug("the launcher ends the servers when all workers have ended")
         elif config.enable_realtime_training and not config.force_shutdown_ps:
             _log.info("the servers stay: they feed a service")
         else:

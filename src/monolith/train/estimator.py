@@ -21,7 +21,7 @@ from monolith.train.config import RunConfig
 from monolith.train.evaluation import HeadMetrics
 from monolith.train.forward import forward_passes
 from monolith.train.heads import Head, column
-from monolith.train.hooks import Hook, TensorBoardHook
+from monolith.train.hooks import Hook, LoggingHook, ProgressHook, TensorBoardHook
 from monolith.train.hooks.tensorboard import write_evaluation
 from monolith.train.mlp_hand_over import serve_data, service_dispatcher, service_source
 from monolith.train.processors import StarvationHook
@@ -127,7 +127,7 @@ class Estimator:
         in every method, and then ends the process.
         """
         self._serve_data_service()
-        all_hooks = (*self._own_hooks(), *hooks)
+        all_hooks = (*self._own_hooks(hooks), *hooks)
         if self.runner.is_local:
             self.trainer.hooks = all_hooks
             step = self._train_here(source, steps, max_steps)
@@ -285,13 +285,15 @@ class Estimator:
             raise InvalidArgumentError("export_saved_model: no batch to trace the model with; give `example`")
         return as_batch(seen)
 
-    def _own_hooks(self) -> tuple[Hook, ...]:
-        folder = self.trainer.config.model_dir
-        if folder is None:
-            return (StarvationHook(),)
+    def _own_hooks(self, given: Sequence[Hook]) -> tuple[Hook, ...]:
         # The global step grows by one for each worker while this one makes one.
-        every_steps = self.config.save_summary_steps * self.runner.num_workers
-        return (StarvationHook(), TensorBoardHook(folder, every_steps=every_steps))
+        workers, folder = self.runner.num_workers, self.trainer.config.model_dir
+        hooks: list[Hook] = [StarvationHook()]
+        if not any(isinstance(hook, LoggingHook | ProgressHook) for hook in given):
+            hooks.append(LoggingHook(every_steps=self.config.log_step_count_steps * workers))
+        if folder is not None:
+            hooks.append(TensorBoardHook(folder, every_steps=self.config.save_summary_steps * workers))
+        return tuple(hooks)
 
 
 def _configured(model: nn.Module) -> tuple[torch.optim.Optimizer | None, LRScheduler | None]:

@@ -51,7 +51,7 @@ def use_threads(threads: int | None) -> int:
     if threads is not None and threads > processors:
         _log.warning("threads: %d asked for, but this process may use only %d processors", threads, processors)
     if wanted != torch.get_num_threads():
-        _log.info("using %d threads instead of torch's %d", wanted, torch.get_num_threads())
+        _log.info("using %s instead of torch's %d", _threads(wanted), torch.get_num_threads())
         torch.set_num_threads(wanted)
     set_num_threads(wanted if threads is not None else min(wanted, num_threads()))
     return wanted
@@ -97,13 +97,18 @@ class StarvationHook(Hook):
         if part > self._share:
             self._told = True
             _log.warning(
-                "this run waited for a processor %.0f%% of the last %.0f s: it has %d threads on %d processors, which others "
-                "use too; give it more processors, or fewer `threads`",
+                "this run waited for a processor %.0f%% of the last %.0f s: it has %s on %d processors, which others use too; "
+                "give it more processors%s",
                 100 * part,
                 seconds,
-                torch.get_num_threads(),
+                _threads(threads := torch.get_num_threads()),
                 available_processors(),
+                ", or fewer `threads`" if threads > 1 else "",
             )
+
+
+def _threads(number: int) -> str:
+    return f"{number} thread{'' if number == 1 else 's'}"
 
 
 def _quotas(root: Path) -> Iterator[float]:

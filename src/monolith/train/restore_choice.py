@@ -31,6 +31,7 @@ __all__ = [
     "RESTORE_TO_MARKER",
     "RestoreChoice",
     "choose_restore_point",
+    "cleared_before",
     "has_wishes",
     "leave_markers",
 ]
@@ -72,10 +73,24 @@ def choose_restore_point(config: RunConfig, *, training: bool) -> RestoreChoice 
     if config.model_dir is None:
         return None
     choice = _by_moment(config, training) or _by_index(config, training)
-    if choice is None or not config.clear_nn or not training or _text(config.model_dir, CLEAR_NN_MARKER) is not None:
+    if choice is None or not config.clear_nn or not training:
+        return choice
+    if marker := cleared_before(config):
+        _log.info("clear_nn is not done again: %s says that it has been done; remove that file to do it again", marker)
         return choice
     markers = {**choice.markers, CLEAR_NN_MARKER: "clean nn done!"}
     return RestoreChoice(point=choice.point, own=choice.own, clear_nn=True, went_back=choice.went_back, markers=markers)
+
+
+def cleared_before(config: RunConfig) -> str | None:
+    """The file that says that `clear_nn` has been done in the model_dir; None if it has not.
+
+    Example:
+        >>> cleared_before(RunConfig(model_dir="memory://no-run", clear_nn=True))
+    """
+    if config.model_dir is None or _text(config.model_dir, CLEAR_NN_MARKER) is None:
+        return None
+    return f"{config.model_dir.rstrip('/')}/{CLEAR_NN_MARKER}"
 
 
 def has_wishes(config: RunConfig) -> bool:

@@ -15,10 +15,17 @@ from monolith.checkpoint.optimizer_state import OptimizerPlan
 from monolith.checkpoint.paths import base_name
 from monolith.checkpoint.restore import RestoreChoices, prepare_tables
 from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_points
-from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, ServerLostError, StorageError
+from monolith.errors import (
+    CheckpointMismatchError,
+    CorruptFileError,
+    InvalidArgumentError,
+    LogGapError,
+    ServerLostError,
+    StorageError,
+)
 from monolith.nn import dense_state_dict, embedding_collections
 from monolith.ps.client.server_group import ServerGroup
-from monolith.train.restore_choice import RestoreChoice, choose_restore_point
+from monolith.train.restore_choice import RestoreChoice, choose_restore_point, cleared_before
 from monolith.train.served_stores import lost_servers, mark_initialised, prepare_stores, served_stores
 
 if TYPE_CHECKING:
@@ -158,10 +165,14 @@ def _read(
             clear_nn=clear_nn,
             continue_training=config.continue_training,
         )
-        dense.require(point.checkpoint or point.model_dir)
         choices, own = _choices(trainer), trainer.tables()
         mine: RestoreChoices = {**choices, "only": [*own] if served else None}
-        local, put_local = prepare_tables(point, own, **mine)
+        try:
+            local, put_local = prepare_tables(point, own, **mine)
+        except CheckpointMismatchError as error:
+            # Both at once: new dense parameters alone do not help if tables do not fit.
+            raise CheckpointMismatchError(f"{error}{dense.also()}") from None
+        dense.require(point.checkpoint or point.model_dir, cleared=cleared_before(config))
         put_served = prepare_stores(
             served, _checkpoint_of(point, served), only_fresh=only_fresh, clear_nn=clear_nn or rows_only, **choices
         )

@@ -349,6 +349,9 @@ class Trainer:
     def _start(self, source: Iterable[Batch]) -> None:
         restored = self.restore(training=True)
         self._require_own_share()
+        if self._restored is not None and not self._rounds:
+            point = self._restored.point
+            _log.info("continuing from step %d of %s", point.step, point.checkpoint or f"the log of {point.model_dir}")
         if self._saving is not None:
             recover_servers(self)
         followed = self._follow_predecessor(resume=is_resumable(source) and self.config.resume_data)
@@ -400,7 +403,7 @@ class Trainer:
         """Whether a restored run has nothing left to do, which is then logged and becomes its `stop_reason`."""
         if last is not None and self.step >= last:
             self.request_stop(f"step {last} is reached")
-            _log.warning("nothing to do: the run is at step %d of %d; ask for more steps to continue", self.step, last)
+            _log.warning("nothing to do: the run is at step %d of %d; to continue, raise max_steps", self.step, last)
             return True
         epochs = self.config.epochs
         if epochs is None or self.epochs < epochs:

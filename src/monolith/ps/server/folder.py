@@ -232,6 +232,9 @@ class ServerFolder:
             self._log.reopen(self._state.tables.all(), parent=report.parent)
             self.restored = point.sequence
             self._durable = self._state.gate.changes
+            tables = self._state.tables.all()
+            rows = sum(len(table) for table in tables)
+            _logger.info("restored %d rows of %d tables from %s", rows, len(tables), self.folder)
         if self._marked:
             self._state.initialised = False
         if goes_back:
