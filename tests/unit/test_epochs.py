@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from monolith.errors import InvalidArgumentError
+from monolith.features import Ragged
 from monolith.train import RunConfig, Trainer
 from training import ClickModel, Stream, assert_same, batch_of
 
@@ -90,11 +91,13 @@ def test_without_a_number_the_data_is_repeated_until_the_steps_are_made() -> Non
 
 def test_data_that_can_be_read_once_is_refused_when_it_should_be_read_again() -> None:
     batches = (batch_of(number) for number in range(3))
-    with pytest.raises(InvalidArgumentError, match="generator gave no batch when it was read again for epoch 2"):
+    with pytest.raises(InvalidArgumentError, match="generator gave no rows when it was read again for epoch 2"):
         trainer(epochs=2).fit(batches)
 
 
 @pytest.mark.parametrize("epochs", [1, None])
-def test_data_without_rows_is_refused(epochs: int | None) -> None:
+@pytest.mark.parametrize("batches", [0, 2])
+def test_data_without_rows_is_refused(epochs: int | None, batches: int) -> None:
+    empty = {n: Ragged.from_lists([]) if isinstance(c, Ragged) else c[:0] for n, c in batch_of(0).items()}
     with pytest.raises(InvalidArgumentError, match="the data has no rows; check its paths and filters"):
-        trainer(epochs=epochs).fit([])
+        trainer(epochs=epochs).fit([empty] * batches)

@@ -42,8 +42,12 @@ def predict(
         rows: Iterable[Mapping[str, Tensor]] = job.estimator.predict(job.source("predict"), predict_keys=wanted)
     else:
         rows = _by_export(export, job.estimator.data("predict", job.source("predict")), wanted)
+    some = limit == 0
     for row in itertools.islice(rows, limit):
+        some = True
         sys.stdout.write(json.dumps({name: value.tolist() for name, value in row.items()}) + "\n")
+    if not some:
+        raise InvalidArgumentError("source: the data to predict for has no rows; check its paths and filters")
 
 
 def _by_export(folder: Path, source: Iterable[Batch], wanted: list[str] | None) -> Iterator[dict[str, Tensor]]:

@@ -436,9 +436,9 @@ class Trainer:
             self._reading, self.source_state = (ahead, None) if resumable else (None, None)
             try:
                 while self.stop_reason is None:
-                    batches = self._pass(ahead, last, hooks)
+                    examples = self._pass(ahead, last, hooks)
                     if self.stop_reason is None:
-                        self._end_pass(source, batches, whole=not continues)
+                        self._end_pass(source, examples, whole=not continues)
                         continues = False
                 if self._reading is not None:
                     self.source_state = self._reading.state_dict()
@@ -453,8 +453,8 @@ class Trainer:
             self._positions.tell_end(self.epochs)
 
     def _pass(self, ahead: Prefetch, last: int | None, hooks: Sequence[Hook]) -> int:
-        """Train on the batches of one pass over the data, or until the run stops; returns how many there were."""
-        made, batches = 0, iter(ahead)
+        """Train on one pass over the data, or until the run stops. Returns the number of examples."""
+        examples, batches = 0, iter(ahead)
         while not self._stops(last, hooks):
             batch = next(batches, None)
             if batch is None:
@@ -463,15 +463,15 @@ class Trainer:
                 state = None if self._reading is None else ahead.state_dict()
                 self._position = self._positions.tell(state, self.epochs)
             result = self.train_step(batch)
-            made += 1
+            examples += result.examples
             self.steps_made += 1
             for hook in hooks:
                 hook.after_step(self, result)
-        return made
+        return examples
 
-    def _end_pass(self, source: Iterable[Batch], batches: int, *, whole: bool) -> None:
+    def _end_pass(self, source: Iterable[Batch], examples: int, *, whole: bool) -> None:
         """Count a pass over the data, and stop if it was the last. `whole`: it began at the first batch."""
-        if not batches and whole:
+        if not examples and whole:
             self._require_data(source)
         self.epochs += 1
         if self.config.epochs is not None and self.epochs >= self.config.epochs:
@@ -482,14 +482,14 @@ class Trainer:
             _log.info("epoch %d ended at step %d, the data begins again", self.epochs, self.step)
 
     def _require_data(self, source: Iterable[Batch]) -> None:
-        """Raise if `source` never gives a batch. The share of one worker among several may be empty."""
+        """Raise if `source` never gives a row. The share of one worker among several may be empty."""
         if self.epochs:
             raise InvalidArgumentError(
-                f"source: a {type(source).__name__} gave no batch when it was read again for epoch {self.epochs + 1}; give "
+                f"source: a {type(source).__name__} gave no rows when it was read again for epoch {self.epochs + 1}; give "
                 "a list, a Source, or IteratorSource(function)"
             )
-        if self._positions.active or self.step:
-            _log.warning("source: it gave no batch; if this worker should have some, use more files or fewer workers")
+        if self._positions.active or self.step > self.steps_made:
+            _log.warning("source: it gave no rows; if this worker should have some, use more files or fewer workers")
             return
         raise InvalidArgumentError("source: the data has no rows; check its paths and filters")
 
