@@ -23,7 +23,7 @@ from monolith.transport.calls import Call
 from moving_buckets import wait_for
 
 TABLES = [TableConfig(name=name, segments=(Segment(dim=dim),)) for name, dim in (("a", 8), ("b", 64), ("c", 16))]
-QUICK = ClientConfig(timeout=0.5)
+QUICK = ClientConfig(timeout=2.0)
 
 
 @contextmanager
