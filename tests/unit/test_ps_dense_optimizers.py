@@ -292,3 +292,20 @@ def _state(values: torch.Tensor) -> dict[str, object]:
     sgd = DenseOptimizer.of(SGD)
     settings = f'{{"declared": {sgd.model_dump_json()}, "current": {sgd.model_dump_json()}}}'
     return {"values": values, "settings": settings, "optimizer": {}, "changed": True, "declared": True}
+
+
+def test_a_successor_goes_on_at_the_rate_that_a_schedule_has_come_to(
+    store: ServerStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if a part of the model, as one for a rare feature, had no gradient while the rate moved."""
+    model = nn.ModuleDict({"often": nn.Linear(1, 1), "rare": nn.Linear(1, 1)})
+    sgd = SGD(model.parameters(), lr=1.0, momentum=0.5)
+    cached = CachedParameters(model, store, sgd)
+    sgd.param_groups[0]["lr"] = 0.25
+    model["often"](torch.ones(1, 1)).sum().backward()
+    cached.push()
+    successor = SGD(model.parameters(), lr=1.0, momentum=0.5)
+    CachedParameters(model, store, successor).adopt_settings()
+    assert successor.param_groups[0]["lr"] == 0.25
+    assert "servers have lr at 0.25, and for some parameters of its group at 1.0" in caplog.text
+    assert "momentum" not in caplog.text

@@ -284,12 +284,14 @@ class CachedParameters:
         """Continue with the hyperparameters that the servers have: those of the last step of any worker."""
         held, trained = self.origin.settings(), self._trained()
         for number, group in enumerate(self.optimizer.param_groups):
-            current = [held[name].current for name, at in trained.items() if at == number]
-            if not current or any(one != current[0] for one in current):
-                continue
-            for key, (here, there) in group_optimizers(self.optimizer)[number].differences(current[0]).items():
+            here = group_optimizers(self.optimizer)[number]
+            of_group = [held[name] for name, at in trained.items() if at == number]
+            for key, mine in here.settings.items() if of_group else ():
+                there = _latest(key, of_group)
+                if there == mine:
+                    continue
                 _log.info(
-                    "optimizer group %d: %s continues at %r, not %r: the servers have it so", number, key, there, here
+                    "optimizer group %d: %s continues at %r, not %r: the servers have it so", number, key, there, mine
                 )
                 group[key] = there
 
@@ -390,6 +392,24 @@ class ServerOptimizer(torch.optim.Optimizer):
         # Where torch's schedulers look whether the optimizer comes before them.
         self.local._opt_called = True  # type: ignore[attr-defined]
         return loss
+
+
+def _latest(key: str, held: Sequence[messages.DenseSettings]) -> Any:  # noqa: ANN401 - a hyperparameter
+    """The value that a hyperparameter of several parameters has come to.
+
+    They differ if a worker died between two servers, and for those that have had no gradient since a scheduler moved the others.
+    """
+    values = [one.current.settings[key] for one in held]
+    moved = [value for value, one in zip(values, held, strict=True) if value != one.declared.settings[key]]
+    found = max(moved or values, key=(moved or values).count)
+    if distinct := [value for value in dict.fromkeys(values) if value != found]:
+        _log.warning(
+            "optimizer: servers have %s at %r, and for some parameters of its group at %s: the first is used for all",
+            key,
+            found,
+            " and ".join(map(repr, distinct)),
+        )
+    return found
 
 
 _T = TypeVar("_T")
