@@ -218,6 +218,22 @@ def test_a_crash_before_the_head_was_written_is_no_gap(tmp_path: Path) -> None:
     assert find_restore_point(tmp_path).step == 7
 
 
+@pytest.mark.parametrize("left", [None, b"", bytes(1024)])
+def test_a_log_that_has_lost_its_head_cannot_say_what_was_the_newest(
+    tmp_path: Path, left: bytes | None, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run(tmp_path)
+    head = tmp_path / "log" / HEAD
+    head.unlink()
+    if left is not None:
+        head.write_bytes(left)
+    said = "head is missing or empty: nobody can tell whether the newest segment is there"
+    assert find_restore_point(tmp_path).step == COMMITS
+    assert said in caplog.text
+    assert main(["verify", str(tmp_path)]) == 3
+    assert said in capsys.readouterr().out
+
+
 def test_a_torn_head_still_names_the_segment_synced_last(tmp_path: Path) -> None:
     now = [0.0]
     writer = HeadWriter(tmp_path, clock=lambda: now[0])

@@ -21,7 +21,6 @@ from monolith.checkpoint.snapshot import SNAPSHOTS
 from monolith.checkpoint.storage import StrPath, is_remote, open_folder
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError, StorageError
 from monolith.log import LogReader, SegmentInfo
-from monolith.log.head import HEAD
 from monolith.state_bytes import State
 
 __all__ = ["Moment", "RestorePoint", "find_restore_point", "restore_point_at", "restore_point_of", "restore_points"]
@@ -218,13 +217,13 @@ def _scan_log(model_dir: str, points: list[RestorePoint], damaged: list[_Damaged
     reader = LogReader(Path(model_dir) / LOG)
     try:
         reader.require_committed()
+        if (unknown := reader.unknown_end()) is not None:
+            _log.warning("%s", unknown)
     except LogGapError as error:
         damaged.append(_Damaged(sequence=reader.committed(), error=error))
     except CorruptFileError as error:
         damaged.append(_Damaged(sequence=reader.newest + 1, error=error))
     sequences = reader.sequences()
-    if len(sequences) > 1 and not (reader.folder / HEAD).exists():
-        _log.warning("%s/%s is missing: nobody can tell whether the newest segment is there", reader.folder, HEAD)
     for sequence in sequences:
         try:
             info = reader.info(sequence)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError, StorageError
-from monolith.log.head import read_head
+from monolith.log.head import HEAD, read_head
 from monolith.log.info_cache import segment_info
 from monolith.log.pruned import read_pruned
 from monolith.log.segment import LogSegment
@@ -70,6 +70,15 @@ class LogReader:
         """The sequence number of the last commit, whether its segment is still there or not; 0 if nothing says so."""
         head = read_head(self.folder)
         return 0 if head is None else head.sequence
+
+    def unknown_end(self) -> str | None:
+        """Why a lost newest segment would go unnoticed, if it would.
+
+        The first commit makes the head durable, so that a log of several segments without one has lost it.
+        """
+        if len(self.sequences()) < 2 or read_head(self.folder) is not None:
+            return None
+        return f"{self.folder / HEAD} is missing or empty: nobody can tell whether the newest segment is there"
 
     def require_committed(self) -> None:
         """Raise `LogGapError` if the last segment that was committed is missing, and `CorruptFileError` if it was replaced."""
@@ -197,6 +206,8 @@ class LogReader:
         """Read every segment wholly, checksums and all, and tell what is wrong with it and which ones are missing."""
         try:
             self.require_committed()
+            if (unknown := self.unknown_end()) is not None:
+                yield Verdict(sequence=self.newest, error=unknown)
         except LogGapError as found:
             yield Verdict(sequence=self.committed(), error=str(found))
         except MonolithError as found:
