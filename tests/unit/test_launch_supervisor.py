@@ -85,7 +85,7 @@ def test_a_server_that_ends_unasked_while_workers_run_has_failed_whatever_its_ex
 def test_why_a_server_that_ended_with_code_0_has_failed_is_said() -> None:
     job = Job()
     job.exit(PS1)
-    assert job.events[-2].reason == job.supervisor.outcome.reason == "it ended while workers need it"
+    assert job.events[-2].reason == job.supervisor.outcome.reason == "it ended while workers still need it"
 
 
 @pytest.mark.parametrize("role", [PS1, WORKER0, WORKER1])
@@ -98,7 +98,7 @@ def test_a_role_that_hangs_is_killed_and_replaced(role: Role) -> None:
     stopped.silence = 60.0
     assert not job.supervisor.step()
     assert stopped.killed
-    assert job.events[-1].reason == "it hung, no sign of life for 60 s"
+    assert job.events[-1].reason == "it hung, no heartbeat for 60 s"
     job.now += 1
     assert not job.supervisor.step()
     assert job.started.count(role) == 2

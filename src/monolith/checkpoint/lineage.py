@@ -90,7 +90,7 @@ def needs_snapshot(model_dir: StrPath, log: ChangeLog, *, ratio: float = 1.0, at
 
 
 def _through(top: LocalFolder, reader: LogReader, name: str, sequence: int, damaged: list[str]) -> Lineage | None:
-    """The way through snapshot `name`, or None if it is not on the way; why it cannot be read is added to `damaged`."""
+    """The way through snapshot `name`, or None if it is not on the way. Why it cannot be read is added to `damaged`."""
     try:
         snapshot = read_snapshot(str(top), name)
         if not snapshot.sequence < snapshot.closed_by <= sequence:

@@ -169,7 +169,7 @@ def _verify_files(folder: Folder, files: tuple[FileEntry, ...], tables: Mapping[
 
 
 def _verify_listed_segments(manifest: Manifest, path: str) -> None:
-    """Whether the segments that are there are those that the checkpoint was written with; `_verify_log` reads them."""
+    """Check that the segments in the log are those that the checkpoint was written with. `_verify_log` reads them."""
     if not manifest.segments:
         return
     reader = LogReader(Path(parent_folder(path)) / LOG)

@@ -91,7 +91,7 @@ class Job:
 
 
 def _call(name: str, field: str, arguments: Mapping[str, JsonValue], *first: str) -> Any:  # noqa: ANN401 - the user's own
-    """What `module:name` returns; a `ConfigError` if it does not take these arguments."""
+    """Call `module:name`; a `ConfigError` if it does not take these arguments."""
     function = named(name)
     try:
         inspect.signature(function).bind(*first, **arguments)

@@ -15,13 +15,13 @@ from monolith.config import Config
 __all__ = ["Barrier", "Coordination", "Member", "Members", "Phase", "Seen", "StepCounter"]
 
 Phase = Literal["joined", "running", "finished"]
-"""How far a worker is. The chief is running once it has restored, the others from the moment they wait for that."""
+"""The state of a worker. The chief is running once it has restored, the others from the moment they wait for that."""
 
 _Whole = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Barrier(Config):
-    """Workers that come by are held until it is removed."""
+    """Holds every worker that reaches it until it is removed."""
 
     number: _Whole
     """Tells it apart from earlier ones."""
@@ -40,7 +40,7 @@ class Member(Config):
     alive: bool
     """Whether it was heard from within its lease."""
     held: bool
-    """Whether it waits behind the barrier there is."""
+    """Whether it waits behind the current barrier."""
 
 
 class Members(Config):
@@ -88,7 +88,7 @@ class Coordination(Protocol):
         """The number of this worker."""
 
     def enter(self, phase: Phase) -> None:
-        """Report that this worker is so far. It stays so after its end: a worker that has finished is never waited for."""
+        """Report the phase of this worker. It outlives the process: a worker that has finished is never waited for."""
 
     def members(self) -> Members:
         """Ask for all workers, the global step and the barrier."""
@@ -100,10 +100,13 @@ class Coordination(Protocol):
         """Return what the last `report` returned. Without a report since the last call of this method, it is asked for."""
 
     def place_barrier(self, action: str) -> tuple[bool, Barrier]:
-        """Hold the other workers. Returns whether this call did, and the barrier there is. It falls with who placed it."""
+        """Hold the other workers. Returns whether this call placed the barrier, and the current barrier.
+
+        A barrier falls with the worker that placed it.
+        """
 
     def remove_barrier(self) -> None:
-        """Let the other workers go on."""
+        """Let the other workers continue."""
 
     def hold(self, number: int) -> bool:
         """Wait behind barrier `number`. Returns whether the barrier is still there; if so, call again."""
@@ -112,7 +115,7 @@ class Coordination(Protocol):
         """In the chief, after a success: forget all workers, so that none counts as finished in the next run."""
 
     def stay(self, seconds: float) -> None:
-        """Remain a member for `seconds` after `close`: this worker has failed and is about to come back."""
+        """Remain a member for `seconds` after `close`: this worker has failed and is about to retry."""
 
     def close(self) -> None:
-        """Stop being heard from."""
+        """Leave the run: stop renewing the lease."""

@@ -12,7 +12,7 @@ from monolith.config import Config, Fraction, NonNegative, Positive
 __all__ = ["BEATS_PER_LEASE", "Liveness"]
 
 BEATS_PER_LEASE = 3
-"""Heartbeats that fit into a lease at least: two may be lost before a process counts as dead."""
+"""Least number of heartbeats in a lease: two may be lost before a process counts as dead."""
 
 
 class Liveness(Config):
@@ -88,7 +88,7 @@ class Liveness(Config):
 
     @property
     def replacement_secs(self) -> float:
-        """The longest time from the last sign of life of a role until its successor has joined the job."""
+        """The longest time from the last heartbeat of a role until its successor has joined the job."""
         return self.hang_secs + self.max_backoff_secs * (1 + self.jitter) + self.startup_secs + self.heartbeat_secs
 
     def backoff(self, restarts: int, chance: Callable[[], float] = lambda: 0.0) -> float:

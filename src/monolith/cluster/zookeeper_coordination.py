@@ -1,7 +1,7 @@
 """`ZKCoordination`: the `Coordination` of a job that has a ZooKeeper.
 
 Below `/monolith/<job>/coordination/<launch>` there are, for each worker, a node `members/<index>` with its epoch and phase,
-which stays, and an ephemeral node `alive/<index>`, which goes with its session. The ephemeral node `barrier` goes with the
+which stays, and an ephemeral node `alive/<index>`, which ends with its session. The ephemeral node `barrier` ends with the
 session of the chief; its number is the transaction that made it.
 """
 
@@ -74,7 +74,7 @@ class ZKSession:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Around calls of ZooKeeper: whatever goes wrong with them is an `UnavailableError`, after which they may be repeated."""
+        """Turn failures of ZooKeeper calls into `UnavailableError`, after which they may be repeated."""
         try:
             yield
         except self._failures as error:
@@ -89,7 +89,7 @@ class ZKSession:
         return self.taken(self.client.get_async(f"{self.path}/{path}"))
 
     def taken(self, result: IAsyncResult) -> tuple[dict[str, Any], ZnodeStat] | None:
-        """The same, of a call that is under way."""
+        """The same for a call in progress."""
         try:
             data, stat = self.answer(result)
         except self.exceptions.NoNodeError:
@@ -133,7 +133,7 @@ class ZKCoordination:
         return self._index
 
     def enter(self, phase: Phase) -> None:
-        """Report that this worker is so far."""
+        """Report the phase of this worker."""
         self._phase = phase
         self._publish()
 
@@ -170,7 +170,7 @@ class ZKCoordination:
         return self._seen
 
     def place_barrier(self, action: str) -> tuple[bool, Barrier]:
-        """Hold the other workers. Returns whether this call did, and the barrier there is. It falls with who placed it."""
+        """Hold the other workers. Returns whether this call placed the barrier, and the current barrier."""
         self._require_current()
         mine = {"action": action, "index": self._index, "epoch": self._epoch}
         with self._session.calling():
@@ -182,10 +182,10 @@ class ZKCoordination:
                 if there is not None:
                     # That of a chief which was replaced, and whose session is not over yet.
                     self._delete("barrier", version=there[1].version)
-        raise UnavailableError(f"{self._session.path}/barrier is changed by others all the time; are there two chiefs?")
+        raise UnavailableError(f"{self._session.path}/barrier keeps being changed by others; are there two chiefs?")
 
     def remove_barrier(self) -> None:
-        """Let the other workers go on."""
+        """Let the other workers continue."""
         self._require_current()
         with self._session.calling():
             self._delete("barrier")
@@ -212,7 +212,7 @@ class ZKCoordination:
         self._stays = True
 
     def close(self) -> None:
-        """Stop being heard from."""
+        """Leave the run: remove the ephemeral node of this worker."""
         self._closed.set()
         self._keeper.join()
         self._steps.close()
@@ -317,7 +317,7 @@ class ZKCoordination:
         return self._done(call, self._session.exceptions.BadVersionError, self._session.exceptions.NoNodeError)
 
     def _done(self, call: IAsyncResult, *lost: type[Exception]) -> bool:
-        """Whether a change was made, and not lost to somebody else's."""
+        """Whether a change was made, and not lost to a concurrent one."""
         try:
             self._session.answer(call)
         except lost:
@@ -325,7 +325,7 @@ class ZKCoordination:
         return True
 
     def _keep(self) -> None:
-        """Be there again when a session was lost and another one begins."""
+        """Publish the nodes of this worker again when a session was lost and another one begins."""
         while not self._closed.wait(self._session.liveness.heartbeat_secs):
             if self._session.number == self._published_in:
                 continue
@@ -335,4 +335,4 @@ class ZKCoordination:
                 _logger.error("%s", error)
                 return
             except ServerError as error:
-                _logger.warning("ZooKeeper was not told that worker %d is alive: %s", self._index, error)
+                _logger.warning("ZooKeeper could not be told that worker %d is alive: %s", self._index, error)

@@ -41,7 +41,7 @@ class Board(Protocol):
         """The values of all keys that begin with `prefix`."""
 
     def set_key(self, key: str, value: str) -> str:
-        """Set a key that has no value yet; the value that it has then."""
+        """Set a key that has no value yet. Returns the value that it has then."""
 
 
 class ServerKeys:
@@ -64,7 +64,7 @@ class ServerKeys:
         return values
 
     def set_key(self, key: str, value: str) -> str:
-        """Set a key that has no value yet; the value that it has then."""
+        """Set a key that has no value yet. Returns the value that it has then."""
         there: str = self._ask(Call.SET_KEY, SetKey(key=key, value=value))["value"]
         return there
 

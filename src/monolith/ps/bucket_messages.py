@@ -51,7 +51,7 @@ class Giving(Config):
     dense: tuple[Name, ...] = ()
     """The names of the parameters; none: these are buckets."""
     positions: str = ""
-    """How far each worker was in them when they were given, as a ledger; not sent to those who ask."""
+    """How far each worker was in them when they were given, as a ledger. Not sent to clients that ask."""
 
     def __str__(self) -> str:
         """What it is, in words."""

@@ -89,7 +89,7 @@ class Position(Config):
     state: Annotated[str | None, Field(max_length=MAX_POSITION)] = None
     """The state of its source after this batch, JSON; None if it cannot tell."""
     ended: bool = False
-    """The data ended with this batch: a successor that makes another pass begins it again."""
+    """The data ended with this batch: a successor that makes another pass starts from the beginning."""
     epochs: Whole = 0
     """Complete passes over the data before this batch, or with it if `ended`."""
 

@@ -114,7 +114,7 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc] # pyarrow is
                 if take(len(data)):
                     answer = self._dispatcher.answer(data)
                 else:
-                    why = f"requests and answers of {self._dispatcher.frames.in_use:,} bytes are in memory; ask again later"
+                    why = f"requests and answers of {self._dispatcher.frames.in_use:,} bytes are in memory; try again later"
                     answer = self._dispatcher.answer_health_only(data, why=why)
                 writer.write_metadata(pa.py_buffer(answer))
 

@@ -62,7 +62,7 @@ class FrameCalls:
                 self._idle.notify_all()
 
     def answer_health_only(self, data: bytes | memoryview | np.ndarray, *, why: str) -> np.ndarray:
-        """The bytes of the answer to a health check; of any other request, `OverloadedError` that says `why`."""
+        """The bytes of the answer to a health check. Any other request is answered with `OverloadedError` and `why`."""
         try:
             frame = decode(data, max_bytes=self._max_frame_bytes)
             if frame.call != Call.HEALTH:
@@ -92,7 +92,9 @@ class FrameCalls:
             if self._stopping:
                 raise UnavailableError("the server is stopping")
             if self._under_way > self.max_requests and frame.call != Call.HEALTH:
-                raise OverloadedError(f"{self.max_requests} requests are under way, no more are taken; ask again later")
+                raise OverloadedError(
+                    f"{self.max_requests} requests are under way, no more are accepted; try again later"
+                )
             self._require_mine(frame)
             return self._answered(frame, out)
         except Exception as error:

@@ -56,7 +56,7 @@ class SocketStream:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server still listens to it; while no request is under way, only its end can come in."""
+        """Whether the server has not closed it. Between requests, nothing but the end of the stream can arrive."""
         return not self._connection.is_readable()
 
     def close(self) -> None:

@@ -23,8 +23,8 @@ _MANY = 1 << 16
 class Pulse:
     """The launcher's end: how long ago a role last showed that it is alive.
 
-    A role that has not begun to send heartbeats, or has ended to, counts as alive unless the kernel says that it was stopped
-    (SIGSTOP).
+    A role that has not begun to send heartbeats, or has stopped sending them on purpose, counts as alive unless the kernel
+    says that it was stopped (SIGSTOP).
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -103,8 +103,8 @@ def _beat(pipe: int, every_secs: float, ended: threading.Event) -> None:
 
 
 def _send(pipe: int, beat: bytes) -> None:
-    # A launcher that is gone reads nothing, and the kernel ends this process too. One that is stopped reads later: the
-    # heartbeats of a day fit into the pipe.
+    # If the launcher has ended, the kernel ends this process too. One that is stopped reads later: the heartbeats of a day
+    # fit into the pipe.
     with suppress(BrokenPipeError, BlockingIOError):
         os.write(pipe, beat)
 

@@ -249,7 +249,7 @@ class Supervisor:
         silence = process.silence
         if silence >= self._liveness.hang_secs:
             process.kill()
-            self._has_failed(status, _KILLED, reason=f"it hung, no sign of life for {silence:.0f} s")
+            self._has_failed(status, _KILLED, reason=f"it hung, no heartbeat for {silence:.0f} s")
 
     def _has_ended(self, status: RoleStatus, code: int) -> None:
         status.code = code
@@ -259,7 +259,7 @@ class Supervisor:
             status.state = RoleState.ENDED
             self._tell(EventKind.ENDED, status, code=code)
         else:
-            self._has_failed(status, code, reason="it ended while workers need it" if code == 0 else None)
+            self._has_failed(status, code, reason="it ended while workers still need it" if code == 0 else None)
 
     def _has_failed(self, status: RoleStatus, code: int, *, reason: str | None = None) -> None:
         status.code = code

@@ -34,9 +34,9 @@ from monolith.transport.link import Exchange, Link
 __all__ = ["CoordinationClient", "HostLink", "ServerSteps", "find_host"]
 
 STAY_SECONDS = 2.0
-"""How long a worker that has failed asks to be waited for: the server may be what has failed."""
+"""Time limit of the last call of a worker that has failed: the server may be what has failed."""
 PAUSE = 0.1
-"""Seconds until the server is asked again that the first bucket is moving to."""
+"""Seconds between two attempts while the first bucket moves."""
 
 _logger = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ _logger = logging.getLogger(__name__)
 def find_host(addresses: Sequence[str], connect: Callable[[str], Link]) -> str | None:
     """Return the address of the server that keeps what workers know in common: the owner of the first bucket.
 
-    As long as nobody has said which server owns what, it is the first one. None: it cannot be told now, since servers do not
-    answer or the bucket is in transit. Servers that others have given buckets to are asked too.
+    Until ownership is assigned, it is the first one. None: it is not known now, since servers do not answer or the bucket is in
+    transit. Servers that others have given buckets to are asked too.
 
     Example:
         >>> from monolith.ps import ParameterServer
@@ -106,7 +106,7 @@ class HostLink:
         return self._link.address
 
     def call(self, call: Call, message: Config | None = None, *, timeout: float | None = None) -> Frame:
-        """Return the answer of the owner, looked for until the time of a call is over."""
+        """Return the answer of the owner, which is searched for until the call times out."""
         text = "{}" if message is None else message.model_dump_json()
         limit = self._link.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
@@ -131,7 +131,7 @@ class HostLink:
         return exchange
 
     def answered(self, exchange: Exchange) -> Frame | None:
-        """Return the answer to what was sent; None if the server was started again or is not the owner any more."""
+        """Return the answer to what was sent; None if the server was restarted or is no longer the owner."""
         try:
             return exchange.finish()
         except ServerRestartedError:
@@ -151,7 +151,7 @@ class HostLink:
         try:
             host = self._found()
             if host is not None and host != self._link.address:
-                _logger.info("the workers of the run meet at %s now, no longer at %s", host, self._link.address)
+                _logger.info("coordination of the run is now at %s, no longer at %s", host, self._link.address)
                 self._link.move_to(host)
         finally:
             self._looking.release()
@@ -161,7 +161,7 @@ class HostLink:
         try:
             known = () if self._find is None else self._find()
         except MonolithError as error:
-            _logger.warning("which servers there are could not be asked: %s", error)
+            _logger.warning("the addresses of the servers could not be found: %s", error)
         soon = self._config.model_copy(update={"timeout": min(self._config.timeout, FIND_SECONDS)})
         # Those given come first, in their order: as long as nobody owns anything, all workers must meet at the same one.
         candidates = list(dict.fromkeys((*self._addresses, *known)))
@@ -270,7 +270,7 @@ class CoordinationClient:
         return self._index
 
     def enter(self, phase: Phase) -> None:
-        """Report that this worker is so far."""
+        """Report the phase of this worker."""
         self._seen = self._take_report()
         self._phase = phase
         self._greet()
@@ -296,13 +296,13 @@ class CoordinationClient:
         return self._seen
 
     def place_barrier(self, action: str) -> tuple[bool, Barrier]:
-        """Hold the other workers. Returns whether this call did, and the barrier that is there now."""
+        """Hold the other workers. Returns whether this call placed the barrier, and the current barrier."""
         place = PlaceBarrier(who=self._who(), action=action, token=secrets.randbits(62))
         answer = json.loads(self._link.call(Call.PLACE_BARRIER, place).text)
         return answer["placed"], Barrier(**answer["barrier"])
 
     def remove_barrier(self) -> None:
-        """Let the other workers go on."""
+        """Let the other workers continue."""
         self._link.call(Call.REMOVE_BARRIER, self._who())
 
     def hold(self, number: int) -> bool:
@@ -315,12 +315,12 @@ class CoordinationClient:
         self._link.call(Call.END_RUN, self._who())
 
     def stay(self, seconds: float) -> None:
-        """Count as alive for `seconds` after the last call: this worker has failed and is about to come back."""
+        """Count as alive for `seconds` after the last call: this worker has failed and is about to retry."""
         self._lease = max(self._lease, seconds)
         self._link.call(Call.GREET, self._who(), timeout=STAY_SECONDS)
 
     def close(self) -> None:
-        """Stop being heard from. The lease ends by itself."""
+        """Stop renewing the lease, which ends by itself."""
         self._closed.set()
         self._thread.join()
         if self._report is not None:
@@ -353,4 +353,4 @@ class CoordinationClient:
                 _logger.error("%s", error)
                 return
             except ServerError as error:
-                _logger.warning("the server at which the workers meet was not reached: %s", error)
+                _logger.warning("the server that coordinates the run was not reached: %s", error)

@@ -195,7 +195,7 @@ class ServerGroup:
         self._ask_all(Call.MARK_INITIALISED)
 
     def count_from(self, step: int) -> None:
-        """Let the global step that the servers derive from pushes be `step`, on those that do not know it yet."""
+        """Set the global step that servers derive from pushes to `step`, on those that do not know it yet."""
         self._ask_all(Call.COUNT_FROM, CountFrom(step=step).model_dump_json())
 
     def save(self, folder: str | os.PathLike[str]) -> None:

@@ -27,7 +27,7 @@ class _Parameter:
     settings: DenseSettings
     optimizer: torch.optim.Optimizer
     changed: bool = False
-    """Whether it is another one than a worker has declared it as."""
+    """Whether it was trained, assigned or restored since a worker declared it."""
     declared: bool = True
     """Whether a worker trains it here. After a restore onto other servers each has all of them, and is then asked for some."""
     run: str = ""
@@ -204,7 +204,7 @@ class DenseParameters:
             self._parameters |= taken
 
     def replace(self, state: Mapping[str, State]) -> None:
-        """Train what `state` of another server, or of a checkpoint, has from now on; on an error nothing has changed."""
+        """Continue with the parameters in `state` of another server or a checkpoint. On an error nothing has changed."""
         try:
             loaded = {name: _loaded(name, saved) for name, saved in state.items()}
         except CorruptFileError as error:
@@ -304,7 +304,7 @@ class DenseParameters:
         )
 
     def _is_other(self, name: str, values: np.ndarray, settings: DenseSettings) -> bool:
-        """Whether another class of optimizer trains a parameter; raise if it has another shape."""
+        """Whether another class of optimizer trains a parameter. `ConfigError` if it has another shape."""
         held = self._parameters[name]
         if tuple(held.values.shape) != values.shape:
             raise ConfigError(

@@ -86,7 +86,7 @@ def load_ledger(ledger: PushLedger[Answer], text: str, where: str = "ledger") ->
 
 
 def progress_text(ledger: PushLedger[Answer], *, buckets: np.ndarray | None = None, names: Collection[str] = ()) -> str:
-    """How far each worker is in `buckets`, a mask, and in the dense parameters `names`, as JSON; while the gate is closed."""
+    """How far each worker is in `buckets`, a mask, and in the dense parameters `names`, as JSON. The gate must be closed."""
     workers = {
         name: KnownWorker(
             epoch=record.epoch,
@@ -107,10 +107,10 @@ def put_progress(
     buckets: np.ndarray | None = None,
     names: Collection[str] = (),
 ) -> None:
-    """Record that every worker is as far in `buckets` and `names` as `workers` says; while the gate is closed.
+    """Record that every worker is as far in `buckets` and `names` as `workers` says. The gate must be closed.
 
-    Workers that are not in `workers` have had no batch there. Epochs and sequence numbers stay: workers that have joined go
-    on pushing, and those that were replaced stay out.
+    Workers that are not in `workers` have had no batch there. Epochs and sequence numbers stay: workers that have joined
+    continue to push, and those that were replaced are still refused.
     """
     for name, worker in workers.items():
         ledger.meet(name, epoch=worker.epoch, nonce=worker.nonce, met=worker.met)
@@ -122,7 +122,7 @@ def put_progress(
 
 
 def forget_progress(ledger: PushLedger[Answer]) -> None:
-    """Record that no worker has pushed a batch; while the gate is closed."""
+    """Record that no worker has pushed a batch. The gate must be closed."""
     for record in ledger.records().values():
         record.buckets, record.parameters = BucketProgress(), ParameterProgress()
 

@@ -253,7 +253,7 @@ class OwnedBuckets:
         """What changes when `buckets` are gained."""
         if buckets is None:
             return {}
-        # Requests of earlier versions may go on: those who do not know of a gain ask for none of these buckets here.
+        # Requests of earlier versions are still valid: a client that does not know of a gain asks for none of these buckets here.
         version, gains = self._known.version + 1, self._known.gains
         forgotten = gains[: max(0, len(gains) + 1 - REMEMBERED_GAINS)]
         return {

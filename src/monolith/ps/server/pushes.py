@@ -29,7 +29,7 @@ WINDOW = 64
 """Numbers remembered for each worker: more than it can have under way, few enough to keep their answers."""
 MAX_WORKERS = 65536
 _RECORD_BYTES = 4096
-"""Of what is known of a worker without its positions and outcomes."""
+"""Approximate size of a record without its positions and outcomes."""
 
 Answer = TypeVar("Answer")
 
@@ -53,7 +53,7 @@ class WorkerRecord(Generic[Answer]):
 
     @property
     def nbytes(self) -> int:
-        """Memory held, about."""
+        """Memory held, approximately."""
         outcomes = sum(_size(outcome) for outcome in list(self.outcomes.values()))
         return _RECORD_BYTES + self.buckets.nbytes + self.parameters.nbytes + outcomes
 
@@ -92,7 +92,7 @@ class PushLedger(Generic[Answer]):
         self._workers: dict[str, WorkerRecord[Answer]] = {}
         self._lock = threading.Lock()
         self.base_step: int | None = None
-        """The global step before the first batch that a worker's position counts; None until somebody has said."""
+        """The global step before the first batch that a worker's position counts; None until it is set."""
 
     def join(self, join: Join) -> WorkerRecord[Answer]:
         """Begin an epoch. Returns what is known of the worker when no push of an earlier epoch can take effect any more."""
@@ -154,7 +154,7 @@ class PushLedger(Generic[Answer]):
         return dict(self._workers)
 
     def meet(self, name: str, *, epoch: int, nonce: int, met: int) -> WorkerRecord[Answer]:
-        """Get to know a worker that another server knows, or heard of in a later epoch; while the gate is closed."""
+        """Record a worker that another server knows, or knows in a later epoch. The gate must be closed."""
         with self._lock:
             known = self._workers.setdefault(name, WorkerRecord(epoch=epoch, nonce=nonce, met=met))
         known.met = min(known.met, met)
@@ -180,7 +180,7 @@ class PushLedger(Generic[Answer]):
         try:
             outcome: Answer | Exception = action(worker)
         except Exception as error:
-            # A failure is an outcome too: the sender was told, or will be, that it did not happen.
+            # A failure is an outcome too: the sender knows, or will know, that the push was not applied.
             outcome = error.with_traceback(None)
         worker.outcomes[push.sequence] = outcome
         worker.highest = max(worker.highest, push.sequence)

@@ -53,7 +53,7 @@ class ServerState:
         self.dense = DenseParameters(require_room=memory.require_room)
         self.pushes: PushLedger[Answer] = PushLedger(gate=self.gate, require_room=memory.require_room)
         self.coordination = Coordination(step=self.pushes.step, clock=clock, require_room=memory.require_room)
-        """What workers know in common; kept apart from the log, since it is durable at once."""
+        """What workers know in common. It is kept apart from the log, because every change is durable at once."""
         for what, held in (
             ("tables", self.tables),
             ("dense parameters", self.dense),

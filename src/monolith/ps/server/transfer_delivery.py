@@ -203,11 +203,11 @@ class TransferDelivery:
 
 
 def keep_piece(state: ServerState, owned: OwnedBuckets) -> None:
-    """Own again what was being given away, with the positions that workers had in it then; while the gate is closed."""
+    """Own again what was being given away, with the positions that workers had in it then. The gate must be closed."""
     giving = owned.giving
     assert giving is not None
     state.dense.set_declared(giving.dense, declared=True)
-    # Pushes that came meanwhile were not for this piece.
+    # Pushes that arrived meanwhile were not for these buckets.
     mask = None if giving.buckets is None else mask_of([giving.buckets])
     positions = read_ledger(giving.positions, f"the positions of {giving}")
     put_progress(state.pushes, positions, buckets=mask, names=giving.dense)

@@ -148,7 +148,7 @@ class ParameterProgress:
 
 
 _OVERHEAD = 128
-"""Bytes that a small Python object and its place in a dict take, about."""
+"""Approximate bytes of a small Python object and its entry in a dict."""
 
 
 def _size(position: HeldPosition | None) -> int:
