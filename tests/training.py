@@ -12,7 +12,8 @@ from monolith.features import Feature, Ragged
 from monolith.features.batch import Batch
 from monolith.nn import EmbeddingCollection, dense_state_dict
 from monolith.table import Adagrad, Sgd
-from monolith.train import Head
+from monolith.train import Head, StepResult, Trainer
+from monolith.train.hooks import Hook
 
 FEATURES = (
     Feature(name="user", dim=4, optimizer=Adagrad(learning_rate=0.1)),
@@ -93,3 +94,14 @@ def assert_same(left: nn.Module, right: nn.Module) -> None:
     assert one.keys() == other.keys()
     different = [name for name in one if not torch.equal(one[name], other[name])]
     assert different == []
+
+
+class Crash(Hook):
+    """Ends a run without any of its own endings, as a killed process would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        if result.step == self.step:
+            raise KeyboardInterrupt

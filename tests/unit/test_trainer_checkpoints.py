@@ -29,7 +29,7 @@ from monolith.nn import EmbeddingCollection
 from monolith.train import Estimator, Head, RunConfig, StepResult, Trainer
 from monolith.train.checkpoints import RunCheckpoints
 from monolith.train.hooks import CheckpointSaverListener, Hook
-from training import ClickModel, Stream, assert_same
+from training import ClickModel, Crash, Stream, assert_same
 
 
 def new_trainer(model_dir: Path | str | None, *hooks: Hook, seed: int = 0, **config: Any) -> Trainer:  # noqa: ANN401
@@ -47,17 +47,6 @@ def straight(steps: int) -> ClickModel:
 
 def saved_steps(model_dir: Path) -> set[int]:
     return SaveHelper(model_dir / "model.ckpt").get_existing_checkpoint_steps()
-
-
-class Crash(Hook):
-    """Ends a run without any of its own endings, as a killed process would."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def after_step(self, trainer: Trainer, result: StepResult) -> None:
-        if result.step == self.step:
-            raise KeyboardInterrupt
 
 
 def crashed(model_dir: Path, step: int, **config: Any) -> None:  # noqa: ANN401

@@ -11,26 +11,15 @@ import pytest
 import torch
 
 from monolith.checkpoint.restore_points import find_restore_point
-from monolith.train import Estimator, RunConfig, StepResult, Trainer
+from monolith.train import Estimator, RunConfig, Trainer
 from monolith.train.hooks import Hook
-from training import ClickModel, Stream
+from training import ClickModel, Crash, Stream
 
 
 def new_trainer(model_dir: Path, *hooks: Hook, **config: Any) -> Trainer:  # noqa: ANN401
     model = ClickModel(0)
     adam = torch.optim.Adam(model.mlp.parameters(), lr=0.01)
     return Trainer(model, adam, config=RunConfig(model_dir=str(model_dir), **config), hooks=hooks)
-
-
-class Crash(Hook):
-    """Ends a run without any of its own endings, as a killed process would."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def after_step(self, trainer: Trainer, result: StepResult) -> None:
-        if result.step == self.step:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture
