@@ -1,31 +1,34 @@
 """What the workers of a run know in common, kept by the server that owns the first bucket.
 
 That server is found, fenced, restored and moved as the owner of a bucket is: at any time at most one server answers, and a
-run that can train can also coordinate. What nobody would say again is durable before it is acknowledged: who has joined in
+run that can train can also coordinate. What workers would not repeat is durable before it is acknowledged: who has joined in
 which epoch, who has finished, barriers and keys. Leases are not: after a restart every worker has one more lease to call.
-Nobody is waited for in here. A worker that has to wait asks again.
+No call waits in here. A worker that has to wait asks again.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from monolith.cluster.coordination import Barrier, Member, Members, Phase, Seen
 from monolith.config import Config
-from monolith.errors import ConfigError, CorruptFileError, StalePushError
+from monolith.durable_file import write_durably
+from monolith.errors import ConfigError, CorruptFileError, StalePushError, StorageError
 from monolith.ps.coordination_messages import Greet
 from monolith.ps.messages import Whole
 
-__all__ = ["Coordination"]
+__all__ = ["Coordination", "CoordinationFile"]
 
 CHIEF = 0
 MAX_KEYS = 4096
 _ENTRY_BYTES = 256
-"""Of a key or a worker besides its texts, about."""
+"""Approximate size of a key or a worker without its texts."""
 
 
 @dataclass
@@ -143,7 +146,7 @@ class Coordination:
             return True, self._barrier
 
     def remove(self, who: Greet) -> None:
-        """Let all workers go on."""
+        """Let all workers continue."""
         with self._lock:
             self._greet(who)
             if self._barrier is not None:
@@ -182,18 +185,18 @@ class Coordination:
             self._save()
 
     def given(self) -> str:
-        """Return what the server that owns the first bucket from now on has to know, as text."""
+        """Return what the next owner of the first bucket has to know, as text."""
         with self._lock:
             return self._shared().model_dump_json()
 
     def take(self, text: str) -> None:
-        """Go on from what `given` returned on the server that owned the first bucket before."""
+        """Continue from what `given` returned on the previous owner of the first bucket."""
         with self._lock:
             self._load(_parsed(_Shared, text))
             self._save()
 
     def load(self, text: str) -> None:
-        """Go on from what was kept last, after a restart."""
+        """Continue from what was kept last, after a restart."""
         with self._lock:
             kept = _parsed(_Kept, text)
             self._keys = dict(kept.keys)
@@ -229,7 +232,7 @@ class Coordination:
         self._load(_Shared(run=who.run, barriers=self._barriers))
 
     def _standing(self) -> Barrier | None:
-        """Return the barrier there is; one whose chief was replaced or has let its lease run out has fallen."""
+        """Return the current barrier. One whose chief was replaced or has let its lease run out has fallen."""
         if self._barrier is not None and self._placed_by is not None:
             index, epoch = self._placed_by
             worker = self._workers.get(index)
@@ -270,3 +273,63 @@ def _parsed(kind: type[_Text], text: str) -> _Text:
         return kind.from_json(text)
     except ConfigError as error:
         raise CorruptFileError(f"coordination: what was kept cannot be read: {error}") from None
+
+
+class CoordinationFile:
+    """`<folder>/coordination/<number>`: every incarnation of the server writes a file of its own and reads the newest one.
+
+    So an incarnation that was replaced while it hung cannot overwrite what its successor has written. Whoever writes must
+    check after the write, and before it acknowledges anything, that the folder is still its own: then the successor has read
+    what was written. Made when the folder is locked.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     first = CoordinationFile(Path(folder))
+        ...     first.write("a")
+        ...     second = CoordinationFile(Path(folder))
+        ...     second.write("b")
+        ...     first.write("late")
+        ...     CoordinationFile(Path(folder)).text
+        'b'
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "coordination"
+        try:
+            self._folder.mkdir(exist_ok=True)
+            earlier = self._numbers()
+            # Taken before anything is read: what an earlier incarnation writes from now on is older.
+            self._number = self._taken(earlier[-1] + 1 if earlier else 1)
+            texts = (self._path(number).read_text() for number in reversed(earlier))
+            self.text = next(filter(None, texts), None)
+            """What the last incarnation has written; None: there was none."""
+        except (OSError, UnicodeDecodeError) as error:
+            raise StorageError(f"{self._folder}: cannot be read: {error}") from error
+        if self.text is not None:
+            self.write(self.text)
+
+    def write(self, text: str) -> None:
+        """Replace what is kept. It is durable when this returns."""
+        try:
+            write_durably(self._path(self._number), text.encode())
+            for number in self._numbers():
+                if number < self._number:
+                    self._path(number).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self._folder}: cannot be written: {os.strerror(error.errno or 0)}") from error
+
+    def _taken(self, number: int) -> int:
+        while True:
+            try:
+                self._path(number).open("x").close()
+            except FileExistsError:
+                number += 1
+            else:
+                return number
+
+    def _path(self, number: int) -> Path:
+        return self._folder / str(number)
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdecimal())

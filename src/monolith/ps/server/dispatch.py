@@ -18,8 +18,8 @@ from monolith.ps.precision import WIRE_DTYPES
 from monolith.ps.server.bucket_calls import BucketCalls
 from monolith.ps.server.bucket_installs import BucketInstalls
 from monolith.ps.server.bucket_moves import PIECE_BYTES, BucketMoves
+from monolith.ps.server.coordination import CoordinationFile
 from monolith.ps.server.coordination_calls import CoordinationCalls
-from monolith.ps.server.coordination_file import CoordinationFile
 from monolith.ps.server.dense_calls import DenseCalls
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.identity import kept_identity
