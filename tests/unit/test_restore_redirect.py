@@ -16,8 +16,8 @@ from monolith.checkpoint.checkpoint_state import (
     write_monolith_checkpoint_state,
 )
 from monolith.checkpoint.paths import base_name
-from monolith.checkpoint.redirect import adopt_restore_dir, get_checkpoint_state, wait_for_adoption
-from monolith.errors import CorruptFileError, StorageError
+from monolith.checkpoint.redirect import adopt_restore_dir, get_checkpoint_state
+from monolith.errors import CorruptFileError
 
 
 @pytest.fixture
@@ -113,7 +113,6 @@ def test_another_runs_checkpoint_is_adopted(folder: Path, tmp_path: Path) -> Non
     assert state == CheckpointState(model_checkpoint_path=chosen, all_model_checkpoint_paths=(chosen,))
     exempt = get_monolith_checkpoint_state(model_dir)
     assert exempt == MonolithCheckpointState(exempt_model_checkpoint_paths=(chosen,))
-    wait_for_adoption(model_dir, sleep=lambda _: pytest.fail("a worker waits for nothing"))
 
 
 def test_a_model_dir_with_an_index_adopts_nothing(folder: Path, tmp_path: Path) -> None:
@@ -177,22 +176,8 @@ def test_a_wrong_restore_dir(folder: Path, tmp_path: Path, caplog: pytest.LogCap
         assert adopt_restore_dir(tmp_path / "nothing", tmp_path / "model") is None
     assert f"restore_dir {tmp_path}/nothing has no checkpoint" in caplog.text
     assert read_checkpoint_state(tmp_path / "model") is None
-    wait_for_adoption(tmp_path / "model", sleep=lambda _: pytest.fail("a worker waits for nothing"))
+    assert get_monolith_checkpoint_state(tmp_path / "model") is not None
     with caplog.at_level(logging.WARNING):
         chosen = adopt_restore_dir(folder, tmp_path / "model", restore_ckpt="model.ckpt-31")
     assert chosen == str(folder / "model.ckpt-61")
     assert "model.ckpt-31" in caplog.text
-
-
-def test_workers_wait_for_the_chief(folder: Path, tmp_path: Path) -> None:
-    sleeps: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        sleeps.append(seconds)
-        if len(sleeps) == 3:
-            adopt_restore_dir(folder, tmp_path / "model")
-
-    wait_for_adoption(tmp_path / "model", sleep=sleep)
-    assert sleeps == [30, 30, 30]
-    with pytest.raises(StorageError, match="90 s"):
-        wait_for_adoption(tmp_path / "other", timeout=90, sleep=sleep)

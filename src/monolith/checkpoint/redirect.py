@@ -33,7 +33,6 @@ __all__ = [
     "adopt_restore_dir",
     "get_checkpoint_state",
     "restore_marker",
-    "wait_for_adoption",
     "warn_if_ignored",
 ]
 
@@ -124,14 +123,14 @@ def adopt_restore_dir(restore_dir: StrPath, model_dir: StrPath, *, restore_ckpt:
     index whose checkpoint was adopted from elsewhere and no longer exists. A `restore_dir` without a checkpoint is logged.
 
     The checkpoint is the one named `restore_ckpt`, if it is listed there, else the newest. It stays where it is: the new index
-    names it by its full path, and it becomes exempt from removal. Only one process, the chief, may call this; the others call
-    `wait_for_adoption`.
+    names it by its full path, and it becomes exempt from removal. Only one process, the chief, may call this. The others wait
+    until it has restored (`WorkerSyncHook`).
     """
     own = _own_index(model_dir)
     known = get_monolith_checkpoint_state(model_dir) or MonolithCheckpointState()
     if own is not None:
         if not _has(model_dir, MONOLITH_INDEX):
-            # A chief was killed before it wrote the last file, and others wait for it.
+            # A chief was killed before it wrote the last file.
             write_monolith_checkpoint_state(model_dir, with_exempt(known, *_outside(own, model_dir)))
         return None
     state = _read_patiently(restore_dir, INDEX, 5, time.sleep)
@@ -149,18 +148,6 @@ def adopt_restore_dir(restore_dir: StrPath, model_dir: StrPath, *, restore_ckpt:
     _mark(model_dir, restore_ckpt or base_name(chosen))
     write_monolith_checkpoint_state(model_dir, with_exempt(known, chosen))
     return chosen
-
-
-def wait_for_adoption(
-    model_dir: StrPath, *, timeout: float = 3600, poll_seconds: float = 30, sleep: Sleep = time.sleep
-) -> None:
-    """Return when the chief has set up `model_dir` by `adopt_restore_dir`; `StorageError` after `timeout` seconds."""
-    waited = 0.0
-    while not _has(model_dir, MONOLITH_INDEX):
-        if waited >= timeout:
-            raise StorageError(f"{model_dir}/{MONOLITH_INDEX}: the chief has not written it in {timeout:g} s")
-        sleep(poll_seconds)
-        waited += poll_seconds
 
 
 def _read_patiently(folder: StrPath, filename: str, attempts: int, sleep: Sleep) -> CheckpointState | None:
