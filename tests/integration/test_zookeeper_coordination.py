@@ -21,7 +21,7 @@ from monolith.cluster.coordination import Coordination
 from monolith.cluster.zookeeper_coordination import ZKCoordination, ZKSession
 from monolith.errors import StalePushError
 from monolith.ps import ClientConfig, ParameterServer
-from monolith.ps.client.coordination_client import CoordinationClient, ServerSteps
+from monolith.ps.client.coordination_client import CoordinationClient, HostLink, ServerSteps
 from monolith.testing.servers import ZooKeeperServer
 from monolith.train import RunnerConfig
 from monolith.train.distributed import distributed_train
@@ -190,7 +190,7 @@ def test_a_successor_takes_the_place_of_one_whose_session_is_not_over(run: ZooKe
 def test_the_global_step_is_that_of_the_servers(run: ZooKeeperRun, stack: ExitStack) -> None:
     assert (run(0).members().step, run(1).report().step) == (5, 5)
     server = stack.enter_context(ParameterServer())
-    steps = ServerSteps([server.address], config=ClientConfig())
+    steps = ServerSteps(HostLink([server.address], config=ClientConfig()))
     stack.callback(steps.close)
     assert (steps.now(), steps.report(), steps.report()) == (0, 0, 0)
 

@@ -23,7 +23,7 @@ from monolith.errors import ConfigError, RunInterruptedError
 from monolith.features.batch import Batch
 from monolith.ps.benchmark import measure_servers
 from monolith.ps.benchmark_round import BenchmarkConfig, ServerKeys, choose_servers
-from monolith.ps.client.coordination_client import ServerSteps
+from monolith.ps.client.coordination_client import HostLink, ServerSteps
 from monolith.ps.client.server_group import ClientConfig
 from monolith.train.config import other_runs
 from monolith.train.hooks.hook import Hook
@@ -192,7 +192,7 @@ def _meeting(config: RunnerConfig, discovery: ServiceDiscovery) -> Iterator[Meet
     session = ZKSession(discovery.job_name, discovery.zk_server, run=config.uuid, liveness=config.liveness)
 
     def meet(servers: Sequence[str], talking: ClientConfig, find: Callable[[], Sequence[str]]) -> Coordination:
-        steps = ServerSteps(servers, config=talking, find=find)
+        steps = ServerSteps(HostLink(servers, config=talking, find=find))
         return ZKCoordination(session, index=config.index, epoch=talking.epoch or 0, steps=steps)
 
     with closing(session):

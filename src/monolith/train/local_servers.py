@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monolith.checkpoint.storage import is_remote
+from monolith.checkpoint.verify import SERVERS
 from monolith.errors import ConfigError
 from monolith.ps.client.server_store import ServerStore
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
@@ -76,4 +77,4 @@ def _server_config(runner: RunnerConfig, config: RunConfig, index: int) -> Serve
         raise ConfigError(
             f"RunConfig.model_dir: servers in this process keep their rows on a local disk, got {model_dir!r}; or num_ps=0"
         )
-    return server.model_copy(update={"folder": Path(model_dir, "ps", str(index)), "take_over": True})
+    return server.model_copy(update={"folder": Path(model_dir, SERVERS, str(index)), "take_over": True})

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from monolith.checkpoint.storage import is_remote
+from monolith.checkpoint.verify import SERVERS
 from monolith.cluster.discovery import ServiceDiscovery
 from monolith.cluster.file_discovery import HostServiceDiscovery
 from monolith.cluster.mlp_discovery import MLPServiceDiscovery
@@ -48,7 +49,7 @@ def place_server(config: ServerConfig, runner: RunnerConfig, discovery: ServiceD
         decided["port"] = _earlier_port(config.host, discovery.query("ps").get(runner.index))
     if runner.model_dir and not is_remote(runner.model_dir):
         # Who is started in a place takes it: a predecessor that only hangs must not keep it.
-        decided |= {"folder": Path(runner.model_dir, "ps", str(runner.index)), "take_over": True}
+        decided |= {"folder": Path(runner.model_dir, SERVERS, str(runner.index)), "take_over": True}
     if runner.model_dir:
         decided["restore_roots"] = (*config.restore_roots, runner.model_dir)
     return config.model_copy(

@@ -169,25 +169,19 @@ class HostLink:
 
 
 class ServerSteps:
-    """The global step that the servers at `addresses` derive from pushes. Arguments as of `HostLink`.
+    """The global step that the servers derive from pushes. Closes `link` with itself.
 
     Example:
         >>> from monolith.ps import ParameterServer
         >>> with ParameterServer() as server:
-        ...     steps = ServerSteps([server.address], config=ClientConfig())
+        ...     steps = ServerSteps(HostLink([server.address], config=ClientConfig()))
         ...     steps.now()
         ...     steps.close()
         0
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        *,
-        config: ClientConfig,
-        find: Callable[[], Sequence[str]] | None = None,
-    ) -> None:
-        self._link = HostLink(addresses, config=config, find=find)
+    def __init__(self, link: HostLink) -> None:
+        self._link = link
         self._step = 0
         self._asked: Exchange | None = None
 
