@@ -173,6 +173,16 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+def test_a_schedule_that_a_hook_makes_acts_after_a_restore_too(tmp_path: Path) -> None:
+    before = run(folder(tmp_path, num_workers=2, optimizer=sgd), 2, 2)[0].model.dense
+    cluster = folder(tmp_path, num_workers=2, optimizer=sgd)
+    cluster.servers()
+    for worker in [cluster.start("worker", index, [BATCH] * 2, [RateZero()]) for index in range(2)]:
+        worker.result(SECONDS)
+    assert cluster.trainers[0].step == 8
+    assert torch.equal(cluster.trainers[0].model.dense.bias, before.bias)
+
+
 def test_another_class_ends_the_job_before_anything_changes(tmp_path: Path) -> None:
     run(folder(tmp_path, num_workers=2), 2, 2)
     cluster = folder(tmp_path, num_workers=2, optimizer=sgd)

@@ -222,6 +222,19 @@ def test_a_trainer_brings_its_scheduler_to_the_global_step(tmp_path: Path) -> No
     assert second.optimizer.param_groups[0]["lr"] == 0.03125
 
 
+def test_groups_stay_those_that_a_script_has_at_hand(tmp_path: Path) -> None:
+    """A loop that keeps a group, to set its rate, must not set that of a copy which nobody uses any more."""
+    momentum: Make = lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9)  # noqa: E731 - as a factory
+    loop(tmp_path, momentum, steps=2)
+    model = nn.Linear(2, 3)
+    optimizer = momentum(model.parameters())
+    groups, (group,) = optimizer.param_groups, optimizer.param_groups
+    assert ModelCheckpoints(tmp_path, model, optimizer).restore() == 2
+    assert optimizer.param_groups is groups
+    assert optimizer.param_groups[0] is group
+    assert optimizer.state[model.weight]["momentum_buffer"].shape == (3, 2)
+
+
 def test_a_model_may_configure_a_scheduler_for_its_estimator() -> None:
     class Scheduled(ClickModel):
         def configure_optimizer(self) -> tuple[torch.optim.Optimizer, LRScheduler]:

@@ -429,7 +429,13 @@ def _apply(
         for index, own in zip(group["params"], members, strict=True)
         if own[0] in slots
     }
+    held = optimizer.param_groups
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    # torch makes new groups. Whoever has the old ones, as a `ServerOptimizer` or a hook with a schedule, must act on those in use.
+    for group, loaded in zip(held, optimizer.param_groups, strict=True):
+        group.clear()
+        group.update(loaded)
+    optimizer.param_groups = held
 
 
 def complete_slots(slots: Mapping[str, Any], group: Settings) -> dict[str, Any]:
