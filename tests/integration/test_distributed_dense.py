@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler, StepLR
 
 from cluster_threads import BATCH, Cluster, FeatureModel
 from monolith.errors import CheckpointMismatchError
@@ -181,6 +181,46 @@ def test_a_schedule_that_a_hook_makes_acts_after_a_restore_too(tmp_path: Path) -
         worker.result(SECONDS)
     assert cluster.trainers[0].step == 8
     assert torch.equal(cluster.trainers[0].model.dense.bias, before.bias)
+
+
+class Rates(Hook):
+    """Notes the rate behind each step."""
+
+    def __init__(self) -> None:
+        self.at: dict[int, float] = {}
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        assert trainer.optimizer is not None
+        self.at[result.step] = trainer.optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "scheduler", "wanted"),
+    [
+        (0.1, lambda o: ExponentialLR(o, 0.9), lambda step: 0.1 * 0.9**step),
+        (1.0, lambda o: ExponentialLR(o, 0.5), lambda step: 0.5**step),
+        (1.0, lambda o: StepLR(o, 3, gamma=0.5), lambda step: 0.5 ** (step // 3)),
+    ],
+)
+def test_all_workers_have_one_rate_also_if_the_schedule_is_another_one_than_before(
+    tmp_path: Path,
+    rate: float,
+    scheduler: Callable[[torch.optim.Optimizer], LRScheduler],
+    wanted: Callable[[int], float],
+) -> None:
+    """The chief knows the schedule of the run before, the other workers do not."""
+    first = folder(tmp_path, num_workers=2, optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=1.0))
+    first._scheduler = lambda o: ExponentialLR(o, 0.9)
+    run(first, 2, 2)
+    again = folder(tmp_path, num_workers=2, optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=rate))
+    again._scheduler = scheduler
+    again.servers()
+    rates = [Rates(), Rates()]
+    for worker in [again.start("worker", index, [BATCH] * 3, [rates[index]]) for index in range(2)]:
+        worker.result(SECONDS)
+    for one in rates:
+        assert len(one.at) == 3
+        assert one.at == pytest.approx({step: wanted(step) for step in one.at})
 
 
 def test_another_class_ends_the_job_before_anything_changes(tmp_path: Path) -> None:

@@ -431,7 +431,7 @@ def _apply(
     }
     held = optimizer.param_groups
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    # torch makes new groups. Whoever has the old ones, as a `ServerOptimizer` or a hook with a schedule, must act on those in use.
+    # torch makes new groups. Whoever has the old ones, as a `ServerOptimizer` or a hook, must act on those in use.
     for group, loaded in zip(held, optimizer.param_groups, strict=True):
         group.clear()
         group.update(loaded)

@@ -34,6 +34,13 @@ _FORGOTTEN = (
     "beginning, unless the script restores it; give it as scheduler= to Trainer or ModelCheckpoints"
 )
 
+_FROM_FIRST = (
+    "scheduler: with several workers rates are those that the code's schedule has at the global step, as if the run had begun "
+    "with it"
+)
+_SCHEDULED = ("lr", "momentum", "betas")
+"""What schedulers of torch move."""
+
 
 class DenseState:
     """Knows what the code of a run has declared, so that a checkpoint never overrules it.
@@ -120,15 +127,23 @@ class DenseState:
             return replace(plan, changes=(*plan.changes, *([_FORGOTTEN] if forgotten else [])))
         schedule = plan_scheduler(scheduler, state.get("scheduler"), self._declared_schedule)
 
+        # Workers without a checkpoint compute their rates from the first step: those of the chief must be the same.
+        from_first = self._trainer.num_workers > 1 and bool(schedule.changes)
+
         def apply() -> None:
+            built = [{key: group[key] for key in _SCHEDULED if key in group} for group in optimizer.param_groups]
             plan.apply()
+            if from_first:
+                for group, settings in zip(optimizer.param_groups, built, strict=True):
+                    group.update(settings)
+                return
             schedule.apply()
             # Also if the scheduler starts from its beginning: it has not missed the steps until now.
             self._followed = int((state.get("scheduler") or state)["step"])
 
         return OptimizerPlan(
             notes=(*plan.notes, *schedule.notes),
-            changes=(*plan.changes, *schedule.changes),
+            changes=(*plan.changes, *schedule.changes, *([_FROM_FIRST] if from_first else [])),
             problems=plan.problems,
             slots=plan.slots,
             apply=apply,
@@ -159,8 +174,8 @@ class DenseState:
             self._followed += 1
 
     def start_at(self, step: int) -> None:
-        """Let the scheduler begin at the global step `step`."""
-        self._followed = step
+        """Let the scheduler begin at the global step `step`; with several workers it follows the global step from the first."""
+        self._followed = 0 if self._trainer.num_workers > 1 else step
 
 
 def _one_sided(optimizer: torch.optim.Optimizer | None, saved: object) -> tuple[str, ...]:
