@@ -85,7 +85,7 @@ def test_dense_parameters_that_start_again_are_trained(tmp_path: Path, caplog: p
     with caplog.at_level(logging.INFO):
         cleared.fit(Stream(5))
     assert cleared.steps_made == 5
-    assert "is read again: dense parameters start anew (clear_nn)" in caplog.text
+    assert "is read again: dense parameters start again (clear_nn)" in caplog.text
     # Only once.
     again = local(tmp_path, clear_nn=True)
     again.fit(Stream(5))
@@ -121,7 +121,7 @@ def test_data_that_cannot_be_resumed_is_not_read_again_once_it_has_ended(
 def test_data_that_cannot_be_resumed_and_is_read_again_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = "cannot tell its place in the data"
+    said = "has no position to resume from"
     batches = list(Stream(5))
     first = local(tmp_path / "local")
     first.fit(batches, max_steps=3)

@@ -369,18 +369,18 @@ class Trainer:
         raise InvalidArgumentError(
             f"the position in the data was saved by a run of {then} worker{'s' * (then > 1)}, there "
             f"{'are' if now > 1 else 'is'} {now} now: each has another share of the data, and some of it would be trained twice "
-            f"or never. Go on with {then}, or begin with the first batch, or other data, with RunConfig(resume_data=False)"
+            f"or never. Continue with {then}, or start with the first batch or other data with RunConfig(resume_data=False)"
         )
 
     def _warn_of_unknown_place(self, source: Iterable[Batch]) -> None:
-        """Say that a run which goes on does not know where in its data it stopped."""
+        """Log that a run which continues does not know where in its data it stopped."""
         finished = self.config.epochs is not None and self.epochs >= self.config.epochs
         # Between two passes there is no place to know.
         unknown = not is_resumable(source) or (self._loaded_place is None and not self.epochs)
         if self.step and self.config.resume_data and not finished and unknown:
             _log.warning(
-                "source: a %s cannot tell its place in the data: the run goes on at step %d with whatever the source gives now, "
-                "also what it has been trained on before",
+                "source: a %s has no position to resume from: the run continues at step %d with whatever the source gives now, "
+                "also data that it was trained on before",
                 type(source).__name__,
                 self.step,
             )
@@ -410,7 +410,7 @@ class Trainer:
             return False
         cleared = self._clears_dense
         if asked_for_more or cleared:
-            why = "dense parameters start anew (clear_nn)" if cleared else "more steps were asked for"
+            why = "dense parameters start again (clear_nn)" if cleared else "more steps were asked for"
             _log.info("the data has been read %d times and is read again: %s", self.epochs, why)
             self.epochs = 0
             return False

@@ -53,16 +53,16 @@ def find_host(addresses: Sequence[str], connect: Callable[[str], Link]) -> str |
         ...     find_host([server.address], lambda address: link_to(address, ClientConfig())) == server.address
         True
     """
-    told: dict[str, Buckets | None] = {}
+    owned: dict[str, Buckets | None] = {}
     waiting = list(distinct_addresses(addresses))
     while waiting:
-        told |= _ask_all(waiting, connect)
-        waiting = sorted(takers_of(told.values()) - set(told))
-    owners = [address for address, one in told.items() if one is not None and one.ranges and one.ranges[0][0] == 0]
+        owned |= _ask_all(waiting, connect)
+        waiting = sorted(takers_of(owned.values()) - set(owned))
+    owners = [address for address, one in owned.items() if one is not None and one.ranges and one.ranges[0][0] == 0]
     if len(owners) == 1:
         return owners[0]
-    nobody_owns = all(one is not None and one.version == 0 for one in told.values())
-    return next(iter(told), None) if nobody_owns else None
+    nobody_owns = all(one is not None and one.version == 0 for one in owned.values())
+    return next(iter(owned), None) if nobody_owns else None
 
 
 def _ask_all(addresses: Sequence[str], connect: Callable[[str], Link]) -> dict[str, Buckets | None]:

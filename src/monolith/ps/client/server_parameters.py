@@ -100,11 +100,11 @@ class ServerParameters:
     def settings(self) -> dict[str, messages.DenseSettings]:
         """The optimizers and their hyperparameters now, as declared and as the last step had them."""
         answers = self._settings()
-        return {name: one for names, told in answers for name, one in zip(names, told.settings, strict=True)}
+        return {name: one for names, answer in answers for name, one in zip(names, answer.settings, strict=True)}
 
     def have_changed(self) -> bool:
         """Whether any parameter has been trained, assigned or restored since it was first declared."""
-        return any(any(told.changed) for _, told in self._settings())
+        return any(any(answer.changed) for _, answer in self._settings())
 
     def _settings(self) -> list[tuple[tuple[str, ...], messages.DenseSettingsOf]]:
         answers = self._routes.ask(

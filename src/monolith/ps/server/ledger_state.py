@@ -115,10 +115,10 @@ def put_progress(
     for name, worker in workers.items():
         ledger.meet(name, epoch=worker.epoch, nonce=worker.nonce, met=worker.met)
     for name, record in ledger.records().items():
-        told = workers.get(name)
+        known = workers.get(name)
         if buckets is not None:
-            record.buckets.put(told.tables if told is not None else (), buckets)
-        record.parameters.put(told.dense if told is not None else (), names)
+            record.buckets.put(known.tables if known is not None else (), buckets)
+        record.parameters.put(known.dense if known is not None else (), names)
 
 
 def forget_progress(ledger: PushLedger[Answer]) -> None:
