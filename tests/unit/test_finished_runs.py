@@ -116,6 +116,7 @@ def test_data_that_cannot_be_resumed_is_not_read_again_once_it_has_ended(
     with on_server(tmp_path, 3, resume_data=False) as run:
         run.fit(batches)
         assert run.steps_made == 4
+    assert "resume_data=False: this worker has trained 4 batches before" in caplog.text
 
 
 def test_data_that_cannot_be_resumed_and_is_read_again_is_said(
@@ -153,6 +154,7 @@ def test_a_wrapper_that_has_no_place_to_tell_counts_as_one_that_cannot(
 
     with on_server(tmp_path, 1) as run:
         run.fit(Wrapper(clicks()), max_steps=3)
+    assert caplog.text.count("the source cannot tell servers its place") == 1
     with on_server(tmp_path, 2) as run:
         run.fit(Wrapper(clicks()))
         # From the first batch, and the server leaves out those that it has had.

@@ -40,7 +40,8 @@ class DiscoveryConfig(Config):
     discovery_type: Annotated[ServiceDiscoveryType, Field(strict=False)] = ServiceDiscoveryType.CONSUL
     """The back end."""
     uuid: str = ""
-    """What Consul and Ray know the job by."""
+    """Name of this launch of the job. Consul and Ray know the job by it, and its workers must declare the same settings of
+    tables and optimizers."""
     deep_insight_name: str | None = None
     """What ZooKeeper knows the job by."""
     zk_server: str | None = None

@@ -357,6 +357,12 @@ class Trainer:
         followed = self._follow_predecessor(resume=is_resumable(source) and self.config.resume_data)
         if restored or followed:
             self._warn_of_unknown_place(source)
+        if followed and not self.config.resume_data:
+            _log.warning(
+                "resume_data=False: this worker has trained %d batches before, and begins with the first of its source; if it "
+                "was restarted in the middle of a run, some count twice",
+                self._positions.batches,
+            )
         if self._saving is not None:
             self._saving.open(self._restored if restored else None)
 

@@ -52,6 +52,7 @@ class WorkerPositions:
         self._stores: list[ServerGroup] = []
         self._resume = True
         self._current: Position | None = None
+        self._warned = False
 
     @property
     def active(self) -> bool:
@@ -90,7 +91,15 @@ class WorkerPositions:
         self._current = None
         if self.active:
             self.batches += 1
-            self._current = Position(batches=self.batches, state=_encoded(state), epochs=epochs)
+            text = _encoded(state)
+            if text is None and self._resume and not self._warned:
+                self._warned = True
+                _log.warning(
+                    "the source cannot tell servers its place: it has none, or one with tensors or of more than %d characters, "
+                    "as a large shuffle buffer has. A successor of this worker reads its data from the beginning",
+                    MAX_POSITION,
+                )
+            self._current = Position(batches=self.batches, state=text, epochs=epochs)
             if not self._resume:
                 # Data that cannot be resumed ends with every batch: a successor counts on, and takes what comes.
                 self._current = Position(batches=self.batches, ended=True, epochs=epochs)

@@ -300,7 +300,8 @@ class DenseParameters:
             differ = ", ".join(f"{key} = {one!r} and {other!r}" for key, (one, other) in was.differences(now).items())
         raise ConfigError(
             f"dense parameter {name!r}: two workers of the launch {run!r} declare different settings of its optimizer: {differ}; "
-            "run the same code with the same configuration in all workers, and start the job again to change a setting"
+            "run the same code with the same configuration in all workers. To change a setting, start the job again, under "
+            "another RunnerConfig.uuid if its servers stay"
         )
 
     def _is_other(self, name: str, values: np.ndarray, settings: DenseSettings) -> bool:

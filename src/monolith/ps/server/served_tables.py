@@ -238,7 +238,8 @@ class ServedTables:
             changes = "; ".join(_changes(self._declared[name], table))
             raise ConfigError(
                 f"{changes}: two workers of the launch {run!r} declare different settings; run the same code with the same "
-                "configuration in all workers, and start the job again to change a setting"
+                "configuration in all workers. To change a setting, start the job again, under another RunnerConfig.uuid if its "
+                "servers stay"
             )
 
     def _require_fit(self, there: DeclaredTable, table: DeclaredTable) -> None:
