@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from monolith.errors import SchemaError
 from monolith.features.batch import Batch
 from training import ClickModel, Stream, batch_of
 
@@ -29,3 +30,8 @@ def broken(mode: str) -> Iterable[Batch]:
 
 def nothing(mode: str) -> None:
     """A function that forgets to return its batches."""
+
+
+def misread(mode: str) -> Iterable[Batch]:
+    """A source with the wrong delimiter."""
+    raise SchemaError("clicks.csv: its first line 'user;item' has no ',': give delimiter=';'")

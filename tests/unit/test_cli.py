@@ -196,6 +196,7 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         (["train", "no_such_module:Model"], 2, "there is no module 'no_such_module'"),
         (["train", "cli_job:Model", "--set", "input=cli_job:broken"], 2, "the batch has no column 'clicked'"),
         (["train", "cli_job:Model", "--set", "input=cli_job:nothing"], 2, "cli_job:nothing('train') returned None"),
+        (["train", "cli_job:Model", "--set", "input=cli_job:misread"], 2, "give delimiter=';'"),
         (["train", "cli_job:Model", "--clip-norm", "much"], 2, "--clip-norm"),
         (["tarin"], 2, "tarin"),
         (["inspect", "no_such_path"], 2, "there is no such path"),

@@ -19,6 +19,7 @@ from monolith.errors import (
     InvalidArgumentError,
     LogGapError,
     MonolithError,
+    SchemaError,
     StorageError,
 )
 
@@ -29,6 +30,7 @@ _EXIT_CODES: dict[type[MonolithError], int] = {
     ConfigError: 2,
     InvalidArgumentError: 2,
     LogGapError: 2,
+    SchemaError: 2,
     CorruptFileError: 3,
     StorageError: 4,
 }

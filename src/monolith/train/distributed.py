@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 from monolith.cluster.coordination import Coordination
 from monolith.cluster.discovery import ServiceDiscovery
 from monolith.cluster.formation import Formation
+from monolith.cluster.launch.exit_code import tell_wrong_usage
 from monolith.cluster.launch.heartbeat import beating
 from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.mpi import add_mpi_exception_hook
@@ -75,6 +76,8 @@ def distributed_train(
     """
     # Nobody sees what a process of many waits for unless it is said, and few scripts configure logging.
     log_to_stderr()
+    if config.supervised:
+        tell_wrong_usage()
     add_mpi_exception_hook()
     with beating(config.liveness.heartbeat_secs):
         config = _as_discovered(config, discovery)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from monolith.cluster.launch.exit_code import WRONG_USAGE
 from monolith.cluster.launch.roles import Role, RoleKind
 from monolith.cluster.liveness import Liveness
 
@@ -148,9 +149,9 @@ class Failure(NamedTuple):
 class Supervisor:
     """Starts, restarts and ends the roles of a job. Call `step` repeatedly until it returns True; the first call starts them.
 
-    A role is restarted if it fails while the job runs, as often as `liveness` allows. A worker has failed if its exit code is
-    not 0. A server has failed if it ended without being asked to, whatever its exit code: workers still need it. A role that
-    hangs is killed, and has failed.
+    A role is restarted if it fails while the job runs, as often as `liveness` allows, unless its exit code is `WRONG_USAGE`: that
+    would be the same again. A worker has failed if its exit code is not 0. A server has failed if it ended without being asked
+    to, whatever its exit code: workers still need it. A role that hangs is killed, and has failed.
 
     Example:
         >>> from monolith.testing.roles import ScriptedProcess
@@ -259,12 +260,13 @@ class Supervisor:
             status.state = RoleState.ENDED
             self._tell(EventKind.ENDED, status, code=code)
         else:
-            self._has_failed(status, code, reason="it ended while workers still need it" if code == 0 else None)
+            self._has_failed(status, code, reason=_REASONS.get(code))
 
     def _has_failed(self, status: RoleStatus, code: int, *, reason: str | None = None) -> None:
         status.code = code
         recent = self._recent_restarts(status)
-        if recent < self._liveness.restarts and status.state is RoleState.RUNNING and not self._stopping:
+        may_help = code != WRONG_USAGE and recent < self._liveness.restarts
+        if may_help and status.state is RoleState.RUNNING and not self._stopping:
             delay = self._liveness.backoff(recent, self._chance)
             status.state, status.since = RoleState.WAITING, self._clock() + delay
             status.restarts += 1
@@ -323,4 +325,8 @@ class Supervisor:
         self._report(event)
 
 
+_REASONS = {
+    0: "it ended while workers still need it",
+    WRONG_USAGE: f"exit code {WRONG_USAGE}, wrong usage or configuration: a restart would not help",
+}
 _OVER = (RoleState.ENDED, RoleState.FAILED, RoleState.KILLED)
