@@ -56,8 +56,9 @@ def test_worker_i_begins_at_the_slow_start_steps_times_the_logarithm_of_1_plus_i
     # 10 ln 2 = 6.9 and 10 ln 3 = 10.99; the chief does not wait.
     assert [[hook.wait_until_step for hook in hooks] for hooks in waiters] == [[], [6], [10]]
     assert [hook.max_wait_seconds for hook in (*waiters[1], *waiters[2])] == [420.0, 420.0]
-    assert chief[1].step >= 6
-    assert chief[2].step >= 9  # the step of worker 1 counts too
+    # Servers count a push that the chief has not heard the answer to yet.
+    assert chief[1].step >= 5
+    assert chief[2].step >= 8  # the step of worker 1 counts too
 
 
 def test_without_slow_start_nobody_waits_for_steps(tmp_path: Path) -> None:
