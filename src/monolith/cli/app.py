@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -110,4 +111,9 @@ def _add(app: typer.Typer, name: str) -> None:
         app.add_typer(verb)
     else:
         # What follows the script of a launch belongs to the script.
-        app.command(context_settings={"allow_interspersed_args": name != "launch"})(verb)
+        app.command(help=_paragraphs(verb), context_settings={"allow_interspersed_args": name != "launch"})(verb)
+
+
+def _paragraphs(verb: object) -> str:
+    """The docstring of a verb with one line per paragraph: rich wraps them, and would keep our line breaks too."""
+    return "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(verb) or "").split("\n\n"))

@@ -23,8 +23,8 @@ def verify(
 ) -> None:
     """Read everything in a model_dir and print what is wrong: damaged, missing or mixed-up files.
 
-    Manifests, states, tables, snapshots and segments are held against their checksums, the chains of the log are walked, and the
-    folders of parameter servers below ps/ are checked too. Nothing is changed. Exit code 0: all is well; 3: something is wrong.
+    Manifests, states, tables, snapshots and segments are checked against their checksums, the log must be complete, and the
+    folders of parameter servers below ps/ are checked too. Nothing is changed. The exit code is 3 if something is wrong.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with console.status("verifying ...") as status:
