@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
@@ -178,7 +179,10 @@ class RunnerConfig(DiscoveryConfig):
         """
         environ = os.environ if environ is None else environ
         require_known_variables(environ, (PREFIX + name.upper() for name in cls.model_fields))
-        said = _set_fields(cls.from_texts(_texts(cls, environ)))
+        try:
+            said = _set_fields(cls.from_texts(_texts(cls, environ)))
+        except ConfigError as error:
+            raise ConfigError(_with_variables(str(error))) from None
         known = _set_fields(defaults)
         fields = {**known, **_role_fields(environ, {**known, **said}), **said}
         if not any(name in fields for name in _SPREADS):
@@ -200,6 +204,11 @@ def _require_alone(fields: Mapping[str, Any]) -> None:
             "train alone, on all of the data. Set num_ps (MONOLITH_NUM_PS) and start so many servers, or set is_local "
             "(MONOLITH_IS_LOCAL=true) for independent runs"
         )
+
+
+def _with_variables(text: str) -> str:
+    """An error about fields in the words of who has set them: RunnerConfig.num_ps is MONOLITH_NUM_PS."""
+    return re.sub(r"^RunnerConfig\.(\w+)", lambda field: PREFIX + field[1].upper(), text, flags=re.MULTILINE)
 
 
 def _texts(config: type[RunnerConfig], environ: Mapping[str, str]) -> dict[str, object]:
