@@ -69,7 +69,7 @@ def test_the_nearest_one_before(tmp_path: Path) -> None:
         write_checkpoint(tmp_path / f"model.ckpt-{step}", state={}, step=step, time=step + 0.5)
     assert [find_restore_point(tmp_path, step=step).step for step in (10, 19, 20, 99)] == [10, 10, 20, 20]
     assert [find_restore_point(tmp_path, time=time).step for time in (10.5, 20.4, 20.5)] == [10, 10, 20]
-    with pytest.raises(InvalidArgumentError, match="nothing from step 9 or before; the first it has are 10, 20"):
+    with pytest.raises(InvalidArgumentError, match="nothing from step 9 or before; it has 10, 20"):
         find_restore_point(tmp_path, step=9)
     with pytest.raises(InvalidArgumentError, match="expected one of step, time and sequence, got step, time"):
         find_restore_point(tmp_path, step=9, time=1.0)
