@@ -30,6 +30,8 @@ from monolith.ps import (
 from monolith.ps.client.server_checkpoints import begin_server_saves
 from monolith.table import Adagrad, Bags
 from monolith.train.hooks import Hook
+from monolith.train.runner import RunnerConfig
+from monolith.train.worker_attempt import client_config
 from monolith.transport.answers import Answer
 from monolith.transport.calls import Call
 from monolith.transport.frames import Frame
@@ -170,12 +172,12 @@ def test_going_back_takes_the_servers_along(tmp_path: Path) -> None:
         assert store.lookup([ROW])[0].tolist() == whole.model.embeddings.store.lookup([ROW])[0].tolist()
 
 
-def counting(store: ServerStore, *, postpush: bool) -> tuple[Trainer, CachedParameters]:
+def counting(store: ServerStore, *, postpush: bool, resume_data: bool = True) -> tuple[Trainer, CachedParameters]:
     model = Counts(store)
     cached = CachedParameters(
         nn.ParameterDict({"batches": model.batches}), store, torch.optim.SGD([model.batches], lr=1.0)
     )
-    config = RunConfig(enable_embedding_postpush=postpush, clip_norm=None)
+    config = RunConfig(enable_embedding_postpush=postpush, clip_norm=None, resume_data=resume_data)
     return Trainer(model, ServerOptimizer(cached), config=config), cached
 
 
@@ -218,6 +220,32 @@ def test_a_successor_of_a_worker_that_died_in_a_push_counts_each_batch_once_on_e
             assert cached.origin.read()["batches"].item() == -24
             assert run.fit(clicks(), steps=12) == 36
             assert store.lookup([bags])[0].flatten().tolist() == (-3 * times).tolist()
+
+
+def test_data_of_a_launch_is_trained_once_although_a_worker_is_restarted_in_it(tmp_path: Path) -> None:
+    def worker(launch: str, epoch: int) -> ClientConfig:
+        runner = RunnerConfig(num_ps=2, num_workers=2, uuid=launch, server_type="worker", index=1)
+        return client_config(runner, epoch, launch=launch).model_copy(update={"timeout": 60.0})
+
+    def run_in(store: ServerStore) -> Trainer:
+        run, _ = counting(store, postpush=False, resume_data=False)
+        run.named_by_launch = True
+        return run
+
+    ids, times = torch.cat([batch["user_id"] for batch in clicks()]).unique(return_counts=True)
+    bags = Bags(table="user_id", ids=ids.numpy(), row_splits=np.arange(len(ids) + 1))
+    with cluster(tmp_path, flush=None) as servers:
+        addresses = [server.address for server in servers]
+        with (
+            ServerStore(addresses, tables_of(COUNTED), config=worker("monday", 1)) as store,
+            refusing(servers[-1], Call.APPLY_GRADIENTS, 7),
+            pytest.raises(ServerError, match="as if the worker had died"),
+        ):
+            run_in(store).fit(clicks())
+        for launch, epoch, passes in (("monday", 2, 1), ("monday", 3, 1), ("tuesday", 4, 2)):
+            with ServerStore(addresses, tables_of(COUNTED), config=worker(launch, epoch)) as store:
+                run_in(store).fit(clicks())
+                assert store.lookup([bags])[0].flatten().tolist() == (-passes * times).tolist()
 
 
 def dense_at(cached: CachedParameters) -> str:

@@ -155,7 +155,7 @@ class Estimator:
         if not seen and steps != 0:
             raise InvalidArgumentError("source: the data to evaluate on has no rows; check its paths and filters")
         found = metrics.compute()
-        if self.trainer.config.model_dir is not None:
+        if self.trainer.config.model_dir is not None and self.trainer.step:
             write_evaluation(f"{self.trainer.config.model_dir}/eval", found, self.trainer.step)
         return {**found, "global_step": self.trainer.step}
 

@@ -118,6 +118,8 @@ class Trainer:
         """Whether a run continues when a server has lost what was trained on it; see `RunnerConfig.partial_recovery`."""
         self.num_workers = 1
         """Workers of the run, among which the data is divided."""
+        self.named_by_launch = False
+        """Whether servers know this worker by a name of this launch alone: then an earlier incarnation had the same data."""
         self.save_listeners: tuple[CheckpointSaverListener, ...] = ()
         """Called around every full save of a run."""
         self.save_guards: tuple[CheckpointSaverListener, ...] = ()
@@ -304,7 +306,8 @@ class Trainer:
         """Take the step, the position in the data and random numbers of `state`, and nothing else."""
         if self.config.seed is not None and isinstance(generator := state.get("generator"), Tensor):
             torch.set_rng_state(generator)
-        self.source_state = self._loaded_place = state["source"]
+        self.source_state = state["source"]
+        self._loaded_place = state["source"] if self.config.resume_data else None
         self.event_time = int(state.get("event_time", 0))
         self._positions.batches = int(state.get("batches", 0))
         self.epochs = int(state.get("epochs", 0)) if self.config.resume_data else 0
@@ -354,10 +357,10 @@ class Trainer:
             _log.info("continuing from step %d of %s", point.step, point.checkpoint or f"the log of {point.model_dir}")
         if self._saving is not None:
             recover_servers(self)
-        followed = self._follow_predecessor(resume=is_resumable(source) and self.config.resume_data)
+        followed = self._follow_predecessor(resume=is_resumable(source) and self._resumes)
         if restored or followed:
             self._warn_of_unknown_place(source)
-        if followed and not self.config.resume_data:
+        if followed and not self._resumes:
             _log.warning(
                 "resume_data=False: this worker has trained %d batches before, and begins with the first of its source; if it "
                 "was restarted in the middle of a run, some count twice",
@@ -391,6 +394,11 @@ class Trainer:
                 self.step,
             )
 
+    @property
+    def _resumes(self) -> bool:
+        """Whether an earlier incarnation of this worker trained on the data that it is given now."""
+        return self.config.resume_data or self.named_by_launch
+
     def _follow_predecessor(self, *, resume: bool) -> bool:
         """Resume from the last position of this worker that all servers have, if its data can be resumed.
 
@@ -401,7 +409,7 @@ class Trainer:
         place = self._positions.begin(self.stores, resume=resume)
         if place is not None:
             self._positions.batches, self._loaded_place = place.batches, place.state
-            self.epochs = place.epochs if self.config.resume_data else 0
+            self.epochs = place.epochs if self._resumes else 0
         self.step += max(0, self._positions.batches - before)
         return place is not None
 
@@ -435,7 +443,7 @@ class Trainer:
         self._rounds += 1
         # Only once: a source that comes later is other data, or knows its place itself.
         place, self._loaded_place = self._loaded_place, None
-        continues = place is not None and resumable and self.config.resume_data
+        continues = place is not None and resumable
         if continues:
             source.load_state_dict(place)  # type: ignore[attr-defined]
         with Prefetch(source, capacity=self.config.embedding_prefetch_capacity) as ahead:

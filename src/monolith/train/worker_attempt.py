@@ -43,8 +43,13 @@ where they are now."""
 _log = logging.getLogger(__name__)
 
 
-def client_config(config: RunnerConfig, epoch: int) -> ClientConfig:
-    """How this worker talks to servers in one of its lives.
+def client_config(config: RunnerConfig, epoch: int, *, launch: str = "") -> ClientConfig:
+    """How this worker talks to servers in one of its incarnations.
+
+    Args:
+        config: the process.
+        epoch: the incarnation.
+        launch: makes the worker's name one of this launch alone, for a launch that has data of its own.
 
     Example:
         >>> found = client_config(RunnerConfig(index=2, num_workers=3, operation_timeout_in_ms=500), epoch=7)
@@ -53,7 +58,7 @@ def client_config(config: RunnerConfig, epoch: int) -> ClientConfig:
     """
     # Of how many: servers keep how far a worker of this name is, and with another number its share of the data is another.
     changes: dict[str, object] = {
-        "worker": f"worker-{config.index}-of-{config.num_workers}",
+        "worker": f"worker-{config.index}-of-{config.num_workers}" + (f"-{launch}" if launch else ""),
         "epoch": epoch,
         "run": config.uuid,
     }
@@ -96,13 +101,20 @@ class WorkerAttempt:
         self._guards = trainer.save_guards
         trainer.accepts_lost_servers = config.recovers
         trainer.num_workers = config.num_workers
+        # The data of another launch is other data, that of this one is not: a restarted worker must not train it twice.
+        trainer.named_by_launch = bool(config.uuid) and not trainer.config.resume_data
+        if steps is not None and config.supervised:
+            _log.warning(
+                "steps=%d counts from the start of this process: after a restart there are more; max_steps is exact",
+                steps,
+            )
         self._last: int | None = max_steps
         self._first = True
 
     def __call__(self, servers: Sequence[str]) -> int:
         """Train on `servers` until the data or the steps end; the global step."""
         epoch = self._epoch()
-        talking = client_config(self._config, epoch)
+        talking = client_config(self._config, epoch, launch=self._config.uuid if self._trainer.named_by_launch else "")
         with ExitStack() as open_now:
             common = open_now.enter_context(closing(self._meet(servers, talking, self._find)))
             store = open_now.enter_context(self._store(servers, talking))
