@@ -61,6 +61,14 @@ def test_steps_that_are_asked_for_are_made(tmp_path: Path, caplog: pytest.LogCap
     assert "is read again" in caplog.text
 
 
+def test_data_that_ends_before_the_steps_are_made_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert trainer().fit(Stream(5), steps=8) == 5
+    assert "the data ended after 5 of the 8 steps that were asked for" in caplog.text
+    caplog.clear()
+    assert trainer().fit(Stream(5), steps=5) == 5
+    assert "asked for" not in caplog.text
+
+
 def test_a_second_call_in_one_process_is_a_new_pass() -> None:
     run = trainer()
     assert (run.fit(Stream(5)), run.fit(Stream(2))) == (5, 7)

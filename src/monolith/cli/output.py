@@ -13,13 +13,15 @@ __all__ = ["plain", "show"]
 
 
 def show(answer: Mapping[str, object], *, as_json: bool, title: str | None = None) -> None:
-    """Print `answer` to stdout; numbers JSON has no word for become null."""
+    """Print `answer` to stdout. JSON has null for numbers that it cannot express; the table leaves out what is None."""
     console = Console(highlight=False, soft_wrap=True)
     if as_json:
         console.print(json.dumps(plain(answer), allow_nan=False), markup=False)
         return
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in _flat(answer):
+        if value is None:
+            continue
         # A version is a name made of digits, not an amount.
         table.add_row(name, str(value) if name == "version" else _text(value))
     console.print(table)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from monolith.cluster.discovery import warn_of_entry
 from monolith.cluster.extras import import_extra
 from monolith.cluster.net import concat_ip_and_port, split_address
 from monolith.errors import DiscoveryError, InvalidArgumentError
@@ -112,7 +113,8 @@ def _parse(item: Mapping[str, Any]) -> ConsulEntry | None:
     try:
         addr = concat_ip_and_port(tags.get("ip", ""), service["Port"])
         split_address(addr)
-    except InvalidArgumentError:
+    except InvalidArgumentError as error:
+        warn_of_entry("Consul", service["ID"], str(error))
         return None
     return ConsulEntry(
         name=tags["name"],

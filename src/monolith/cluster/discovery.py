@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import re
@@ -91,6 +92,12 @@ def check_entry(name: str, index: int, addr: str) -> tuple[str, int]:
     if index < 0:
         raise InvalidArgumentError(f"index: expected a number from 0, got {index}")
     return split_address(addr)
+
+
+@functools.cache
+def warn_of_entry(service: str, entry: str, problem: str) -> None:
+    """Log that an entry of `service` is left out, once for each: discoveries read all entries again and again."""
+    _logger.warning("entry %r of %s is left out: %s", entry, service, problem)
 
 
 def check_name(name: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from monolith.cluster.discovery import ServiceDiscovery, check_entry, check_name
+from monolith.cluster.discovery import ServiceDiscovery, check_entry, check_name, warn_of_entry
 from monolith.cluster.net import split_address
 from monolith.cluster.zookeeper import close_zk_client, import_kazoo, job_path, make_zk_client, start_zk_client
 from monolith.cluster.zookeeper_entries import ZKEntries
@@ -205,6 +205,7 @@ def _is_entry(name: str, addr: str) -> bool:
     try:
         check_name(name)
         split_address(addr)
-    except InvalidArgumentError:
+    except InvalidArgumentError as error:
+        warn_of_entry("ZooKeeper", name, str(error))
         return False
     return True

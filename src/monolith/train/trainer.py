@@ -229,6 +229,7 @@ class Trainer:
                 if not self._has_finished(last, asked_for_more=bool(steps)):
                     self._clears_dense = False
                     self._loop(source, last, hooks)
+            self._warn_of_short_data(steps)
         finally:
             if self._saving is not None:
                 self._saving.close()
@@ -412,6 +413,13 @@ class Trainer:
             self.epochs = place.epochs if self._resumes else 0
         self.step += max(0, self._positions.batches - before)
         return place is not None
+
+    def _warn_of_short_data(self, steps: int | None) -> None:
+        if steps is not None and self.stop_reason == DATA_ENDED:
+            made = self.steps_made
+            _log.warning(
+                "the data ended after %d of the %d steps that were asked for; epochs=None repeats it", made, steps
+            )
 
     def _has_finished(self, last: int | None, *, asked_for_more: bool) -> bool:
         """Whether a restored run has nothing left to do, which is then logged and becomes its `stop_reason`."""

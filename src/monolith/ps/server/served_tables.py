@@ -251,7 +251,7 @@ class ServedTables:
         if not same or fresh.layout != self._tables[name].layout:
             raise ConfigError(
                 f"table {name!r}: the server has it with other rows: {'; '.join(_changes(there, table))}. All workers need the "
-                "same model; one whose rows have changed needs a new model_dir, and RunConfig.restore_dir to fill it"
+                "same model; one whose rows have changed needs a new model_dir"
             )
         if (
             there.admission is not None
