@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -297,3 +298,27 @@ def test_warnings_about_the_same_come_once_in_a_while(caplog: pytest.LogCaptureF
         "cannot accept: none left (3 more since the last line)",
         "something else",
     ]
+
+
+def test_a_server_that_several_threads_shut_down_closes_its_spare_descriptor_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spare = socket_service._Spare()
+    closed: list[int] = []
+    both = threading.Barrier(2)
+    real = os.close
+
+    def close(descriptor: int) -> None:
+        closed.append(descriptor)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # lets the other thread in, if it can come
+        real(descriptor)
+
+    monkeypatch.setattr(os, "close", close)
+    threads = [threading.Thread(target=spare.close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monkeypatch.undo()
+    assert len(closed) == 1

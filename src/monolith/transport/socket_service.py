@@ -259,6 +259,7 @@ class _Spare:
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
+        self._closed = False
         self._lock = threading.Lock()
         self._take()
 
@@ -266,21 +267,28 @@ class _Spare:
     def given_up(self) -> Iterator[None]:
         """Free the descriptor for the length of the block."""
         with self._lock:
-            self.close()
+            self._free()
             try:
                 yield
             finally:
                 self._take()
 
     def close(self) -> None:
-        """Close the descriptor."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Close the descriptor for good. May be called again, and by several threads at once."""
+        with self._lock:
+            self._closed = True
+            self._free()
+
+    def _free(self) -> None:
+        # A descriptor that is closed twice may be somebody else's the second time.
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
     def _take(self) -> None:
-        with suppress(OSError):
-            self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        if not self._closed:
+            with suppress(OSError):
+                self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _listeners(host: str, port: int, *, backlog: int) -> list[socket.socket]:
