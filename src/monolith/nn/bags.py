@@ -84,7 +84,8 @@ def bags_of(declaration: Declaration, batch: Mapping[str, object]) -> list[Table
     """One request per table for all features of `batch`."""
     names = [feature.name for table in declaration.tables for feature in table.features]
     columns = {name: column_of(batch, name) for name in names}
-    num_rows(columns)
+    if len({len(column) for column in columns.values()}) > 1:
+        num_rows(columns)  # raises, and names the columns
     return [_table_bags(table, columns) for table in declaration.tables]
 
 
