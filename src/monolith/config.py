@@ -80,7 +80,7 @@ _NOT_AN_OBJECT = ("model_type", "model_attributes_type", "union_tag_not_found")
 
 
 def _config_classes(model: type[BaseModel], path: Sequence[int | str]) -> dict[str, type[BaseModel]]:
-    """The configuration classes, by name, that the field at `path` accepts; none for a field of a field."""
+    """The configuration classes, by name, that the field at `path` accepts. None for a field of a field."""
     field = model.model_fields.get(str(path[0])) if path else None
     if field is None:
         return {}

@@ -171,7 +171,7 @@ class UnavailableError(ServerError, ConnectionError):
 
 
 class OverloadedError(UnavailableError):
-    """The server has reached its limit of streams or requests. Nothing was changed; clients back off and retry."""
+    """The server has reached its limit of streams or requests. Nothing was changed. Clients back off and retry."""
 
 
 class StorageError(MonolithError, OSError):

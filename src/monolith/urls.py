@@ -112,7 +112,7 @@ def lies_below(path: str, root: str) -> bool:
 
 
 def local_path(path: StrPath, what: str) -> str:
-    """`path`, which must be on a local disk; `what` is the argument that the error names.
+    """`path`, which must be on a local disk. `what` is the argument that the error names.
 
     Example:
         >>> local_path("file:///runs/a", "folder")

@@ -41,7 +41,7 @@ class DenseReport:
             )
 
     def also(self) -> str:
-        """What to add to an error about tables: the problems, with what to do about them; nothing if there are none."""
+        """What to add to an error about tables: the problems, with what to do about them. Nothing if there are none."""
         if not self.problems:
             return ""
         return f". Nor do dense parameters fit: {'; '.join(self.problems)}; clear_nn (--clear-nn) starts them again"

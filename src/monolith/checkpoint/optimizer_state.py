@@ -192,7 +192,7 @@ def plan_optimizer(
 
 
 def scheduler_state(scheduler: LRScheduler, declared: Settings) -> dict[str, Any]:
-    """What a checkpoint keeps of a scheduler; `declared` is its `state_dict()` when the run began.
+    """What a checkpoint keeps of a scheduler. `declared` is its `state_dict()` when the run began.
 
     Example:
         >>> sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)

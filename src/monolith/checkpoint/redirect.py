@@ -89,7 +89,7 @@ def get_checkpoint_state(
 
 
 def restore_marker(model_dir: StrPath) -> str | None:
-    """Return the checkpoint that a training run of `model_dir` went back to or adopted, by the name it was given; None if none.
+    """Return the checkpoint that a training run of `model_dir` went back to or adopted, by the name it was given. None if none.
 
     Example:
         >>> restore_marker("memory://no-run")

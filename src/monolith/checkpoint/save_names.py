@@ -37,7 +37,7 @@ class SaveHelper:
 
     @staticmethod
     def get_global_step_value(ckpt_prefix: str) -> int:
-        """The step in the name of a checkpoint; `InvalidArgumentError` (a ValueError) if it has none."""
+        """The step in the name of a checkpoint. `InvalidArgumentError` (a ValueError) if it has none."""
         step = step_of_name(ckpt_prefix)
         if step is None:
             raise InvalidArgumentError(f"{ckpt_prefix!r}: expected a name that ends with '-' and a step")
@@ -51,7 +51,7 @@ class SaveHelper:
 
 
 def step_of_name(path: str) -> int | None:
-    """The step in the name of a checkpoint; None if it has none.
+    """The step in the name of a checkpoint. None if it has none.
 
     Example:
         >>> step_of_name("/runs/ctr-2/model.ckpt-30"), step_of_name("/runs/ctr-2/model.ckpt")

@@ -71,7 +71,7 @@ def open_folder(path: StrPath) -> Folder:
 
 
 def is_remote(path: StrPath) -> bool:
-    """Whether `path` is a URL of another store than this machine's disks; `InvalidArgumentError` if it cannot be meant.
+    """Whether `path` is a URL of another store than this machine's disks. `InvalidArgumentError` if it cannot be meant.
 
     Example:
         >>> [is_remote(path) for path in ("model", "/data/model", "file:///data", "hdfs:/model", "s3://bucket/model")]

@@ -68,7 +68,7 @@ class Job:
         self.estimator = Estimator(model, config.run, runner=RunnerConfig.from_env(defaults=config.runner))
 
     def require_trained(self, untrained: bool) -> None:
-        """Restore the model; a `ConfigError` if there is nothing to restore, unless that is what was asked for."""
+        """Restore the model. A `ConfigError` if there is nothing to restore, unless that is what was asked for."""
         run = self.config.run
         if self.estimator.trainer.restore() or run.warm_start_from is not None or untrained:
             return
@@ -91,7 +91,7 @@ class Job:
 
 
 def _call(name: str, field: str, arguments: Mapping[str, JsonValue], *first: str) -> Any:  # noqa: ANN401 - the user's own
-    """Call `module:name`; a `ConfigError` if it does not take these arguments."""
+    """Call `module:name`. A `ConfigError` if it does not take these arguments."""
     function = named(name)
     try:
         inspect.signature(function).bind(*first, **arguments)

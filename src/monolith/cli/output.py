@@ -13,7 +13,7 @@ __all__ = ["plain", "show"]
 
 
 def show(answer: Mapping[str, object], *, as_json: bool, title: str | None = None) -> None:
-    """Print `answer` to stdout. JSON has null for numbers that it cannot express; the table leaves out what is None."""
+    """Print `answer` to stdout. JSON has null for numbers that it cannot express. The table leaves out what is None."""
     console = Console(highlight=False, soft_wrap=True)
     if as_json:
         console.print(json.dumps(plain(answer), allow_nan=False), markup=False)

@@ -33,7 +33,7 @@ class Member(Config):
     """A worker of the run."""
 
     index: Annotated[int, Field(ge=0, lt=65536)]
-    """Number of the worker; 0 is the chief."""
+    """Number of the worker. 0 is the chief."""
     epoch: _Whole
     """Which incarnation of the worker it is. From the moment a larger one is seen, smaller ones are refused."""
     phase: Phase
@@ -109,7 +109,7 @@ class Coordination(Protocol):
         """Let the other workers continue."""
 
     def hold(self, number: int) -> bool:
-        """Wait behind barrier `number`. Returns whether the barrier is still there; if so, call again."""
+        """Wait behind barrier `number`. Returns whether the barrier is still there. If so, call again."""
 
     def end_run(self) -> None:
         """In the chief, after a success: forget all workers, so that none counts as finished in the next run."""

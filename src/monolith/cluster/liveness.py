@@ -92,7 +92,7 @@ class Liveness(Config):
         return self.hang_secs + self.max_backoff_secs * (1 + self.jitter) + self.startup_secs + self.heartbeat_secs
 
     def backoff(self, restarts: int, chance: Callable[[], float] = lambda: 0.0) -> float:
-        """Return the pause before a restart that follows `restarts` others; `chance` draws the jitter from [0, 1)."""
+        """Return the pause before a restart that follows `restarts` others. `chance` draws the jitter from [0, 1)."""
         # Beyond 2**60 a float still counts seconds, and the power does not overflow.
         pause = min(self.max_backoff_secs, self.backoff_secs * 2.0 ** min(restarts, 60))
         return pause * (1 + self.jitter * chance())

@@ -73,7 +73,7 @@ class MLPServiceDiscovery(ServiceDiscovery):
             self._filters.add((name, index))
 
     def query(self, name: str, skip_port_check: bool = False) -> dict[int, str]:
-        """Addresses of a service by index; `ps` only when they answer, `DiscoveryError` if one does not within an hour.
+        """Addresses of a service by index. `ps` only when they answer, `DiscoveryError` if one does not within an hour.
 
         Every 30 seconds a log line says which server is being waited for.
         """

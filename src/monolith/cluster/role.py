@@ -42,7 +42,7 @@ class ScheduledRole(Config):
     num_ps: Annotated[int, Field(ge=0)]
     num_workers: Annotated[int, Field(ge=1)]
     discovery_type: ServiceDiscoveryType | None = None
-    """How the processes find each other, where the scheduler itself says it; None if it does not."""
+    """How the processes find each other, where the scheduler itself says it. None if it does not."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Asked:
     is_local: bool
 
     def alone(self, launcher: str, workers: int, remedy: str) -> None:
-        """Return if this process is meant to train by itself; `ConfigError` if it is one of several that would.
+        """Return if this process is meant to train by itself. `ConfigError` if it is one of several that would.
 
         A job of `workers` without servers would be that many runs that know nothing of each other and save into one folder.
         """
@@ -135,7 +135,7 @@ def _of_mlp(env: MLPEnv, asked: _Asked) -> ScheduledRole | None:
 
 
 def _kind(where: str, name: str, kinds: Mapping[str, str], asked: _Asked) -> ServerType | None:
-    """Return the kind of process that a scheduler calls `name`; None if the configuration names the role instead."""
+    """Return the kind of process that a scheduler calls `name`. None if the configuration names the role instead."""
     if name in kinds:
         return cast("ServerType", kinds[name])
     if asked.server_type is not None:
@@ -170,7 +170,7 @@ def _role(
 
 
 def _ranks(environ: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """Return the launcher that started this process, its rank and the number of ranks; None if no launcher did."""
+    """Return the launcher that started this process, its rank and the number of ranks. None if no launcher did."""
     found = [
         (launcher, _number(environ, rank), _number(environ, size))
         for launcher, rank, size in _LAUNCHERS

@@ -85,7 +85,7 @@ class ZKSession:
         return result.get(timeout=self._answer_secs)
 
     def read(self, path: str) -> tuple[dict[str, Any], ZnodeStat] | None:
-        """The JSON in a node; None if there is no node."""
+        """The JSON in a node. None if there is no node."""
         return self.taken(self.client.get_async(f"{self.path}/{path}"))
 
     def taken(self, result: IAsyncResult) -> tuple[dict[str, Any], ZnodeStat] | None:
@@ -191,7 +191,7 @@ class ZKCoordination:
             self._delete("barrier")
 
     def hold(self, number: int) -> bool:
-        """Wait behind barrier `number`. Returns whether the barrier is still there; if so, call again."""
+        """Wait behind barrier `number`. Returns whether the barrier is still there. If so, call again."""
         with self._session.calling():
             barrier = self._standing(self._session.read("barrier"))
         held = number if barrier is not None and barrier.number == number else None

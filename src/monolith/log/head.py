@@ -99,7 +99,7 @@ class HeadWriter:
             self._sync()
 
     def close(self) -> None:
-        """Sync and close the file; harmless when called twice."""
+        """Sync and close the file. Harmless when called twice."""
         if self._descriptor < 0:
             return
         try:
@@ -128,7 +128,7 @@ class HeadWriter:
 
 
 def _records(data: bytes, path: Path) -> tuple[Head | None, Head | None]:
-    """Both records; None for one that was never written, or was being written when the power went."""
+    """Both records. None for one that was never written, or was being written when the power went."""
     slots = data[:_SECTOR], data[_SECTOR : 2 * _SECTOR]
     first, second = map(_record, slots)
     if first is None and second is None and any(data):

@@ -67,7 +67,7 @@ class LogReader:
         return max(self.sequences(), default=0)
 
     def committed(self) -> int:
-        """The sequence number of the last commit, whether its segment is still there or not; 0 if nothing says so."""
+        """The sequence number of the last commit, whether its segment is still there or not. 0 if nothing says so."""
         head = read_head(self.folder)
         return 0 if head is None else head.sequence
 

@@ -98,7 +98,7 @@ class WriterLock:
             os.close(descriptor)
 
     def let_go(self) -> None:
-        """Close the file in a forked child; closing a copy does not unlock it."""
+        """Close the file in a forked child. Closing a copy does not unlock it."""
         self.release()
 
     def __del__(self) -> None:

@@ -35,7 +35,7 @@ Measure = Callable[[Sequence[str], float], list[Measured]]
 
 
 class Board(Protocol):
-    """Keys that all workers see; `ServerKeys` is one."""
+    """Keys that all workers see. `ServerKeys` is one."""
 
     def read_keys(self, prefix: str) -> dict[str, str]:
         """The values of all keys that begin with `prefix`."""

@@ -66,7 +66,7 @@ class Buckets(Config):
     server: Whole
     """Its identity: kept with its folder, and by no other server."""
     version: Whole
-    """Grows when it gives buckets away or gains some; 0: it has never owned any."""
+    """Grows when it gives buckets away or gains some. 0: it has never owned any."""
     ranges: BucketRanges
     giving: Giving | None = None
     gave: tuple[Address, ...] = ()

@@ -127,7 +127,7 @@ class DenseOptimizer(Config):
 
 
 def make_optimizer(config: DenseOptimizer, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-    """The optimizer of `parameters` that `config` describes; `ConfigError` if its class refuses a value or a shape."""
+    """The optimizer of `parameters` that `config` describes. `ConfigError` if its class refuses a value or a shape."""
     try:
         return _CLASSES[config.name](parameters, **config.settings)
     except (TypeError, ValueError) as error:

@@ -67,7 +67,7 @@ Wire = Literal["float32", "float16", "bfloat16"]
 MAX_POSITION = 2**20
 """Characters of the state of a source: servers keep one for each worker."""
 Run = Annotated[str, Field(max_length=255)]
-"""Name of the launch of a job that a worker belongs to; "" if it does not say. Only another launch may declare other settings."""
+"""Name of the launch of a job that a worker belongs to. "" if it does not say. Only another launch may declare other settings."""
 Pooling = Literal["sum", "mean", "sqrtn", "none"]
 """How a bag becomes one vector; "none": there are no bags, each id is a vector of its own."""
 
@@ -145,19 +145,19 @@ class Joined(Config):
     """
 
     restored: Whole
-    """The sequence number of the log that the server has restored itself to; 0: it has not."""
+    """The sequence number of the log that the server has restored itself to. 0: it has not."""
     known: bool
     """Whether the server had met the worker in an earlier epoch."""
     ranges: BucketRanges
     """The buckets that the server owns or is giving away."""
     tables: tuple[BucketsAt, ...]
-    """How far the worker is in them; buckets that are not named have had no batch."""
+    """How far the worker is in them. Buckets that are not named have had no batch."""
     parameters: tuple[Name, ...]
     """The dense parameters that the server holds or is giving away."""
     gave: tuple[Name, ...]
     """The dense parameters that it has given to others."""
     dense: tuple[ParametersAt, ...]
-    """How far the worker is in its dense parameters; those that are not named have had no batch."""
+    """How far the worker is in its dense parameters. Those that are not named have had no batch."""
 
 
 class DeclaredTable(Config):

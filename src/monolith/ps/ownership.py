@@ -68,7 +68,7 @@ class OwnedByServer(Config):
 
     address: Address
     version: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Which of its states this is; grows when it gives buckets away or gains some. 0: it has never owned any."""
+    """Which of its states this is. Grows when it gives buckets away or gains some. 0: it has never owned any."""
     ranges: BucketRanges = ()
 
 

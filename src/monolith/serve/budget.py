@@ -53,7 +53,7 @@ class Budget:
         self._work = FREE_WORK + WORK_PER_ELEMENT * sum(count for _, count in sizes)
 
     def take(self, cost: Cost, what: str) -> None:
-        """Account for `what`; raises `InvalidArgumentError` if too little is left for it."""
+        """Account for `what`. Raises `InvalidArgumentError` if too little is left for it."""
         taken, work = cost
         if taken > self._bytes:
             raise InvalidArgumentError(
@@ -71,7 +71,7 @@ class Budget:
 
 
 def known_cost(name: str, tensors: Sequence[Tensor]) -> Cost | None:
-    """Bound the cost of the most frequent operators without running them on "meta"; None for all others.
+    """Bound the cost of the most frequent operators without running them on "meta". None for all others.
 
     Example:
         >>> known_cost("linear", [torch.ones(8, 16), torch.ones(32, 16)])

@@ -120,7 +120,7 @@ class DenseProgram:
             raise CorruptFileError(f"the dense program cannot be read: {error!r}") from None
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run it; rows in, rows out. Tensors need no gradient afterwards and have none.
+        """Run it. Rows in, rows out. Tensors need no gradient afterwards and have none.
 
         Raises:
             InvalidArgumentError: an operator refuses its arguments, or would take more memory or time than the inputs justify.

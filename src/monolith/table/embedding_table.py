@@ -231,7 +231,7 @@ class EmbeddingTable:
         event_time: int = 0,
         snapshot: Values | None = None,
     ) -> None:
-        """The backward of `lookup_pooled` and the optimizer step in one pass; `grads` is float32 [bags, dim].
+        """The backward of `lookup_pooled` and the optimizer step in one pass. `grads` is float32 [bags, dim].
 
         `snapshot` is float32 [ids, dim], the value of each id that the gradients were computed at. `DelayCompensation` requires
         it; other optimizers ignore it.
@@ -304,7 +304,7 @@ class EmbeddingTable:
         return bool(self.contains([id_])[0])
 
     def __deepcopy__(self, memo: dict[int, object]) -> EmbeddingTable:
-        """A table of its own with the same rows, optimizer state and admission counts; it tracks no changes."""
+        """A table of its own with the same rows, optimizer state and admission counts. It tracks no changes."""
         copy = EmbeddingTable(self.config, admission=deepcopy(self.admission, memo))
         for first in range(0, NUM_BUCKETS, _COPIED_BUCKETS):
             part = self.rows_of_buckets(range(first, first + _COPIED_BUCKETS))

@@ -54,7 +54,7 @@ class Gradient:
     learning_rates: tuple[float, ...] | None = None
     """One per segment; None takes those of the table."""
     snapshot: torch.Tensor | None = None
-    """float32 [n, dim], what each id of `bags` was when it was looked up; for tables with `DelayCompensation`."""
+    """float32 [n, dim], what each id of `bags` was when it was looked up. For tables with `DelayCompensation`."""
 
 
 @runtime_checkable

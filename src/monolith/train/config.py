@@ -127,14 +127,14 @@ class RunConfig(Config):
     save_summary_steps: Annotated[int, Field(ge=1)] = 100
     """Steps between two TensorBoard points; they are written only with a model_dir."""
     model_name: str = ""
-    """Name of the model in what is written about it; empty: the name of its class."""
+    """Name of the model in what is written about it. Empty: the name of its class."""
     deep_insight_dir: str | None = None
     """Folder to which each process of the run appends predictions of sampled examples, see `DeepInsightHook`. The data then needs
     the columns `uid` and `req_time`. None writes nothing."""
     deep_insight_target: str = ""
-    """Heads, separated by commas, whose predictions are written; empty: all."""
+    """Heads, separated by commas, whose predictions are written. Empty: all."""
     deep_insight_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Part of the examples that is written to `deep_insight_dir`; 0 writes nothing."""
+    """Part of the examples that is written to `deep_insight_dir`. 0 writes nothing."""
     stop_on_nan: bool = True
     """Raise `DivergedError` for a loss or gradient that is NaN or infinite, before it reaches any weight."""
     seed: int | None = None

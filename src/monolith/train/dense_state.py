@@ -174,7 +174,7 @@ class DenseState:
             self._followed += 1
 
     def start_at(self, step: int) -> None:
-        """Let the scheduler begin at the global step `step`; with several workers it follows the global step from the first."""
+        """Let the scheduler begin at the global step `step`. With several workers it follows the global step from the first."""
         self._followed = 0 if self._trainer.num_workers > 1 else step
 
 

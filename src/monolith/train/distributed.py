@@ -188,7 +188,7 @@ class _Worker:
 
 @contextmanager
 def _meeting(config: RunnerConfig, discovery: ServiceDiscovery) -> Iterator[Meet | None]:
-    """How a worker becomes a member of the run in ZooKeeper, if the job has one; None: at the parameter servers."""
+    """How a worker becomes a member of the run in ZooKeeper, if the job has one. None: at the parameter servers."""
     if not isinstance(discovery, ZKServiceDiscovery):
         yield None
         return

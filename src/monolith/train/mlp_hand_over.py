@@ -28,7 +28,7 @@ FOLDER = "data_service"
 
 @contextmanager
 def handed_over(config: RunnerConfig) -> Iterator[HandOver]:
-    """Do what the MLP scheduler wants of this process before, or instead of, training; see `mlp_pass`.
+    """Do what the MLP scheduler wants of this process before, or instead of, training. See `mlp_pass`.
 
     A dispatcher or data worker serves here until worker 0 has ended. Data workers that a worker starts in its own process live as
     long as the block.

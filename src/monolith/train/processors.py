@@ -35,7 +35,7 @@ def available_processors(root: Path = Path("/")) -> int:
 
 
 def use_threads(threads: int | None) -> int:
-    """Let torch and the tables use `threads` threads; None lowers what they use to the processors there are.
+    """Let torch and the tables use `threads` threads. None lowers what they use to the processors there are.
 
     Returns:
         The number of threads in use.
@@ -135,6 +135,6 @@ def _text(path: Path) -> str:
 
 
 def _seconds_waited() -> float:
-    """The time this thread was ready and had no processor, as the Linux scheduler counts it; 0 where it does not."""
+    """The time this thread was ready and had no processor, as the Linux scheduler counts it. 0 where it does not."""
     fields = _text(Path("/proc/thread-self/schedstat")).split()
     return int(fields[1]) / 1e9 if len(fields) == 3 else 0.0

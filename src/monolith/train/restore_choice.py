@@ -83,7 +83,7 @@ def choose_restore_point(config: RunConfig, *, training: bool) -> RestoreChoice 
 
 
 def cleared_before(config: RunConfig) -> str | None:
-    """The file that says that `clear_nn` has been done in the model_dir; None if it has not.
+    """The file that says that `clear_nn` has been done in the model_dir. None if it has not.
 
     Example:
         >>> cleared_before(RunConfig(model_dir="memory://no-run", clear_nn=True))

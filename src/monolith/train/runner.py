@@ -52,7 +52,7 @@ class RunnerConfig(DiscoveryConfig):
     config_group: ClassVar[str] = "run"
 
     server_type: ServerType = "worker"
-    """What this process is: "ps" holds tables, "worker" trains; "dispatcher" and "dsworker" serve the job's data service, under
+    """What this process is: "ps" holds tables, "worker" trains. "dispatcher" and "dsworker" serve the job's data service, under
     the MLP scheduler."""
     index: _Count = 0
     """Its number among those of its kind. Worker 0 is the chief: it restores, saves, and ends the servers."""
@@ -86,7 +86,7 @@ class RunnerConfig(DiscoveryConfig):
     """Continue when a server has lost what it held, restoring only that server from the newest checkpoint: what was trained on
     it since is lost. False ends the run with `ServerLostError`. None: as `enable_realtime_training`."""
     max_retry_times: _Count = 0
-    """How often a run continues after a server has lost what it held; 0: 6 times with `partial_recovery`, otherwise never."""
+    """How often a run continues after a server has lost what it held. 0: 6 times with `partial_recovery`, otherwise never."""
     retry_wait_in_secs: NonNegative = 30.0
     """Seconds before each attempt after a server did not answer."""
     enable_realtime_training: bool = False

@@ -38,7 +38,7 @@ class ServedSaves:
     dense: Mapping[str, np.ndarray]
     """The values that the dense parameters on servers have in it."""
     finish: Callable[[], tuple[FileEntry, ...]] | None
-    """Waits until it is written; None: there are no servers."""
+    """Waits until it is written. None: there are no servers."""
 
 
 def begin_saves(stores: Sequence[ServerGroup], path: str, *, step: int) -> ServedSaves:

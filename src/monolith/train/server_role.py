@@ -72,7 +72,7 @@ def announced(server: ParameterServer, runner: RunnerConfig, discovery: ServiceD
 def serve(
     runner: RunnerConfig, discovery: ServiceDiscovery, *, restore_roots: Sequence[str] = (), grace: float = 5.0
 ) -> None:
-    """Be server `runner.index` until a client, the chief at the end, asks it to stop; see `wait_for_end`.
+    """Be server `runner.index` until a client, the chief at the end, asks it to stop. See `wait_for_end`.
 
     `restore_roots` are other runs that the chief may let it restore from, in addition to those that `runner.server` names.
     """

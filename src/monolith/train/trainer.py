@@ -115,7 +115,7 @@ class Trainer:
         self.config = config or RunConfig()
         self.hooks: tuple[Hook, ...] = (*hooks, *DeepInsightHook.of_run(self.config, type(model).__name__))
         self.accepts_lost_servers = False
-        """Whether a run continues when a server has lost what was trained on it; see `RunnerConfig.partial_recovery`."""
+        """Whether a run continues when a server has lost what was trained on it. See `RunnerConfig.partial_recovery`."""
         self.num_workers = 1
         """Workers of the run, among which the data is divided."""
         self.named_by_launch = False
@@ -127,7 +127,7 @@ class Trainer:
         self.on_save_metric: Metric = log_metric
         """Told how often and how long saves are; see `NoFirstSaveCheckpointSaverHook`."""
         self.before_saving: list[Callable[[], None]] = []
-        """Called before the state is taken, to apply what waits for the next step; see `AsyncFunctionManager.hooks`."""
+        """Called before the state is taken, to apply what waits for the next step. See `AsyncFunctionManager.hooks`."""
         self.step = 0
         """Steps made since the model was new, earlier runs included."""
         self.epochs = 0
@@ -290,7 +290,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned; random numbers only with a `config.seed`.
+        """Continue from what `state_dict` returned. Random numbers only with a `config.seed`.
 
         Hyperparameters of the optimizer that the code declares otherwise than when the state was made keep the code's values.
 

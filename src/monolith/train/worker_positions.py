@@ -116,7 +116,7 @@ class WorkerPositions:
 
 
 def _furthest_behind(store: ServerGroup) -> HeldPosition | None:
-    """The position of whatever has had the fewest batches; None in the first epoch, and in one that has pushed already."""
+    """The position of whatever has had the fewest batches. None in the first epoch, and in one that has pushed already."""
     buckets, parameters = store.positions()
     found = [*buckets, *parameters]
     if not any(position.batches for position in found) or any(position.epoch == store.epoch for position in found):
@@ -133,7 +133,7 @@ def _last_batch(store: ServerGroup) -> int:
 
 
 def _encoded(state: State) -> str | None:
-    """The state of a source as text; None if it has none, or one that is too large or no JSON."""
+    """The state of a source as text. None if it has none, or one that is too large or no JSON."""
     if state is None:
         return None
     try:

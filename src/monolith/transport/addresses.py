@@ -25,7 +25,7 @@ Address = Annotated[str, Field(max_length=512), AfterValidator(_host_and_port)]
 
 
 def connect(host: str, port: int, timeout: float) -> socket.socket:
-    """Connect over TCP; `OSError` also for a `host` that cannot be a name."""
+    """Connect over TCP. `OSError` also for a `host` that cannot be a name."""
     try:
         return socket.create_connection((host, port), timeout)
     except UnicodeError as error:

@@ -33,9 +33,9 @@ class FrameCalls:
         self.stop_asked = threading.Event()
         """Set when the server is asked to end."""
         self.max_requests = sys.maxsize
-        """Requests under way at the same time; further ones are answered with `OverloadedError`, apart from health checks."""
+        """Requests under way at the same time. Further ones are answered with `OverloadedError`, apart from health checks."""
         self.frames = FrameMemory()
-        """Requests and answers in memory; those that do not fit are answered with `OverloadedError`."""
+        """Requests and answers in memory. Those that do not fit are answered with `OverloadedError`."""
         self._max_frame_bytes = max_frame_bytes
         self._calls: Calls = {}
         self._stopping = False

@@ -58,7 +58,7 @@ class FrameMemory:
 
     @contextmanager
     def lent(self) -> Iterator[Callable[[int], bool]]:
-        """`take` for the length of a block; what was taken is given back at its end."""
+        """`take` for the length of a block. What was taken is given back at its end."""
         taken = 0
 
         def take(size: int) -> bool:

@@ -46,13 +46,13 @@ class ListenConfig(Config):
     transport: Transport | None = None
     """How frames travel: "socket", or "flight", which can encrypt; None: Flight with TLS, sockets without."""
     max_streams: Annotated[int, Field(gt=0)] = 256
-    """Streams open at the same time; a client has one for each of its threads that call. Requests on further ones are answered
+    """Streams open at the same time. A client has one for each of its threads that call. Requests on further ones are answered
     with `OverloadedError`, apart from health checks. One from the same machine can take up to 8 MiB for large frames."""
     max_requests: Annotated[int | None, Field(gt=0)] = None
-    """Requests under way at the same time; further ones are answered with `OverloadedError` at once, apart from health checks.
+    """Requests under way at the same time. Further ones are answered with `OverloadedError` at once, apart from health checks.
     None: one for each stream."""
     idle_secs: Annotated[float, Field(gt=0)] = 900.0
-    """Seconds after which a stream without a request is closed; a client opens another when it needs one. Sockets only: Arrow
+    """Seconds after which a stream without a request is closed. A client opens another when it needs one. Sockets only: Arrow
     Flight cannot end the stream of a client that is silent."""
     min_bytes_per_sec: Annotated[int, Field(gt=0)] = 65536
     """A stream whose request comes in, or whose answer is read, more slowly than this for ten seconds and more is closed. Sockets
@@ -169,7 +169,7 @@ def _certificate(config: ListenConfig) -> tuple[bytes, bytes] | None:
 
 
 def read_pem(path: Path, name: str, *, is_secret: bool = False) -> bytes:
-    """Return the bytes of a certificate or, with `is_secret`, of a key; an error names the option it was given by."""
+    """Return the bytes of a certificate or, with `is_secret`, of a key. An error names the option it was given by."""
     try:
         data = read_secret_file(path, name) if is_secret else path.read_bytes()
     except StorageError:

@@ -60,11 +60,11 @@ class TooLongError(Exception):
 
 
 class NoRoomError(TooLongError):
-    """There was no memory for a message. It has been skipped; `head` is its beginning."""
+    """There was no memory for a message. It has been skipped. `head` is its beginning."""
 
 
 def peer_uid(connected: socket.socket) -> int | None:
-    """The user that the other end of a Unix socket runs as; None over TCP, and where the system does not tell."""
+    """The user that the other end of a Unix socket runs as. None over TCP, and where the system does not tell."""
     if connected.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return None
     data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

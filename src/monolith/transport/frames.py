@@ -201,7 +201,7 @@ def request_of(data: bytes | memoryview | np.ndarray) -> int:
 
 
 def call_of(frame: np.ndarray) -> int:
-    """The call of a request, given its first chunk; 0 if it has no header."""
+    """The call of a request, given its first chunk. 0 if it has no header."""
     return int(_CALL.unpack_from(frame.data, _CALL_AT)[0]) if frame.size >= _HEADER.size else 0
 
 

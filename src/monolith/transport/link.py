@@ -149,7 +149,7 @@ class Exchange:
                 raise
 
     def _paused(self, pause: float, longest: float, error: MonolithError) -> float:
-        """Wait about twice as long as `pause`, the last wait. Returns how long; raises `error` if the deadline comes first."""
+        """Wait about twice as long as `pause`, the last wait. Returns how long. Raises `error` if the deadline comes first."""
         pause = spread(min(2 * pause, longest))
         if time.monotonic() + pause >= self._deadline:
             kind = OverloadedError if isinstance(error, OverloadedError) else UnavailableError

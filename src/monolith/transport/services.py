@@ -14,7 +14,7 @@ __all__ = ["Service", "StreamLimits", "start_service"]
 
 @dataclass(frozen=True, kw_only=True)
 class StreamLimits:
-    """What clients may ask of a service; the fields of `ListenConfig` explain them."""
+    """What clients may ask of a service. The fields of `ListenConfig` explain them."""
 
     max_streams: int
     max_message_bytes: int

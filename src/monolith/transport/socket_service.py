@@ -226,7 +226,7 @@ class SocketService:
             connection.send_frame(answer, deadline=self._finish_by(len(answer)))
 
     def _answer_to(self, connection: FramedSocket, take: Callable[[int], bool]) -> np.ndarray:
-        """Receive a request and work on it; `take` says whether there is memory for it."""
+        """Receive a request and work on it. `take` says whether there is memory for it."""
         try:
             data = connection.receive_frame(
                 max_bytes=self._limits.max_message_bytes,

@@ -78,7 +78,7 @@ class StreamPool:
         self._bound = ProcessBound(f"the connection to {address}")
 
     def take(self, *, deadline: float) -> Stream:
-        """A stream for the caller alone, until `give_back` or `discard`; `ForkedProcessError` in a forked child."""
+        """A stream for the caller alone, until `give_back` or `discard`. `ForkedProcessError` in a forked child."""
         self._bound.require()
         with self._changed:
             free = self._changed.wait_for(

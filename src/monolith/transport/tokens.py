@@ -66,7 +66,7 @@ def read_token(file: Path | None, environ: Mapping[str, str] | None = None) -> s
 
 
 def read_secret_file(file: Path, option: str) -> bytes:
-    """Return the content of a file that only its owner and group may access; errors name `option`.
+    """Return the content of a file that only its owner and group may access. Errors name `option`.
 
     Raises:
         ConfigError: every user of the machine can read or write the file.

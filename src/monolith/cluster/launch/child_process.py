@@ -77,7 +77,7 @@ class ChildProcess:
 
     @property
     def silence(self) -> float:
-        """Seconds since it last showed that it is alive, 0 if it never has; see `Pulse`."""
+        """Seconds since it last showed that it is alive, 0 if it never has. See `Pulse`."""
         with self._reaping:
             return 0.0 if self._code is not None else self._pulse.silence(self._popen.pid)
 

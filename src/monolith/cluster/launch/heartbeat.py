@@ -45,7 +45,7 @@ class Pulse:
         self._close(self.write_end)
 
     def silence(self, pid: int) -> float:
-        """Return the seconds since the process `pid` last showed that it is alive; 0 if it never has."""
+        """Return the seconds since the process `pid` last showed that it is alive. 0 if it never has."""
         now = self._clock()
         if beats := self._beats():
             self._last = None if beats.endswith(_LAST_BEAT) else now

@@ -30,7 +30,7 @@ class Look:
     next: int
     """What to ask for the next time."""
     silence: float = 0.0
-    """Seconds since the role last showed that it is alive; 0 if it never has."""
+    """Seconds since the role last showed that it is alive. 0 if it never has."""
 
 
 class RoleActor:

@@ -36,7 +36,7 @@ class RoleProcess(Protocol):
 
     @property
     def silence(self) -> float:
-        """Seconds since it last showed that it is alive; 0 where that is not known."""
+        """Seconds since it last showed that it is alive. 0 where that is not known."""
 
     @property
     def last_lines(self) -> list[str]:
@@ -147,7 +147,7 @@ class Failure(NamedTuple):
 
 
 class Supervisor:
-    """Starts, restarts and ends the roles of a job. Call `step` repeatedly until it returns True; the first call starts them.
+    """Starts, restarts and ends the roles of a job. Call `step` repeatedly until it returns True. The first call starts them.
 
     A role is restarted if it fails while the job runs, as often as `liveness` allows, unless its exit code is `WRONG_USAGE`: that
     would be the same again. A worker has failed if its exit code is not 0. A server has failed if it ended without being asked
@@ -178,7 +178,7 @@ class Supervisor:
         report: Callable[[Event], None] = lambda event: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`start` starts a role and returns at once; `report` is called with every event; `chance` draws the jitter of pauses."""
+        """`start` starts a role and returns at once. `report` is called with every event. `chance` draws the jitter of pauses."""
         self._start, self._clock, self._report, self._chance = start, clock, report, chance
         self._liveness = liveness or Liveness()
         self.statuses = tuple(RoleStatus(role) for role in roles)

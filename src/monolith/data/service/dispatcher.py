@@ -46,7 +46,7 @@ class DispatcherConfig(ListenConfig):
     max_message_bytes: int = 2**22
     """Larger requests are refused."""
     roots: tuple[str, ...] = ()
-    """Folders, or beginnings of URLs, that the files of datasets must be below; "*": any file this process may list. Without
+    """Folders, or beginnings of URLs, that the files of datasets must be below. "*": any file this process may list. Without
     roots, any file on loopback; on an address that other machines can reach, the dispatcher does not start."""
 
 

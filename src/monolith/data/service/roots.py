@@ -27,7 +27,7 @@ def require_roots(config: ListenConfig, roots: Sequence[str]) -> None:
 
 
 def require_below(path: str, roots: Sequence[str]) -> None:
-    """Raise `InvalidArgumentError` unless the file, folder or pattern `path` is below one of `roots`; no roots allow any.
+    """Raise `InvalidArgumentError` unless the file, folder or pattern `path` is below one of `roots`. No roots allow any.
 
     Links and `..` are followed first.
 

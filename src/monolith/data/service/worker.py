@@ -49,7 +49,7 @@ class DataWorkerConfig(ListenConfig):
     max_splits: Annotated[int, Field(ge=1)] = 64
     """Splits that are open at the same time; beyond, those that nobody asked for the longest are closed."""
     roots: tuple[str, ...] = ()
-    """Folders, or beginnings of URLs, that files must be below; "*": any file this process may read. Without roots, any file on
+    """Folders, or beginnings of URLs, that files must be below. "*": any file this process may read. Without roots, any file on
     loopback; on an address that other machines can reach, the worker does not start."""
 
 

@@ -158,7 +158,7 @@ class BucketGroup(ServerGroup):
 
 
 def _missing(joined: Sequence[Joined]) -> str | None:
-    """Buckets or a dense parameter that none of the servers has; None: there are none."""
+    """Buckets or a dense parameter that none of the servers has. None: there are none."""
     nobody = ranges_of(~mask_of(pair for one in joined for pair in one.ranges))
     if nobody:
         return f"the buckets {list(nobody)}"

@@ -131,7 +131,7 @@ class HostLink:
         return exchange
 
     def answered(self, exchange: Exchange) -> Frame | None:
-        """Return the answer to what was sent; None if the server was restarted or is no longer the owner."""
+        """Return the answer to what was sent. None if the server was restarted or is no longer the owner."""
         try:
             return exchange.finish()
         except ServerRestartedError:
@@ -145,7 +145,7 @@ class HostLink:
         self._link.close()
 
     def _look(self) -> None:
-        """Follow the first bucket; does nothing while another thread does."""
+        """Follow the first bucket. Does nothing while another thread does."""
         if not self._looking.acquire(blocking=False):
             return
         try:

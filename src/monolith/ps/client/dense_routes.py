@@ -46,7 +46,7 @@ class DenseRoutes:
         *,
         packed: Sequence[np.ndarray] = (),
     ) -> list[tuple[tuple[str, ...], Frame]]:
-        """Ask each server that has some of `names` about those, and send it those of `arrays`; which names, and the answer.
+        """Ask each server that has some of `names` about those, and send it those of `arrays`. Which names, and the answer.
 
         `arrays` has one array for each name, `packed` what every server is sent. Parts are refused before anything has happened,
         so those and only those are sent again, to the servers that have them then.

@@ -184,7 +184,7 @@ class ServerParameters:
         *,
         also: tuple[str, ...] = (),
     ) -> None:
-        """Send `tensors` to the servers that hold them; `also`: names whose servers are asked in any case."""
+        """Send `tensors` to the servers that hold them. `also`: names whose servers are asked in any case."""
         if unknown := set(tensors) - set(self._names):
             raise InvalidArgumentError(f"parameters: there is no {min(unknown)!r}; there are {', '.join(self._names)}")
         names = tuple(dict.fromkeys((*tensors, *also)))

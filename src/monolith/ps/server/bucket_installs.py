@@ -65,7 +65,7 @@ class BucketInstalls:
             return False
 
     def _put(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
-        """Hold what is in a transfer, and know how far each worker is in it; on an error nothing has changed."""
+        """Hold what is in a transfer, and know how far each worker is in it. On an error nothing has changed."""
         try:
             positions = read_ledger(install.positions, "install_buckets")
             if install.coordination:

@@ -90,7 +90,7 @@ class Coordination:
         require_room: Callable[[int], None] = lambda more: None,
     ) -> None:
         self.keep: Callable[[str], None] = lambda text: None
-        """Makes a text durable from which `load` restores all of this; called before a change is acknowledged."""
+        """Makes a text durable from which `load` restores all of this. Called before a change is acknowledged."""
         self._step, self._clock, self._require_room = step, clock, require_room
         self._lock = threading.Lock()
         self._run = ""
@@ -303,7 +303,7 @@ class CoordinationFile:
             self._number = self._taken(earlier[-1] + 1 if earlier else 1)
             texts = (self._path(number).read_text() for number in reversed(earlier))
             self.text = next(filter(None, texts), None)
-            """What the last incarnation has written; None: there was none."""
+            """What the last incarnation has written. None: there was none."""
         except (OSError, UnicodeDecodeError) as error:
             raise StorageError(f"{self._folder}: cannot be read: {error}") from error
         if self.text is not None:

@@ -31,7 +31,7 @@ class _Parameter:
     declared: bool = True
     """Whether a worker trains it here. After a restore onto other servers each has all of them, and is then asked for some."""
     run: str = ""
-    """The launch of the worker that has declared its settings; "" if that did not say."""
+    """The launch of the worker that has declared its settings. "" if that did not say."""
 
     def step(self, gradient: torch.Tensor) -> None:
         self.changed = True
@@ -232,11 +232,11 @@ class DenseParameters:
             self._parameters = {name: one for name, one in self._parameters.items() if name not in names}
 
     def load_state(self, *states: Mapping[str, State]) -> None:
-        """Hold what `state` of this server returned, and nothing else; on an error nothing has changed."""
+        """Hold what `state` of this server returned, and nothing else. On an error nothing has changed."""
         self.prepare_state(*states)()
 
     def prepare_state(self, *states: Mapping[str, State], elsewhere: bool = False) -> Callable[[], None]:
-        """Read what `state` of one or several servers returned; calling the answer makes it all that is held here.
+        """Read what `state` of one or several servers returned. Calling the answer makes it all that is held here.
 
         Of a parameter that several have, the one counts that was trained.
 

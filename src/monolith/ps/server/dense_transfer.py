@@ -45,7 +45,7 @@ def packed_dense(
 
 
 def unpacked_dense(names: Sequence[str], arrays: Sequence[np.ndarray]) -> dict[str, State]:
-    """The state of the parameters `names` that came as two arrays of bytes; `InvalidArgumentError` if it is not that."""
+    """The state of the parameters `names` that came as two arrays of bytes. `InvalidArgumentError` if it is not that."""
     require_count(arrays, 2)
     if any(array.dtype != np.uint8 or array.ndim != 1 for array in arrays):
         raise InvalidArgumentError("dense parameters: expected their structure and tensors as bytes")
@@ -59,7 +59,7 @@ def unpacked_dense(names: Sequence[str], arrays: Sequence[np.ndarray]) -> dict[s
 
 
 def put_dense(dense: DenseParameters, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
-    """Train the parameters of a transfer here; on an error nothing has changed."""
+    """Train the parameters of a transfer here. On an error nothing has changed."""
     try:
         dense.take_over(unpacked_dense(install.dense, arrays))
     except CorruptFileError as error:

@@ -215,7 +215,7 @@ class ServerFolder:
 
     @property
     def model_dir(self) -> Path:
-        """The model_dir of the run that the server belongs to; the folder itself if it is not <model_dir>/ps/<number>."""
+        """The model_dir of the run that the server belongs to. The folder itself if it is not <model_dir>/ps/<number>."""
         return self.folder.parent.parent if self.folder.parent.name == SERVERS else self.folder
 
     def _restore_itself(self, restore_to: str | None) -> None:

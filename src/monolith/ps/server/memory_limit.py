@@ -22,7 +22,7 @@ WORKING_BYTES = 2**23
 
 
 class MemoryLimit:
-    """What a server holds in memory, counted by those who hold it, and what it may hold; `limit` None: whatever there is.
+    """What a server holds in memory, counted by those who hold it, and what it may hold. `limit` None: whatever there is.
 
     Example:
         >>> memory = MemoryLimit(1000)

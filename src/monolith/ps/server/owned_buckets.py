@@ -72,7 +72,7 @@ class OwnedBuckets:
 
     @property
     def version(self) -> int:
-        """Grows when buckets are given away or gained; 0 until it has owned any."""
+        """Grows when buckets are given away or gained. 0 until it has owned any."""
         return self._known.version
 
     @property
@@ -122,7 +122,7 @@ class OwnedBuckets:
             self.require(version)
 
     def known_at(self, version: int) -> np.ndarray | None:
-        """bool [NUM_BUCKETS]: the buckets owned that a client of `version` knows of; None: all of them.
+        """bool [NUM_BUCKETS]: the buckets owned that a client of `version` knows of. None: all of them.
 
         A change that was split by `version` is for these buckets and no others.
         """

@@ -45,7 +45,7 @@ class WorkerRecord(Generic[Answer]):
     highest: int = -1
     outcomes: OrderedDict[int, Answer | Exception] = field(default_factory=OrderedDict)
     buckets: BucketProgress = field(default_factory=BucketProgress)
-    """The last batch that each bucket has had; it outlives the epochs."""
+    """The last batch that each bucket has had. It outlives the epochs."""
     parameters: ParameterProgress = field(default_factory=ParameterProgress)
     """The last batch that each dense parameter has had."""
     # Held while a push is applied: one that comes twice waits for the first, and a successor for its predecessor's last.
@@ -92,7 +92,7 @@ class PushLedger(Generic[Answer]):
         self._workers: dict[str, WorkerRecord[Answer]] = {}
         self._lock = threading.Lock()
         self.base_step: int | None = None
-        """The global step before the first batch that a worker's position counts; None until it is set."""
+        """The global step before the first batch that a worker's position counts. None until it is set."""
 
     def join(self, join: Join) -> WorkerRecord[Answer]:
         """Begin an epoch. Returns what is known of the worker when no push of an earlier epoch can take effect any more."""
@@ -206,7 +206,7 @@ def _batches(worker: WorkerRecord[Answer]) -> int:
 
 
 def _size(outcome: object) -> int:
-    """The bytes of an answer: of its arrays and its text; of an error, its message."""
+    """The bytes of an answer: of its arrays and its text. Of an error, its message."""
     arrays, text = getattr(outcome, "arrays", ()), getattr(outcome, "text", None)
     return sum(int(array.nbytes) for array in arrays) + len(str(outcome) if text is None else text)
 

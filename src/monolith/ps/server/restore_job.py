@@ -80,7 +80,7 @@ def require_settled(state: ServerState) -> None:
 
 
 def _mask(ranges: Iterable[range] | Iterable[tuple[int, int]] | None) -> np.ndarray:
-    """bool [NUM_BUCKETS]: which buckets are in `ranges`; None: all of them."""
+    """bool [NUM_BUCKETS]: which buckets are in `ranges`. None: all of them."""
     if ranges is None:
         return np.ones(NUM_BUCKETS, dtype=np.bool_)
     return mask_of((one.start, one.stop) if isinstance(one, range) else one for one in ranges)

@@ -104,7 +104,7 @@ class ServedTables:
         """Called with tables that are made, before anybody can write to them."""
 
     def reconfigure(self, tables: Iterable[DeclaredTable], *, run: str = "") -> list[str]:
-        """Let the tables that are there use the hyperparameters of `tables`; all of them or, on an error, none.
+        """Let the tables that are there use the hyperparameters of `tables`. All of them or, on an error, none.
 
         Call it while nobody else changes a table.
 
@@ -137,7 +137,7 @@ class ServedTables:
         return any(self._declared.get(table.config.name, table) != table for table in tables)
 
     def declare(self, tables: Sequence[DeclaredTable], *, run: str = "") -> None:
-        """Make the tables that are not there; all of them or, on an error, none.
+        """Make the tables that are not there. All of them or, on an error, none.
 
         Those that are there keep their settings; `ConfigError` if their rows do not fit. `run` is the launch of the worker.
         """
@@ -264,7 +264,7 @@ class ServedTables:
             )
 
     def _filter(self, table: DeclaredTable) -> AdmissionFilter | None:
-        """The admission filter of a table that is there with the settings of `table`; it has the counts so far."""
+        """The admission filter of a table that is there with the settings of `table`. It has the counts so far."""
         self._require_fit(self._declared[table.config.name], table)
         held = self._tables[table.config.name].admission
         if table.admission is None or (held is not None and held.config == table.admission):

@@ -64,7 +64,7 @@ class ServerState:
         self.initialised = False
         """Whether it has been given a state that is worth keeping."""
         self.checkpoint: str | None = ""
-        """Name of the checkpoint that it was saved in or restored from last, "" while it is new; None once gradients were pushed
+        """Name of the checkpoint that it was saved in or restored from last, "" while it is new. None once gradients were pushed
         since: they are in no checkpoint."""
         self.step = 0
         """The newest global step that a worker has pushed."""

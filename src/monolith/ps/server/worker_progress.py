@@ -39,11 +39,11 @@ class BucketProgress:
 
     @property
     def first(self) -> HeldPosition | None:
-        """The position of the first bucket; None: it has had no batch."""
+        """The position of the first bucket. None: it has had no batch."""
         return next((at for mask, at in self._others if mask[0]), self._rest)
 
     def had(self, position: Position, epoch: int) -> np.ndarray | None:
-        """bool [NUM_BUCKETS]: buckets that have had the batch of `position` before `epoch`; None: no bucket has."""
+        """bool [NUM_BUCKETS]: buckets that have had the batch of `position` before `epoch`. None: no bucket has."""
         rest = _has_had(self._rest, position, epoch)
         if not rest and not any(_has_had(held, position, epoch) for _, held in self._others):
             return None
@@ -53,14 +53,14 @@ class BucketProgress:
         return had
 
     def advance(self, position: HeldPosition, buckets: np.ndarray | None) -> None:
-        """Record that `buckets`, a mask, are at `position` now; None: all buckets of the server."""
+        """Record that `buckets`, a mask, are at `position` now. None: all buckets of the server."""
         if buckets is None:
             self._rest, self._others = position, []
         else:
             self._set(buckets, position)
 
     def put(self, parts: Iterable[BucketsAt], buckets: np.ndarray | None = None) -> None:
-        """Record the positions of `parts`; those of `buckets` that are in none of them have had no batch."""
+        """Record the positions of `parts`. Those of `buckets` that are in none of them have had no batch."""
         if buckets is not None:
             self._set(buckets, None)
         for part in parts:
@@ -68,7 +68,7 @@ class BucketProgress:
             self._set(mask if buckets is None else mask & buckets, part.position)
 
     def at(self, buckets: np.ndarray | None = None) -> list[BucketsAt]:
-        """The positions of all buckets, or of those of a mask; buckets that have had no batch are in none."""
+        """The positions of all buckets, or of those of a mask. Buckets that have had no batch are in none."""
         rest = np.ones(NUM_BUCKETS, dtype=np.bool_)
         for mask, _ in self._others:
             rest &= ~mask
@@ -121,13 +121,13 @@ class ParameterProgress:
         self._positions |= dict.fromkeys(names, position)
 
     def put(self, parts: Iterable[ParametersAt], names: Collection[str]) -> None:
-        """Record the positions of `names` in `parts`; those that are in none of them have had no batch."""
+        """Record the positions of `names` in `parts`. Those that are in none of them have had no batch."""
         kept = {name: at for name, at in self._positions.items() if name not in names}
         found = {name: part.position for part in parts for name in part.names if name in names}
         self._positions = kept | found
 
     def at(self, names: Collection[str] | None = None) -> list[ParametersAt]:
-        """The positions of all parameters, or of `names`; parameters that have had no batch are in none."""
+        """The positions of all parameters, or of `names`. Parameters that have had no batch are in none."""
         parts: list[tuple[HeldPosition, list[str]]] = []
         for name, position in list(self._positions.items()):
             if names is not None and name not in names:

@@ -183,7 +183,7 @@ def _rows_of(batch: Batch, name: str, rows: Tensor) -> list[Any]:
 
 
 def _values(tensor: Tensor) -> list[Any]:
-    """Rows as numbers, or as lists of numbers; None for numbers that JSON cannot express."""
+    """Rows as numbers, or as lists of numbers. None for numbers that JSON cannot express."""
     values = tensor.detach().cpu()
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
