@@ -27,6 +27,7 @@ from monolith.ps import CachedParameters, ParameterServer, ServerConfig, ServerS
 from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.table import Bags
 from monolith.testing import sgd_table_config
+from same_port import started_again
 
 SECONDS = 60
 """After which a child counts as hanging."""
@@ -185,7 +186,7 @@ def test_a_child_does_not_keep_the_port_of_its_parents_server() -> None:
         server.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)), timeout=5)
-        ParameterServer(ServerConfig(port=int(port))).close()
+        started_again(ServerConfig(port=int(port))).close()
     finally:
         os.close(writer)
         os.waitpid(child, 0)
