@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import torch
 
 import monolith
 from monolith.train import RunConfig, Trainer
-from monolith.train.processors import StarvationHook, available_processors, use_threads
+from monolith.train.processors import StarvationHook, _seconds_waited, available_processors, use_threads
 from training import ClickModel, Stream
 
 
@@ -115,7 +118,16 @@ def test_one_thread_is_not_told_to_use_fewer(threads: int, advice: str, caplog: 
     assert ("fewer" in caplog.text) is (threads > 1)
 
 
-def test_the_time_that_linux_counts_grows() -> None:
-    from monolith.train.processors import _seconds_waited
-
-    assert _seconds_waited() >= 0.0
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="needs the scheduler's counters of Linux")
+def test_a_thread_without_a_processor_is_seen_to_wait() -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # inherits the one processor
+    try:
+        before, deadline = _seconds_waited(), time.monotonic() + 60
+        while _seconds_waited() - before < 0.05:
+            assert time.monotonic() < deadline, "two busy threads on one processor, and none has waited"
+    finally:
+        rival.kill()
+        rival.wait()
+        os.sched_setaffinity(0, allowed)
