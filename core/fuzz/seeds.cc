@@ -5,6 +5,7 @@
 #include <iterator>
 #include <string>
 
+#include "../tests/hand_written_message.h"
 #include "fuzz.h"
 #include "monolith/admission.h"
 #include "monolith/framing.h"
@@ -26,24 +27,6 @@ void put(Bytes& out, T value) {
   out.insert(out.end(), raw, raw + sizeof value);
 }
 
-struct Message {
-  Bytes bytes;
-
-  Message& varint(std::uint64_t value) {
-    for (; value >= 0x80; value >>= 7) bytes.push_back(static_cast<std::uint8_t>(value | 0x80));
-    bytes.push_back(static_cast<std::uint8_t>(value));
-    return *this;
-  }
-  Message& number(std::uint32_t field, std::uint64_t value) { return varint(field << 3).varint(value); }
-  Message& data(std::uint32_t field, const Bytes& value) {
-    varint(field << 3 | 2).varint(value.size());
-    bytes.insert(bytes.end(), value.begin(), value.end());
-    return *this;
-  }
-  Message& text(std::uint32_t field, const std::string& value) { return data(field, Bytes(value.begin(), value.end())); }
-};
-
-Bytes named(const std::string& name, const Bytes& feature) { return Message().text(1, name).data(2, feature).bytes; }
 Bytes list(const Bytes& packed, std::uint32_t field) { return Message().data(field, Message().data(1, packed).bytes).bytes; }
 
 void table_files(const std::filesystem::path& folder) {

@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "failing_new.h"
+#include "hand_written_message.h"
 #include "monolith/error.h"
 #include "monolith/record_parser.h"
 
@@ -19,29 +20,9 @@ using monolith::Frame;
 using monolith::Problem;
 using monolith::RecordFormat;
 using monolith::RecordParser;
-using Bytes = std::vector<std::uint8_t>;
 
 namespace {
 
-// Writes messages by hand: the core has no protobuf to write them with.
-struct Message {
-  Bytes bytes;
-
-  Message& varint(std::uint64_t value) {
-    for (; value >= 0x80; value >>= 7) bytes.push_back(static_cast<std::uint8_t>(value | 0x80));
-    bytes.push_back(static_cast<std::uint8_t>(value));
-    return *this;
-  }
-  Message& number(std::uint32_t field, std::uint64_t value) { return varint(field << 3).varint(value); }
-  Message& data(std::uint32_t field, const Bytes& value) {
-    varint(field << 3 | 2).varint(value.size());
-    bytes.insert(bytes.end(), value.begin(), value.end());
-    return *this;
-  }
-  Message& text(std::uint32_t field, const std::string& value) { return data(field, Bytes(value.begin(), value.end())); }
-};
-
-Bytes named(const std::string& name, const Bytes& feature) { return Message().text(1, name).data(2, feature).bytes; }
 Bytes int64_list(const Bytes& packed, std::uint32_t field) { return Message().data(field, Message().data(1, packed).bytes).bytes; }
 
 std::vector<ColumnSpec> columns() {
