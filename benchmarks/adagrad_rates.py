@@ -7,7 +7,7 @@ import argparse
 import torch
 from torch import Tensor, nn
 
-from monolith import EmbeddingCollection, Estimator, Feature
+from monolith import EmbeddingBagCollection, Estimator, Feature
 from monolith.data import ParquetSource
 from monolith.features import Batch
 from monolith.table import Adagrad
@@ -19,7 +19,7 @@ class Clicks(nn.Module):
     def __init__(self, rate: float, dim: int = 16) -> None:
         super().__init__()
         optimizer = Adagrad(learning_rate=rate)
-        self.embeddings = EmbeddingCollection(
+        self.embeddings = EmbeddingBagCollection(
             [Feature(name=c, dim=dim, bias=True, optimizer=optimizer) for c in COLUMNS]
         )
         self.mlp = nn.Sequential(nn.Linear(3 * dim, 64), nn.ReLU(), nn.Linear(64, 1))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.features import Batch, Feature
-from monolith.nn import FM, EmbeddingCollection
+from monolith.nn import FM, EmbeddingBagCollection
 from monolith.table import Adagrad
 from monolith.train import Estimator, Head, RunConfig
 
@@ -25,7 +25,7 @@ class DeepFM(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         adagrad = Adagrad(learning_rate=0.1)
-        self.embeddings = EmbeddingCollection(
+        self.embeddings = EmbeddingBagCollection(
             [Feature(name=name, dim=DIM, bias=True, optimizer=adagrad, pooling="mean", stack="ids") for name in COLUMNS]
         )
         self.fm = FM()

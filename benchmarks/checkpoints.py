@@ -37,7 +37,7 @@ from monolith.checkpoint import restore_tables, write_checkpoint
 from monolith.log import ChangeLog
 from monolith.train import RunConfig
 from peers.monolith_table import empty_table, filled_table, use_threads
-from workload import BATCH, IdArray, pooled_gradient, row_splits
+from workload import BATCH, IdArray, offsets, pooled_gradient
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BARS = {
@@ -72,7 +72,7 @@ class Training:
         self.table = filled_table(ids, dim)
         self._ids = ids
         self._chance = np.random.default_rng(4)
-        self._splits = torch.from_numpy(row_splits())
+        self._splits = torch.from_numpy(offsets())
         self._gradient = torch.from_numpy(pooled_gradient(dim))
 
     def step(self, turn: Turn, before: Callable[[], object] | None = None) -> object:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from monolith.data.synthetic import ClickStream, ClickStreamConfig, best_auc
 from monolith.features import Batch, Feature
-from monolith.nn import FM, EmbeddingCollection
+from monolith.nn import FM, EmbeddingBagCollection
 from monolith.table import Adagrad, RandomUniform
 from monolith.train import Estimator, Head, RunConfig
 
@@ -86,7 +86,7 @@ class DeepFM(nn.Module):
             )
             for name in ("user", "item")
         ]
-        self.embeddings = EmbeddingCollection(features, seed=seed)
+        self.embeddings = EmbeddingBagCollection(features, seed=seed)
         self.fm = FM()
         self.mlp = nn.Sequential(nn.Linear(2 * DIM, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from monolith.optim import Adamom, Rmsprop
+from monolith.optim import Adamom, RMSprop
 
 TOWERS = {
     "small": [(32, 64), (64,)] * 16,
@@ -43,7 +43,7 @@ def contestants(shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], object]
     return {
         "monolith Adamom": Adamom(parameters()).step,
         "Adamom by a loop": lambda: adamom_loop(looped, slots),
-        "monolith Rmsprop": Rmsprop(parameters()).step,
+        "monolith RMSprop": RMSprop(parameters()).step,
         "torch RMSprop": torch.optim.RMSprop(parameters(), momentum=0.9).step,
         "torch Adam foreach": torch.optim.Adam(parameters(), foreach=True).step,
         "torch Adam": torch.optim.Adam(parameters(), foreach=False).step,

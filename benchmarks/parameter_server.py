@@ -47,7 +47,7 @@ BAGS = (1, 4)
 def batches(rng: np.random.Generator, count: int, ids: int, rows: int, bag: int = 1) -> list[Bags]:
     """Zipf(1.05) over `rows` ids, `bag` ids to a bag."""
     drawn = [(rng.zipf(1.05, size=ids) % rows).astype(np.int64) for _ in range(count)]
-    return [Bags(table="t", ids=_spread(ranks), row_splits=np.arange(0, ids + 1, bag)) for ranks in drawn]
+    return [Bags(table="t", ids=_spread(ranks), offsets=np.arange(0, ids + 1, bag)) for ranks in drawn]
 
 
 def _spread(ranks: np.ndarray) -> np.ndarray:
@@ -136,7 +136,7 @@ def latency(options: argparse.Namespace, server: ServerProcess) -> dict[str, flo
     with ServerStore([server.address], [TABLE]) as store:
         taken = []
         for place in range(options.lookups):
-            bags = Bags(table="t", ids=turn[place % len(turn)].ids, row_splits=np.arange(DISTINCT + 1))
+            bags = Bags(table="t", ids=turn[place % len(turn)].ids, offsets=np.arange(DISTINCT + 1))
             taken.append(seconds(lambda bags=bags: store.lookup([bags])))  # type: ignore[misc]
     p50, p99 = np.percentile(taken, [50, 99])
     return {"p50_ms": 1e3 * p50, "p99_ms": 1e3 * p99, "p99_of_p50": p99 / p50}
@@ -162,7 +162,7 @@ class WholeStore:
         self._server.close()
 
     def _bags(self, ids: np.ndarray) -> Bags:
-        return Bags(table="t", ids=ids, row_splits=self._splits)
+        return Bags(table="t", ids=ids, offsets=self._splits)
 
 
 def exchange(options: argparse.Namespace) -> dict[str, float | str]:

@@ -72,7 +72,7 @@ def ragged_batch(rows: int, mean_length: int) -> Ragged:
 def rowid_contests() -> Iterator[Contest]:
     for rows, mean_length in ((4096, 4), (65_536, 4), (4096, 40)):
         batch = ragged_batch(rows, mean_length)
-        numbers, splits, values = torch.arange(rows), batch.row_splits, batch.values
+        numbers, splits, values = torch.arange(rows), batch.offsets, batch.values
         yield Contest(
             kernel="value_rowids",
             batch=f"{rows:,} rows of 0..{2 * mean_length}",
@@ -87,7 +87,7 @@ def pool_contests() -> Iterator[Contest]:
     for rows, mean_length, dim in ((4096, 4, 16), (4096, 4, 64), (4096, 40, 16), (4096, 40, 64)):
         batch = ragged_batch(rows, mean_length)
         x = torch.randn(len(batch.values), dim)
-        splits, rowids = batch.row_splits, batch.value_rowids()
+        splits, rowids = batch.offsets, batch.value_rowids()
         what = f"{rows:,} bags of 0..{2 * mean_length}, dim {dim}"
 
         def index_add(x: torch.Tensor, rowids: torch.Tensor = rowids, rows: int = rows) -> torch.Tensor:

@@ -29,12 +29,12 @@ import machine
 from monolith import Segment, TableConfig
 from monolith.errors import MonolithError
 from monolith.ps import ClientConfig, RemoteStore, ServerStore
-from monolith.table import Bags, Gradient, Sgd, Zeros
+from monolith.table import SGD, Bags, Gradient, Zeros
 from monolith.testing.parameter_servers import ServerProcess, server_process
 from parameter_server import DIM, TABLE, batches, fill, new, seconds
 
 SETTINGS = ("off", "1", "0.1", "0")
-COUNTS = TableConfig(name="counts", segments=(Segment(dim=1, optimizer=Sgd(learning_rate=1.0), initializer=Zeros()),))
+COUNTS = TableConfig(name="counts", segments=(Segment(dim=1, optimizer=SGD(learning_rate=1.0), initializer=Zeros()),))
 
 
 def server_options(folder: Path, setting: str) -> list[str]:
@@ -97,7 +97,7 @@ def loss(options: argparse.Namespace, folder: Path, setting: str) -> dict[str, f
     """Pushes that were acknowledged and are not there after a kill under load, median and worst."""
     lost, made = [], []
     ids = np.arange(64)
-    bags = Bags(table="counts", ids=ids, row_splits=np.arange(len(ids) + 1))
+    bags = Bags(table="counts", ids=ids, offsets=np.arange(len(ids) + 1))
     gradient = Gradient(bags=bags, values=torch.ones(len(ids), 1))
     for kill in range(options.kills):
         server = ServerProcess(server_options(folder / f"kill-{kill}", setting))

@@ -53,7 +53,7 @@ def random_ids(count: int, seed: int = 1) -> IdArray:
     return ids
 
 
-def row_splits() -> IdArray:
+def offsets() -> IdArray:
     return np.arange(0, BATCH + 1, POOL, dtype=np.int64)
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.features import Batch, Feature
 from monolith.metrics import AUC
-from monolith.nn import FM, EmbeddingCollection, clip_grad_norm_
+from monolith.nn import FM, EmbeddingBagCollection, clip_grad_norm_
 from monolith.table import Adagrad
 
 COLUMNS, DIM = ("user_id", "item_id", "category_id", "tag_ids"), 16
@@ -28,7 +28,7 @@ class ClickModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         adagrad = Adagrad(learning_rate=0.1)
-        self.embeddings = EmbeddingCollection(
+        self.embeddings = EmbeddingBagCollection(
             [Feature(name=name, dim=DIM, bias=True, optimizer=adagrad, pooling="mean", stack="ids") for name in COLUMNS]
         )
         self.fm = FM()

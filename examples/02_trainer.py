@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.features import Batch, Feature
-from monolith.nn import FM, EmbeddingCollection
+from monolith.nn import FM, EmbeddingBagCollection
 from monolith.serve import load
 from monolith.table import Adagrad
 from monolith.train import Estimator, Head, RunConfig
@@ -30,7 +30,7 @@ class ClickModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         adagrad = Adagrad(learning_rate=0.1)
-        self.embeddings = EmbeddingCollection(
+        self.embeddings = EmbeddingBagCollection(
             [Feature(name=name, dim=DIM, bias=True, optimizer=adagrad, pooling="mean", stack="ids") for name in COLUMNS]
         )
         self.fm = FM()

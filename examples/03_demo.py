@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.features import Batch, Feature
 from monolith.metrics import WindowedAUC
-from monolith.nn import FM, EmbeddingCollection
+from monolith.nn import FM, EmbeddingBagCollection
 from monolith.serve import Predictor, load
 from monolith.table import Adagrad
 from monolith.train import Estimator, Head, StepResult, Trainer
@@ -35,7 +35,7 @@ class ClickModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         adagrad = Adagrad(learning_rate=0.1)
-        self.embeddings = EmbeddingCollection(
+        self.embeddings = EmbeddingBagCollection(
             [Feature(name=name, dim=DIM, bias=True, optimizer=adagrad, pooling="mean", stack="ids") for name in COLUMNS]
         )
         self.fm = FM()

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from monolith.features import Feature, Ragged
 from monolith.features.batch import Batch
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.serve import load
-from monolith.table import Ftrl, Segment, Sgd, Zeros
+from monolith.table import SGD, Ftrl, Segment, Zeros
 from monolith.train import Estimator, Head, RunConfig
 
 NUM_SLOTS, VOCAB, NUM_EXAMPLES, BATCH = 6, 5, 64, 64
@@ -45,7 +45,7 @@ class FFM(nn.Module):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
-        self.embeddings = EmbeddingCollection([_feature(slot) for slot in range(NUM_SLOTS)], seed=seed)
+        self.embeddings = EmbeddingBagCollection([_feature(slot) for slot in range(NUM_SLOTS)], seed=seed)
 
     def forward(self, batch: Batch) -> Tensor:
         rows = self.embeddings(batch)
@@ -68,7 +68,7 @@ def _feature(slot: int) -> Feature:
     return Feature(
         name=f"slot_{slot}",
         slot=slot,
-        segments=tuple(Segment(dim=dim, optimizer=Sgd(learning_rate=0.1)) for dim in _dims(slot)),
+        segments=tuple(Segment(dim=dim, optimizer=SGD(learning_rate=0.1)) for dim in _dims(slot)),
         bias=Segment(dim=1, initializer=Zeros(), optimizer=Ftrl(learning_rate=0.1)) if slot in BIASED else False,
     )
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.errors import DeadlineExceededError
 from monolith.features import Batch, Feature
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.ps import ParameterServer
 from monolith.table import Adagrad
 from monolith.train import Estimator, RunConfig, RunnerConfig, StepResult, Trainer
@@ -35,7 +35,7 @@ class ClickModel(nn.Module):
 
     def __init__(self, *, stack: bool = False, one_table: bool = False) -> None:
         super().__init__()
-        self.embeddings = EmbeddingCollection(
+        self.embeddings = EmbeddingBagCollection(
             [
                 Feature(
                     name=name,

@@ -16,10 +16,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from monolith.cluster import HostServiceDiscovery
 from monolith.cluster.coordination import Members
 from monolith.features import Batch, Feature, Ragged
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.ps import ClientConfig
 from monolith.ps.client.server_group import link_to
-from monolith.table import Sgd, Zeros
+from monolith.table import SGD, Zeros
 from monolith.train import RunConfig, RunnerConfig, Trainer
 from monolith.train.distributed import distributed_train
 from monolith.train.hooks import Hook
@@ -33,8 +33,8 @@ class FeatureModel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        feature = Feature(name="feature", dim=5, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))
-        self.embeddings = EmbeddingCollection([feature])
+        feature = Feature(name="feature", dim=5, initializer=Zeros(), optimizer=SGD(learning_rate=1.0))
+        self.embeddings = EmbeddingBagCollection([feature])
         self.dense = nn.Linear(5, 1)
 
     def forward(self, batch: Batch) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from monolith import EmbeddingCollection, Feature
+from monolith import EmbeddingBagCollection, Feature
 from monolith.ps import ServerStore
-from monolith.table import Sgd, Zeros
+from monolith.table import SGD, Zeros
 
 __all__ = ["COUNTED", "Counts"]
 
-COUNTED = [Feature(name="user_id", dim=1, optimizer=Sgd(learning_rate=1.0), initializer=Zeros())]
+COUNTED = [Feature(name="user_id", dim=1, optimizer=SGD(learning_rate=1.0), initializer=Zeros())]
 
 
 class Counts(nn.Module):
@@ -19,7 +19,7 @@ class Counts(nn.Module):
 
     def __init__(self, store: ServerStore | None) -> None:
         super().__init__()
-        self.embeddings = EmbeddingCollection(COUNTED, store)
+        self.embeddings = EmbeddingBagCollection(COUNTED, store)
         self.batches = nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: dict) -> torch.Tensor:

@@ -41,7 +41,7 @@ def main(rounds: int) -> None:
         print("round", number)  # noqa: T201 - what the test waits for
         while number == rounds // 2 and not Path("go").exists():
             time.sleep(0.05)
-    rows = store.lookup([Bags(table="counts", ids=ids, row_splits=np.arange(101))])[0]
+    rows = store.lookup([Bags(table="counts", ids=ids, offsets=np.arange(101))])[0]
     print("counted", rows.min().item(), rows.max().item())  # noqa: T201 - what the test looks at
     store.close()
     discovery.close()

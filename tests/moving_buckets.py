@@ -24,7 +24,7 @@ __all__ = ["BAGS", "IDS", "DeafLink", "MuteLink", "asked", "filled", "moved", "m
 
 TABLE = sgd_table_config(1, name="t")
 IDS = np.arange(300)
-BAGS = Bags(table="t", ids=IDS, row_splits=np.arange(301))
+BAGS = Bags(table="t", ids=IDS, offsets=np.arange(301))
 
 
 class DeafLink(Link):

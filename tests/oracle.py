@@ -368,9 +368,9 @@ class DictTable:
             found.append(self.unseen(id_) if row is None else self.read(np.concatenate(row.weights)))
         return np.array(found, real).reshape(-1, self.config.dim)
 
-    def lookup_pooled(self, ids: Ids, row_splits: Sequence[int], mode: str = "sum") -> Floats:
+    def lookup_pooled(self, ids: Ids, offsets: Sequence[int], mode: str = "sum") -> Floats:
         values = self.lookup(ids)
-        bags = [values[begin:end].sum(axis=0) / bag_divisor(end - begin, mode) for begin, end in _bags(row_splits)]
+        bags = [values[begin:end].sum(axis=0) / bag_divisor(end - begin, mode) for begin, end in _bags(offsets)]
         return np.array(bags, real).reshape(-1, self.config.dim)
 
     def lookup_entry(self, ids: Ids) -> Entries:
@@ -424,7 +424,7 @@ class DictTable:
     def apply_pooled_gradients(
         self,
         ids: Ids,
-        row_splits: Sequence[int],
+        offsets: Sequence[int],
         grads: Floats,
         *,
         mode: str = "sum",
@@ -434,7 +434,7 @@ class DictTable:
     ) -> None:
         each = [
             grad / bag_divisor(end - begin, mode)
-            for (begin, end), grad in zip(_bags(row_splits), grads, strict=True)
+            for (begin, end), grad in zip(_bags(offsets), grads, strict=True)
             for _ in range(begin, end)
         ]
         self.apply_gradients(
@@ -519,8 +519,8 @@ def bag_divisor(length: int, mode: str) -> np.float32:
     return np.float32(length) if mode == "mean" else np.sqrt(np.float32(length))
 
 
-def _bags(row_splits: Sequence[int]) -> list[tuple[int, int]]:
-    return [(int(begin), int(end)) for begin, end in itertools.pairwise(row_splits)]
+def _bags(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    return [(int(begin), int(end)) for begin, end in itertools.pairwise(offsets)]
 
 
 def _summed(

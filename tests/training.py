@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from monolith.features import Feature, Ragged
 from monolith.features.batch import Batch
-from monolith.nn import EmbeddingCollection, dense_state_dict
-from monolith.table import Adagrad, Sgd
+from monolith.nn import EmbeddingBagCollection, dense_state_dict
+from monolith.table import SGD, Adagrad
 from monolith.train import Head, StepResult, Trainer
 from monolith.train.hooks import Hook
 
 FEATURES = (
     Feature(name="user", dim=4, optimizer=Adagrad(learning_rate=0.1)),
-    Feature(name="item", slot=1, dim=4, optimizer=Sgd(learning_rate=0.1), bias=True),
-    Feature(name="tags", slot=2, dim=4, optimizer=Sgd(learning_rate=0.1), bias=True, pooling="mean"),
+    Feature(name="item", slot=1, dim=4, optimizer=SGD(learning_rate=0.1), bias=True),
+    Feature(name="tags", slot=2, dim=4, optimizer=SGD(learning_rate=0.1), bias=True, pooling="mean"),
 )
 
 
@@ -30,7 +30,7 @@ class ClickModel(nn.Module):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.embeddings = EmbeddingCollection(FEATURES, seed=seed)
+        self.embeddings = EmbeddingBagCollection(FEATURES, seed=seed)
         self.mlp = nn.Sequential(nn.Linear(13, 8), nn.ReLU(), nn.Linear(8, 2))
 
     def forward(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ def everything(model: nn.Module) -> dict[str, Tensor]:
     """Every number a model has learned: dense tensors, and all rows of all tables in the order of their ids."""
     found = {name: tensor.clone() for name, tensor in dense_state_dict(model).items()}
     for path, module in model.named_modules():
-        if isinstance(module, EmbeddingCollection):
+        if isinstance(module, EmbeddingBagCollection):
             for name, table in module.store.tables.items():  # type: ignore[attr-defined]
                 entries = table.entries()
                 order = entries.ids.argsort()

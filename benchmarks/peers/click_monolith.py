@@ -1,4 +1,4 @@
-"""End to end with ours: ParquetSource, EmbeddingCollection on 64-bit ids, our layers for pairs of embeddings, Trainer."""
+"""End to end with ours: ParquetSource, EmbeddingBagCollection on 64-bit ids, our layers for pairs of embeddings, Trainer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from click_models import (
 from click_worker import Phases
 from monolith.data import Column, ParquetSource
 from monolith.features import Batch, Feature
-from monolith.nn import FM, DotInteraction, EmbeddingCollection
+from monolith.nn import FM, DotInteraction, EmbeddingBagCollection
 from monolith.table import Adagrad, Constant
 from monolith.train import Head, RunConfig, StepResult, Trainer
 from monolith.train.heads import total_loss
@@ -52,7 +52,7 @@ class ClickModel(nn.Module):
     def __init__(self, dense: DeepFM | DLRM) -> None:
         super().__init__()
         self.dense = dense
-        self.embeddings = EmbeddingCollection(features(first_order=self.dense.has_first_order))
+        self.embeddings = EmbeddingBagCollection(features(first_order=self.dense.has_first_order))
 
     def forward(self, batch: Batch) -> Tensor:
         return self.logits(batch, self.embeddings(batch))

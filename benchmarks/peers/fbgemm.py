@@ -17,8 +17,8 @@ from workload import (
     Batch,
     FloatArray,
     IdArray,
+    offsets,
     pooled_gradient,
-    row_splits,
 )
 
 
@@ -43,7 +43,7 @@ class Fbgemm:
         # It has no option for the initial accumulator; the state tensor is set instead, so that the same step is taken.
         ((state, *_),) = self._bags.split_optimizer_states()
         state.fill_(INITIAL_ACCUMULATOR)
-        self._offsets = torch.from_numpy(row_splits())
+        self._offsets = torch.from_numpy(offsets())
         self._gradient = torch.from_numpy(pooled_gradient(dim))
 
     def prepare(self, batch: Batch) -> Prepared:

@@ -16,8 +16,8 @@ from workload import (
     FloatArray,
     IdArray,
     id_gradient,
+    offsets,
     pooled_gradient,
-    row_splits,
 )
 
 FILL = 262_144
@@ -57,7 +57,7 @@ class Monolith:
     def __init__(self, ids: IdArray, dim: int, threads: int) -> None:
         self.versions = use_threads(threads)
         self._table = filled_table(ids, dim)
-        self._row_splits = torch.from_numpy(row_splits())
+        self._row_splits = torch.from_numpy(offsets())
         self._gradient = torch.from_numpy(pooled_gradient(dim))
 
     def prepare(self, batch: Batch) -> torch.Tensor:

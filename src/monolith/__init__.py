@@ -5,8 +5,8 @@ and `train`.
 
 Example:
     >>> import torch
-    >>> from monolith import EmbeddingCollection, Feature
-    >>> embeddings = EmbeddingCollection([Feature(name="user", dim=4), Feature(name="item", dim=8)])
+    >>> from monolith import EmbeddingBagCollection, Feature
+    >>> embeddings = EmbeddingBagCollection([Feature(name="user", dim=4), Feature(name="item", dim=8)])
     >>> batch = {"user": torch.tensor([7, -1]), "item": torch.tensor([2**60, 3])}
     >>> {name: list(vectors.shape) for name, vectors in embeddings(batch).items()}
     {'user': [2, 4], 'item': [2, 8]}
@@ -25,11 +25,11 @@ from monolith.errors import (
     SchemaError,
     StorageError,
 )
-from monolith.table import EmbeddingTable, Segment, TableConfig, num_threads, set_num_threads
+from monolith.table import EmbeddingTable, Segment, TableConfig, get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from monolith.features import Feature, Ragged
-    from monolith.nn import EmbeddingCollection, clip_grad_norm_
+    from monolith.nn import EmbeddingBagCollection, clip_grad_norm_
     from monolith.serve import Predictor, load
     from monolith.train import Estimator, Head, RunConfig, Trainer
 
@@ -40,7 +40,7 @@ __all__ = [
     "ConfigError",
     "CorruptFileError",
     "DivergedError",
-    "EmbeddingCollection",
+    "EmbeddingBagCollection",
     "EmbeddingTable",
     "Estimator",
     "Feature",
@@ -58,13 +58,13 @@ __all__ = [
     "Trainer",
     "clip_grad_norm_",
     "load",
-    "num_threads",
+    "get_num_threads",
     "set_num_threads",
 ]
 
 # Loaded when first asked for: who needs a table alone should not wait for data sources and their packages.
 _HOMES = {
-    "EmbeddingCollection": "monolith.nn",
+    "EmbeddingBagCollection": "monolith.nn",
     "Estimator": "monolith.train",
     "Feature": "monolith.features",
     "Head": "monolith.train",

@@ -72,7 +72,7 @@ def miscounted(store: ServerStore, batches: int, workers: int) -> tuple[int, int
     `workers` have each trained the same `batches`.
     """
     ids, times = torch.cat([batch["user_id"] for batch in clicks(batches)]).unique(return_counts=True)
-    bags = Bags(table="user_id", ids=ids.numpy(), row_splits=np.arange(len(ids) + 1))
+    bags = Bags(table="user_id", ids=ids.numpy(), offsets=np.arange(len(ids) + 1))
     off = -store.lookup([bags])[0].flatten() - workers * times
     counted = counting(store).model.batches
     return int(-off.clamp(max=0).sum()), int(off.clamp(min=0).sum()), -counted.item() - workers * batches

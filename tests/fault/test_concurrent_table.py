@@ -18,7 +18,7 @@ import torch
 
 from comparison import assert_equal
 from monolith import EmbeddingTable, Segment, TableConfig
-from monolith.table import Adagrad, Constant, Expiry, Sgd, Zeros
+from monolith.table import SGD, Adagrad, Constant, Expiry, Zeros
 from monolith.testing import sgd_table_config
 
 DIM = 128  # eight cache lines: wide enough that a reader without a lock is caught half-way
@@ -170,7 +170,7 @@ def test_inserting_and_erasing_threads_never_mix_rows() -> None:
 def counting_table(**config: object) -> EmbeddingTable:
     """The first segment counts updates, the second's accumulator counts them too: norm == 1 + w in a whole row."""
     parts = (
-        Segment(dim=8, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),
+        Segment(dim=8, initializer=Zeros(), optimizer=SGD(learning_rate=1.0)),
         Segment(dim=8, initializer=Constant(value=0.0), optimizer=Adagrad(initial_accumulator_value=1.0)),
     )
     return EmbeddingTable(TableConfig(name="t", segments=parts, **config))

@@ -23,7 +23,7 @@ from damage import assert_all_refused
 from forked_processes import run_script
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, StorageError
-from monolith.table import Adagrad, Adam, OneBit, Sgd
+from monolith.table import SGD, Adagrad, Adam, OneBit
 from monolith.testing import bit_flips, scrambles, sgd_table_config, truncations
 
 
@@ -420,7 +420,7 @@ def test_refused_files_leave_no_memory_and_no_descriptor_behind(pristine: bytes,
 
 
 def test_a_table_loaded_from_a_shared_file_does_not_share_rows(tmp_path: Path) -> None:
-    table = EmbeddingTable(TableConfig(name="t", segments=(Segment(dim=2, optimizer=Sgd(learning_rate=1.0)),)))
+    table = EmbeddingTable(TableConfig(name="t", segments=(Segment(dim=2, optimizer=SGD(learning_rate=1.0)),)))
     table.reinitialize(int64([1]))
     table.save(tmp_path / "t")
     first, second = EmbeddingTable.load(tmp_path / "t"), EmbeddingTable.load(tmp_path / "t")

@@ -75,7 +75,7 @@ def busy(*actions: Callable[[], object]) -> Iterator[None]:
 
 
 def bags(ids: np.ndarray = IDS) -> Bags:
-    return Bags(table="t", ids=ids, row_splits=np.arange(len(ids) + 1))
+    return Bags(table="t", ids=ids, offsets=np.arange(len(ids) + 1))
 
 
 def clicks() -> ClickStream:

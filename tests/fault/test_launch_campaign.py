@@ -162,7 +162,7 @@ def expected(batches: int) -> torch.Tensor:
 
 def counted(store: Store) -> torch.Tensor:
     ids = np.arange(launched.IDS)
-    return -store.lookup([Bags(table="id", ids=ids, row_splits=np.arange(len(ids) + 1))])[0].flatten()
+    return -store.lookup([Bags(table="id", ids=ids, offsets=np.arange(len(ids) + 1))])[0].flatten()
 
 
 def counted_on_servers(folder: Path) -> tuple[torch.Tensor, float]:

@@ -194,7 +194,7 @@ def add_from_threads(store: RemoteStore | ServerStore, times: int) -> None:
 
 def counts(address: str, ids: np.ndarray, config: ClientConfig) -> list[float]:
     with RemoteStore(address, config=config) as store:
-        bags = Bags(table="counts", ids=ids, row_splits=np.arange(len(ids) + 1))
+        bags = Bags(table="counts", ids=ids, offsets=np.arange(len(ids) + 1))
         values: list[float] = store.lookup([bags])[0].flatten().tolist()
         return values
 
@@ -228,7 +228,7 @@ def test_connections_that_are_reset_leave_counts_exact(transport: Transport, see
     ):
         add_from_threads(store, times=60)
         everything = np.array([1, 2, *range(100, 160)])
-        (values,) = store.lookup([Bags(table="counts", ids=everything, row_splits=np.arange(63))])
+        (values,) = store.lookup([Bags(table="counts", ids=everything, offsets=np.arange(63))])
     assert values.flatten().tolist() == [60, 60, *[2] * 60]
 
 
@@ -249,7 +249,7 @@ def test_buckets_that_move_over_such_a_network_leave_counts_exact(seed: int) -> 
             adding.join(timeout=120)
             assert not adding.is_alive()
             everything = np.array([1, 2, *range(100, 160)])
-            (values,) = store.lookup([Bags(table="counts", ids=everything, row_splits=np.arange(63))])
+            (values,) = store.lookup([Bags(table="counts", ids=everything, offsets=np.arange(63))])
             assert values.flatten().tolist() == [60, 60, *[2] * 60]
             assert store.stats()["counts"].rows == 62
         for proxy in proxies:

@@ -32,7 +32,7 @@ except StalePushError as error:
 
 
 def count(store: RemoteStore, id_: int) -> float:
-    value: float = store.lookup([Bags(table="counts", ids=np.array([id_]), row_splits=np.array([0, 1]))])[0].item()
+    value: float = store.lookup([Bags(table="counts", ids=np.array([id_]), offsets=np.array([0, 1]))])[0].item()
     return value
 
 

@@ -16,11 +16,11 @@ import torch
 from forked_processes import ForkedServerProcess
 from monolith.errors import ServerError
 from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, ServerConfig, ServerParameters, ServerStore
-from monolith.table import Bags, Gradient, Sgd, Zeros
+from monolith.table import SGD, Bags, Gradient, Zeros
 from monolith.table.config import Segment, TableConfig
 from monolith.testing.parameter_servers import ServerProcess
 
-TABLE = TableConfig(name="counts", segments=(Segment(dim=4, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),))
+TABLE = TableConfig(name="counts", segments=(Segment(dim=4, initializer=Zeros(), optimizer=SGD(learning_rate=1.0)),))
 IDS = np.arange(3000) * 2**33 + 5
 DENSE = {f"d{number}": torch.zeros(64) for number in range(6)}
 PATIENT = ClientConfig(timeout=120)
@@ -43,7 +43,7 @@ class Worker(threading.Thread):
                 origin = ServerParameters(store, DENSE, DenseOptimizer.of(torch.optim.SGD, lr=1.0))
                 while not self.ending.is_set():
                     places = self._random.integers(0, len(IDS), size=200)
-                    bags = Bags(table="counts", ids=IDS[places], row_splits=np.arange(201))
+                    bags = Bags(table="counts", ids=IDS[places], offsets=np.arange(201))
                     assert bool((-store.lookup([bags])[0][:, 0].numpy() >= self.counted[places]).all())
                     store.apply([Gradient(bags=bags, values=torch.ones(200, 4))])
                     np.add.at(self.counted, places, 1)
@@ -126,7 +126,7 @@ def test_killing_givers_and_takers_loses_no_update_and_doubles_none(
             for worker in workers:
                 worker.join(120)
                 assert worker.error is None
-            (rows,) = store.lookup([Bags(table="counts", ids=IDS, row_splits=np.arange(len(IDS) + 1))])
+            (rows,) = store.lookup([Bags(table="counts", ids=IDS, offsets=np.arange(len(IDS) + 1))])
             dense = ServerParameters(store, DENSE, DenseOptimizer.of(torch.optim.SGD, lr=1.0)).read()
         expected = -sum(worker.counted for worker in workers)
         assert rows[:, 0].numpy().tolist() == expected.tolist()

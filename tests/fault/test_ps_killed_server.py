@@ -52,7 +52,7 @@ def test_what_was_acknowledged_is_read_exactly_once_until_the_kill_and_workers_a
         threads = [threading.Thread(target=worker.run) for worker in workers]
         for thread in threads:
             thread.start()
-        bags = Bags(table="counts", ids=np.arange(3), row_splits=np.arange(4))
+        bags = Bags(table="counts", ids=np.arange(3), offsets=np.arange(4))
         with RemoteStore(server.address, [TABLE], config=ClientConfig(transport=transport)) as reader:
             for worker in workers:
                 assert worker.started.wait(60)
@@ -84,7 +84,7 @@ def test_a_paused_server_costs_its_deadline_counts_nothing_twice_and_ends_when_t
         server.resume()
         with RemoteStore(server.address, [TABLE], config=patience) as patient:
             patient.assign_add("counts", [1], torch.ones(1, 1))
-            bags = Bags(table="counts", ids=np.array([1]), row_splits=np.array([0, 1]))
+            bags = Bags(table="counts", ids=np.array([1]), offsets=np.array([0, 1]))
             # Whether the push that met the pause arrived is open; the two that were acknowledged are there, once.
             assert patient.lookup([bags])[0].item() in (2.0, 3.0)
             # Streams that nobody uses must not hold the process.

@@ -24,11 +24,11 @@ from forked_processes import ForkedServerProcess
 from monolith.errors import DeadlineExceededError, MonolithError, UnavailableError
 from monolith.ps import ClientConfig, RemoteStore, ServerStore
 from monolith.ps.client.remote_log import RemoteLog
-from monolith.table import Bags, Gradient, Segment, Sgd, TableConfig, Zeros
+from monolith.table import SGD, Bags, Gradient, Segment, TableConfig, Zeros
 
 _log = logging.getLogger(__name__)
 
-TABLE = TableConfig(name="counts", segments=(Segment(dim=1, optimizer=Sgd(learning_rate=1.0), initializer=Zeros()),))
+TABLE = TableConfig(name="counts", segments=(Segment(dim=1, optimizer=SGD(learning_rate=1.0), initializer=Zeros()),))
 IDS = np.arange(64)
 
 
@@ -60,7 +60,7 @@ class Worker:
 
     def run(self) -> None:
         config = ClientConfig(worker=f"worker-{self.number}", timeout=120.0)
-        bags = Bags(table="counts", ids=self.ids, row_splits=np.arange(len(IDS) + 1))
+        bags = Bags(table="counts", ids=self.ids, offsets=np.arange(len(IDS) + 1))
         try:
             with ServerStore(self.addresses, [TABLE], config=config) as store:
                 while not self.stop.is_set():
@@ -98,12 +98,12 @@ def working(addresses: list[str], count: int) -> Iterator[list[Worker]]:
 
 def counted(addresses: list[str], ids: np.ndarray) -> np.ndarray:
     with ServerStore(addresses, [TABLE], config=ClientConfig(timeout=60.0)) as store:
-        rows = store.lookup([Bags(table="counts", ids=ids, row_splits=np.arange(len(ids) + 1))])[0]
+        rows = store.lookup([Bags(table="counts", ids=ids, offsets=np.arange(len(ids) + 1))])[0]
     return -rows.flatten().numpy()
 
 
 def count(store: RemoteStore, id_: int) -> float:
-    return -float(store.lookup([Bags(table="counts", ids=np.array([id_]), row_splits=np.array([0, 1]))])[0].item())
+    return -float(store.lookup([Bags(table="counts", ids=np.array([id_]), offsets=np.array([0, 1]))])[0].item())
 
 
 @contextmanager

@@ -19,11 +19,11 @@ import torch
 from monolith.checkpoint import read_manifest, read_state
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.messages import Position
-from monolith.table import Bags, Gradient, Segment, Sgd, TableConfig, Zeros, bucket_of
+from monolith.table import SGD, Bags, Gradient, Segment, TableConfig, Zeros, bucket_of
 
-TABLE = TableConfig(name="counts", segments=(Segment(dim=1, optimizer=Sgd(learning_rate=1.0), initializer=Zeros()),))
+TABLE = TableConfig(name="counts", segments=(Segment(dim=1, optimizer=SGD(learning_rate=1.0), initializer=Zeros()),))
 IDS = np.arange(3000)
-BAGS = Bags(table="counts", ids=IDS, row_splits=np.arange(len(IDS) + 1))
+BAGS = Bags(table="counts", ids=IDS, offsets=np.arange(len(IDS) + 1))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from monolith.checkpoint import (
     write_checkpoint,
 )
 from monolith.log import ChangeLog
-from monolith.table import Adagrad, AdmissionFilter, Sgd, SlidingAdmission, Zeros, bucket_of
+from monolith.table import SGD, Adagrad, AdmissionFilter, SlidingAdmission, Zeros, bucket_of
 
 VERSION_1 = Path(__file__).with_name("checkpoint-v1")
 FILTER = SlidingAdmission(capacity=300, split_num=5, slot_thresholds={3: 1})
@@ -31,7 +31,7 @@ FILTERED = (3 << 48) + 7
 
 def new_user() -> EmbeddingTable:
     parts = (
-        Segment(dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),
+        Segment(dim=1, initializer=Zeros(), optimizer=SGD(learning_rate=1.0)),
         Segment(dim=2, initializer=Zeros(), optimizer=Adagrad(learning_rate=1.0), precision="fp16"),
     )
     return EmbeddingTable(TableConfig(name="user", segments=parts, seed=9), admission=AdmissionFilter(FILTER))

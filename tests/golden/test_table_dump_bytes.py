@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from comparison import float32, int64
 from monolith import EmbeddingTable, Segment, TableConfig
-from monolith.table import Adagrad, Constant, Sgd
+from monolith.table import SGD, Adagrad, Constant
 from monolith.table.exchange import dump_counts, export_dump, export_multi_dump, import_dump, import_multi_dump
 
 # Id 258 with the values 1, 2, 0.5, an Adagrad norm of 0.25 twice, and the time 300.
@@ -33,7 +33,7 @@ META = bytes.fromhex("0500000000000000 eab2043e 0a01741001 db3bb953")
 def golden_table() -> EmbeddingTable:
     segments = (
         Segment(dim=2, optimizer=Adagrad(initial_accumulator_value=0.25)),
-        Segment(dim=1, initializer=Constant(value=0.5), optimizer=Sgd()),
+        Segment(dim=1, initializer=Constant(value=0.5), optimizer=SGD()),
     )
     table = EmbeddingTable(TableConfig(name="t", segments=segments))
     table.assign(int64([258]), float32([[1, 2, 0.5]]), event_time=300)

@@ -65,6 +65,6 @@ def read_without_servers(folder: Path, step: int) -> tuple[int, float, float]:
     reader = Trainer(model, torch.optim.SGD([model.batches], lr=1.0), config=config)
     assert reader.restore()
     ids = torch.cat([batch["user_id"] for batch in clicks()]).unique().numpy()
-    every = Bags(table="user_id", ids=ids, row_splits=np.arange(len(ids) + 1))
+    every = Bags(table="user_id", ids=ids, offsets=np.arange(len(ids) + 1))
     rows = model.embeddings.store.lookup([every])[0]
     return reader.step, -model.batches.item(), -rows.sum().item() / BATCH_SIZE

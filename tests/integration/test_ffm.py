@@ -44,7 +44,7 @@ def test_the_model_computes_the_sum_of_crosses_and_biases(ffm: ModuleType) -> No
     tables = model.embeddings.store.tables
 
     def row(slot: int, of: int) -> tuple[float, list[torch.Tensor]]:
-        start, end = batch[f"slot_{slot}"].row_splits[of : of + 2].tolist()
+        start, end = batch[f"slot_{slot}"].offsets[of : of + 2].tolist()
         ids = (slot << 48) + batch[f"slot_{slot}"].values[start:end]
         table = tables[model.embeddings.declaration.assignment[f"slot_{slot}"]]
         pooled = table.lookup(ids).double().sum(0)

@@ -97,7 +97,7 @@ def counted(addresses: list[str]) -> float:
     """How many batches the rows have had."""
     ids = torch.cat([batch["user_id"] for batch in clicks()]).unique().numpy()
     with ServerStore(addresses, tables_of(COUNTED), config=ClientConfig(timeout=20.0)) as store:
-        rows = store.lookup([Bags(table="user_id", ids=ids, row_splits=np.arange(len(ids) + 1))])[0]
+        rows = store.lookup([Bags(table="user_id", ids=ids, offsets=np.arange(len(ids) + 1))])[0]
     return -rows.sum().item() / BATCH_SIZE
 
 

@@ -11,7 +11,7 @@ from monolith.nn import (
     DCN,
     DIN,
     MLP,
-    EmbeddingCollection,
+    EmbeddingBagCollection,
     MMoE,
     auxiliary_loss,
     clip_grad_norm_,
@@ -30,7 +30,7 @@ class Model(nn.Module):
         super().__init__()
         item = Feature(name="item", dim=DIM, initializer=INITIAL, optimizer=Adagrad(learning_rate=0.1))
         history = Feature(name="history", shared_with="item", pooling="last_n", max_length=HISTORY)
-        self.embeddings = EmbeddingCollection([item, history])
+        self.embeddings = EmbeddingBagCollection([item, history])
         self.interest = DIN(DIM, [16, 1])
         self.cross = DCN(2 * DIM, 2)
         self.experts = MMoE(2 * DIM, 2, [16, 8], num_experts=3, gate_type="noise_topk", top_k=2, balance_weight=0.01)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from monolith import EmbeddingCollection, Feature, RunConfig, Trainer
+from monolith import EmbeddingBagCollection, Feature, RunConfig, Trainer
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.errors import ConfigError
 from monolith.ps import ClientConfig, ParameterServer, ReadAhead, ServerStore, tables_of
@@ -32,7 +32,7 @@ class ClickModel(torch.nn.Module):
     def __init__(self, store: Store | None = None) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.embeddings = EmbeddingCollection(FEATURES, store)
+        self.embeddings = EmbeddingBagCollection(FEATURES, store)
         self.mlp = torch.nn.Sequential(torch.nn.Linear(48, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -67,7 +67,7 @@ def test_a_model_on_servers_is_that_of_one_process_bit_for_bit(addresses: list[s
         for name, table in local.embeddings.store.tables.items():  # type: ignore[attr-defined]
             ids = table.entries().ids.numpy()
             assert len(ids) == store.stats()[name].rows > 0
-            bags = Bags(table=name, ids=ids, row_splits=torch.arange(len(ids) + 1).numpy())
+            bags = Bags(table=name, ids=ids, offsets=torch.arange(len(ids) + 1).numpy())
             assert torch.equal(store.lookup([bags])[0], table.lookup(ids))
 
 
@@ -103,7 +103,7 @@ def test_reading_ahead_misses_exactly_the_update_before(addresses: list[str]) ->
                 losses.append(trainer.train_step(batch).loss.item())
             if isinstance(place, LateStore):
                 place.catch_up()
-            rows = [place.lookup([Bags(table=n, ids=IDS, row_splits=SPLITS)])[0] for n in ("user_id", "tag_ids")]
+            rows = [place.lookup([Bags(table=n, ids=IDS, offsets=SPLITS)])[0] for n in ("user_id", "tag_ids")]
             outcomes.append((losses, torch.cat(rows)))
     (late_losses, late_rows), (losses, rows) = outcomes
     assert losses == late_losses
@@ -128,9 +128,9 @@ def test_reading_ahead_knows_the_place_of_the_batch_handed_out(addresses: list[s
 def test_a_lookup_that_was_not_begun_is_not_given_what_was(addresses: list[str]) -> None:
     with ServerStore(addresses, tables_of(FEATURES)) as store:
         store.assign("user_id", [1, 2], torch.stack([torch.ones(16), torch.full((16,), 2.0)]))
-        one, two = (Bags(table="user_id", ids=IDS[n : n + 1], row_splits=SPLITS[:2]) for n in (1, 2))
+        one, two = (Bags(table="user_id", ids=IDS[n : n + 1], offsets=SPLITS[:2]) for n in (1, 2))
         for _ in range(20):  # for batches that never come
-            store.prefetch([Bags(table="user_id", ids=IDS[:3], row_splits=SPLITS[:4])])
+            store.prefetch([Bags(table="user_id", ids=IDS[:3], offsets=SPLITS[:4])])
         store.prefetch([one])
         assert store.lookup([two])[0][0, 0] == 2
         store.assign("user_id", [1], torch.full((1, 16), 5.0))
@@ -152,4 +152,4 @@ def test_a_model_that_is_not_the_servers_is_refused_before_it_trains(addresses: 
         with pytest.raises(ConfigError, match="table 'user_id': the server has it with other rows"):
             ServerStore(addresses, tables_of(other))
         with ServerStore(addresses) as empty, pytest.raises(ConfigError, match="user_id"):
-            EmbeddingCollection(other, empty)
+            EmbeddingBagCollection(other, empty)

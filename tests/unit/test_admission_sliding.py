@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monolith import EmbeddingTable, InvalidArgumentError, Segment, TableConfig
-from monolith.table import Sgd, Zeros
+from monolith.table import SGD, Zeros
 from monolith.table.admission import AdmissionFilter, SlidingAdmission
 
 
@@ -30,7 +30,7 @@ def test_reference_golden_ring_of_100_splits() -> None:
 def test_reference_golden_sgd_through_the_table() -> None:
     # ids 0, 0, 1 per step, one update after the other, lr 0.1, gradient -1.
     admission = AdmissionFilter(SlidingAdmission(capacity=300, default_threshold=3))
-    segment = Segment(dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=0.1))
+    segment = Segment(dim=1, initializer=Zeros(), optimizer=SGD(learning_rate=0.1))
     table = EmbeddingTable(TableConfig(name="t", segments=(segment,)), admission=admission)
     seen = []
     for _ in range(4):

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from monolith import EmbeddingCollection, Estimator, Feature, load
+from monolith import EmbeddingBagCollection, Estimator, Feature, load
 from monolith.errors import InvalidArgumentError
 from monolith.features import Ragged, as_batch
 from monolith.train import Trainer
 
 
-def features() -> EmbeddingCollection:
-    return EmbeddingCollection([Feature(name="user", dim=2), Feature(name="tags", dim=2)])
+def features() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection([Feature(name="user", dim=2), Feature(name="tags", dim=2)])
 
 
 class Sum(torch.nn.Module):

@@ -13,7 +13,7 @@ from monolith import EmbeddingTable, InvalidArgumentError, Segment, TableConfig
 from monolith.checkpoint import plan_restore, prepare_tables, restore_tables, write_checkpoint
 from monolith.errors import CheckpointMismatchError
 from monolith.log import ChangeLog
-from monolith.table import Adagrad, AdmissionFilter, Ones, Sgd, SlidingAdmission, Zeros
+from monolith.table import SGD, Adagrad, AdmissionFilter, Ones, SlidingAdmission, Zeros
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def saved(tmp_path: Path) -> Path:
 def test_a_plan_says_everything_and_changes_nothing(saved: Path) -> None:
     tables = [
         EmbeddingTable(table_config("user", dim=4)),
-        EmbeddingTable(table_config("item", seed=7, optimizer=Sgd())),
+        EmbeddingTable(table_config("item", seed=7, optimizer=SGD())),
         new_table("new"),
     ]
     report = plan_restore(saved, tables)
@@ -102,7 +102,7 @@ def narrow(*, optimizer: Adagrad | None = None) -> TableConfig:
 
 
 def wide() -> TableConfig:
-    added = Segment(dim=1, initializer=Ones(), optimizer=Sgd(learning_rate=1.0))
+    added = Segment(dim=1, initializer=Ones(), optimizer=SGD(learning_rate=1.0))
     return TableConfig(name="user", segments=(added, *narrow().segments))
 
 
@@ -145,7 +145,7 @@ def test_what_is_neither_added_nor_removed_stays_refused(tmp_path: Path) -> None
     old = EmbeddingTable(narrow())
     train(old, range(5))
     write_checkpoint(tmp_path / "model.ckpt-1", state={}, step=1, tables=[old])
-    for segment in (Segment(dim=3), Segment(dim=2, optimizer=Sgd())):
+    for segment in (Segment(dim=3), Segment(dim=2, optimizer=SGD())):
         changed = EmbeddingTable(TableConfig(name="user", segments=(segment,)))
         with pytest.raises(CheckpointMismatchError, match="segment 0 has"):
             restore_tables(tmp_path / "model.ckpt-1", [changed], allow_new_segments=True)

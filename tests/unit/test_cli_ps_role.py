@@ -11,7 +11,7 @@ import pytest
 from monolith.cli import main
 from monolith.cluster import HostServiceDiscovery
 from monolith.ps import ParameterServer
-from monolith.table import num_threads, set_num_threads
+from monolith.table import get_num_threads, set_num_threads
 
 Serve = Callable[..., tuple[ParameterServer, dict[int, str]]]
 
@@ -59,10 +59,10 @@ def test_by_itself_it_is_nobodys_and_keeps_nothing(serve: Serve) -> None:
 
 
 def test_the_threads_of_a_request_can_be_limited(serve: Serve) -> None:
-    before = num_threads()
+    before = get_num_threads()
     try:
         serve("--threads", "7")
-        assert num_threads() == 7
+        assert get_num_threads() == 7
     finally:
         set_num_threads(before)
     assert main(["ps", "--threads", "0"]) == 2

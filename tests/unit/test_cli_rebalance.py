@@ -31,7 +31,7 @@ def test_rebalance_moves_shares_and_tells_who_owns_what(
             told = json.loads(capsys.readouterr().out)
             assert sorted(server["buckets"] for server in told.values()) == [1365, 1365, 1366]
             assert set(told) == {one.address, two.address, three.address}
-            (rows,) = store.lookup([Bags(table="t", ids=np.arange(500), row_splits=np.arange(501))])
+            (rows,) = store.lookup([Bags(table="t", ids=np.arange(500), offsets=np.arange(501))])
             assert rows.eq(1.0).all()
             assert main(["rebalance", "--from", after, "--to", before]) == 0
             assert "2,048" in capsys.readouterr().out

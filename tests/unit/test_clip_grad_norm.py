@@ -10,15 +10,15 @@ from torch import nn
 
 from monolith import InvalidArgumentError
 from monolith.features import Feature
-from monolith.nn import EmbeddingCollection, clip_grad_norm_, clip_grads_
-from monolith.table import Sgd, Zeros
+from monolith.nn import EmbeddingBagCollection, clip_grad_norm_, clip_grads_
+from monolith.table import SGD, Zeros
 
 
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embeddings = EmbeddingCollection(
-            [Feature(name="user", dim=3, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))]
+        self.embeddings = EmbeddingBagCollection(
+            [Feature(name="user", dim=3, initializer=Zeros(), optimizer=SGD(learning_rate=1.0))]
         )
         self.dense = nn.Parameter(torch.zeros(3))
 

@@ -14,18 +14,18 @@ import torch
 from torch import nn
 
 from monolith.features import Batch, Feature, Ragged
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.table import Adagrad
 
 VOCABULARY, DIM, ROWS = 7, 3, 5
 OPTIMIZER = Adagrad(learning_rate=0.3, initial_accumulator_value=0.1)
 
 
-def collection(slots: bool) -> EmbeddingCollection:
+def collection(slots: bool) -> EmbeddingBagCollection:
     def feature(name: str, slot: int, **fields: object) -> Feature:
         return Feature(name=name, slot=slot if slots else None, dim=DIM, optimizer=OPTIMIZER, **fields)  # type: ignore[arg-type]
 
-    return EmbeddingCollection(
+    return EmbeddingBagCollection(
         [
             feature("user", 1),
             feature("tags", 2, pooling="mean"),

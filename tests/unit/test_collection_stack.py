@@ -11,7 +11,7 @@ from torch import nn
 
 from monolith import ConfigError
 from monolith.features import Batch, Feature, Ragged
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.serve import export_model, load
 from monolith.table import Adagrad
 from monolith.train import Head
@@ -44,7 +44,7 @@ CASES = {
 @pytest.mark.parametrize("batch", [SINGLE, RAGGED], ids=["single ids", "ragged"])
 @pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
 def test_a_stack_is_its_features_one_beside_the_other(fields: dict[str, dict[str, Any]], batch: Batch) -> None:
-    apart, together = EmbeddingCollection(features(None, fields)), EmbeddingCollection(features("fields", fields))
+    apart, together = EmbeddingBagCollection(features(None, fields)), EmbeddingBagCollection(features("fields", fields))
     weight = torch.linspace(-1, 1, 3 * 3 * 4).reshape(3, 3, 4)
     endings = ["", ".bias"] if "bias" in fields["a"] and fields["a"]["bias"] else [""]
     for _ in range(2):
@@ -60,7 +60,7 @@ def test_a_stack_is_its_features_one_beside_the_other(fields: dict[str, dict[str
 
 
 def test_a_stack_in_one_table_is_a_view_of_the_lookup() -> None:
-    out = EmbeddingCollection(features("fields", CASES["one table"]))(SINGLE)["fields"]
+    out = EmbeddingBagCollection(features("fields", CASES["one table"]))(SINGLE)["fields"]
     assert isinstance(out, torch.Tensor)
     assert out.shape == (3, 3, 4)
     assert out.flatten(1).data_ptr() == out.data_ptr()
@@ -68,7 +68,7 @@ def test_a_stack_in_one_table_is_a_view_of_the_lookup() -> None:
 
 def test_a_stack_beside_other_features_and_of_one() -> None:
     both = [*features("fields", CASES["one table"]), Feature(name="d", dim=2), Feature(name="e", dim=2, stack="alone")]
-    outputs = EmbeddingCollection(both)({**SINGLE, "d": SINGLE["a"], "e": SINGLE["a"]})
+    outputs = EmbeddingBagCollection(both)({**SINGLE, "d": SINGLE["a"], "e": SINGLE["a"]})
     assert {name: list(out.shape) for name, out in outputs.items()} == {  # type: ignore[union-attr]
         "fields": [3, 3, 4],
         "d": [3, 2],
@@ -96,7 +96,7 @@ def test_a_stack_beside_other_features_and_of_one() -> None:
 )
 def test_stacks_that_cannot_be(wrong: Any, message: str) -> None:  # noqa: ANN401
     with pytest.raises(ConfigError, match=message):
-        EmbeddingCollection(wrong)
+        EmbeddingBagCollection(wrong)
 
 
 def test_sequences_are_not_stacked() -> None:
@@ -107,7 +107,7 @@ def test_sequences_are_not_stacked() -> None:
 class Deep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embeddings = EmbeddingCollection(features("fields", CASES["one table with a bias"]))
+        self.embeddings = EmbeddingBagCollection(features("fields", CASES["one table with a bias"]))
         self.top = nn.Linear(12, 1)
 
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -8,11 +8,11 @@ import torch
 
 from monolith import ConfigError, EmbeddingTable, InvalidArgumentError, Segment, TableConfig
 from monolith.features import Feature, Ragged
-from monolith.nn import EmbeddingCollection, embedding_collections
+from monolith.nn import EmbeddingBagCollection, embedding_collections
 from monolith.nn.embedding_collection import MAX_PENDING
-from monolith.table import Adagrad, Bags, Constant, LocalStore, Sgd, Zeros
+from monolith.table import SGD, Adagrad, Bags, Constant, LocalStore, Zeros
 
-SGD = Sgd(learning_rate=1.0)
+SGD = SGD(learning_rate=1.0)
 IDS = torch.tensor([3, 4, 3])
 
 
@@ -21,7 +21,7 @@ def user(**fields: object) -> Feature:
 
 
 def test_an_unseen_id_trains_from_its_first_step_at_its_initial_value() -> None:
-    embeddings = EmbeddingCollection([Feature(name="user", dim=1, initializer=Constant(value=3.0), optimizer=SGD)])
+    embeddings = EmbeddingBagCollection([Feature(name="user", dim=1, initializer=Constant(value=3.0), optimizer=SGD)])
     out = embeddings({"user": IDS})["user"]
     assert out.tolist() == [[3.0], [3.0], [3.0]]
     # d/dx of x²/2 is x, so the first step must go from 3 by the sum of both occurrences.
@@ -32,7 +32,7 @@ def test_an_unseen_id_trains_from_its_first_step_at_its_initial_value() -> None:
 
 
 def test_backward_only_collects_and_step_applies_once() -> None:
-    embeddings = EmbeddingCollection([user()])
+    embeddings = EmbeddingBagCollection([user()])
     embeddings({"user": IDS})["user"].sum().backward()
     assert embeddings({"user": IDS})["user"].sum() == 0
     (gradient,) = embeddings.gradients
@@ -46,7 +46,7 @@ def test_backward_only_collects_and_step_applies_once() -> None:
 def test_accumulated_passes_make_one_optimizer_step() -> None:
     def trained(passes: list[torch.Tensor]) -> torch.Tensor:
         adagrad = Adagrad(learning_rate=1.0)
-        embeddings = EmbeddingCollection([Feature(name="user", dim=2, initializer=Zeros(), optimizer=adagrad)])
+        embeddings = EmbeddingBagCollection([Feature(name="user", dim=2, initializer=Zeros(), optimizer=adagrad)])
         for ids in passes:
             embeddings({"user": ids})["user"].sum().backward()
         embeddings.step()
@@ -56,7 +56,7 @@ def test_accumulated_passes_make_one_optimizer_step() -> None:
 
 
 def test_eval_and_no_grad_collect_nothing() -> None:
-    embeddings = EmbeddingCollection([user()])
+    embeddings = EmbeddingBagCollection([user()])
     with torch.no_grad():
         assert not embeddings({"user": IDS})["user"].requires_grad
     embeddings.eval()
@@ -66,14 +66,14 @@ def test_eval_and_no_grad_collect_nothing() -> None:
 
 
 def test_features_that_the_loss_does_not_use_are_not_touched() -> None:
-    embeddings = EmbeddingCollection([user(), Feature(name="item", dim=2)])
+    embeddings = EmbeddingBagCollection([user(), Feature(name="item", dim=2)])
     embeddings({"user": IDS, "item": IDS})["user"].sum().backward()
     embeddings.step()
     assert {name: stats.rows for name, stats in embeddings.store.stats().items()} == {"user": 2, "item": 0}
 
 
 def test_discarded_gradients_are_gone() -> None:
-    embeddings = EmbeddingCollection([user()])
+    embeddings = EmbeddingBagCollection([user()])
     embeddings({"user": IDS})["user"].sum().backward()
     embeddings.discard_gradients()
     embeddings.step()
@@ -88,7 +88,7 @@ def test_schedules_see_the_global_step_and_each_segment_has_its_own() -> None:
         return 0.5 * (step + 1)
 
     segments = (Segment(dim=1, initializer=Zeros(), optimizer=SGD), Segment(dim=1, initializer=Zeros(), optimizer=SGD))
-    embeddings = EmbeddingCollection([Feature(name="user", segments=segments, learning_rate=(None, schedule))])
+    embeddings = EmbeddingBagCollection([Feature(name="user", segments=segments, learning_rate=(None, schedule))])
     for _ in range(2):
         embeddings({"user": torch.tensor([1])})["user"].sum().backward()
         embeddings.step()
@@ -99,7 +99,7 @@ def test_schedules_see_the_global_step_and_each_segment_has_its_own() -> None:
 
 
 def test_a_schedule_holds_for_all_gradients_of_a_step() -> None:
-    embeddings = EmbeddingCollection([user(learning_rate=lambda step: 0.25)])
+    embeddings = EmbeddingBagCollection([user(learning_rate=lambda step: 0.25)])
     for _ in range(2):
         embeddings({"user": torch.tensor([1])})["user"].sum().backward()
     embeddings.step()
@@ -107,7 +107,7 @@ def test_a_schedule_holds_for_all_gradients_of_a_step() -> None:
 
 
 def test_the_event_time_reaches_the_rows_and_expiry_counts_from_it() -> None:
-    embeddings = EmbeddingCollection(
+    embeddings = EmbeddingBagCollection(
         [user(slot=1, expire_seconds=10), Feature(name="item", slot=2, dim=2, initializer=Zeros(), optimizer=SGD)]
     )
     for time, ids in ((100, [1]), (110, [2])):
@@ -122,7 +122,7 @@ def test_the_event_time_reaches_the_rows_and_expiry_counts_from_it() -> None:
 
 
 def test_ids_below_the_threshold_get_no_row() -> None:
-    embeddings = EmbeddingCollection([user(occurrence_threshold=2)])
+    embeddings = EmbeddingBagCollection([user(occurrence_threshold=2)])
     for expected in (0, 0, 1):
         embeddings({"user": torch.tensor([7])})["user"].sum().backward()
         embeddings.step()
@@ -131,7 +131,7 @@ def test_ids_below_the_threshold_get_no_row() -> None:
 
 def test_a_bias_is_an_output_of_its_own() -> None:
     bias = Segment(dim=1, initializer=Constant(value=5.0), optimizer=SGD)
-    embeddings = EmbeddingCollection(
+    embeddings = EmbeddingBagCollection(
         [
             user(bias=bias),
             Feature(name="seen", shared_with="user", pooling="none"),
@@ -149,7 +149,7 @@ def test_a_bias_is_an_output_of_its_own() -> None:
 
 
 def test_a_forgotten_step_is_an_error_before_it_fills_the_memory() -> None:
-    embeddings = EmbeddingCollection([user()])
+    embeddings = EmbeddingBagCollection([user()])
     for _ in range(MAX_PENDING):
         embeddings({"user": IDS})["user"].sum().backward()
     loss = embeddings({"user": IDS})["user"].sum()
@@ -178,13 +178,13 @@ def test_a_forgotten_step_is_an_error_before_it_fills_the_memory() -> None:
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused_by_column(batch: dict[str, torch.Tensor], message: str) -> None:
-    embeddings = EmbeddingCollection([user(), Feature(name="item", dim=2)])
+    embeddings = EmbeddingBagCollection([user(), Feature(name="item", dim=2)])
     with pytest.raises(InvalidArgumentError, match=message):
         embeddings(batch)
 
 
 def test_no_rows_and_no_ids_are_fine() -> None:
-    embeddings = EmbeddingCollection(
+    embeddings = EmbeddingBagCollection(
         [user(slot=1), Feature(name="tags", shared_with="user", pooling="last_n", max_length=3)]
     )
     empty = torch.empty(0, dtype=torch.int64)
@@ -196,7 +196,7 @@ def test_no_rows_and_no_ids_are_fine() -> None:
 
 
 def test_int32_ids_are_the_same_ids() -> None:
-    embeddings = EmbeddingCollection([Feature(name="user", dim=2)])
+    embeddings = EmbeddingBagCollection([Feature(name="user", dim=2)])
     assert torch.equal(embeddings({"user": IDS.int()})["user"], embeddings({"user": IDS})["user"])
 
 
@@ -205,14 +205,14 @@ def test_a_store_that_does_not_fit_is_refused() -> None:
         return EmbeddingTable(TableConfig(**fields))  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError, match="it has no table 'user' for feature 'user'; it has 'other'"):
-        EmbeddingCollection([user()], LocalStore([table(name="other", segments=(Segment(dim=2),))]))
+        EmbeddingBagCollection([user()], LocalStore([table(name="other", segments=(Segment(dim=2),))]))
     with pytest.raises(ConfigError, match="the segments of its table 'user' are not those of feature 'user'"):
-        EmbeddingCollection([user()], LocalStore([table(name="user", segments=(Segment(dim=3),))]))
+        EmbeddingBagCollection([user()], LocalStore([table(name="user", segments=(Segment(dim=3),))]))
 
 
 def test_two_collections_on_one_store_see_each_other_and_two_stores_do_not() -> None:
-    one = EmbeddingCollection([user()])
-    same, other = EmbeddingCollection([user()], one.store), EmbeddingCollection([user()])
+    one = EmbeddingBagCollection([user()])
+    same, other = EmbeddingBagCollection([user()], one.store), EmbeddingBagCollection([user()])
     one({"user": IDS})["user"].sum().backward()
     one.step()
     assert (
@@ -223,7 +223,7 @@ def test_two_collections_on_one_store_see_each_other_and_two_stores_do_not() -> 
 
 
 def test_collections_are_found_once_each() -> None:
-    embeddings = EmbeddingCollection([user()])
+    embeddings = EmbeddingBagCollection([user()])
     model = torch.nn.ModuleDict({"a": torch.nn.Sequential(embeddings), "b": embeddings})
     assert embedding_collections(model) == [embeddings]
     assert embedding_collections([model, embeddings]) == [embeddings]
@@ -232,7 +232,7 @@ def test_collections_are_found_once_each() -> None:
 
 
 def test_requests_are_plain_arrays() -> None:
-    embeddings = EmbeddingCollection([user(slot=3)])
+    embeddings = EmbeddingBagCollection([user(slot=3)])
     asked: list[Bags] = []
 
     class Recording(LocalStore):
@@ -240,9 +240,9 @@ def test_requests_are_plain_arrays() -> None:
             asked.extend(requests)
             return super().lookup(requests)
 
-    EmbeddingCollection([user(slot=3)], Recording(embeddings.store.tables.values()))({"user": IDS})  # type: ignore[attr-defined]
+    EmbeddingBagCollection([user(slot=3)], Recording(embeddings.store.tables.values()))({"user": IDS})  # type: ignore[attr-defined]
     (request,) = asked
     assert (request.table, request.pooling) == ("slots_2_sgd", "sum")
     assert isinstance(request.ids, np.ndarray)
     assert request.ids.tolist() == [(3 << 48) + i for i in IDS.tolist()]
-    assert request.row_splits.tolist() == [0, 1, 2, 3]
+    assert request.offsets.tolist() == [0, 1, 2, 3]

@@ -6,7 +6,7 @@ import pytest
 
 from monolith import ConfigError, Segment
 from monolith.features import Declaration, Feature, declare_tables
-from monolith.table import Sgd
+from monolith.table import SGD
 
 
 def names(declaration: Declaration) -> list[list[str]]:
@@ -26,7 +26,7 @@ def test_features_with_slots_and_equal_rows_lie_in_one_table() -> None:
             Feature(name="a", slot=1, dim=4),
             Feature(name="b", slot=2, dim=8),
             Feature(name="c", slot=3, dim=4, pooling="mean"),
-            Feature(name="d", slot=4, dim=4, optimizer=Sgd()),
+            Feature(name="d", slot=4, dim=4, optimizer=SGD()),
             Feature(name="e", slot=5, dim=4, table="mine"),
             Feature(name="f", slot=6, dim=4, bias=True),
         ]

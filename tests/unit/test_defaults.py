@@ -23,7 +23,7 @@ from monolith.train import ModelCheckpoints, RunConfig
 
 CALLABLES: dict[Callable[..., Any], dict[str, object]] = {
     optim.Adamom: {"lr": 5e-6, "ada_decay": 0.9999, "mom_decay": 0.99, "epsilon": 1e-6, "weight_decay": 0.0},
-    optim.Rmsprop: {
+    optim.RMSprop: {
         "lr": 5e-6, "beta1": 0.99, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0, "use_v2": False,
     },
     optim.Shampoo: {
@@ -57,9 +57,9 @@ CONFIGS: dict[type[Config], dict[str, object]] = {
     table.GroupFtrl: {"learning_rate": 0.01, "beta": 1.0, "l1": 0.0, "l2": 0.0},
     table.Momentum: {"learning_rate": 0.01, "momentum": 0.9, "nesterov": False, "weight_decay": 0.0},
     table.MovingAverage: {"momentum": 0.9},
-    table.Rmsprop: {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.0},
-    table.RmspropV2: {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.0},
-    table.Sgd: {"learning_rate": 0.01},
+    table.RMSprop: {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.0},
+    table.RMSpropV2: {"learning_rate": 0.01, "momentum": 0.9, "weight_decay": 0.0},
+    table.SGD: {"learning_rate": 0.01},
     # Ours: the original has no leases, and its servers neither listen on one machine nor keep a log.
     Liveness: {
         "heartbeat_secs": 5.0, "lease_secs": 30.0, "hang_secs": 60.0, "restart_window_secs": 3600.0, "backoff_secs": 1.0,

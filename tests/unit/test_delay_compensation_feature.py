@@ -13,12 +13,12 @@ from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import ConfigError
 from monolith.features import Feature, Ragged
 from monolith.features.batch import Batch
-from monolith.nn import Embedding, EmbeddingBag, EmbeddingCollection
-from monolith.table import Constant, DelayCompensation, LocalStore, Sgd, ShardedStore
+from monolith.nn import Embedding, EmbeddingBag, EmbeddingBagCollection
+from monolith.table import SGD, Constant, DelayCompensation, LocalStore, ShardedStore
 from monolith.train import Head, RunConfig, Trainer
 
 RATE, STRENGTH = 0.5, 0.25
-COMPENSATED = DelayCompensation(base=Sgd(learning_rate=RATE), lambda_=STRENGTH)
+COMPENSATED = DelayCompensation(base=SGD(learning_rate=RATE), lambda_=STRENGTH)
 
 
 def feature(**options: Any) -> Feature:  # noqa: ANN401
@@ -30,11 +30,11 @@ def stepped(value: float, gradient: float, seen: float) -> float:
     return value - RATE * (gradient + STRENGTH * gradient**2 * (value - seen))
 
 
-def passed(embeddings: EmbeddingCollection, items: object, factor: float) -> None:
+def passed(embeddings: EmbeddingBagCollection, items: object, factor: float) -> None:
     (embeddings({"item": items})["item"] * factor).sum().backward()
 
 
-def late(embeddings: EmbeddingCollection) -> list[list[float]]:
+def late(embeddings: EmbeddingBagCollection) -> list[list[float]]:
     """Ids 1, 2 and 2 are looked up; another step is made before their gradients arrive."""
     passed(embeddings, torch.tensor([1, 2, 2]), 3.0)
     first = embeddings.take_gradients(0)
@@ -45,7 +45,7 @@ def late(embeddings: EmbeddingCollection) -> list[list[float]]:
 
 
 def test_a_gradient_that_comes_late_is_corrected_by_what_changed_since() -> None:
-    one, two = late(EmbeddingCollection([feature()]))
+    one, two = late(EmbeddingBagCollection([feature()]))
     assert one == [stepped(1.0, 3.0, 1.0)] * 2
     moved = stepped(1.0, 1.0, 1.0)
     assert two == [stepped(moved, 6.0, 1.0)] * 2
@@ -54,18 +54,18 @@ def test_a_gradient_that_comes_late_is_corrected_by_what_changed_since() -> None
 
 @pytest.mark.parametrize("slot", [None, 7])
 def test_shards_give_the_same(slot: int | None) -> None:
-    whole = EmbeddingCollection([feature(slot=slot)])
+    whole = EmbeddingBagCollection([feature(slot=slot)])
     (table,) = whole.declaration.tables
     shards = ShardedStore([LocalStore([EmbeddingTable(table.config)]) for _ in range(3)])
-    assert late(EmbeddingCollection([feature(slot=slot)], shards)) == late(whole)
+    assert late(EmbeddingBagCollection([feature(slot=slot)], shards)) == late(whole)
 
 
 def test_a_gradient_in_time_is_the_base_optimizers() -> None:
-    plain = Feature(name="item", dim=2, initializer=Constant(value=1.0), optimizer=Sgd(learning_rate=RATE))
+    plain = Feature(name="item", dim=2, initializer=Constant(value=1.0), optimizer=SGD(learning_rate=RATE))
     rows = Ragged.from_lists([[1, 2], [], [2, 2, 3]])
     answers = []
     for one in (plain, feature()):
-        embeddings = EmbeddingCollection([one.model_copy(update={"pooling": "mean"})])
+        embeddings = EmbeddingBagCollection([one.model_copy(update={"pooling": "mean"})])
         for factor in (1.0, -2.0):
             passed(embeddings, rows, factor)
             embeddings.step()
@@ -74,7 +74,7 @@ def test_a_gradient_in_time_is_the_base_optimizers() -> None:
 
 
 def test_gradients_of_two_passes_each_have_their_own_moment() -> None:
-    embeddings = EmbeddingCollection([feature()])
+    embeddings = EmbeddingBagCollection([feature()])
     passed(embeddings, torch.tensor([1]), 1.0)
     passed(embeddings, torch.tensor([2]), 2.0)
     embeddings.step()
@@ -84,7 +84,7 @@ def test_gradients_of_two_passes_each_have_their_own_moment() -> None:
 class Score(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embeddings = EmbeddingCollection([feature(bias=True)])
+        self.embeddings = EmbeddingBagCollection([feature(bias=True)])
 
     def forward(self, batch: Batch) -> torch.Tensor:
         found: torch.Tensor = self.embeddings(batch)["item"]
@@ -112,9 +112,9 @@ def test_rows_that_are_elsewhere_are_refused_before_training() -> None:
         def __init__(self, store: LocalStore) -> None:
             self.configs = store.configs
 
-    embeddings = EmbeddingCollection([feature()])
+    embeddings = EmbeddingBagCollection([feature()])
     with pytest.raises(ConfigError, match="feature 'item' has DelayCompensation"):
-        EmbeddingCollection([feature()], Elsewhere(embeddings.store))  # type: ignore[arg-type]
+        EmbeddingBagCollection([feature()], Elsewhere(embeddings.store))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="another optimizer"):
         embeddings.use_store(Elsewhere(embeddings.store))  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from dumps import adagrad, assert_same_rows, entry, write_dump
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.proto import table_dump_pb2
-from monolith.table import Adagrad, Adam, Adamom, BatchSoftmax, Ftrl, MovingAverage, RowwiseAdagrad, Sgd
+from monolith.table import SGD, Adagrad, Adam, Adamom, BatchSoftmax, Ftrl, MovingAverage, RowwiseAdagrad
 from monolith.table.exchange import export_dump, import_dump
 from monolith.table.exchange.dump_files import plain_pieces
 from monolith.table.exchange.records import split_records
@@ -55,7 +55,7 @@ def messages(path: Path) -> list[table_dump_pb2.EntryDump]:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_written_is_what_protobuf_reads_and_writes(name: str, tmp_path: Path) -> None:
-    table = trained(config(OPTIMIZERS[name], Sgd()))
+    table = trained(config(OPTIMIZERS[name], SGD()))
     (file,) = export_dump(table, str(tmp_path / "t"))
     read = messages(file)
     assert len(read) == len(table) == 320
@@ -91,7 +91,7 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
 
 
 def test_several_steps_counters_are_left_to_protobuf(tmp_path: Path) -> None:
-    table = trained(config(BatchSoftmax(), Sgd(), BatchSoftmax()))
+    table = trained(config(BatchSoftmax(), SGD(), BatchSoftmax()))
     export_dump(table, str(tmp_path / "t"))
     assert_same_rows(import_dump(str(tmp_path / "t"), table.config), table)
 
@@ -99,7 +99,7 @@ def test_several_steps_counters_are_left_to_protobuf(tmp_path: Path) -> None:
 @pytest.mark.parametrize("optimizer", [RowwiseAdagrad(), Adamom()])
 def test_an_optimizer_that_the_original_lacks_cannot_leave(optimizer: Optimizer, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"segment 1 .* no optimizer '\w+'.*Parquet"):
-        export_dump(EmbeddingTable(config(Sgd(), optimizer)), str(tmp_path / "t"))
+        export_dump(EmbeddingTable(config(SGD(), optimizer)), str(tmp_path / "t"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -147,7 +147,7 @@ def test_a_serving_table_takes_weights_only(tmp_path: Path) -> None:
 
 def test_zero_rows_stay_behind_where_the_table_wants_none(tmp_path: Path) -> None:
     prefix = write_dump(tmp_path / "t", [entry(1, [0, 0]), entry(2, [0, 1]), entry(3, [0, -0.0])])
-    serving = config(Sgd(), dim=2).model_copy(update={"mode": "serving"})
+    serving = config(SGD(), dim=2).model_copy(update={"mode": "serving"})
     assert sorted(import_dump(prefix, serving)) == [1, 2, 3]
     assert list(import_dump(prefix, serving.model_copy(update={"skip_zero_rows": True}))) == [2]
 

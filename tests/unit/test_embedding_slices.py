@@ -12,7 +12,7 @@ from monolith.features import Ragged
 from monolith.features.layout import layout_name
 from monolith.features.slices import EmbeddingSlices
 from monolith.nn import FusedLayout
-from monolith.table import Segment, Sgd, Zeros
+from monolith.table import SGD, Segment, Zeros
 
 BATCH = {
     "user": torch.tensor([1, 2, 3]),
@@ -73,10 +73,10 @@ def test_a_slice_trains_with_its_own_optimizer_and_sequences_stay_sequences() ->
     slices = EmbeddingSlices()
     slices.create_embedding_feature_column("clicks", combiner="first_n", max_seq_length=2)
     still = slices.lookup_embedding_slice(
-        ["clicks"], "still", Segment(dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=0.0))
+        ["clicks"], "still", Segment(dim=1, initializer=Zeros(), optimizer=SGD(learning_rate=0.0))
     )
     moved = slices.lookup_embedding_slice(
-        ["clicks"], "moved", Segment(dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))
+        ["clicks"], "moved", Segment(dim=2, initializer=Zeros(), optimizer=SGD(learning_rate=1.0))
     )
     layout = FusedLayout(slices.configs, segments=slices.segments)
     out = layout(BATCH)

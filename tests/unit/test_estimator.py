@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss, mean_squared_error, roc_auc_score
 from monolith.errors import CheckpointMismatchError, InvalidArgumentError
 from monolith.features import Feature
 from monolith.features.batch import Batch
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.table import Adagrad, Zeros
 from monolith.train import Estimator, Head, RunConfig, RunnerConfig, StepResult, Trainer
 from monolith.train.hooks import Hook
@@ -276,7 +276,7 @@ def test_expired_rows_read_their_initial_value() -> None:
             super().__init__()
             options: dict[str, Any] = {"dim": 5, "initializer": Zeros()}
             optimizer = Adagrad(learning_rate=0.001, initial_accumulator_value=1.0)
-            self.embeddings = EmbeddingCollection(
+            self.embeddings = EmbeddingBagCollection(
                 [
                     Feature(name="one", slot=1, optimizer=optimizer, expire_seconds=0, **options),
                     Feature(name="two", slot=2, optimizer=optimizer, expire_seconds=86400, **options),

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.features import Feature, Ragged
 from monolith.features.batch import Batch
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.serve import Predictor, export_model, import_saved_model, load
-from monolith.table import FixedR8, Fp16, LocalStore, Sgd
+from monolith.table import SGD, FixedR8, Fp16, LocalStore
 from monolith.testing import bit_flips, truncations
 from monolith.train import Estimator, Head
 from training import ClickModel, Stream, batch_of
@@ -59,7 +59,7 @@ def test_a_fresh_process_needs_nothing_but_the_export(trained: Estimator, export
     columns = {name: column for name, column in batch.items() if isinstance(column, Tensor)}
     tags = batch["tags"]
     assert isinstance(tags, Ragged)
-    save_file({**columns, "tags": tags.values, "splits": tags.row_splits}, tmp_path / "batch.safetensors")
+    save_file({**columns, "tags": tags.values, "splits": tags.offsets}, tmp_path / "batch.safetensors")
     script = (
         "import sys\n"
         "from safetensors.torch import load_file, save_file\n"
@@ -87,8 +87,8 @@ class Everything(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        sgd: dict[str, Any] = {"optimizer": Sgd(learning_rate=0.5)}
-        self.first = EmbeddingCollection(
+        sgd: dict[str, Any] = {"optimizer": SGD(learning_rate=0.5)}
+        self.first = EmbeddingBagCollection(
             [
                 Feature(name="user", dim=3, **sgd),
                 Feature(name="item", slot=4, dim=3, bias=True, learning_rate=lambda step: 0.5, **sgd),
@@ -98,7 +98,7 @@ class Everything(nn.Module):
             ],
             seed=7,
         )
-        self.second = EmbeddingCollection(
+        self.second = EmbeddingBagCollection(
             [
                 Feature(name="words", dim=3, pooling="none", **sgd),
                 Feature(name="left", slot=1, dim=3, stack="sides", **sgd),
@@ -157,7 +157,7 @@ def test_tables_are_compressed_as_their_features_say(tmp_path: Path) -> None:
                 Feature(name="half", dim=8, compressor=Fp16()),
                 Feature(name="byte", dim=8, compressor=FixedR8(range=1.0)),
             ]
-            self.embeddings = EmbeddingCollection(features)
+            self.embeddings = EmbeddingBagCollection(features)
 
         def forward(self, batch: Mapping[str, Any]) -> Tensor:
             rows = self.embeddings(batch)

@@ -8,12 +8,12 @@ import pytest
 
 from monolith import ConfigError, Segment
 from monolith.features import Feature
-from monolith.table import Adagrad, Fp16, Ftrl, Ones, Sgd, Zeros
+from monolith.table import SGD, Adagrad, Fp16, Ftrl, Ones, Zeros
 
 
 def test_dim_is_short_for_one_segment() -> None:
-    feature = Feature(name="a", dim=4, initializer=Ones(), optimizer=Sgd(), compressor=Fp16(), precision="bf16")
-    segment = Segment(dim=4, initializer=Ones(), optimizer=Sgd(), compressor=Fp16(), precision="bf16")
+    feature = Feature(name="a", dim=4, initializer=Ones(), optimizer=SGD(), compressor=Fp16(), precision="bf16")
+    segment = Segment(dim=4, initializer=Ones(), optimizer=SGD(), compressor=Fp16(), precision="bf16")
     assert feature.row == (segment,)
     assert Feature(name="a", dim=4).row == Feature(name="a", segments=(Segment(dim=4),)).row
 
@@ -42,7 +42,7 @@ def test_schedules_are_one_for_all_or_one_for_each() -> None:
         ({"dim": 4, "segments": (Segment(dim=4),)}, "give either dim or segments"),
         ({"segments": (Segment(dim=4),), "optimizer": Adagrad()}, "optimizer: say it in each of the segments"),
         ({"shared_with": "b", "slot": 3}, "slot: decided by the feature it is shared_with"),
-        ({"shared_with": "b", "optimizer": Sgd()}, "optimizer: decided by the feature"),
+        ({"shared_with": "b", "optimizer": SGD()}, "optimizer: decided by the feature"),
         ({"dim": 4, "pooling": "first_n"}, "max_length goes with pooling"),
         ({"dim": 4, "pooling": "mean", "max_length": 3}, "max_length goes with pooling"),
         ({"dim": 4, "pooling": "max"}, "Feature.pooling"),

@@ -61,4 +61,4 @@ def test_sequence_mask_of_splits_and_of_the_ragged_itself() -> None:
     expected = [[True, True], [False, False], [True, False]]
     rows = Ragged.from_lists([[1, 2, 3], [], [4]])
     assert sequence_mask(rows, 2).tolist() == expected
-    assert sequence_mask(rows.row_splits, 2).tolist() == expected
+    assert sequence_mask(rows.offsets, 2).tolist() == expected

@@ -89,7 +89,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "gate": (lambda: nn.LHUCTower(4, [2], gate_features=3)(x(2, 4)), r"LHUCTower\.u: expected shape \[\*, 3\]"),
     "inputs": (lambda: nn.SNR([3, 4], 2, 5)([x(2, 3)]), r"SNR\.inputs: expected 2 tensors, got 1"),
     "input": (lambda: nn.SNR([3, 4], 2, 5)([x(2, 3), x(2, 3)]), r"SNR\.inputs\[1\]: expected shape \[B, 4\]"),
-    "splits": (lambda: nn.sequence_mask(x(2, 2), 3), r"sequence_mask\.row_splits: expected shape \[B \+ 1\]"),
+    "splits": (lambda: nn.sequence_mask(x(2, 2), 3), r"sequence_mask\.offsets: expected shape \[B \+ 1\]"),
     "labels": (lambda: nn.softmax_loss(x(2, 3), x(2, 4)), r"labels: expected shape \[2, 3\], got \[2, 4\]"),
     "weights": (lambda: nn.softmax_loss(x(2, 3), x(2, 3), x(2, 2)), r"weights: expected shape \[2, 3\], got \[2, 2\]"),
     "list weights": (lambda: nn.list_mle_loss(x(2, 3), x(2, 3), x(2, 3)), r"weights: expected shape \[2, 1\]"),

@@ -74,7 +74,7 @@ def test_a_penalty_on_the_gradient_has_a_gradient(function: Pairs, monkeypatch: 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_bits_do_not_depend_on_the_number_of_threads(function: Pairs) -> None:
     x = torch.randn(1000, 26, 16, requires_grad=True)
-    before = monolith.num_threads()
+    before = monolith.get_num_threads()
     results = []
     try:
         for threads in (1, 2, 5):

@@ -9,7 +9,7 @@ import torch
 from layer_oracle import assert_same, random, softmax, tensor
 from monolith import EmbeddingTable, InvalidArgumentError, Segment, TableConfig
 from monolith.nn import Embedding, continuous_topk, fid_counter, gumbel_keys, sample_subset
-from monolith.table import Sgd, Zeros
+from monolith.table import SGD, Zeros
 
 
 def test_continuous_topk_is_k_damped_softmaxes() -> None:
@@ -50,7 +50,7 @@ def test_k_must_fit() -> None:
 
 
 def test_fid_counter_counts_occurrences_in_a_table_up_to_its_threshold() -> None:
-    segment = Segment(dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))
+    segment = Segment(dim=1, initializer=Zeros(), optimizer=SGD(learning_rate=1.0))
     counter = Embedding(EmbeddingTable(TableConfig(name="counter", segments=(segment,))))
     ids = torch.tensor([7, 7, 8])
     for _ in range(3):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.errors import ConfigError, UnavailableError
 from monolith.features import Batch, Feature
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.ps import ClientConfig, RemoteStore, ServerStore
 from monolith.table import Adagrad
 from monolith.train import Estimator, RunConfig, RunnerConfig
@@ -27,7 +27,7 @@ class Clicks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embeddings = EmbeddingCollection(
+        self.embeddings = EmbeddingBagCollection(
             [Feature(name=name, dim=4, optimizer=Adagrad(learning_rate=0.1)) for name in COLUMNS]
         )
         self.dense = nn.Linear(8, 1)

@@ -22,13 +22,13 @@ from monolith import (
     TableConfig,
 )
 from monolith.table import (
+    SGD,
     Adagrad,
     AdmissionFilter,
     Bags,
     Gradient,
     LocalStore,
     Ones,
-    Sgd,
     SlidingAdmission,
     Store,
     Zeros,
@@ -51,7 +51,7 @@ def store(
 
 def bags(table: str, *rows: list[int], pooling: Any = "sum") -> Bags:  # noqa: ANN401
     ids = np.array([i for row in rows for i in row], dtype=np.int64)
-    return Bags(table=table, ids=ids, row_splits=np.cumsum([0, *map(len, rows)]), pooling=pooling)
+    return Bags(table=table, ids=ids, offsets=np.cumsum([0, *map(len, rows)]), pooling=pooling)
 
 
 def contents(store: LocalStore) -> dict[str, list[list[float]]]:
@@ -92,7 +92,7 @@ def test_gradients_of_one_table_are_one_step() -> None:
 
 
 def test_learning_rates_step_and_time_reach_the_table() -> None:
-    config = TableConfig(name="t", segments=(Segment(dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),))
+    config = TableConfig(name="t", segments=(Segment(dim=1, initializer=Zeros(), optimizer=SGD(learning_rate=1.0)),))
     tables = LocalStore([EmbeddingTable(config)])
     tables.apply([Gradient(bags=bags("t", [1]), values=torch.ones(1, 1), learning_rates=(0.5,))], event_time=9)
     assert tables.tables["t"].lookup([1]).item() == -0.5
@@ -100,7 +100,7 @@ def test_learning_rates_step_and_time_reach_the_table() -> None:
 
 
 def test_learning_rates_survive_the_joining_of_gradients() -> None:
-    config = TableConfig(name="t", segments=(Segment(dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),))
+    config = TableConfig(name="t", segments=(Segment(dim=1, initializer=Zeros(), optimizer=SGD(learning_rate=1.0)),))
     tables = LocalStore([EmbeddingTable(config)])
     tables.apply([Gradient(bags=bags("t", [1]), values=torch.ones(1, 1), learning_rates=(0.25,))] * 2)
     assert tables.tables["t"].lookup([1]).item() == -0.5
@@ -157,7 +157,7 @@ def test_counters_of_admission_are_restored_and_new_thresholds_count(tmp_path: P
 
 
 def test_gradients_of_one_table_with_different_rates_are_refused_before_anything_changes() -> None:
-    tables = LocalStore([EmbeddingTable(TableConfig(name="t", segments=(Segment(dim=1, optimizer=Sgd()),)))])
+    tables = LocalStore([EmbeddingTable(TableConfig(name="t", segments=(Segment(dim=1, optimizer=SGD()),)))])
     gradients = [Gradient(bags=bags("t", [1]), values=torch.ones(1, 1), learning_rates=(rate,)) for rate in (0.25, 0.5)]
     with pytest.raises(
         InvalidArgumentError, match=r"expected one set of learning rates in a step, got \(0.25,\), \(0.5,\)"

@@ -12,19 +12,19 @@ import pytest
 import torch
 from torch import nn
 
-from monolith import EmbeddingCollection, Feature, RunConfig, Trainer
+from monolith import EmbeddingBagCollection, Feature, RunConfig, Trainer
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.errors import ServerLostError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore, tables_of
-from monolith.table import Sgd
+from monolith.table import SGD
 
-FEATURES = [Feature(name="user_id", dim=2, optimizer=Sgd(learning_rate=0.1))]
+FEATURES = [Feature(name="user_id", dim=2, optimizer=SGD(learning_rate=0.1))]
 
 
 class Clicks(nn.Module):
     def __init__(self, store: ServerStore) -> None:
         super().__init__()
-        self.embeddings = EmbeddingCollection(FEATURES, store)
+        self.embeddings = EmbeddingBagCollection(FEATURES, store)
 
     def forward(self, batch: dict) -> torch.Tensor:
         return self.embeddings(batch)["user_id"].sum(1)
@@ -110,7 +110,7 @@ def test_a_run_that_has_trained_notices_that_all_servers_are_empty(tmp_path: Pat
         run.fit(clicks(), steps=2)
         run.step += 1  # a step that no checkpoint has
         with servers(tmp_path / "others") as others, trainer(others, tmp_path, 2) as empty:
-            for collection in (module for module in run.model.modules() if isinstance(module, EmbeddingCollection)):
+            for collection in (module for module in run.model.modules() if isinstance(module, EmbeddingBagCollection)):
                 collection.use_store(empty.stores[0])
             with pytest.raises(ServerLostError):
                 run.fit(clicks(), steps=1)

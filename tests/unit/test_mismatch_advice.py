@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from monolith import EmbeddingCollection, Feature
+from monolith import EmbeddingBagCollection, Feature
 from monolith.errors import CheckpointMismatchError
 from monolith.features.batch import Batch
 from monolith.train import Head, RunConfig, Trainer
@@ -20,7 +20,7 @@ class Model(nn.Module):
 
     def __init__(self, *columns: str, dim: int = 2, wide: int = 1) -> None:
         super().__init__()
-        self.embeddings = EmbeddingCollection([Feature(name=column, dim=dim) for column in columns])
+        self.embeddings = EmbeddingBagCollection([Feature(name=column, dim=dim) for column in columns])
         self.linear = nn.Linear(dim * len(columns), wide)
 
     def forward(self, batch: Batch) -> Tensor:

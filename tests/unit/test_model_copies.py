@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from monolith import EmbeddingCollection, Feature
+from monolith import EmbeddingBagCollection, Feature
 from monolith.errors import InvalidArgumentError
 from monolith.nn import dense_state_dict
 from monolith.ps import ParameterServer, ServerStore
@@ -34,7 +34,7 @@ def step(model: ClickModel, number: int) -> None:
 
 def test_state_dict_warns_once_and_names_the_way_to_save_rows() -> None:
     model = trained()
-    with pytest.warns(UserWarning, match=r"rows of an EmbeddingCollection are in its tables.*ModelCheckpoints"):
+    with pytest.warns(UserWarning, match=r"rows of an EmbeddingBagCollection are in its tables.*ModelCheckpoints"):
         model.state_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -61,7 +61,7 @@ def test_a_deep_copy_has_rows_of_its_own_and_trains_to_the_same_bits() -> None:
 
 
 def test_a_copy_counts_occurrences_from_where_the_filter_was() -> None:
-    embeddings = EmbeddingCollection([Feature(name="user", dim=2, occurrence_threshold=2)])
+    embeddings = EmbeddingBagCollection([Feature(name="user", dim=2, occurrence_threshold=2)])
     batch = {"user": torch.tensor([5])}
     embeddings(batch)["user"].sum().backward()
     embeddings.step()
@@ -75,13 +75,13 @@ def test_a_copy_counts_occurrences_from_where_the_filter_was() -> None:
 
 def test_a_model_on_servers_cannot_be_copied_and_says_why() -> None:
     features = [Feature(name="user", dim=2)]
-    tables = [table.config for table in EmbeddingCollection(features).declaration.tables]
+    tables = [table.config for table in EmbeddingBagCollection(features).declaration.tables]
     with (
         ParameterServer() as server,
         ServerStore([server.address], tables) as store,
         pytest.raises(InvalidArgumentError, match="deepcopy: the rows are on parameter servers"),
     ):
-        copy.deepcopy(EmbeddingCollection(features, store))
+        copy.deepcopy(EmbeddingBagCollection(features, store))
 
 
 def test_a_pickle_is_refused_with_what_to_use_instead() -> None:

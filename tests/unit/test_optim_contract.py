@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from monolith.errors import InvalidArgumentError
-from monolith.optim import Adamom, Rmsprop, Shampoo
+from monolith.optim import Adamom, RMSprop, Shampoo
 
 # Shampoo with everything in reach of a few steps: renewed statistics, renewed preconditioners, the blend.
 MAKERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamom": lambda params: Adamom(params, lr=0.02, mom_decay=0.9, weight_decay=0.01),
-    "rmsprop": lambda params: Rmsprop(params, lr=0.003, beta1=0.9, weight_decay=0.01),
-    "rmsprop v2": lambda params: Rmsprop(params, lr=0.01, beta1=0.9, use_v2=True),
+    "rmsprop": lambda params: RMSprop(params, lr=0.003, beta1=0.9, weight_decay=0.01),
+    "rmsprop v2": lambda params: RMSprop(params, lr=0.01, beta1=0.9, use_v2=True),
     "shampoo": lambda params: Shampoo(params, lr=0.01, warmup=2, tau_1=3, tau_2=2, eigen_head=1, eigen_tail=1),
 }
 
@@ -109,9 +109,9 @@ def test_half_precision_parameters(name: str) -> None:
 
 
 BAD: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
-    *((kind, {"lr": -0.1}) for kind in (Adamom, Rmsprop, Shampoo)),
+    *((kind, {"lr": -0.1}) for kind in (Adamom, RMSprop, Shampoo)),
     *((Adamom, {name: 1.5}) for name in ("ada_decay", "mom_decay")),
-    *((Rmsprop, {name: -0.5}) for name in ("beta1", "beta2", "epsilon", "weight_decay")),
+    *((RMSprop, {name: -0.5}) for name in ("beta1", "beta2", "epsilon", "weight_decay")),
     *((Shampoo, {name: -1}) for name in ("beta_1", "beta_2", "warmup", "eigen_head", "eigen_tail")),
     *((Shampoo, {name: 0}) for name in ("tau_1", "tau_2", "damping_epsilon")),
     (Adamom, {"lr": float("nan")}),

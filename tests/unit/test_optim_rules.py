@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from monolith.optim import Adamom, Rmsprop
+from monolith.optim import Adamom, RMSprop
 
 State = dict[str, np.ndarray | float]
 
@@ -43,9 +43,9 @@ RMSPROP = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "epsilon": 0.1, "weight_decay"
 CASES: list[Case] = [
     (Adamom, adamom, ADAMOM),
     (Adamom, adamom, ADAMOM | {"weight_decay": 0.0, "epsilon": 0.01}),
-    (Rmsprop, rmsprop, RMSPROP),
-    (Rmsprop, rmsprop, RMSPROP | {"use_v2": True}),
-    (Rmsprop, rmsprop, RMSPROP | {"weight_decay": 0.0, "beta1": 0.5}),
+    (RMSprop, rmsprop, RMSPROP),
+    (RMSprop, rmsprop, RMSPROP | {"use_v2": True}),
+    (RMSprop, rmsprop, RMSPROP | {"weight_decay": 0.0, "beta1": 0.5}),
 ]
 
 
@@ -53,8 +53,8 @@ CASES: list[Case] = [
     ("kind", "settings", "golden"),
     [
         (Adamom, ADAMOM, {"m": 0.0121, "v": 0.014641, "c": 1.0, "weight": 0.090000336}),
-        (Rmsprop, RMSPROP, {"m": 0.06794526153774846, "v": 0.00484, "weight": 0.03205473846225154}),
-        (Rmsprop, RMSPROP | {"use_v2": True}, {"m": 0.06875, "v": 0.0484, "weight": 0.03125}),
+        (RMSprop, RMSPROP, {"m": 0.06794526153774846, "v": 0.00484, "weight": 0.03205473846225154}),
+        (RMSprop, RMSPROP | {"use_v2": True}, {"m": 0.06875, "v": 0.0484, "weight": 0.03125}),
     ],
 )
 def test_one_step_has_the_golden_numbers_of_the_original(

@@ -26,7 +26,7 @@ from torch.optim.optimizer import ParamsT
 
 from monolith.errors import CheckpointMismatchError, InvalidArgumentError
 from monolith.nn import dense_state_dict
-from monolith.optim import LinearWarmup, Rmsprop, Shampoo, lr_scheduler
+from monolith.optim import LinearWarmup, RMSprop, Shampoo, lr_scheduler
 from monolith.train import Estimator, ModelCheckpoints, RunConfig, Trainer
 from training import ClickModel, Stream
 
@@ -70,7 +70,7 @@ def loop(
         (torch.optim.Adam, {"betas": (0.9, 0.99)}, {"betas": (0.8, 0.99)}),
         (torch.optim.Adam, {"amsgrad": False}, {"amsgrad": True}),
         (torch.optim.RMSprop, {"momentum": 0.0, "centered": False}, {"momentum": 0.9, "centered": True}),
-        (Rmsprop, {"use_v2": False}, {"use_v2": True}),
+        (RMSprop, {"use_v2": False}, {"use_v2": True}),
         (Shampoo, {"eigen_head": 1, **EARLY}, {"eigen_head": 2, **EARLY}),
     ],
 )

@@ -88,7 +88,7 @@ def shard() -> LocalStore:
 
 
 def rows(store: LocalStore | ShardedStore) -> torch.Tensor:
-    bags = Bags(table="table", ids=IDS.numpy(), row_splits=torch.arange(101).numpy())
+    bags = Bags(table="table", ids=IDS.numpy(), offsets=torch.arange(101).numpy())
     return store.lookup([bags])[0][:, 0]
 
 

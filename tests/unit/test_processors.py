@@ -22,7 +22,7 @@ from training import ClickModel, Stream
 
 @pytest.fixture(autouse=True)
 def _threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads(), monolith.num_threads()
+    before = torch.get_num_threads(), monolith.get_num_threads()
     yield
     torch.set_num_threads(before[0])
     monolith.set_num_threads(before[1])
@@ -73,14 +73,14 @@ def test_the_affinity_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_a_run_uses_the_threads_it_is_told_to() -> None:
     Trainer(ClickModel(), torch.optim.SGD(ClickModel().parameters()), config=RunConfig(threads=1)).fit(Stream(1))
-    assert (torch.get_num_threads(), monolith.num_threads()) == (1, 1)
+    assert (torch.get_num_threads(), monolith.get_num_threads()) == (1, 1)
 
 
 def test_without_a_word_no_more_threads_than_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(2)
     monkeypatch.setattr("monolith.train.processors.available_processors", lambda: 1)
     assert use_threads(None) == 1
-    assert (torch.get_num_threads(), monolith.num_threads()) == (1, 1)
+    assert (torch.get_num_threads(), monolith.get_num_threads()) == (1, 1)
 
 
 def test_more_threads_than_processors_are_used_and_said(

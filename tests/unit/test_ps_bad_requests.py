@@ -63,7 +63,7 @@ LOOKUPS = [
     (lookup(A), [IDS.astype(np.float64), SPLITS], "ids of table 'a': expected int64"),
     (lookup(A), [IDS.astype(np.int32), SPLITS], "ids of table 'a': expected int64"),
     (lookup(A), [IDS.reshape(1, 2), SPLITS], "ids of table 'a': expected int64 with 1 dimension"),
-    (lookup(A), [IDS, SPLITS.astype(np.int32)], "row_splits of table 'a'"),
+    (lookup(A), [IDS, SPLITS.astype(np.int32)], "offsets of table 'a'"),
     (lookup(A), [IDS, np.array([0, 1])], "expected to rise from 0 to 2"),
     (lookup(A), [IDS, np.array([0, 2**62, 2])], "expected to rise from 0 to 2"),
     (lookup(A), [IDS, np.array([0, -1, 2])], "expected to rise from 0 to 2"),

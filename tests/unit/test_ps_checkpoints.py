@@ -72,7 +72,7 @@ def servers(
 
 
 def bags(ids: np.ndarray = IDS) -> Bags:
-    return Bags(table="item", ids=ids, row_splits=np.arange(len(ids) + 1))
+    return Bags(table="item", ids=ids, offsets=np.arange(len(ids) + 1))
 
 
 def train(store: ServerStore, times: int = 1) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
 
 from monolith.errors import CheckpointMismatchError, ConfigError, InvalidArgumentError
-from monolith.optim import Adamom, Rmsprop, Shampoo
+from monolith.optim import Adamom, RMSprop, Shampoo
 from monolith.ps import (
     CachedParameters,
     DenseOptimizer,
@@ -54,8 +54,8 @@ OPTIMIZERS: list[Make] = [
     lambda p: torch.optim.Adadelta(p),
     lambda p: torch.optim.Adafactor(p),
     lambda p: Adamom(p, lr=0.1, weight_decay=0.1),
-    lambda p: Rmsprop(p, lr=0.1, use_v2=True),
-    lambda p: Rmsprop(p, lr=0.1),
+    lambda p: RMSprop(p, lr=0.1, use_v2=True),
+    lambda p: RMSprop(p, lr=0.1),
     lambda p: Shampoo(p, lr=0.1, warmup=1, tau_1=2, tau_2=1),
 ]
 
@@ -210,7 +210,7 @@ def test_what_servers_cannot_do_is_refused(make: Make, said: str) -> None:
         ("torch.optim.Muon", {"ns_steps": 10**9}, "ns_steps"),
         ("torch.optim.Muon", {"adjust_lr_fn": "eval"}, "adjust_lr_fn"),
         ("monolith.optim.Shampoo", {"tau_1": 0}, "tau_1"),
-        ("monolith.optim.Rmsprop", {"use_v2": {}}, "use_v2"),
+        ("monolith.optim.RMSprop", {"use_v2": {}}, "use_v2"),
     ],
 )
 def test_a_client_can_only_name_what_is_listed_within_bounds(name: str, settings: dict[str, Any], said: str) -> None:

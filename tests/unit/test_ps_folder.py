@@ -48,7 +48,7 @@ def server(folder: Path | None, flush: float | None = 0, **options: object) -> I
 
 
 def rows(store: RemoteStore, table: str, ids: list[int]) -> list[list[float]]:
-    bags = Bags(table=table, ids=np.array(ids), row_splits=np.arange(len(ids) + 1))
+    bags = Bags(table=table, ids=np.array(ids), offsets=np.arange(len(ids) + 1))
     found: list[list[float]] = store.lookup([bags])[0].tolist()
     return found
 
@@ -266,7 +266,7 @@ def test_beyond_its_memory_limit_a_server_can_be_read_and_written_to_disk(tmp_pa
 
 def test_a_batch_that_an_earlier_life_of_a_worker_pushed_is_not_applied_again(tmp_path: Path) -> None:
     def push(store: RemoteStore, batches: int) -> None:
-        bags = Bags(table="count", ids=np.array([1]), row_splits=np.array([0, 1]))
+        bags = Bags(table="count", ids=np.array([1]), offsets=np.array([0, 1]))
         position = Position(batches=batches, state=json.dumps({"at": batches}))
         store.apply([Gradient(bags=bags, values=torch.ones(1, 1))], position=position)
 

@@ -16,10 +16,10 @@ from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import ConfigError, InvalidArgumentError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.ownership import OwnershipMap
-from monolith.table import Adagrad, Bags, Gradient, LocalStore, OneBit, Sgd, Zeros
+from monolith.table import SGD, Adagrad, Bags, Gradient, LocalStore, OneBit, Zeros
 from same_port import started_again
 
-COUNTS = TableConfig(name="counts", segments=(Segment(dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),))
+COUNTS = TableConfig(name="counts", segments=(Segment(dim=2, initializer=Zeros(), optimizer=SGD(learning_rate=1.0)),))
 MOMENTS = TableConfig(name="moments", segments=(Segment(dim=3, optimizer=Adagrad(learning_rate=0.1)),), seed=4)
 BITS = TableConfig(name="bits", segments=(Segment(dim=3, compressor=OneBit(step_size=2)),))
 IDS = np.arange(4000) * 2**33 + 11
@@ -34,7 +34,7 @@ def addresses() -> Iterator[list[str]]:
 
 
 def singles(table: str, ids: np.ndarray = IDS) -> Bags:
-    return Bags(table=table, ids=ids, row_splits=np.arange(len(ids) + 1))
+    return Bags(table=table, ids=ids, offsets=np.arange(len(ids) + 1))
 
 
 class Worker(threading.Thread):

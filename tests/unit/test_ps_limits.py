@@ -43,7 +43,7 @@ from monolith.transport.stream_pool import StreamPool, Transport, connector_to
 from same_port import started_again
 
 BOTH = pytest.mark.parametrize("transport", ["socket", "flight"])
-ONE = Bags(table="t", ids=np.array([1]), row_splits=np.array([0, 1]))
+ONE = Bags(table="t", ids=np.array([1]), offsets=np.array([0, 1]))
 
 
 @pytest.fixture
@@ -104,10 +104,10 @@ def test_messages_above_the_limit_are_refused_both_ways(transport: Transport) ->
     config, client = ServerConfig(max_message_bytes=64 * 1024, transport=transport), ClientConfig(transport=transport)
     table = sgd_table_config(16, name="t")
     with ParameterServer(config) as server, RemoteStore(server.address, [table], config=client) as store:
-        many = Bags(table="t", ids=np.arange(10_000), row_splits=np.arange(10_001))
+        many = Bags(table="t", ids=np.arange(10_000), offsets=np.arange(10_001))
         with pytest.raises(ProtocolError, match=r"at most 65,536 bytes, got"):
             store.lookup([many])
-        pooled = Bags(table="t", ids=np.arange(3000), row_splits=np.arange(3001))
+        pooled = Bags(table="t", ids=np.arange(3000), offsets=np.arange(3001))
         with pytest.raises(ProtocolError, match=r"the answer would have 192,000 bytes"):
             store.lookup([pooled])
         assert store.lookup([ONE])[0].shape == (1, 16)

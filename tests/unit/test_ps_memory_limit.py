@@ -33,7 +33,7 @@ def limited(limit: int) -> Iterator[tuple[ParameterServer, MemoryLimit]]:
 
 
 def push(store: RemoteStore, ids: np.ndarray, position: Position | None = None) -> None:
-    bags = [Bags(table=table.name, ids=ids, row_splits=np.arange(len(ids) + 1)) for table in TABLES]
+    bags = [Bags(table=table.name, ids=ids, offsets=np.arange(len(ids) + 1)) for table in TABLES]
     gradients = [Gradient(bags=b, values=torch.ones(len(ids), t.dim)) for b, t in zip(bags, TABLES, strict=True)]
     store.apply(gradients, position=position)
 
@@ -155,7 +155,7 @@ def test_requests_beyond_the_memory_for_frames_wait_and_health_checks_do_not() -
             push(store, np.arange(2000))
         # A small question with a large answer.
         with pytest.raises(UnavailableError, match="none is left for one"):
-            store.lookup([Bags(table="b", ids=np.arange(200), row_splits=np.arange(201))])
+            store.lookup([Bags(table="b", ids=np.arange(200), offsets=np.arange(201))])
         assert store.health()[0]["tables"] == 3
         memory.frames.give_back(63_000_000)
         push(store, np.arange(2000))

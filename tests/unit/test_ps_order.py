@@ -14,7 +14,7 @@ from monolith.ps import CachedParameters, ClientConfig, ParameterServer, ServerS
 from monolith.table import Bags, Gradient
 from monolith.testing import sgd_table_config
 
-BAGS = Bags(table="t", ids=np.array([1]), row_splits=np.array([0, 1]))
+BAGS = Bags(table="t", ids=np.array([1]), offsets=np.array([0, 1]))
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def servers(count: int) -> Iterator[list[str]]:
 def long_bags(rng: np.random.Generator, pooling: str) -> Bags:
     lengths = rng.integers(0, 40, size=30)
     splits = np.concatenate([[0], np.cumsum(lengths)])
-    return Bags(table="t", ids=rng.choice(IDS, splits[-1]), row_splits=splits, pooling=pooling)  # type: ignore[arg-type]
+    return Bags(table="t", ids=rng.choice(IDS, splits[-1]), offsets=splits, pooling=pooling)  # type: ignore[arg-type]
 
 
 def gradient_of(bags: Bags, rng: np.random.Generator) -> Gradient:
@@ -36,7 +36,7 @@ def gradient_of(bags: Bags, rng: np.random.Generator) -> Gradient:
 
 
 def rows_of(store: LocalStore | ServerStore) -> torch.Tensor:
-    return store.lookup([Bags(table="t", ids=IDS, row_splits=np.arange(len(IDS) + 1))])[0]
+    return store.lookup([Bags(table="t", ids=IDS, offsets=np.arange(len(IDS) + 1))])[0]
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_worker_can_ask_for_rows_and_pool_them_itself() -> None:
 
 
 def test_what_is_sent_grows_with_the_bags_and_not_with_their_ids(sent: list[int]) -> None:
-    bags = Bags(table="t", ids=IDS, row_splits=np.array([0, 100, 200]))
+    bags = Bags(table="t", ids=IDS, offsets=np.array([0, 100, 200]))
     values = torch.ones(2, 6)
     with servers(1) as addresses, ServerStore(addresses, [TABLE]) as store:
         sent.clear()
@@ -113,7 +113,7 @@ def test_bags_are_cut_anew_when_their_buckets_have_moved() -> None:
 def test_bags_that_are_written_to_between_lookup_and_push_are_not_confused() -> None:
     local = LocalStore([EmbeddingTable(TABLE)])
     with servers(2) as addresses, ServerStore(addresses, [TABLE]) as store:
-        bags = Bags(table="t", ids=IDS[:100].copy(), row_splits=np.array([0, 50, 100]))
+        bags = Bags(table="t", ids=IDS[:100].copy(), offsets=np.array([0, 50, 100]))
         store.lookup([bags])
         bags.ids[:] = IDS[100:]
         for one in (store, local):

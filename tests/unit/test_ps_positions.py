@@ -16,15 +16,15 @@ from monolith.ps.messages import BucketsAt, HeldPosition, Joined, Position
 from monolith.ps.server.ledger_state import progress_text
 from monolith.ps.server.transfer_delivery import keep_piece
 from monolith.ps.server.worker_progress import BucketProgress
-from monolith.table import Bags, Gradient, Segment, Sgd, TableConfig, Zeros
+from monolith.table import SGD, Bags, Gradient, Segment, TableConfig, Zeros
 from monolith.table.buckets import NUM_BUCKETS, bucket_of
 from monolith.transport.frames import Frame, decode, encode
 
-TABLE = TableConfig(name="t", segments=(Segment(dim=1, optimizer=Sgd(learning_rate=1.0), initializer=Zeros()),))
+TABLE = TableConfig(name="t", segments=(Segment(dim=1, optimizer=SGD(learning_rate=1.0), initializer=Zeros()),))
 IDS = np.arange(400)
-BAGS = Bags(table="t", ids=IDS, row_splits=np.arange(len(IDS) + 1))
+BAGS = Bags(table="t", ids=IDS, offsets=np.arange(len(IDS) + 1))
 # Two ids each: one half of a bag may have had a batch that the other has not.
-PAIRS = Bags(table="t", ids=IDS, row_splits=np.arange(0, len(IDS) + 1, 2), pooling="mean")
+PAIRS = Bags(table="t", ids=IDS, offsets=np.arange(0, len(IDS) + 1, 2), pooling="mean")
 SGD = DenseOptimizer.of(torch.optim.SGD, lr=1.0)
 
 
@@ -47,7 +47,7 @@ def opened(servers: Sequence[ParameterServer], epoch: int, worker: str = "w") ->
 
 
 def push(store: ServerStore, batch: int, bags: Bags = BAGS) -> None:
-    values = torch.ones(len(bags.row_splits) - 1, 1) * (1 if bags is BAGS else 2)
+    values = torch.ones(len(bags.offsets) - 1, 1) * (1 if bags is BAGS else 2)
     store.apply([Gradient(bags=bags, values=values)], position=Position(batches=batch))
 
 
@@ -60,7 +60,7 @@ def push_to(server: ParameterServer, worker: ServerStore, batch: int) -> None:
     route = worker._routes.current
     number = [link.address for link in route.links].index(server.address)
     ids = IDS[route.owners[bucket_of(IDS)] == number]
-    bags = Bags(table="t", ids=ids, row_splits=np.arange(len(ids) + 1))
+    bags = Bags(table="t", ids=ids, offsets=np.arange(len(ids) + 1))
     others = [link for link in route.links if link.address != server.address]
     for link in others:
         link.begin, link.real = lambda *_, **__: Silent(), link.begin  # type: ignore[attr-defined]

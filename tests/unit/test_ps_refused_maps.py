@@ -99,7 +99,7 @@ def test_rows_that_are_given_away_while_they_are_read_are_not_answered(
 def test_who_does_not_know_of_the_group_may_read_but_not_write(server: ParameterServer, store: ServerStore) -> None:
     store.assign("t", [1], torch.ones(1, 1))
     with RemoteStore(server.address) as alone:
-        assert alone.lookup([Bags(table="t", ids=np.array([1]), row_splits=np.array([0, 1]))])[0].item() == 1.0
+        assert alone.lookup([Bags(table="t", ids=np.array([1]), offsets=np.array([0, 1]))])[0].item() == 1.0
         with pytest.raises(OwnershipChangedError):
             alone.assign("t", [1], torch.zeros(1, 1))
 
@@ -113,7 +113,7 @@ def test_an_answer_that_was_lost_is_given_again_also_if_buckets_have_moved_since
         store.rebalance([link.address, other.address])
         # Refusing it would make the worker send it again to the new owner, where it has arrived with the rows.
         link.call(Call.ASSIGN_ADD, text, arrays)
-        (seen,) = store.lookup([Bags(table="t", ids=IDS, row_splits=np.arange(301))])
+        (seen,) = store.lookup([Bags(table="t", ids=IDS, offsets=np.arange(301))])
         assert seen.eq(1.0).all()
 
 
@@ -259,7 +259,7 @@ def test_a_taker_without_room_leaves_everything_with_the_giver(store: ServerStor
     store.assign("t", IDS, torch.ones(len(IDS), 1))
     with ParameterServer(ServerConfig(memory_limit=1)) as small, pytest.raises(ServerError, match="limit"):
         store.rebalance([store.links[0].address, small.address])
-    (seen,) = store.lookup([Bags(table="t", ids=IDS, row_splits=np.arange(301))])
+    (seen,) = store.lookup([Bags(table="t", ids=IDS, offsets=np.arange(301))])
     assert seen.eq(1.0).all()
     assert store.ownership.holes() == ()
     store.assign_add("t", IDS, torch.ones(len(IDS), 1))

@@ -18,7 +18,7 @@ from monolith.transport.calls import Call
 
 TABLE = sgd_table_config(1, name="t")
 IDS = np.arange(100)
-BAGS = Bags(table="t", ids=IDS, row_splits=np.arange(101))
+BAGS = Bags(table="t", ids=IDS, offsets=np.arange(101))
 
 
 def started(folder: Path | None, port: int = 0) -> ParameterServer:

@@ -44,7 +44,7 @@ def a_store(*folders: Path | None, roots: tuple[str, ...] = ()) -> Iterator[Serv
 
 def train(store: ServerStore) -> None:
     ids = np.arange(20)
-    bags = Bags(table="item", ids=ids, row_splits=np.arange(21))
+    bags = Bags(table="item", ids=ids, offsets=np.arange(21))
     store.apply([Gradient(bags=bags, values=torch.ones(20, 1))])
 
 

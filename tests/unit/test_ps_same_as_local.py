@@ -14,7 +14,7 @@ from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerStore
 from monolith.ps.messages import DeclaredTable
-from monolith.table import Adagrad, Bags, Expiry, Ftrl, Gradient, LocalStore, OneBit, Sgd, SlidingAdmission
+from monolith.table import SGD, Adagrad, Bags, Expiry, Ftrl, Gradient, LocalStore, OneBit, SlidingAdmission
 from monolith.table.admission import AdmissionFilter
 from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Store
@@ -23,7 +23,7 @@ CONFIGS = (
     TableConfig(name="user", segments=(Segment(dim=5, optimizer=Adagrad(learning_rate=0.1)),), seed=3),
     TableConfig(
         name="item",
-        segments=(Segment(dim=1, optimizer=Ftrl()), Segment(dim=7, optimizer=Sgd(learning_rate=0.5))),
+        segments=(Segment(dim=1, optimizer=Ftrl()), Segment(dim=7, optimizer=SGD(learning_rate=0.5))),
         expiry=Expiry(default=50),
     ),
     TableConfig(name="bits", segments=(Segment(dim=3, compressor=OneBit(step_size=2)),)),
@@ -59,7 +59,7 @@ def random_bags(rng: np.random.Generator, table: str, pooling: str, *, single: b
     splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     # Few distinct ids: most come several times, in one bag and in several.
     ids = rng.integers(-30, 30, size=int(splits[-1])) * 2**40 + 7
-    return Bags(table=table, ids=ids, row_splits=splits, pooling=pooling)  # type: ignore[arg-type]
+    return Bags(table=table, ids=ids, offsets=splits, pooling=pooling)  # type: ignore[arg-type]
 
 
 def test_lookups_and_updates_are_those_of_local_tables_bit_for_bit(remote: Store) -> None:
@@ -73,7 +73,7 @@ def test_lookups_and_updates_are_those_of_local_tables_bit_for_bit(remote: Store
         gradients = [
             Gradient(
                 bags=bags,
-                values=torch.from_numpy(rng.standard_normal((len(bags.row_splits) - 1, dim), dtype=np.float32)),
+                values=torch.from_numpy(rng.standard_normal((len(bags.offsets) - 1, dim), dtype=np.float32)),
                 learning_rates=(0.01 * step + 0.01, 0.3) if bags.table == "item" else None,
             )
             for bags, dim in zip(requests, (5, 8, 3, 2), strict=True)
@@ -84,7 +84,7 @@ def test_lookups_and_updates_are_those_of_local_tables_bit_for_bit(remote: Store
             # The filter counts how often an id came, so it must see every time.
             assert 0 < local.stats()["filtered"].rows < local.stats()["user"].rows
             assert remote.stats()["filtered"].rows == local.stats()["filtered"].rows
-    everything = [Bags(table=n, ids=np.arange(-30, 30) * 2**40 + 7, row_splits=np.arange(61)) for n in poolings]
+    everything = [Bags(table=n, ids=np.arange(-30, 30) * 2**40 + 7, offsets=np.arange(61)) for n in poolings]
     for mine, expected in zip(remote.lookup(everything), local.lookup(everything), strict=True):
         assert torch.equal(mine, expected)
     for name, stats in local.stats().items():
@@ -98,7 +98,7 @@ def test_lookups_and_updates_are_those_of_local_tables_bit_for_bit(remote: Store
 def test_several_gradients_of_one_table_are_one_step(remote: Store) -> None:
     local, rng = local_store(), np.random.default_rng(1)
     parts = [random_bags(rng, "user", "sum", single=False) for _ in range(3)]
-    gradients = [Gradient(bags=bags, values=torch.ones(len(bags.row_splits) - 1, 5)) for bags in parts]
+    gradients = [Gradient(bags=bags, values=torch.ones(len(bags.offsets) - 1, 5)) for bags in parts]
     for store in (remote, local):
         store.apply(gradients)
     for mine, expected in zip(remote.lookup(parts), local.lookup(parts), strict=True):
@@ -109,7 +109,7 @@ def test_assign_add_and_reinitialize_are_those_of_local_tables(remote: Store) ->
     local = local_store()
     ids, rows = torch.arange(20).reshape(4, 5), torch.randn(4, 5, 5)
     twice = torch.tensor([3, 3, 77])
-    bags = Bags(table="user", ids=np.arange(90), row_splits=np.arange(91))
+    bags = Bags(table="user", ids=np.arange(90), offsets=np.arange(91))
     answers = []
     for store in (remote, local):
         store.assign("user", ids, rows, event_time=4)
@@ -136,7 +136,7 @@ def test_it_is_a_store_that_can_be_saved_if_its_servers_have_folders(remote: Sto
 
 def test_bags_that_are_written_to_between_two_lookups_are_not_confused(remote: Store) -> None:
     remote.assign("user", [1, 2], torch.tensor([[1.0] * 5, [2.0] * 5]))
-    bags = Bags(table="user", ids=np.array([1]), row_splits=np.array([0, 1]))
+    bags = Bags(table="user", ids=np.array([1]), offsets=np.array([0, 1]))
     assert remote.lookup([bags])[0][0, 0] == 1.0
     bags.ids[0] = 2
     assert remote.lookup([bags])[0][0, 0] == 2.0
@@ -150,15 +150,15 @@ def test_a_narrow_wire_rounds_once_to_nearest(wire: str, exact: float) -> None:
         config = ClientConfig(wire=wire)  # type: ignore[arg-type]
         with ServerStore([one.address, two.address], DECLARED, config=config) as store:
             store.assign("user", ids, values)
-            (read,) = store.lookup([Bags(table="user", ids=ids, row_splits=np.arange(101))])
+            (read,) = store.lookup([Bags(table="user", ids=ids, offsets=np.arange(101))])
     assert torch.equal(read, values.to(getattr(torch, wire)).float())
     assert (read - values).abs().max() <= 3 * exact
     assert not torch.equal(read, values)
 
 
 def test_gradients_on_a_narrow_wire_are_rounded_after_they_were_summed() -> None:
-    config = TableConfig(name="t", segments=(Segment(dim=1, optimizer=Sgd(learning_rate=1.0)),))
-    bags = Bags(table="t", ids=np.array([5, 5]), row_splits=np.arange(3))
+    config = TableConfig(name="t", segments=(Segment(dim=1, optimizer=SGD(learning_rate=1.0)),))
+    bags = Bags(table="t", ids=np.array([5, 5]), offsets=np.arange(3))
     values = torch.tensor([[1.0 + 2**-9], [1.0 + 2**-9]])  # each rounds to 1 in bfloat16, the sum does not to 2
     with (
         ParameterServer() as server,

@@ -12,13 +12,13 @@ from monolith.errors import CheckpointMismatchError
 from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, ServerParameters, ServerStore
 from monolith.ps.messages import DeclaredTable
 from monolith.ps.server.served_tables import ServedTables
-from monolith.table import Sgd, Zeros
+from monolith.table import SGD, Zeros
 from monolith.train.runner import RunnerConfig
 from monolith.train.worker_attempt import client_config
 
 
 def table(rate: float) -> TableConfig:
-    segment = Segment(dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=rate))
+    segment = Segment(dim=1, initializer=Zeros(), optimizer=SGD(learning_rate=rate))
     return TableConfig(name="item", segments=(segment,))
 
 

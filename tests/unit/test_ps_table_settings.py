@@ -11,24 +11,24 @@ import torch
 from monolith import ConfigError, Segment, TableConfig
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.messages import DeclaredTable
-from monolith.table import Adagrad, Bags, Expiry, Gradient, Sgd, SlidingAdmission, Zeros
+from monolith.table import SGD, Adagrad, Bags, Expiry, Gradient, SlidingAdmission, Zeros
 
 
 def declared(
     rate: float = 1.0, days: float = 100, admission: SlidingAdmission | None = None, dim: int = 1
 ) -> DeclaredTable:
-    segment = Segment(dim=dim, initializer=Zeros(), optimizer=Sgd(learning_rate=rate))
+    segment = Segment(dim=dim, initializer=Zeros(), optimizer=SGD(learning_rate=rate))
     config = TableConfig(name="item", segments=(segment,), expiry=Expiry.days(default=days))
     return DeclaredTable(config=config, admission=admission)
 
 
 def push(store: ServerStore, id_: int = 1) -> None:
-    bags = Bags(table="item", ids=np.array([id_]), row_splits=np.array([0, 1]))
+    bags = Bags(table="item", ids=np.array([id_]), offsets=np.array([0, 1]))
     store.apply([Gradient(bags=bags, values=torch.ones(1, 1))], event_time=1000)
 
 
 def read(store: ServerStore, id_: int = 1) -> float:
-    (rows,) = store.lookup([Bags(table="item", ids=np.array([id_]), row_splits=np.array([0, 1]))])
+    (rows,) = store.lookup([Bags(table="item", ids=np.array([id_]), offsets=np.array([0, 1]))])
     return rows.item()
 
 

@@ -71,7 +71,7 @@ def test_nested_there_and_back_without_a_copy_and_with_gradients() -> None:
     assert [part.tolist() for part in nested.unbind()] == [[[0.0, 1.0]], [], [[2.0, 3.0], [4.0, 5.0]]]
     back = Ragged.from_nested(nested)
     assert back.values.data_ptr() == values.data_ptr()
-    assert back.row_splits.tolist() == [0, 1, 1, 3]
+    assert back.offsets.tolist() == [0, 1, 1, 3]
     back.values.sum().backward()
     assert values.grad is not None
     assert values.grad.tolist() == [[1.0, 1.0]] * 3

@@ -89,7 +89,7 @@ def test_rows_and_gradients_need_not_be_contiguous() -> None:
     [
         (torch.ones(2, 1, dtype=torch.float64), [0, 2], "sum", "rows: expected float32"),
         (torch.ones(2), [0, 2], "sum", r"rows: expected float32 \[n, dim\]"),
-        (torch.ones(2, 1), [0, 3], "sum", r"row_splits\[1\] is 3, expected 2"),
+        (torch.ones(2, 1), [0, 3], "sum", r"offsets\[1\] is 3, expected 2"),
         (torch.ones(2, 1), [0, 2], "max", "mode: expected one of 'sum', 'mean', 'sqrtn', 'l2', got 'max'"),
     ],
 )

@@ -46,20 +46,20 @@ def test_values_of_any_type_and_shape() -> None:
     ragged = Ragged(torch.arange(6.0).reshape(3, 2), np.array([0, 1, 3]))
     assert ragged.to_lists() == [[[0.0, 1.0]], [[2.0, 3.0], [4.0, 5.0]]]
     assert Ragged.from_lists([[0.5]], dtype=torch.float64).values.dtype == torch.float64
-    assert "row_splits=tensor([0, 1, 3])" in repr(ragged)
+    assert "offsets=tensor([0, 1, 3])" in repr(ragged)
 
 
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        ([], "row_splits is empty"),
-        ([1, 3], r"row_splits\[0\] is 1, expected 0"),
-        ([0, 2, 1, 3], r"row_splits\[2\] is 1, expected at least 2"),
-        ([0, -5, 3], r"row_splits\[1\] is -5, expected at least 0"),
-        ([0, 2], r"row_splits\[1\] is 2, expected 3 \(the number of values\)"),
-        ([0, 2**63 - 1], r"row_splits\[1\] is 9223372036854775807, expected 3"),
-        ([0.0, 3.0], "row_splits: expected int64"),
-        ([[0, 3]], r"row_splits: expected one dimension, got shape \[1, 2\]"),
+        ([], "offsets is empty"),
+        ([1, 3], r"offsets\[0\] is 1, expected 0"),
+        ([0, 2, 1, 3], r"offsets\[2\] is 1, expected at least 2"),
+        ([0, -5, 3], r"offsets\[1\] is -5, expected at least 0"),
+        ([0, 2], r"offsets\[1\] is 2, expected 3 \(the number of values\)"),
+        ([0, 2**63 - 1], r"offsets\[1\] is 9223372036854775807, expected 3"),
+        ([0.0, 3.0], "offsets: expected int64"),
+        ([[0, 3]], r"offsets: expected one dimension, got shape \[1, 2\]"),
     ],
 )
 def test_wrong_splits_are_refused_with_the_place(splits: Any, message: str) -> None:  # noqa: ANN401

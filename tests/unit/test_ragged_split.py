@@ -59,7 +59,7 @@ def test_ragged_split_agrees_with_a_loop(rows: list[list[tuple[int, int]]]) -> N
     for number, (part, position) in enumerate(zip(parts, positions, strict=True)):
         assert part.to_lists() == [[value for value, index in row if index == number] for row in rows]
         assert ragged.values[position.values].tolist() == part.values.tolist()
-        assert position.row_splits.tolist() == part.row_splits.tolist()
+        assert position.offsets.tolist() == part.offsets.tolist()
 
 
 def test_reference_golden_reorder_but_for_the_order_inside_a_shard() -> None:

@@ -12,7 +12,7 @@ from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.config import Config
 from monolith.errors import ConfigError
 from monolith.optim import ConstantRate, LinearWarmup, PolynomialDecay, Schedule, lr_scheduler
-from monolith.table import Sgd, Zeros
+from monolith.table import SGD, Zeros
 
 
 def test_the_golden_number_of_the_original() -> None:
@@ -64,7 +64,7 @@ def test_fields_out_of_range_or_unknown_are_refused(fields: dict[str, float]) ->
 
 def test_a_table_segment_trains_at_the_scheduled_rate() -> None:
     schedule = LinearWarmup(learning_rate=1.0, warmup_steps=4)
-    segment = Segment(dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=9.0))
+    segment = Segment(dim=1, initializer=Zeros(), optimizer=SGD(learning_rate=9.0))
     table = EmbeddingTable(TableConfig(name="t", segments=(segment,)))
     for step in range(6):
         table.apply_gradients(np.array([1]), np.array([[-1.0]], np.float32), learning_rates=[schedule(step)])

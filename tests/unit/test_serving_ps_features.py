@@ -26,7 +26,7 @@ from monolith.features.layout import (
 from monolith.features.messages import batch_from_examples, feature_configs_from_proto, feature_configs_to_proto
 from monolith.nn import FusedLayout
 from monolith.proto import example_pb2
-from monolith.table import Sgd
+from monolith.table import SGD
 
 BATCH = 10
 
@@ -116,7 +116,7 @@ def example_batch(rows: dict[str, list[list[int]]]) -> example_pb2.ExampleBatch:
 
 
 def fused_layout() -> FusedLayout:
-    sgd = Sgd(learning_rate=1.0)
+    sgd = SGD(learning_rate=1.0)
     segments = {m.table: tuple(Segment(dim=d, optimizer=sgd) for d in m.slice_dims) for m in FEATURES.values()}
     return FusedLayout(CONFIGS, segments=segments)
 

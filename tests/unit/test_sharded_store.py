@@ -13,6 +13,7 @@ import torch
 from checkpoint_tables import rows_of
 from monolith import ConfigError, CorruptFileError, EmbeddingTable, InvalidArgumentError, Segment, TableConfig
 from monolith.table import (
+    SGD,
     Adagrad,
     Adam,
     AdmissionFilter,
@@ -21,7 +22,6 @@ from monolith.table import (
     Gradient,
     LocalStore,
     OneBit,
-    Sgd,
     ShardedStore,
     SlidingAdmission,
     Store,
@@ -65,7 +65,7 @@ def random_bags(chance: np.random.Generator, name: str, pooling: Any) -> Bags:  
     """Bags with duplicates within and between them, some empty, ids of both signs."""
     lengths = chance.integers(0, 6, 40)
     ids = chance.integers(-150, 150, lengths.sum())
-    return Bags(table=name, ids=ids, row_splits=np.concatenate([[0], np.cumsum(lengths)]), pooling=pooling)
+    return Bags(table=name, ids=ids, offsets=np.concatenate([[0], np.cumsum(lengths)]), pooling=pooling)
 
 
 def exercise(store: Store) -> list[Any]:
@@ -108,11 +108,11 @@ def test_shards_may_be_sharded_themselves() -> None:
 
 def test_a_shard_without_an_id_of_a_step_still_sees_the_step() -> None:
     segment = Segment(
-        dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0), compressor=OneBit(step_size=1, amplitude=1.0)
+        dim=1, initializer=Zeros(), optimizer=SGD(learning_rate=1.0), compressor=OneBit(step_size=1, amplitude=1.0)
     )
     config = TableConfig(name="t", segments=(segment,))
     store = ShardedStore([LocalStore([EmbeddingTable(config)]) for _ in range(2)])
-    bags = Bags(table="t", ids=np.array([0]), row_splits=np.array([0, 1]))
+    bags = Bags(table="t", ids=np.array([0]), offsets=np.array([0, 1]))
     store.apply([Gradient(bags=bags, values=torch.ones(1, 1))], step=1000, event_time=77)
     first, second = (shard.tables["t"].state() for shard in store.shards)  # type: ignore[attr-defined]
     assert first == second
@@ -151,7 +151,7 @@ def test_any_store_restores_what_any_store_saved(tmp_path: Path, saved: int) -> 
 
 def test_admission_counts_follow_their_ids_where_they_can(tmp_path: Path) -> None:
     store = sharded(2, threshold=1)
-    bags = Bags(table="user", ids=np.arange(30), row_splits=np.arange(31))
+    bags = Bags(table="user", ids=np.arange(30), offsets=np.arange(31))
     gradient = Gradient(bags=bags, values=torch.ones(30, 5))
     store.apply([gradient])
     store.save(tmp_path / "save")
@@ -173,7 +173,7 @@ def test_only_lost_shards_come_back(tmp_path: Path) -> None:
 
     first, second = (next(i for i in range(99) if bucket_of([i])[0] in owned) for owned in bucket_ranges(2))
     ids = [first, second]
-    bags = Bags(table="t", ids=np.array(ids), row_splits=np.arange(3))
+    bags = Bags(table="t", ids=np.array(ids), offsets=np.arange(3))
     servers = [shard(), shard()]
     store = ShardedStore(servers)
     store.mark_initialised()
@@ -218,7 +218,7 @@ def test_what_a_sharded_store_refuses() -> None:
     with pytest.raises(ConfigError, match=r"shards\[1\]: expected the tables of the first shard"):
         ShardedStore([local(), LocalStore([])])
     with pytest.raises(InvalidArgumentError, match="the store has no 'item'; it has 'user', 'a/b'"):
-        sharded(2).lookup([Bags(table="item", ids=np.array([1]), row_splits=np.array([0, 1]))])
+        sharded(2).lookup([Bags(table="item", ids=np.array([1]), offsets=np.array([0, 1]))])
     with pytest.raises(InvalidArgumentError, match=r"values: expected \[2, 5\], one row per id, got \[1, 5\]"):
         sharded(2).assign("user", [1, 2], torch.ones(1, 5))
     with pytest.raises(InvalidArgumentError, match=r"expected 1\.\.4096 owners, got 0"):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from monolith.errors import InvalidArgumentError
 from monolith.features import Feature
 from monolith.features.batch import Batch
-from monolith.nn import EmbeddingCollection
-from monolith.table import LocalStore, Sgd, Zeros
+from monolith.nn import EmbeddingBagCollection
+from monolith.table import SGD, LocalStore, Zeros
 from monolith.train import Head, RunConfig, Trainer
 from training import ClickModel, Stream, assert_same
 
@@ -25,9 +25,9 @@ class OneNumber(nn.Module):
     def __init__(self, schedule: object = None) -> None:
         super().__init__()
         feature = Feature(
-            name="id", dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=0.25), learning_rate=schedule
+            name="id", dim=1, initializer=Zeros(), optimizer=SGD(learning_rate=0.25), learning_rate=schedule
         )
-        self.embeddings = EmbeddingCollection([feature])
+        self.embeddings = EmbeddingBagCollection([feature])
 
     def forward(self, batch: Batch) -> Tensor:
         return self.embeddings(batch)["id"]  # type: ignore[return-value]

@@ -20,7 +20,7 @@ TABLES = 5
 
 @pytest.fixture(params=[1, 2, 3, 8])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = monolith.num_threads()
+    before = monolith.get_num_threads()
     monolith.set_num_threads(request.param)
     yield request.param
     monolith.set_num_threads(before)
@@ -32,7 +32,7 @@ def trained() -> list[torch.Tensor]:
     store = LocalStore(EmbeddingTable(TableConfig(name=str(i), segments=(segment,))) for i in range(TABLES))
     for _ in range(3):
         ids = rng.integers(0, 50, (TABLES, THREADED_IDS))
-        bags = [Bags(table=str(i), ids=ids[i], row_splits=np.arange(THREADED_IDS + 1)) for i in range(TABLES)]
+        bags = [Bags(table=str(i), ids=ids[i], offsets=np.arange(THREADED_IDS + 1)) for i in range(TABLES)]
         rows = store.lookup(bags)
         store.apply([Gradient(bags=b, values=row) for b, row in zip(bags, rows, strict=True)])
     return store.lookup(bags)
@@ -69,7 +69,7 @@ def test_an_error_is_raised_after_the_other_calls_have_ended(threads: int, wrong
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_starts_threads_of_its_own() -> None:
     calls = CallThreads()
-    before = monolith.num_threads()
+    before = monolith.get_num_threads()
     monolith.set_num_threads(2)
     try:
         calls.run([lambda: 1, lambda: 2])

@@ -134,7 +134,7 @@ CASES: dict[str, tuple[str, Call]] = {
     "a negative batch size": ("batch_size", lambda t: list(t.iter_batches(-1))),
 }
 
-# What row_splits may not be, for two ids.
+# What offsets may not be, for two ids.
 BAD_SPLITS: dict[str, Any] = {
     "not starting at 0": int64([1, 2]),
     "starting below 0": int64([-1, 2]),
@@ -161,8 +161,8 @@ def test_wrong_argument(table: EmbeddingTable, name: str) -> None:
 def test_wrong_row_splits(table: EmbeddingTable, name: str) -> None:
     splits = BAD_SPLITS[name]
     bags = max(splits.numel() - 1, 0)
-    assert_refused(table, "row_splits", lambda t: t.lookup_pooled(IDS, splits))
-    assert_refused(table, "row_splits", lambda t: t.apply_pooled_gradients(IDS, splits, torch.ones(bags, 3)))
+    assert_refused(table, "offsets", lambda t: t.lookup_pooled(IDS, splits))
+    assert_refused(table, "offsets", lambda t: t.apply_pooled_gradients(IDS, splits, torch.ones(bags, 3)))
 
 
 def test_delay_compensation_without_a_snapshot_is_refused() -> None:

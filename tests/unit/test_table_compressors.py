@@ -12,13 +12,13 @@ import torch
 
 from comparison import assert_close, assert_equal, float32, int64
 from monolith import EmbeddingTable, Segment, TableConfig
-from monolith.table import Bf16, Constant, FixedR8, Fp16, Fp32, OneBit, Sgd
+from monolith.table import SGD, Bf16, Constant, FixedR8, Fp16, Fp32, OneBit
 from oracle import fixed_r8
 
 
 def table_of(compressor: Fp32 | Fp16 | Bf16 | FixedR8 | OneBit, *, start: float = 0.0, dim: int = 1) -> EmbeddingTable:
     segment = Segment(
-        dim=dim, initializer=Constant(value=start), optimizer=Sgd(learning_rate=1.0), compressor=compressor
+        dim=dim, initializer=Constant(value=start), optimizer=SGD(learning_rate=1.0), compressor=compressor
     )
     return EmbeddingTable(TableConfig(name="t", segments=(segment,)))
 
@@ -175,7 +175,7 @@ def test_each_segment_has_a_scale_of_its_own() -> None:
         Segment(
             dim=1,
             initializer=Constant(value=0.4),
-            optimizer=Sgd(learning_rate=1.0),
+            optimizer=SGD(learning_rate=1.0),
             compressor=OneBit(step_size=step_size, amplitude=1.0),
         )
         for step_size in (200, 7)

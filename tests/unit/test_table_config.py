@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from monolith import EmbeddingTable, Segment, TableConfig, table
 from monolith.errors import ConfigError, InvalidArgumentError, MonolithError
 from monolith.table import (
+    SGD,
     Adagrad,
     Adam,
     BatchSoftmax,
@@ -26,7 +27,6 @@ from monolith.table import (
     OneBit,
     RandomNormal,
     RandomUniform,
-    Sgd,
 )
 
 PART = Segment(dim=4)
@@ -34,7 +34,7 @@ PART = Segment(dim=4)
 REQUIRED: dict[str, dict[str, Any]] = {
     "Constant": {"value": 1.0},
     "BatchSoftmaxInitializer": {"init_step_interval": 3},
-    "DelayCompensation": {"base": Sgd()},
+    "DelayCompensation": {"base": SGD()},
     "Segment": {"dim": 4},
     "TableConfig": {"name": "t", "segments": (PART,)},
 }
@@ -173,7 +173,7 @@ WRONG = {
     "compensated batch softmax over more than one dim": lambda: Segment(
         dim=2, optimizer=DelayCompensation(base=BatchSoftmax())
     ),
-    "compensation of a compensation": lambda: DelayCompensation(base=DelayCompensation(base=Sgd())),
+    "compensation of a compensation": lambda: DelayCompensation(base=DelayCompensation(base=SGD())),
     "uniform upside down": lambda: RandomUniform(low=1.0, high=0.0),
     "negative deviation": lambda: RandomNormal(std=-1.0),
     "interval 0": lambda: BatchSoftmaxInitializer(init_step_interval=0),
@@ -259,7 +259,7 @@ def test_defaults_are_those_of_the_original() -> None:
     # But for the rate of Adagrad: the original's 0.001 hardly moves a row in an epoch, see docs/differences.md.
     assert (Adagrad().learning_rate, Adagrad().initial_accumulator_value) == (0.05, 0.1)
     assert DynamicWdAdagrad().learning_rate == 0.05
-    assert (Sgd().learning_rate, Momentum().momentum) == (0.01, 0.9)
+    assert (SGD().learning_rate, Momentum().momentum) == (0.01, 0.9)
     adam = Adam()
     assert (adam.learning_rate, adam.beta1, adam.beta2, adam.epsilon) == (0.01, 0.9, 0.99, 0.01)
     assert (Ftrl().beta, Ftrl().initial_accumulator_value) == (0.0, 0.1)

@@ -13,7 +13,7 @@ import torch
 
 from comparison import assert_close, assert_equal, assert_same_rows, float32, int64, pair
 from monolith import EmbeddingTable, Segment, TableConfig
-from monolith.table import Adagrad, BatchSoftmax, Constant, Sgd
+from monolith.table import SGD, Adagrad, BatchSoftmax, Constant
 from monolith.testing import every_optimizer, sgd_table_config
 
 
@@ -113,7 +113,7 @@ def test_the_last_duplicate_of_an_assign_wins() -> None:
 
 
 def test_every_duplicate_of_an_assign_add_adds() -> None:
-    segment = Segment(dim=1, initializer=Constant(value=10.0), optimizer=Sgd())
+    segment = Segment(dim=1, initializer=Constant(value=10.0), optimizer=SGD())
     table = EmbeddingTable(TableConfig(name="t", segments=(segment,)))
     table.assign_add(int64([5, 6, 5]), float32([[1.0], [2.0], [3.0]]))
     assert table.lookup(int64([5, 6])).tolist() == [[14.0], [12.0]]

@@ -14,6 +14,7 @@ import pytest
 from comparison import INT64_MAX, INT64_MIN, assert_equal, float32, int64
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.table import (
+    SGD,
     BatchSoftmaxInitializer,
     Constant,
     FixedR8,
@@ -24,7 +25,6 @@ from monolith.table import (
     Ones,
     RandomNormal,
     RandomUniform,
-    Sgd,
     TruncatedNormal,
     XavierNormal,
     XavierUniform,
@@ -49,7 +49,7 @@ RANDOM = INITIALIZERS[4:]
 
 
 def config_of(initializer: Any, *, name: str = "t", seed: int = 0, **segment: Any) -> TableConfig:  # noqa: ANN401
-    part = Segment(dim=7, initializer=initializer, optimizer=Sgd(learning_rate=1.0), **segment)
+    part = Segment(dim=7, initializer=initializer, optimizer=SGD(learning_rate=1.0), **segment)
     return TableConfig(name=name, seed=seed, segments=(part,))
 
 
@@ -128,7 +128,7 @@ def test_initial_values_do_not_depend_on_optimizer_or_compressor() -> None:
 
 
 def test_unseen_zeros_reads_zeros_but_trains_from_the_initial_value() -> None:
-    part = Segment(dim=3, initializer=Constant(value=0.5), optimizer=Sgd(learning_rate=1.0))
+    part = Segment(dim=3, initializer=Constant(value=0.5), optimizer=SGD(learning_rate=1.0))
     table = EmbeddingTable(TableConfig(name="t", segments=(part,), unseen="zeros"))
     assert table.lookup(int64([4])).tolist() == [[0.0] * 3]
     table.apply_gradients(int64([4]), float32([[0.25] * 3]))

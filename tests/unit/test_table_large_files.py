@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from monolith import EmbeddingTable, num_threads, set_num_threads
+from monolith import EmbeddingTable, get_num_threads, set_num_threads
 from monolith.errors import CorruptFileError
 from monolith.table import read_rows_into
 from monolith.testing import sgd_table_config
@@ -23,7 +23,7 @@ ROWS = 80_000
 
 @pytest.fixture(autouse=True)
 def same_threads_afterwards() -> Iterator[None]:
-    before = num_threads()
+    before = get_num_threads()
     yield
     set_num_threads(before)
 

@@ -6,13 +6,13 @@ import numpy as np
 
 from comparison import assert_close, assert_equal, float32, int64
 from monolith import EmbeddingTable, Segment, TableConfig
-from monolith.table import Adagrad, DelayCompensation, MovingAverage, Sgd, Zeros
+from monolith.table import SGD, Adagrad, DelayCompensation, MovingAverage, Zeros
 from monolith.testing import every_optimizer
 
 
 def three_segments() -> EmbeddingTable:
     parts = tuple(
-        Segment(dim=dim, initializer=Zeros(), optimizer=Sgd(learning_rate=rate))
+        Segment(dim=dim, initializer=Zeros(), optimizer=SGD(learning_rate=rate))
         for dim, rate in ((1, 0.5), (2, 0.25), (1, 2.0))
     )
     return EmbeddingTable(TableConfig(name="t", segments=parts))

@@ -16,6 +16,7 @@ import pytest
 from comparison import assert_close, float32, initial_rows, int64
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.table import (
+    SGD,
     Adadelta,
     Adagrad,
     Adam,
@@ -30,10 +31,9 @@ from monolith.table import (
     GroupFtrl,
     Momentum,
     MovingAverage,
-    Rmsprop,
-    RmspropV2,
+    RMSprop,
+    RMSpropV2,
     RowwiseAdagrad,
-    Sgd,
 )
 from monolith.testing import every_optimizer
 from oracle import DictTable
@@ -63,7 +63,7 @@ class Golden:
 ADAM = {"beta1": 0.5, "beta2": 0.75, "epsilon": 0.5}
 
 GOLDENS = {
-    "sgd": Golden(Sgd(), 0.25, 1.0, (Step((2.0,), (0.5,)), Step((-1.0,), (0.75,)))),
+    "sgd": Golden(SGD(), 0.25, 1.0, (Step((2.0,), (0.5,)), Step((-1.0,), (0.75,)))),
     "momentum": Golden(
         Momentum(momentum=0.5),
         0.5,
@@ -164,14 +164,14 @@ GOLDENS = {
         (Step((0.12,), (0.090000336,), {"m": (0.0121,), "v": (0.014641,), "c": (1.0,)}),),
     ),
     "rmsprop": Golden(
-        Rmsprop(momentum=0.75, weight_decay=0.5),
+        RMSprop(momentum=0.75, weight_decay=0.5),
         0.75,
         1.0,
         # g' = 4, n = 0.25 * 16; then w = 0, g' = 2, n = 3 + 1
         (Step((3.5,), (0.0,), {"n": (4.0,)}), Step((2.0,), (-0.5,), {"n": (4.0,)})),
     ),
     "rmsprop v2": Golden(
-        RmspropV2(momentum=0.75, weight_decay=0.5),
+        RMSpropV2(momentum=0.75, weight_decay=0.5),
         0.5,
         1.0,
         # g' = 4, n = 16; then g' = 1.7 + 0.3, n = 12 + 4
@@ -234,14 +234,14 @@ GOLDENS = {
         ),
     ),
     "delay compensation": Golden(
-        DelayCompensation(base=Sgd(), lambda_=0.5),
+        DelayCompensation(base=SGD(), lambda_=0.5),
         0.5,
         1.0,
         # g + 0.5 * 4 * (1 - 0.5) = 3
         (Step((2.0,), (-0.5,), seen=(0.5,)),),
     ),
     "delay compensation, read up to date": Golden(
-        DelayCompensation(base=Sgd(), lambda_=0.5), 0.5, 1.0, (Step((2.0,), (0.0,), seen=(1.0,)),)
+        DelayCompensation(base=SGD(), lambda_=0.5), 0.5, 1.0, (Step((2.0,), (0.0,), seen=(1.0,)),)
     ),
 }
 

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from comparison import assert_same_rows, pair
 from monolith import Segment, TableConfig
 from monolith.table import (
+    SGD,
     Adadelta,
     Adagrad,
     Adam,
@@ -38,10 +39,9 @@ from monolith.table import (
     Momentum,
     MovingAverage,
     RandomUniform,
-    Rmsprop,
-    RmspropV2,
+    RMSprop,
+    RMSpropV2,
     RowwiseAdagrad,
-    Sgd,
 )
 from monolith.testing import every_optimizer
 from oracle import RULES
@@ -63,7 +63,7 @@ accumulators = floats(0.01, 2.0)
 penalties = st.just(0.0) | floats(0.0, 1.5)
 
 BASES: dict[str, st.SearchStrategy[Any]] = {
-    "sgd": st.builds(Sgd),
+    "sgd": st.builds(SGD),
     "momentum": st.builds(Momentum, momentum=fractions, nesterov=st.booleans(), weight_decay=decays),
     "adagrad": st.builds(Adagrad, initial_accumulator_value=accumulators, weight_decay=decays),
     "dynamic_wd_adagrad": st.builds(
@@ -83,8 +83,8 @@ BASES: dict[str, st.SearchStrategy[Any]] = {
         Amsgrad, beta1=fractions, beta2=second_moments, epsilon=epsilons, nesterov=st.booleans(), weight_decay=decays
     ),
     "adamom": st.builds(Adamom, ada_decay=fractions, mom_decay=fractions, epsilon=epsilons, weight_decay=decays),
-    "rmsprop": st.builds(Rmsprop, momentum=fractions, weight_decay=decays),
-    "rmsprop_v2": st.builds(RmspropV2, momentum=fractions, weight_decay=decays),
+    "rmsprop": st.builds(RMSprop, momentum=fractions, weight_decay=decays),
+    "rmsprop_v2": st.builds(RMSpropV2, momentum=fractions, weight_decay=decays),
     "ftrl": st.builds(Ftrl, initial_accumulator_value=accumulators, beta=penalties, l1=penalties, l2=penalties),
     "group_ftrl": st.builds(
         GroupFtrl, initial_accumulator_value=accumulators, beta=penalties, l1=penalties, l2=penalties

@@ -15,6 +15,7 @@ from comparison import assert_close, float32, int64
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.table import (
+    SGD,
     Adadelta,
     Adagrad,
     Adam,
@@ -24,9 +25,8 @@ from monolith.table import (
     Ftrl,
     GroupAdagrad,
     GroupFtrl,
-    Rmsprop,
+    RMSprop,
     RowwiseAdagrad,
-    Sgd,
     Zeros,
 )
 from monolith.testing import every_optimizer
@@ -66,7 +66,7 @@ def test_beta_powers_survive_save_and_load(kind: type[Adam] | type[Amsgrad], tmp
 
 def test_rmsprop_uses_the_learning_rate_of_the_call() -> None:
     # The original's v1 used the configured rate, so schedules had no effect.
-    table = table_of(Rmsprop(learning_rate=1.0, momentum=0.0))
+    table = table_of(RMSprop(learning_rate=1.0, momentum=0.0))
     table.apply_gradients(int64([1]), float32([[3.0]]), learning_rates=[0.5])
     assert_close(table.lookup(int64([1])), [[-0.5 * 3 / 4]], rtol=1e-6)
 
@@ -132,7 +132,7 @@ VANISHING = {
     "adam epsilon": lambda: Adam(epsilon=1e-60),
     "adam beta1": lambda: Adam(beta1=1 - 1e-12),
     "amsgrad beta1": lambda: Amsgrad(beta1=1 - 1e-12),
-    "sgd rate": lambda: Sgd(learning_rate=1e60),
+    "sgd rate": lambda: SGD(learning_rate=1e60),
 }
 
 

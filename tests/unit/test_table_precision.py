@@ -10,7 +10,7 @@ import torch
 
 from comparison import assert_equal, float32, int64
 from monolith import EmbeddingTable, Segment, TableConfig
-from monolith.table import Adagrad, Constant, Sgd, Zeros
+from monolith.table import SGD, Adagrad, Constant, Zeros
 from oracle import to_bf16, to_fp16
 
 TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -21,7 +21,7 @@ def table_of(precision: str, *, dim: int = 1, start: float = 0.0, stochastic: bo
     segment = Segment(
         dim=dim,
         initializer=Constant(value=start),
-        optimizer=Sgd(learning_rate=1.0),
+        optimizer=SGD(learning_rate=1.0),
         precision=precision,
         stochastic_rounding=stochastic,
     )

@@ -29,7 +29,7 @@ from comparison import (
     snapshot,
 )
 from monolith import EmbeddingTable, Segment, TableConfig
-from monolith.table import Adagrad, Adam, Constant, Expiry, FixedR8, Fp16, Ftrl, Momentum, OneBit, RandomUniform, Sgd
+from monolith.table import SGD, Adagrad, Adam, Constant, Expiry, FixedR8, Fp16, Ftrl, Momentum, OneBit, RandomUniform
 from oracle import DictTable
 
 # Few enough to meet again and again; slots 0, 1, 5 and 32767 expire differently.
@@ -41,8 +41,8 @@ NEAREST: dict[str, Any] = {"precision": "fp16", "stochastic_rounding": False}
 TRAINING = {
     # Sums of multiples of 1/8 with power-of-two rates: compared bit for bit.
     "exact": (
-        Segment(dim=3, initializer=Constant(value=0.5), optimizer=Sgd(learning_rate=1.0)),
-        Segment(dim=2, initializer=Constant(value=1.0), optimizer=Sgd(learning_rate=0.5), **NEAREST),
+        Segment(dim=3, initializer=Constant(value=0.5), optimizer=SGD(learning_rate=1.0)),
+        Segment(dim=2, initializer=Constant(value=1.0), optimizer=SGD(learning_rate=0.5), **NEAREST),
     ),
     "many kinds": (
         Segment(dim=9, initializer=RandomUniform(low=-1.0, high=1.0), optimizer=Adagrad(learning_rate=0.1)),
@@ -51,7 +51,7 @@ TRAINING = {
     ),
     "read paths": (
         Segment(dim=2, optimizer=Momentum(learning_rate=0.1), compressor=FixedR8()),
-        Segment(dim=3, optimizer=Sgd(learning_rate=0.1), compressor=OneBit(step_size=3, amplitude=0.5)),
+        Segment(dim=3, optimizer=SGD(learning_rate=0.1), compressor=OneBit(step_size=3, amplitude=0.5)),
     ),
 }
 SERVING = {

@@ -10,12 +10,12 @@ import torch
 
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import InvalidArgumentError
-from monolith.table import Adam, BatchSoftmax, Bf16, FixedR8, Fp16, OneBit, Sgd, TableState
+from monolith.table import SGD, Adam, BatchSoftmax, Bf16, FixedR8, Fp16, OneBit, TableState
 
 CONFIGS = {
     "adam": TableConfig(name="t", segments=(Segment(dim=3, optimizer=Adam()),)),
     "half": TableConfig(
-        name="t", segments=(Segment(dim=3, precision="fp16", optimizer=Sgd()), Segment(dim=5, precision="bf16"))
+        name="t", segments=(Segment(dim=3, precision="fp16", optimizer=SGD()), Segment(dim=5, precision="bf16"))
     ),
     "int64 state": TableConfig(name="t", segments=(Segment(dim=1, optimizer=BatchSoftmax()),)),
     "serving": TableConfig(

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from monolith import EmbeddingTable, InvalidArgumentError, Segment, TableConfig
-from monolith.table import Adagrad, AdmissionFilter, Expiry, RandomUniform, Sgd, SlidingAdmission, Zeros
+from monolith.table import SGD, Adagrad, AdmissionFilter, Expiry, RandomUniform, SlidingAdmission, Zeros
 
 
 def config(rate: float = 1.0, **changes: object) -> TableConfig:
-    segment = Segment(dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=rate))
+    segment = Segment(dim=2, initializer=Zeros(), optimizer=SGD(learning_rate=rate))
     return TableConfig.model_validate({"name": "item", "segments": (segment,), **changes})
 
 
 def test_rates_initial_values_and_expiry_are_the_new_ones_and_rows_stay() -> None:
     table = EmbeddingTable(config(expiry=Expiry(default=1000)))
     table.apply_gradients([1], torch.ones(1, 2), event_time=100)
-    part = Segment(dim=2, initializer=RandomUniform(low=5.0, high=6.0), optimizer=Sgd(learning_rate=0.25))
+    part = Segment(dim=2, initializer=RandomUniform(low=5.0, high=6.0), optimizer=SGD(learning_rate=0.25))
     table.reconfigure(config(segments=(part,), expiry=Expiry(default=10)))
     assert table.lookup([1]).tolist() == [[-1.0, -1.0]]
     table.apply_gradients([1], torch.ones(1, 2), event_time=100)
@@ -52,9 +52,9 @@ def test_counts_of_another_filter_are_used() -> None:
         config(name="user"),
         config(seed=1),
         config(unseen="zeros"),
-        config(segments=(Segment(dim=3, optimizer=Sgd()),)),
+        config(segments=(Segment(dim=3, optimizer=SGD()),)),
         config(segments=(Segment(dim=2, optimizer=Adagrad()),)),
-        config(segments=(Segment(dim=2, optimizer=Sgd(), precision="fp16"),)),
+        config(segments=(Segment(dim=2, optimizer=SGD(), precision="fp16"),)),
     ],
 )
 def test_other_rows_are_refused_and_nothing_changes(other: TableConfig) -> None:

@@ -14,6 +14,7 @@ import torch
 from comparison import INT64_MAX, INT64_MIN, assert_equal, int64, snapshot
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.table import (
+    SGD,
     BatchSoftmax,
     Bf16,
     Constant,
@@ -22,7 +23,6 @@ from monolith.table import (
     Fp16,
     OneBit,
     RandomNormal,
-    Sgd,
     XavierUniform,
     Zeros,
 )
@@ -64,7 +64,7 @@ def test_training_continues_as_if_it_had_not_stopped(name: str, precision: str, 
 
 def test_everything_of_a_config_comes_back(tmp_path: Path) -> None:
     parts = (
-        Segment(dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=0.1), compressor=Fp16()),
+        Segment(dim=1, initializer=Zeros(), optimizer=SGD(learning_rate=0.1), compressor=Fp16()),
         Segment(dim=3, initializer=RandomNormal(mean=0.25, std=0.1), compressor=OneBit(step_size=3, amplitude=0.1)),
         Segment(dim=2, initializer=XavierUniform(gain=0.3), precision="bf16", stochastic_rounding=False),
         Segment(dim=2, initializer=Constant(value=1 / 3), compressor=FixedR8(range=0.7)),

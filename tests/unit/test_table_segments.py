@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from comparison import assert_close, assert_equal, assert_same_rows, float32, int64, pair
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.table import (
+    SGD,
     Adam,
     BatchSoftmax,
     Constant,
@@ -24,7 +25,6 @@ from monolith.table import (
     OneBit,
     RandomUniform,
     RowwiseAdagrad,
-    Sgd,
     Zeros,
 )
 from monolith.testing import every_optimizer
@@ -83,7 +83,7 @@ def _assert_each_precision(table: EmbeddingTable, expected: np.ndarray, parts: l
 
 def test_each_segment_keeps_to_itself() -> None:
     parts = (
-        Segment(dim=3, initializer=Constant(value=1.0), optimizer=Sgd(learning_rate=1.0), precision="fp16"),
+        Segment(dim=3, initializer=Constant(value=1.0), optimizer=SGD(learning_rate=1.0), precision="fp16"),
         Segment(dim=1, initializer=Constant(value=2.0), optimizer=BatchSoftmax(learning_rate=0.5)),
         Segment(dim=2, initializer=Constant(value=3.0), optimizer=MovingAverage(momentum=0.5), precision="bf16"),
         Segment(dim=5, initializer=Constant(value=4.0), optimizer=Momentum(learning_rate=1.0, momentum=0.5)),
@@ -129,7 +129,7 @@ def test_splitting_an_elementwise_segment_changes_nothing() -> None:
 @pytest.mark.parametrize("count", [1, 2, 63, 64])
 def test_up_to_64_segments(count: int) -> None:
     parts = tuple(
-        Segment(dim=1, initializer=Constant(value=float(i)), optimizer=Sgd(learning_rate=1.0)) for i in range(count)
+        Segment(dim=1, initializer=Constant(value=float(i)), optimizer=SGD(learning_rate=1.0)) for i in range(count)
     )
     table = EmbeddingTable(TableConfig(name="t", segments=parts))
     assert table.lookup(int64([1])).tolist() == [list(map(float, range(count)))]

@@ -8,7 +8,7 @@ import torch
 
 from comparison import assert_equal, float32, int64
 from monolith import EmbeddingTable, Segment, TableConfig
-from monolith.table import Sgd, Zeros
+from monolith.table import SGD, Zeros
 from monolith.testing import sgd_table_config
 
 
@@ -110,7 +110,7 @@ def test_an_empty_table_answers_every_call() -> None:
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 5, 8, 16, 31, 64, 127, 1024, 65536])
 def test_rows_of_any_width(dim: int) -> None:
-    segment = Segment(dim=dim, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))
+    segment = Segment(dim=dim, initializer=Zeros(), optimizer=SGD(learning_rate=1.0))
     table = EmbeddingTable(TableConfig(name="t", segments=(segment,)))
     row = np.arange(dim, dtype=np.float32)[None]
     table.assign(int64([1]), torch.from_numpy(row))

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from comparison import assert_equal, int64
-from monolith import EmbeddingTable, Segment, TableConfig, num_threads, set_num_threads
-from monolith.table import BatchSoftmax, BatchSoftmaxInitializer, Constant, Sgd
+from monolith import EmbeddingTable, Segment, TableConfig, get_num_threads, set_num_threads
+from monolith.table import SGD, BatchSoftmax, BatchSoftmaxInitializer, Constant
 
 N = 20_000
 IDS = torch.arange(N) * 7_919 - 50_000
@@ -21,7 +21,7 @@ TORCH = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def table_of(precision: str, start: float = 1.0, dim: int = 2) -> EmbeddingTable:
-    segment = Segment(dim=dim, initializer=Constant(value=start), optimizer=Sgd(learning_rate=1.0), precision=precision)
+    segment = Segment(dim=dim, initializer=Constant(value=start), optimizer=SGD(learning_rate=1.0), precision=precision)
     return EmbeddingTable(TableConfig(name="t", segments=(segment,)))
 
 
@@ -108,8 +108,8 @@ def test_many_small_updates_add_up_for_a_caller_who_passes_no_step(duplicates: s
 
 
 def test_other_segments_are_not_rounded() -> None:
-    rounded = Segment(dim=3, initializer=Constant(value=0.0), optimizer=Sgd(learning_rate=1.0), precision="fp16")
-    plain = Segment(dim=3, initializer=Constant(value=0.0), optimizer=Sgd(learning_rate=1.0))
+    rounded = Segment(dim=3, initializer=Constant(value=0.0), optimizer=SGD(learning_rate=1.0), precision="fp16")
+    plain = Segment(dim=3, initializer=Constant(value=0.0), optimizer=SGD(learning_rate=1.0))
     table = EmbeddingTable(TableConfig(name="t", segments=(plain, rounded, plain)))
     grads = np.random.default_rng(6).normal(size=(500, 9)).astype(np.float32)
     table.apply_gradients(torch.arange(500), torch.from_numpy(grads))
@@ -135,7 +135,7 @@ def test_the_step_reaches_a_rounded_batch_softmax() -> None:
 
 
 def test_the_same_calls_give_the_same_bits_on_any_number_of_threads() -> None:
-    before, results = num_threads(), []
+    before, results = get_num_threads(), []
     try:
         for threads in (1, 2, 4):
             set_num_threads(threads)

@@ -25,7 +25,7 @@ from monolith.checkpoint.snapshot import write_snapshot
 from monolith.errors import CheckpointMismatchError, ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.features import Feature
 from monolith.features.batch import Batch
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.train import Estimator, Head, RunConfig, StepResult, Trainer
 from monolith.train.checkpoints import RunCheckpoints
 from monolith.train.hooks import CheckpointSaverListener, Hook
@@ -350,7 +350,7 @@ class Popularity(torch.nn.Module):
 
     def __init__(self, *features: Feature) -> None:
         super().__init__()
-        self.embeddings = EmbeddingCollection(features)
+        self.embeddings = EmbeddingBagCollection(features)
 
     def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
         rows: torch.Tensor = sum(self.embeddings(batch).values())  # type: ignore[assignment]

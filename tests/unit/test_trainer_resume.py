@@ -10,7 +10,7 @@ import torch
 
 from monolith.errors import CheckpointMismatchError, CorruptFileError, StorageError
 from monolith.features import Feature
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.train import Head, RunConfig, Trainer
 from monolith.train.checkpoints import RunCheckpoints
 from monolith.train.hooks import Hook
@@ -170,8 +170,8 @@ def test_tables_of_equal_names_in_two_collections_are_kept_apart(tmp_path: Path)
     class Twice(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a = EmbeddingCollection([Feature(name="user", dim=1)], seed=1)
-            self.b = EmbeddingCollection([Feature(name="user", dim=1)], seed=2)
+            self.a = EmbeddingBagCollection([Feature(name="user", dim=1)], seed=1)
+            self.b = EmbeddingBagCollection([Feature(name="user", dim=1)], seed=2)
 
         def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401
             return self.a(batch)["user"] + 2 * self.b(batch)["user"]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from counting_model import COUNTED, Counts
-from monolith import EmbeddingCollection, Feature, RunConfig, Trainer
+from monolith import EmbeddingBagCollection, Feature, RunConfig, Trainer
 from monolith.checkpoint import is_complete, read_manifest
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.errors import MemoryLimitError, ServerError
@@ -39,14 +39,14 @@ from monolith.transport.frames import Frame
 FEATURES = [Feature(name=name, dim=4, optimizer=Adagrad(learning_rate=0.1)) for name in ("user_id", "item_id")]
 
 
-ROW = Bags(table="user_id", ids=np.arange(50), row_splits=np.arange(51))
+ROW = Bags(table="user_id", ids=np.arange(50), offsets=np.arange(51))
 
 
 class Clicks(nn.Module):
     def __init__(self, store: ServerStore | RemoteStore | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embeddings = EmbeddingCollection(FEATURES, store)
+        self.embeddings = EmbeddingBagCollection(FEATURES, store)
         self.top = nn.Linear(8, 1)
 
     def forward(self, batch: dict) -> torch.Tensor:
@@ -207,7 +207,7 @@ def test_a_successor_of_a_worker_that_died_in_a_push_counts_each_batch_once_on_e
             assert run.fit(clicks()) == 12
             ids = torch.cat([batch["user_id"] for batch in clicks()])
             found, times = ids.unique(return_counts=True)
-            bags = Bags(table="user_id", ids=found.numpy(), row_splits=np.arange(len(found) + 1))
+            bags = Bags(table="user_id", ids=found.numpy(), offsets=np.arange(len(found) + 1))
             assert store.lookup([bags])[0].flatten().tolist() == (-times).tolist()
             assert cached.origin.read()["batches"].item() == -12
             # Asked again in the same process, it makes another pass, and that counts.
@@ -233,7 +233,7 @@ def test_data_of_a_launch_is_trained_once_although_a_worker_is_restarted_in_it(t
         return run
 
     ids, times = torch.cat([batch["user_id"] for batch in clicks()]).unique(return_counts=True)
-    bags = Bags(table="user_id", ids=ids.numpy(), row_splits=np.arange(len(ids) + 1))
+    bags = Bags(table="user_id", ids=ids.numpy(), offsets=np.arange(len(ids) + 1))
     with cluster(tmp_path, flush=None) as servers:
         addresses = [server.address for server in servers]
         with (

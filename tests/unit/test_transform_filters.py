@@ -54,7 +54,7 @@ def test_filter_by_fid(batch: Batch, options: dict, oracle: Callable[[dict], boo
 
 
 def test_filter_by_slots(batch: Batch) -> None:
-    slots = {**batch, "ids": Ragged(batch["ids"].values << 48 | 5, batch["ids"].row_splits)}
+    slots = {**batch, "ids": Ragged(batch["ids"].values << 48 | 5, batch["ids"].offsets)}
 
     def oracle(row: dict) -> bool:
         return {1, 3} <= {fid >> 48 for fid in row["ids"]}
@@ -78,7 +78,7 @@ def test_filter_by_label(batch: Batch, filter_equal: bool) -> None:
 
 
 def test_a_ragged_row_with_fewer_labels_than_thresholds_goes(batch: Batch) -> None:
-    labels = {**batch, "label": Ragged(batch["ids"].values.float(), batch["ids"].row_splits)}
+    labels = {**batch, "label": Ragged(batch["ids"].values.float(), batch["ids"].offsets)}
     thresholds = (5.0, 1.0)
 
     def oracle(row: dict) -> bool:

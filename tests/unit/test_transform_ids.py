@@ -49,7 +49,7 @@ def batch(request: pytest.FixtureRequest) -> Batch:
     rng = np.random.default_rng(3)
     batch = random_batch(rng, request.param)
     wide = rng.integers(-(2**63), 2**63 - 1, size=len(batch["ids"].values))
-    return {**batch, "ids": Ragged(torch.from_numpy(wide), batch["ids"].row_splits)}
+    return {**batch, "ids": Ragged(torch.from_numpy(wide), batch["ids"].offsets)}
 
 
 @pytest.mark.parametrize(("version", "bits"), [(1, 54), (2, 48)])
@@ -69,10 +69,10 @@ def test_switch_slot_keeps_the_signature_and_only_the_signature(batch: Batch, ve
     count = len(batch["ids"].values)
     # Odd slots: the original lets the lowest bit of the old slot through.
     old = [signed((2 * int(s) + 1) << bits | int(x)) for s, x in zip(rng.integers(511, size=count), rng.integers(2**bits, size=count), strict=True)]  # fmt: skip  # noqa: E501
-    fids = {**batch, "ids": Ragged(torch.tensor(old, dtype=torch.int64), batch["ids"].row_splits)}
+    fids = {**batch, "ids": Ragged(torch.tensor(old, dtype=torch.int64), batch["ids"].offsets)}
     out = SwitchSlot(slots={"ids": 6, "more_ids": 7}, fid_version=version)(fids)
     assert out["ids"].values.tolist() == [6 << bits | fid % 2**bits for fid in old]
-    assert out["ids"].row_splits.tolist() == batch["ids"].row_splits.tolist()
+    assert out["ids"].offsets.tolist() == batch["ids"].offsets.tolist()
     assert out["more_ids"].tolist() == [7 << bits | fid for fid in batch["more_ids"].tolist()]
     assert fids["ids"].values.tolist() == old
 

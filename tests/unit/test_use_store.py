@@ -7,20 +7,20 @@ import torch
 
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features import Feature
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.ps import ParameterServer, ServerStore, tables_of
-from monolith.table import EmbeddingTable, LocalStore, Sgd, Zeros
+from monolith.table import SGD, EmbeddingTable, LocalStore, Zeros
 from monolith.testing import sgd_table_config
 
-FEATURES = [Feature(name="user", dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))]
+FEATURES = [Feature(name="user", dim=2, initializer=Zeros(), optimizer=SGD(learning_rate=1.0))]
 BATCH = {"user": torch.tensor([1, 2])}
 
 
-def collection() -> EmbeddingCollection:
-    return EmbeddingCollection(FEATURES)
+def collection() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(FEATURES)
 
 
-def train(embeddings: EmbeddingCollection) -> list[list[float]]:
+def train(embeddings: EmbeddingBagCollection) -> list[list[float]]:
     embeddings(BATCH)["user"].sum().backward()
     embeddings.step()
     return embeddings(BATCH)["user"].tolist()  # type: ignore[union-attr]

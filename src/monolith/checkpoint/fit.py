@@ -142,8 +142,8 @@ def changed_settings(old: TableConfig, new: TableConfig) -> list[str]:
     """The settings of a table that are declared otherwise than before, with the old and the new value.
 
     Example:
-        >>> from monolith.table import Sgd
-        >>> old, new = (Segment(dim=1, optimizer=Sgd(learning_rate=rate)) for rate in (1.0, 0.5))
+        >>> from monolith.table import SGD
+        >>> old, new = (Segment(dim=1, optimizer=SGD(learning_rate=rate)) for rate in (1.0, 0.5))
         >>> changed_settings(*(TableConfig(name="item", segments=(segment,)) for segment in (old, new)))
         ['segments.0.optimizer.learning_rate was 1.0, is now 0.5']
     """

@@ -28,7 +28,7 @@ def env(as_json: Json = False) -> None:
         "platform": platform.platform(),
         "packages": versions,
         "cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
-        "threads": {"table": monolith.num_threads(), "torch": torch.get_num_threads()},
+        "threads": {"table": monolith.get_num_threads(), "torch": torch.get_num_threads()},
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "gpus": gpus,
     }

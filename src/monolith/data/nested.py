@@ -53,7 +53,7 @@ class NestedTensors:
 
     def get_tensors(self) -> list[torch.Tensor]:
         """The tensors in order of appearance, then values and row splits of each `Ragged`."""
-        return self._tensors + [part for ragged in self._ragged for part in (ragged.values, ragged.row_splits)]
+        return self._tensors + [part for ragged in self._ragged for part in (ragged.values, ragged.offsets)]
 
     def get_nested_result(self, tensors: Sequence[torch.Tensor]) -> Nested:
         """The structure with `tensors` in the places of `get_tensors()`."""
@@ -81,7 +81,7 @@ class NestedTensors:
         if isinstance(leaf, torch.Tensor):
             if leaf.is_nested:
                 raise InvalidArgumentError(
-                    "Nested tensor doesn't support nested RaggedTensor. Give torch nested tensors as Ragged(values, row_splits)."
+                    "Nested tensor doesn't support nested RaggedTensor. Give torch nested tensors as Ragged(values, offsets)."
                 )
             return "tensor", self._tensors
         raise InvalidArgumentError(

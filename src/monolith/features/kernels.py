@@ -35,10 +35,10 @@ _REDUCTIONS = {
 }
 
 
-def pool(rows: torch.Tensor, row_splits: Ragged | Ids, *, mode: Mode = "sum") -> torch.Tensor:
+def pool(rows: torch.Tensor, offsets: Ragged | Ids, *, mode: Mode = "sum") -> torch.Tensor:
     """One row per bag: float32 [n, dim] -> [bags, dim], differentiable in `rows`; an empty bag gives zeros.
 
-    `row_splits` may also be the `Ragged` of ids whose embeddings `rows` are. Modes, with n rows x in a bag:
+    `offsets` may also be the `Ragged` of ids whose embeddings `rows` are. Modes, with n rows x in a bag:
     "sum" sum(x); "mean" sum(x) / n; "sqrtn" sum(x) / sqrt(n); "l2" sqrt(sum(x * x)) by element, the original's
     reduce_sqrtn.
 
@@ -50,7 +50,7 @@ def pool(rows: torch.Tensor, row_splits: Ragged | Ids, *, mode: Mode = "sum") ->
         raise InvalidArgumentError(f"mode: expected one of {', '.join(map(repr, _REDUCTIONS))}, got {mode!r}")
     if rows.ndim != 2 or rows.dtype != torch.float32:
         raise InvalidArgumentError(f"rows: expected float32 [n, dim], got {rows.dtype} {list(rows.shape)}")
-    splits = row_splits.row_splits.numpy() if isinstance(row_splits, Ragged) else id_vector(row_splits, "row_splits")
+    splits = offsets.offsets.numpy() if isinstance(offsets, Ragged) else id_vector(offsets, "offsets")
     out: torch.Tensor = _Pool.apply(rows, splits, _REDUCTIONS[mode])  # type: ignore[no-untyped-call]
     return out
 
@@ -171,9 +171,7 @@ def ragged_split_by_indices(indices: Ids, ragged: Ragged, num_splits: int) -> tu
     flat = id_vector(indices, "indices")
     if flat.size != len(ragged.values):
         raise InvalidArgumentError(f"indices: expected {len(ragged.values)} entries, one per value, got {flat.size}")
-    order, sizes, splits = _core.split_ragged_by_indices(
-        flat, ragged.row_splits.numpy(), _parts("num_splits", num_splits)
-    )
+    order, sizes, splits = _core.split_ragged_by_indices(flat, ragged.offsets.numpy(), _parts("num_splits", num_splits))
     positions = torch.split(torch.from_numpy(order), sizes.tolist())
     parts = [Ragged(ragged.values[position], split) for position, split in zip(positions, splits, strict=True)]
     return parts, [Ragged(position, split) for position, split in zip(positions, splits, strict=True)]

@@ -212,7 +212,7 @@ def layout_name(slice_name: str, features: Iterable[str]) -> str:
 def features_of(
     configs: FeatureConfigs, *, segments: Mapping[str, tuple[Segment, ...]] | None = None
 ) -> tuple[Feature, ...]:
-    """The features, sorted by name, for an `EmbeddingCollection`; one table for all that name it.
+    """The features, sorted by name, for an `EmbeddingBagCollection`; one table for all that name it.
 
     `segments` gives, by table, optimizers and initializers to the slices of a row; a table not named gets the defaults.
 

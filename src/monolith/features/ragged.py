@@ -20,9 +20,9 @@ __all__ = ["Ragged", "fused_value_rowids"]
 
 
 class Ragged:
-    """Rows of different lengths: row i is `values[row_splits[i]:row_splits[i + 1]]`.
+    """Rows of different lengths: row i is `values[offsets[i]:offsets[i + 1]]`.
 
-    `values` is a tensor [n, ...]; `row_splits` int64 [rows + 1], from 0 to n, never decreasing. They are checked once,
+    `values` is a tensor [n, ...]; `offsets` int64 [rows + 1], from 0 to n, never decreasing. They are checked once,
     here, and must not be changed afterwards.
 
     Example:
@@ -33,15 +33,15 @@ class Ragged:
         [1, 2, 2]
     """
 
-    __slots__ = ("_rowids", "_splits", "row_splits", "values")
+    __slots__ = ("_rowids", "_splits", "offsets", "values")
 
-    def __init__(self, values: torch.Tensor | np.ndarray | Sequence[Any], row_splits: Ids) -> None:
+    def __init__(self, values: torch.Tensor | np.ndarray | Sequence[Any], offsets: Ids) -> None:
         self.values = torch.as_tensor(values)
         if self.values.ndim == 0:
             raise InvalidArgumentError("values: expected at least one dimension, got a scalar")
-        self._splits = id_vector(row_splits, "row_splits")
+        self._splits = id_vector(offsets, "offsets")
         _core.check_row_splits(self._splits, len(self.values))
-        self.row_splits = torch.from_numpy(self._splits)
+        self.offsets = torch.from_numpy(self._splits)
         self._rowids: torch.Tensor | None = None
 
     @classmethod
@@ -49,7 +49,7 @@ class Ragged:
         """One row per list.
 
         Example:
-            >>> Ragged.from_lists([[], [1], [2, 3]]).row_splits.tolist()
+            >>> Ragged.from_lists([[], [1], [2, 3]]).offsets.tolist()
             [0, 0, 1, 3]
         """
         splits = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64)
@@ -128,7 +128,7 @@ class Ragged:
             >>> Ragged.from_lists([[1, 2], [3]]).to_nested().unbind()
             (tensor([1, 2]), tensor([3]))
         """
-        return torch.nested.nested_tensor_from_jagged(self.values, self.row_splits.to(self.values.device))
+        return torch.nested.nested_tensor_from_jagged(self.values, self.offsets.to(self.values.device))
 
     def value_rowids(self) -> torch.Tensor:
         """The row of each value, int64 [n]; computed once, the same tensor ever after."""
@@ -138,14 +138,14 @@ class Ragged:
 
     def row_lengths(self) -> torch.Tensor:
         """Values in each row, int64 [rows]."""
-        return self.row_splits.diff()
+        return self.offsets.diff()
 
     def __len__(self) -> int:
         """The number of rows."""
         return len(self._splits) - 1
 
     def __repr__(self) -> str:
-        return f"Ragged(values={self.values!r}, row_splits={self.row_splits!r})"
+        return f"Ragged(values={self.values!r}, offsets={self.offsets!r})"
 
 
 def fused_value_rowids(rt: Ragged) -> torch.Tensor:
@@ -158,7 +158,7 @@ def fused_value_rowids(rt: Ragged) -> torch.Tensor:
     if not isinstance(rt, Ragged):
         raise InvalidArgumentError(
             f"rt must be RaggedTensor (monolith.features.Ragged), got {type(rt).__name__}; "
-            "build one with Ragged(values, row_splits) or Ragged.from_lists(rows)"
+            "build one with Ragged(values, offsets) or Ragged.from_lists(rows)"
         )
     return rt.value_rowids()
 

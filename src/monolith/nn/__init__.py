@@ -2,7 +2,7 @@
 
 from monolith.nn.clip import clip_grad_norm_, clip_grads_
 from monolith.nn.embedding import Embedding, EmbeddingBag
-from monolith.nn.embedding_collection import EmbeddingCollection, dense_state_dict, embedding_collections
+from monolith.nn.embedding_collection import EmbeddingBagCollection, dense_state_dict, embedding_collections
 from monolith.nn.fused_layout import FusedLayout
 from monolith.nn.layers import (
     AGRU,
@@ -86,7 +86,7 @@ __all__ = [
     "DotInteraction",
     "Embedding",
     "EmbeddingBag",
-    "EmbeddingCollection",
+    "EmbeddingBagCollection",
     "FFM",
     "FM",
     "FusedLayout",

@@ -35,7 +35,7 @@ class FeatureBags:
     """Features of the stack, whose bags follow each other row by row; None: it is no stack."""
     ids: np.ndarray
     """int64 [n], as the table knows them: fids where features have slots."""
-    row_splits: np.ndarray
+    offsets: np.ndarray
     """int64 [rows + 1]: which ids belong to which row of the batch."""
     bag_splits: np.ndarray
     """int64 [bags + 1]: which ids pool to one vector."""
@@ -63,9 +63,9 @@ class FeatureBags:
 
     def _by_row(self, vectors: torch.Tensor) -> Column:
         if self.feature.pooling == "none":
-            return Ragged(vectors, self.row_splits)
+            return Ragged(vectors, self.offsets)
         length = self.stacked or self.feature.max_length
-        return vectors if length is None else vectors.reshape(len(self.row_splits) - 1, length, vectors.shape[1])
+        return vectors if length is None else vectors.reshape(len(self.offsets) - 1, length, vectors.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def _table_bags(table: TableDeclaration, batch: Mapping[str, Column]) -> TableBa
     bags = Bags(
         table=table.config.name,
         ids=ids[0] if len(ids) == 1 else np.concatenate(ids),
-        row_splits=_joined([part.bag_splits for part in parts]),
+        offsets=_joined([part.bag_splits for part in parts]),
         pooling=table.pooling,
     )
     return TableBags(
@@ -119,18 +119,18 @@ def _group_bags(group: FeatureGroup, table: TableDeclaration, batch: Mapping[str
 def _feature_bags(
     feature: Feature, slot: int | None, table: TableDeclaration, batch: Mapping[str, Column]
 ) -> FeatureBags:
-    ids, row_splits = _ids_by_row(feature.name, column_of(batch, feature.name))
-    bag_splits, scale = row_splits, None
+    ids, offsets = _ids_by_row(feature.name, column_of(batch, feature.name))
+    bag_splits, scale = offsets, None
     if feature.max_length is not None:
-        ids, row_splits, bag_splits = _padded(ids, row_splits, feature.max_length, last=feature.pooling == "last_n")
+        ids, offsets, bag_splits = _padded(ids, offsets, feature.max_length, last=feature.pooling == "last_n")
     elif feature.pooling == "none":
         bag_splits = _even_splits(len(ids), 1)
     elif feature.pooling != table.pooling:
-        scale = _scale(feature.pooling, row_splits)
+        scale = _scale(feature.pooling, offsets)
     return FeatureBags(
         feature=feature,
         ids=_stacked_fids([ids], [slot]),
-        row_splits=row_splits,
+        offsets=offsets,
         bag_splits=bag_splits,
         has_bias=table.has_bias,
         scale=scale,
@@ -149,7 +149,7 @@ def _stacked_ids(group: FeatureGroup, table: TableDeclaration, batch: Mapping[st
         feature=group.features[0],
         stacked=len(columns),
         ids=_stacked_fids(columns, group.slots),
-        row_splits=bag_splits[:: len(columns)],
+        offsets=bag_splits[:: len(columns)],
         bag_splits=bag_splits,
         has_bias=table.has_bias,
         scale=None,
@@ -158,11 +158,11 @@ def _stacked_ids(group: FeatureGroup, table: TableDeclaration, batch: Mapping[st
 
 def _stacked_bags(members: Sequence[FeatureBags]) -> FeatureBags:
     """The bags of several features, row by row instead of feature by feature."""
-    rows, count = len(members[0].row_splits) - 1, len(members)
+    rows, count = len(members[0].offsets) - 1, len(members)
     ids = np.concatenate([member.ids for member in members])
-    lengths = np.stack([np.diff(member.row_splits) for member in members], axis=1).reshape(-1)
+    lengths = np.stack([np.diff(member.offsets) for member in members], axis=1).reshape(-1)
     begins = np.cumsum([0, *(len(member.ids) for member in members[:-1])])
-    begins = np.stack([m.row_splits[:-1] + begin for m, begin in zip(members, begins, strict=True)], axis=1)
+    begins = np.stack([m.offsets[:-1] + begin for m, begin in zip(members, begins, strict=True)], axis=1)
     bag_splits = np.concatenate([[0], np.cumsum(lengths)])
     scale = None
     if any(member.scale is not None for member in members):
@@ -172,7 +172,7 @@ def _stacked_bags(members: Sequence[FeatureBags]) -> FeatureBags:
         feature=members[0].feature,
         stacked=count,
         ids=ids[np.repeat(begins.reshape(-1) - bag_splits[:-1], lengths) + np.arange(len(ids))],
-        row_splits=bag_splits[::count],
+        offsets=bag_splits[::count],
         bag_splits=bag_splits,
         has_bias=members[0].has_bias,
         scale=scale,
@@ -197,25 +197,25 @@ def _ids_by_row(name: str, column: Column) -> tuple[np.ndarray, np.ndarray]:
         raise InvalidArgumentError(f"batch[{name!r}]: expected {shape}, got {list(values.shape)}")
     ids = np.ascontiguousarray(values.detach().to("cpu", torch.int64).numpy())
     if isinstance(column, Ragged):
-        return ids, column.row_splits.numpy()
+        return ids, column.offsets.numpy()
     return ids.reshape(-1), _even_splits(len(ids), 1 if ids.ndim == 1 else ids.shape[1])
 
 
 def _padded(
-    ids: np.ndarray, row_splits: np.ndarray, length: int, *, last: bool
+    ids: np.ndarray, offsets: np.ndarray, length: int, *, last: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The ids kept, where each row of them ends, and `length` bags a row: of one id, or, as padding, of none."""
-    kept = np.minimum(np.diff(row_splits), length)
+    kept = np.minimum(np.diff(offsets), length)
     splits = np.concatenate([[0], np.cumsum(kept)])
     if splits[-1] < len(ids):
-        begins = row_splits[1:] - kept if last else row_splits[:-1]
+        begins = offsets[1:] - kept if last else offsets[:-1]
         ids = ids[np.repeat(begins - splits[:-1], kept) + np.arange(splits[-1])]
     filled = np.arange(length) < kept[:, None]
     return ids, splits, np.concatenate([[0], np.cumsum(filled)])
 
 
-def _scale(pooling: str, row_splits: np.ndarray) -> torch.Tensor:
-    counts = torch.from_numpy(np.diff(row_splits)).clamp(min=1).float().unsqueeze(1)
+def _scale(pooling: str, offsets: np.ndarray) -> torch.Tensor:
+    counts = torch.from_numpy(np.diff(offsets)).clamp(min=1).float().unsqueeze(1)
     return 1 / (counts if pooling == "mean" else counts.sqrt())
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from monolith.errors import InvalidArgumentError
-from monolith.nn.embedding_collection import EmbeddingCollection, embedding_collections
+from monolith.nn.embedding_collection import EmbeddingBagCollection, embedding_collections
 
 __all__ = ["ClipType", "clip_grad_norm_", "clip_grads_"]
 
@@ -22,7 +22,7 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scale all gradients of a model, dense and sparse, so that their joint L2 norm is at most `max_norm`.
 
-    The norm is over the `grad` of every parameter and the gradients that its `EmbeddingCollection`s have collected, taken at
+    The norm is over the `grad` of every parameter and the gradients that its `EmbeddingBagCollection`s have collected, taken at
     the outputs of the lookups: after pooling and before equal ids are summed, as in the original's fused layout.
     With `sparse_max_norm` the sparse gradients are scaled to that instead, by the same norm. Gradients within the limit are
     not touched; a norm that is NaN leaves them as they are.
@@ -93,14 +93,14 @@ def clip_grads_(
     return norm
 
 
-def _gradients(modules: nn.Module | Iterable[nn.Module]) -> tuple[list[torch.Tensor], list[EmbeddingCollection]]:
+def _gradients(modules: nn.Module | Iterable[nn.Module]) -> tuple[list[torch.Tensor], list[EmbeddingBagCollection]]:
     roots = [modules] if isinstance(modules, nn.Module) else list(modules)
     parameters = {id(parameter): parameter for root in roots for parameter in root.parameters()}
     dense = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
     return dense, embedding_collections(roots)
 
 
-def _sparse(collections: Iterable[EmbeddingCollection]) -> list[torch.Tensor]:
+def _sparse(collections: Iterable[EmbeddingBagCollection]) -> list[torch.Tensor]:
     return [gradient.values for collection in collections for gradient in collection.gradients]
 
 
@@ -109,7 +109,7 @@ def _scale_dense(dense: list[torch.Tensor], norm: torch.Tensor, limit: float) ->
         torch._foreach_mul_(dense, (limit / norm).item())
 
 
-def _scale_sparse(collections: Iterable[EmbeddingCollection], norm: torch.Tensor, limit: float) -> None:
+def _scale_sparse(collections: Iterable[EmbeddingBagCollection], norm: torch.Tensor, limit: float) -> None:
     if norm > limit:
         for collection in collections:
             collection.scale_gradients((limit / norm).item())

@@ -45,18 +45,18 @@ class _Lookup(torch.autograd.Function):
 class _PooledLookup(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: FunctionCtx, module: EmbeddingBag, ids: torch.Tensor, row_splits: torch.Tensor, anchor: torch.Tensor
+        ctx: FunctionCtx, module: EmbeddingBag, ids: torch.Tensor, offsets: torch.Tensor, anchor: torch.Tensor
     ) -> torch.Tensor:
-        ctx.module, ctx.ids, ctx.row_splits = module, ids, row_splits  # type: ignore[attr-defined]
+        ctx.module, ctx.ids, ctx.offsets = module, ids, offsets  # type: ignore[attr-defined]
         ctx.snapshot = module.table.lookup(ids) if module.table.config.needs_snapshot else None  # type: ignore[attr-defined]
-        return module.table.lookup_pooled(ids, row_splits, mode=module.mode).to(ids.device)
+        return module.table.lookup_pooled(ids, offsets, mode=module.mode).to(ids.device)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[None, None, None, None]:
         module: EmbeddingBag = ctx.module  # type: ignore[attr-defined]
         module.table.apply_pooled_gradients(
             ctx.ids,  # type: ignore[attr-defined]
-            ctx.row_splits,  # type: ignore[attr-defined]
+            ctx.offsets,  # type: ignore[attr-defined]
             grad,
             mode=module.mode,
             learning_rates=module.learning_rates,
@@ -91,9 +91,9 @@ class Embedding(_TableModule):
     Example:
         >>> import torch
         >>> from monolith import EmbeddingTable, Segment, TableConfig
-        >>> from monolith.table import Sgd, Zeros
+        >>> from monolith.table import SGD, Zeros
         >>> from monolith.nn import Embedding
-        >>> segment = Segment(dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))
+        >>> segment = Segment(dim=2, initializer=Zeros(), optimizer=SGD(learning_rate=1.0))
         >>> embedding = Embedding(EmbeddingTable(TableConfig(name="user", segments=(segment,))))
         >>> embedding(torch.tensor([3, 3])).sum().backward()
         >>> embedding(torch.tensor([3])).tolist()
@@ -107,7 +107,7 @@ class Embedding(_TableModule):
 
 
 class EmbeddingBag(_TableModule):
-    """One pooled vector per bag: ids int64 [n], row_splits int64 [bags + 1] -> float32 [bags, dim].
+    """One pooled vector per bag: ids int64 [n], offsets int64 [bags + 1] -> float32 [bags, dim].
 
     Lookup and pooling are one pass, and so are the backward, the summing of duplicates and the optimizer step.
 
@@ -126,7 +126,7 @@ class EmbeddingBag(_TableModule):
         super().__init__(table)
         self.mode = mode
 
-    def forward(self, ids: torch.Tensor, row_splits: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """Pool `ids` by bag."""
-        out: torch.Tensor = _PooledLookup.apply(self, ids, row_splits, self._anchor())  # type: ignore[no-untyped-call]
+        out: torch.Tensor = _PooledLookup.apply(self, ids, offsets, self._anchor())  # type: ignore[no-untyped-call]
         return out

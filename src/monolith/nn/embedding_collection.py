@@ -1,4 +1,4 @@
-"""`EmbeddingCollection`: the embeddings of all features of a batch, one lookup per table, trained by an explicit step."""
+"""`EmbeddingBagCollection`: the embeddings of all features of a batch, one lookup per table, trained by an explicit step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from monolith.table.embedding_table import EmbeddingTable
 from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Bags, Gradient, LocalStore, Store
 
-__all__ = ["EmbeddingCollection", "dense_state_dict", "embedding_collections"]
+__all__ = ["EmbeddingBagCollection", "dense_state_dict", "embedding_collections"]
 
 _rows_saved_otherwise: ContextVar[bool] = ContextVar("rows_saved_otherwise", default=False)
 
@@ -30,7 +30,7 @@ MAX_PENDING = 256
 """Backward passes that may wait for `step`: more than any accumulation of gradients, few enough to notice a forgotten call."""
 
 
-class EmbeddingCollection(nn.Module):
+class EmbeddingBagCollection(nn.Module):
     """Embeddings of every feature of a batch: dict of columns -> dict of tensors, by feature name.
 
     Shapes: a column is int64 [rows], [rows, n], or a `Ragged` of int64; NumPy arrays and lists are converted. A pooled
@@ -52,10 +52,10 @@ class EmbeddingCollection(nn.Module):
     Example:
         >>> import torch
         >>> from monolith.features import Feature, Ragged
-        >>> from monolith.nn import EmbeddingCollection
-        >>> from monolith.table import Sgd, Zeros
-        >>> user = Feature(name="user", dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))
-        >>> embeddings = EmbeddingCollection([user, Feature(name="tags", dim=3, pooling="mean")])
+        >>> from monolith.nn import EmbeddingBagCollection
+        >>> from monolith.table import SGD, Zeros
+        >>> user = Feature(name="user", dim=2, initializer=Zeros(), optimizer=SGD(learning_rate=1.0))
+        >>> embeddings = EmbeddingBagCollection([user, Feature(name="tags", dim=3, pooling="mean")])
         >>> batch = {"user": torch.tensor([3, 4]), "tags": Ragged.from_lists([[1, 2], []])}
         >>> {name: list(output.shape) for name, output in embeddings(batch).items()}
         {'user': [2, 2], 'tags': [2, 3]}
@@ -155,7 +155,7 @@ class EmbeddingCollection(nn.Module):
         if not (_rows_saved_otherwise.get() or self._warned) and (not _is_here(self.store) or self._rows()):
             self._warned = True
             warnings.warn(
-                "state_dict() has the dense parameters alone: the rows of an EmbeddingCollection are in its tables. Save both "
+                "state_dict() has the dense parameters alone: the rows of an EmbeddingBagCollection are in its tables. Save both "
                 "with monolith.train.ModelCheckpoints(folder, model, optimizer), or the rows with embeddings.store.save(folder)",
                 UserWarning,
                 stacklevel=2,
@@ -174,7 +174,7 @@ class EmbeddingCollection(nn.Module):
     def _collect(self, gradients: Iterable[Gradient]) -> None:
         if self._collected >= MAX_PENDING:
             raise InvalidArgumentError(
-                f"{MAX_PENDING} backward passes wait to be applied; call step() of the EmbeddingCollection after backward, "
+                f"{MAX_PENDING} backward passes wait to be applied; call step() of the EmbeddingBagCollection after backward, "
                 "or discard_gradients()"
             )
         self._collected += 1
@@ -214,18 +214,18 @@ class EmbeddingCollection(nn.Module):
                 )
 
 
-def embedding_collections(modules: nn.Module | Iterable[nn.Module]) -> list[EmbeddingCollection]:
+def embedding_collections(modules: nn.Module | Iterable[nn.Module]) -> list[EmbeddingBagCollection]:
     """Every collection inside a model, or inside several, each once.
 
     Example:
         >>> from monolith.features import Feature
-        >>> embeddings = EmbeddingCollection([Feature(name="user", dim=2)])
+        >>> embeddings = EmbeddingBagCollection([Feature(name="user", dim=2)])
         >>> embedding_collections(nn.Sequential(embeddings, nn.Linear(2, 1))) == [embeddings]
         True
     """
     roots = [modules] if isinstance(modules, nn.Module) else list(modules)
     found = {id(module): module for root in roots for module in root.modules()}
-    return [module for module in found.values() if isinstance(module, EmbeddingCollection)]
+    return [module for module in found.values() if isinstance(module, EmbeddingBagCollection)]
 
 
 def dense_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -247,7 +247,7 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, collection: EmbeddingCollection, requests: list[Bags], anchor: torch.Tensor
+        ctx: FunctionCtx, collection: EmbeddingBagCollection, requests: list[Bags], anchor: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.collection, ctx.requests = collection, requests  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)

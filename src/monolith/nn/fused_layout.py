@@ -10,7 +10,7 @@ from torch import nn
 from monolith.features.batch import Column
 from monolith.features.layout import FeatureConfigs, Outputs, arrange, features_of
 from monolith.features.messages import batch_from_examples
-from monolith.nn.embedding_collection import EmbeddingCollection
+from monolith.nn.embedding_collection import EmbeddingBagCollection
 from monolith.table.config import Segment
 from monolith.table.store import Store
 
@@ -23,7 +23,7 @@ __all__ = ["FusedLayout"]
 class FusedLayout(nn.Module):
     """Look up the features of `configs`, and put their slices together as its outputs say.
 
-    The rows, one lookup per table, and their training are those of `embeddings`, an `EmbeddingCollection`; `segments` gives
+    The rows, one lookup per table, and their training are those of `embeddings`, an `EmbeddingBagCollection`; `segments` gives
     their optimizers by table, see `monolith.features.layout.features_of`.
 
     Shapes: a batch, or an ExampleBatch message, of B rows gives, by output name, CONCAT [B, sum of d], STACK [B, slices, d],
@@ -53,7 +53,7 @@ class FusedLayout(nn.Module):
     ) -> None:
         super().__init__()
         self.configs = configs
-        self.embeddings = EmbeddingCollection(features_of(configs, segments=segments), store, seed=seed)
+        self.embeddings = EmbeddingBagCollection(features_of(configs, segments=segments), store, seed=seed)
 
     def forward(self, batch: Mapping[str, Column] | example_pb2.ExampleBatch) -> Outputs:
         """Look up and arrange."""

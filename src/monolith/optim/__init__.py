@@ -1,7 +1,7 @@
 """Dense optimizers and learning-rate schedules."""
 
 from monolith.optim.adamom import Adamom
-from monolith.optim.rmsprop import Rmsprop
+from monolith.optim.rmsprop import RMSprop
 from monolith.optim.schedules import ConstantRate, LinearWarmup, PolynomialDecay, Schedule, lr_scheduler
 from monolith.optim.shampoo import Shampoo
 
@@ -10,7 +10,7 @@ __all__ = [
     "ConstantRate",
     "LinearWarmup",
     "PolynomialDecay",
-    "Rmsprop",
+    "RMSprop",
     "Schedule",
     "Shampoo",
     "lr_scheduler",

@@ -10,10 +10,10 @@ from torch.optim.optimizer import ParamsT
 
 from monolith.optim.optimizer import DenseOptimizer, Tensors, require
 
-__all__ = ["Rmsprop"]
+__all__ = ["RMSprop"]
 
 
-class Rmsprop(DenseOptimizer):
+class RMSprop(DenseOptimizer):
     """RMSprop whose momentum holds steps, learning rate included: a new rate acts on new gradients only.
 
     With g the gradient after coupled weight decay, g + weight_decay * w:
@@ -22,12 +22,12 @@ class Rmsprop(DenseOptimizer):
         m = beta1 * m + lr * g / sqrt(v + epsilon)        with use_v2: m = beta1 * m + lr * g / (sqrt(v) + epsilon)
         w = w - m
 
-    State per parameter, each of its shape: `m`, `v`. The rules for rows of a table are `monolith.table.Rmsprop` and
-    `RmspropV2`.
+    State per parameter, each of its shape: `m`, `v`. The rules for rows of a table are `monolith.table.RMSprop` and
+    `RMSpropV2`.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([0.1]))
-        >>> optimizer = Rmsprop([weight], lr=0.1, beta1=0.9, beta2=0.9, epsilon=0.1, weight_decay=1.0, use_v2=True)
+        >>> optimizer = RMSprop([weight], lr=0.1, beta1=0.9, beta2=0.9, epsilon=0.1, weight_decay=1.0, use_v2=True)
         >>> (0.12 * weight).sum().backward()
         >>> optimizer.step()
         >>> round(weight.item(), 6)

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_
 from monolith.checkpoint.optimizer_state import optimizer_name, plain_setting
 from monolith.config import Config
 from monolith.errors import ConfigError
-from monolith.optim import Adamom, Rmsprop, Shampoo
+from monolith.optim import Adamom, RMSprop, Shampoo
 
 __all__ = ["DenseOptimizer", "group_optimizers", "make_optimizer", "state_numbers"]
 
@@ -37,7 +37,7 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
         torch.optim.Rprop,
         torch.optim.SGD,
         Adamom,
-        Rmsprop,
+        RMSprop,
         Shampoo,
     )
 }

@@ -175,7 +175,7 @@ class DeclareTables(Config):
 
 
 class TableRead(Config):
-    """Bags of one table. Arrays: ids int64 [n], and unless pooling is "none", row_splits int64 [bags + 1]."""
+    """Bags of one table. Arrays: ids int64 [n], and unless pooling is "none", offsets int64 [bags + 1]."""
 
     table: Name
     pooling: Pooling
@@ -191,7 +191,7 @@ class Lookup(Config):
 
 
 class TableGradient(Config):
-    """Gradients of one table. Arrays: ids int64 [n], row_splits as in `TableRead`, values [bags or n, dim]."""
+    """Gradients of one table. Arrays: ids int64 [n], offsets as in `TableRead`, values [bags or n, dim]."""
 
     table: Name
     pooling: Pooling

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from monolith.errors import InvalidArgumentError, StorageError
 from monolith.features.batch import Batch
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.serve.manifest import write_manifest
 from monolith.serve.program import DenseProgram
 from monolith.serve.signature import CollectionSpec, InputSpec, OutputSpec, Signature, serving_features
@@ -51,7 +51,7 @@ def export_model(
         >>> class Popularity(nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
-        ...         self.embeddings = EmbeddingCollection([Feature(name="item", dim=1)])
+        ...         self.embeddings = EmbeddingBagCollection([Feature(name="item", dim=1)])
         ...     def forward(self, batch):
         ...         return self.embeddings(batch)["item"]
         >>> with tempfile.TemporaryDirectory() as base:
@@ -105,7 +105,7 @@ def serving_table(table: EmbeddingTable) -> EmbeddingTable:
     return copy
 
 
-def _write_tables(path: str, collection: EmbeddingCollection, number: int, folder: Path) -> CollectionSpec:
+def _write_tables(path: str, collection: EmbeddingBagCollection, number: int, folder: Path) -> CollectionSpec:
     store = collection.store
     if not isinstance(store, LocalStore):
         raise InvalidArgumentError(f"{path}: expected tables in this process, got {type(store).__name__}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.features.batch import as_batch, num_rows
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.serve.manifest import Manifest, read_manifest
 from monolith.serve.program import DenseProgram
 from monolith.serve.signature import CollectionSpec, Signature
@@ -34,7 +34,7 @@ class Predictor:
     """
 
     def __init__(
-        self, signature: Signature, program: DenseProgram, collections: Mapping[str, EmbeddingCollection]
+        self, signature: Signature, program: DenseProgram, collections: Mapping[str, EmbeddingBagCollection]
     ) -> None:
         self.signature = signature
         """Columns it needs, predictions it makes, version."""
@@ -95,9 +95,9 @@ def _version_folder(path: Path) -> Path:
     return max(versions, key=lambda folder: int(folder.name)) if versions else path
 
 
-def _collection(spec: CollectionSpec, folder: Path, manifest: Manifest) -> EmbeddingCollection:
+def _collection(spec: CollectionSpec, folder: Path, manifest: Manifest) -> EmbeddingBagCollection:
     unlisted = [file for file in spec.tables.values() if file not in manifest.files]
     if unlisted:
         raise CorruptFileError(f"{folder / 'signature.json'}: names {unlisted[0]!r}, which the manifest does not list")
     tables = [EmbeddingTable.load(folder / file) for file in spec.tables.values()]
-    return EmbeddingCollection(spec.features, LocalStore(tables), seed=spec.seed)
+    return EmbeddingBagCollection(spec.features, LocalStore(tables), seed=spec.seed)

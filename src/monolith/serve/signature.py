@@ -12,7 +12,7 @@ from monolith.config import Config
 from monolith.errors import InvalidArgumentError
 from monolith.features import Feature
 from monolith.features.batch import Column, column_of
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 
 __all__ = ["CollectionSpec", "InputSpec", "OutputSpec", "Signature", "serving_features"]
 
@@ -50,7 +50,7 @@ class OutputSpec(Config):
 
 
 class CollectionSpec(Config):
-    """One `EmbeddingCollection` of the model."""
+    """One `EmbeddingBagCollection` of the model."""
 
     path: str
     """Where it was in the model, "embeddings" for one."""
@@ -87,11 +87,11 @@ class Signature(Config):
         return tuple(dict.fromkeys((*features, *(spec.name for spec in self.inputs))))
 
 
-def serving_features(collection: EmbeddingCollection) -> tuple[Feature, ...]:
+def serving_features(collection: EmbeddingBagCollection) -> tuple[Feature, ...]:
     """The features of a collection with all defaults written out and without what only training needs.
 
     Example:
-        >>> collection = EmbeddingCollection([Feature(name="user", dim=2, occurrence_threshold=3)])
+        >>> collection = EmbeddingBagCollection([Feature(name="user", dim=2, occurrence_threshold=3)])
         >>> (feature,) = serving_features(collection)
         >>> feature.table, feature.occurrence_threshold, len(feature.segments)
         ('user', 0, 1)

@@ -12,16 +12,16 @@ from monolith.data.transforms import select_rows
 from monolith.errors import InvalidArgumentError
 from monolith.features import Ragged
 from monolith.features.batch import Batch, Column, num_rows
-from monolith.nn import EmbeddingCollection
+from monolith.nn import EmbeddingBagCollection
 from monolith.serve.program import DenseProgram
 from monolith.train.heads import Head, logits_by_head
 
 __all__ = ["collections_by_path", "program_inputs", "trace_model"]
 
 
-def collections_by_path(model: nn.Module) -> dict[str, EmbeddingCollection]:
+def collections_by_path(model: nn.Module) -> dict[str, EmbeddingBagCollection]:
     """The collections of a model by their place in it."""
-    return {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingCollection)}
+    return {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingBagCollection)}
 
 
 def program_inputs(columns: Mapping[str, Column], embeddings: Mapping[str, Mapping[str, Column]]) -> dict[str, Tensor]:
@@ -36,7 +36,7 @@ def program_inputs(columns: Mapping[str, Column], embeddings: Mapping[str, Mappi
         for name, value in outputs.items():
             if isinstance(value, Ragged):
                 inputs[f"{path}/{name}/values"] = value.values
-                inputs[f"{path}/{name}/row_splits"] = value.row_splits
+                inputs[f"{path}/{name}/row_splits"] = value.offsets
             else:
                 inputs[f"{path}/{name}"] = value
     return inputs
@@ -70,7 +70,7 @@ class _DenseModel(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        collections: Mapping[str, EmbeddingCollection],
+        collections: Mapping[str, EmbeddingBagCollection],
         heads: Sequence[Head],
         columns: Sequence[str],
         embeddings: Mapping[str, Mapping[str, Column]],
@@ -102,7 +102,7 @@ class _Columns(dict[str, Tensor]):
     def __missing__(self, name: str) -> Tensor:
         raise InvalidArgumentError(
             f"forward reads column {name!r}, which an exported model does not have: expected dense columns other than labels; "
-            "give ids to an EmbeddingCollection"
+            "give ids to an EmbeddingBagCollection"
         )
 
 
@@ -111,12 +111,12 @@ class _TracedRagged(Ragged):
 
     __slots__ = ()
 
-    def __init__(self, values: Tensor, row_splits: Tensor) -> None:
-        self.values, self.row_splits = values, row_splits
+    def __init__(self, values: Tensor, offsets: Tensor) -> None:
+        self.values, self.offsets = values, offsets
 
     def value_rowids(self) -> Tensor:
         """The row of each value."""
-        rows = torch.arange(self.row_splits.shape[0] - 1)
+        rows = torch.arange(self.offsets.shape[0] - 1)
         return torch.repeat_interleave(rows, self.row_lengths(), output_size=self.values.shape[0])
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ class _TracedRagged(Ragged):
 
 @contextmanager
 def _answers(
-    collections: Mapping[str, EmbeddingCollection], embeddings: Mapping[str, Mapping[str, Column]]
+    collections: Mapping[str, EmbeddingBagCollection], embeddings: Mapping[str, Mapping[str, Column]]
 ) -> Iterator[None]:
     """Let the collections return what is given instead of looking up."""
     for path, collection in collections.items():

@@ -4,7 +4,7 @@ from monolith.table.admission import AdmissionFilter, ProbabilisticAdmission, Sl
 from monolith.table.buckets import NUM_BUCKETS, bucket_of, bucket_ranges
 from monolith.table.changes import CutPiece, RawRows, TableCut
 from monolith.table.config import Bf16, Expiry, FixedR8, Fp16, Fp32, OneBit, Segment, TableConfig
-from monolith.table.embedding_table import EmbeddingTable, TableStats, num_threads, set_num_threads
+from monolith.table.embedding_table import EmbeddingTable, TableStats, get_num_threads, set_num_threads
 from monolith.table.entries import Entries
 from monolith.table.initializers import (
     BatchSoftmaxInitializer,
@@ -20,6 +20,7 @@ from monolith.table.initializers import (
     Zeros,
 )
 from monolith.table.optimizers import (
+    SGD,
     Adadelta,
     Adagrad,
     Adam,
@@ -33,10 +34,9 @@ from monolith.table.optimizers import (
     GroupFtrl,
     Momentum,
     MovingAverage,
-    Rmsprop,
-    RmspropV2,
+    RMSprop,
+    RMSpropV2,
     RowwiseAdagrad,
-    Sgd,
 )
 from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Bags, Gradient, LocalStore, Store
@@ -81,11 +81,11 @@ __all__ = [
     "RandomNormal",
     "RandomUniform",
     "RawRows",
-    "Rmsprop",
-    "RmspropV2",
+    "RMSprop",
+    "RMSpropV2",
     "RowwiseAdagrad",
     "Segment",
-    "Sgd",
+    "SGD",
     "ShardedStore",
     "SlidingAdmission",
     "Store",
@@ -100,7 +100,7 @@ __all__ = [
     "Zeros",
     "bucket_of",
     "bucket_ranges",
-    "num_threads",
+    "get_num_threads",
     "read_rows_into",
     "set_num_threads",
 ]

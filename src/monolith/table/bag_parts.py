@@ -22,7 +22,7 @@ def unique_ids(bags: Bags) -> tuple[np.ndarray, np.ndarray]:
 
 def single_ids(table: str, ids: np.ndarray) -> Bags:
     """Bags of one id each: their vectors, not pooled."""
-    return Bags(table=table, ids=ids, row_splits=np.arange(len(ids) + 1))
+    return Bags(table=table, ids=ids, offsets=np.arange(len(ids) + 1))
 
 
 def gather(parts: np.ndarray, answers: Sequence[np.ndarray]) -> np.ndarray:
@@ -43,8 +43,8 @@ def pool(rows: np.ndarray, places: np.ndarray, bags: Bags) -> torch.Tensor:
 
     It goes through each bag in its order, as a table does: a sum has the same bits.
     """
-    pooled = np.empty((len(bags.row_splits) - 1, rows.shape[1]), dtype=np.float32)
-    _core.pool_places(np.ascontiguousarray(rows), places, np.ascontiguousarray(bags.row_splits), pooled)
+    pooled = np.empty((len(bags.offsets) - 1, rows.shape[1]), dtype=np.float32)
+    _core.pool_places(np.ascontiguousarray(rows), places, np.ascontiguousarray(bags.offsets), pooled)
     if bags.pooling != "sum":
         pooled *= pooling_factors(bags)
     return torch.from_numpy(pooled)
@@ -63,9 +63,9 @@ def restrict(gradient: Gradient, mine: np.ndarray) -> Gradient:
     """The part of a gradient of sums that belongs to the ids where `mine` is true; bags without one are left out."""
     bags = gradient.bags
     before = np.concatenate([[0], np.cumsum(mine)])
-    splits = before[bags.row_splits]
+    splits = before[bags.offsets]
     kept = np.flatnonzero(np.diff(splits))
-    part = replace(bags, ids=bags.ids[mine], row_splits=np.concatenate([[0], splits[kept + 1]]))
+    part = replace(bags, ids=bags.ids[mine], offsets=np.concatenate([[0], splits[kept + 1]]))
     snapshot = None if gradient.snapshot is None else gradient.snapshot[torch.from_numpy(mine)]
     return replace(gradient, bags=part, values=gradient.values[torch.from_numpy(kept)], snapshot=snapshot)
 
@@ -74,8 +74,8 @@ def pooling_factors(bags: Bags) -> np.ndarray:
     """float32 [bags, 1]: what the sum of each bag is multiplied by, unless "sum" is asked for.
 
     Example:
-        >>> pooling_factors(Bags(table="t", ids=np.arange(4), row_splits=np.array([0, 4]), pooling="mean")).tolist()
+        >>> pooling_factors(Bags(table="t", ids=np.arange(4), offsets=np.array([0, 4]), pooling="mean")).tolist()
         [[0.25]]
     """
-    sizes = np.maximum(np.diff(bags.row_splits), 1).astype(np.float32)
+    sizes = np.maximum(np.diff(bags.offsets), 1).astype(np.float32)
     return (np.float32(1) / (sizes if bags.pooling == "mean" else np.sqrt(sizes)))[:, np.newaxis]

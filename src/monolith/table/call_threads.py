@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from monolith.table.embedding_table import num_threads
+from monolith.table.embedding_table import get_num_threads
 
 __all__ = ["CallThreads"]
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class CallThreads:
-    """Up to `num_threads()` threads, the caller's included; started by the first `run` that uses them.
+    """Up to `get_num_threads()` threads, the caller's included; started by the first `run` that uses them.
 
     Example:
         >>> CallThreads().run([lambda: 1, lambda: 2, lambda: 3])
@@ -28,7 +28,7 @@ class CallThreads:
 
     def run(self, calls: Sequence[Callable[[], Result]]) -> list[Result]:
         """The result of each call, in order; returns, or raises the first error, when all have ended."""
-        threads = min(num_threads(), len(calls))
+        threads = min(get_num_threads(), len(calls))
         if threads < 2:
             return [call() for call in calls]
         pool = self._helpers(threads - 1)

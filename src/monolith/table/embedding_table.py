@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from monolith.table.admission import AdmissionFilter
 
-__all__ = ["EmbeddingTable", "TableStats", "num_threads", "set_num_threads"]
+__all__ = ["EmbeddingTable", "TableStats", "get_num_threads", "set_num_threads"]
 
 PoolingMode = Literal["sum", "mean", "sqrtn"]
 
@@ -46,15 +46,15 @@ def set_num_threads(n: int) -> None:
     Example:
         >>> import monolith
         >>> monolith.set_num_threads(1)
-        >>> monolith.num_threads()
+        >>> monolith.get_num_threads()
         1
     """
     if n < 1:
-        raise InvalidArgumentError(f"num_threads: expected at least 1, got {n}")
+        raise InvalidArgumentError(f"set_num_threads: expected at least 1, got {n}")
     _core.set_num_threads(n)
 
 
-def num_threads() -> int:
+def get_num_threads() -> int:
     """How many threads one call of the core may use."""
     return _core.num_threads()
 
@@ -105,8 +105,8 @@ class EmbeddingTable:
     Example:
         >>> import torch
         >>> from monolith import EmbeddingTable, Segment, TableConfig
-        >>> from monolith.table import Sgd, Zeros
-        >>> segment = Segment(dim=2, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))
+        >>> from monolith.table import SGD, Zeros
+        >>> segment = Segment(dim=2, initializer=Zeros(), optimizer=SGD(learning_rate=1.0))
         >>> table = EmbeddingTable(TableConfig(name="item", segments=(segment,)))
         >>> table.apply_gradients(torch.tensor([7, 7, -1]), torch.tensor([[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]]))
         >>> table.lookup(torch.tensor([7, -1, 99])).tolist()
@@ -155,8 +155,8 @@ class EmbeddingTable:
         self._core.lookup(wanted.reshape(-1), out)
         return torch.from_numpy(out).reshape(*wanted.shape, self.dim)
 
-    def lookup_pooled(self, ids: Ids, row_splits: Ids, *, mode: PoolingMode = "sum") -> torch.Tensor:
-        """One vector per bag: float32 [bags, dim]; bag b holds `ids[row_splits[b]:row_splits[b + 1]]`.
+    def lookup_pooled(self, ids: Ids, offsets: Ids, *, mode: PoolingMode = "sum") -> torch.Tensor:
+        """One vector per bag: float32 [bags, dim]; bag b holds `ids[offsets[b]:offsets[b + 1]]`.
 
         `mode`: "sum", "mean", or "sqrtn" (the sum divided by the square root of the bag's size). An empty bag is zero.
 
@@ -167,7 +167,7 @@ class EmbeddingTable:
             >>> table.lookup_pooled([5, 6, 7], [0, 2, 2, 3]).tolist()
             [[2.0], [0.0], [1.0]]
         """
-        splits = id_vector(row_splits, "row_splits")
+        splits = id_vector(offsets, "offsets")
         out = np.empty((max(splits.size - 1, 0), self.dim), dtype=np.float32)
         self._core.lookup_pooled(id_vector(ids), splits, _pooling(mode), out)
         return torch.from_numpy(out)
@@ -222,7 +222,7 @@ class EmbeddingTable:
     def apply_pooled_gradients(
         self,
         ids: Ids,
-        row_splits: Ids,
+        offsets: Ids,
         grads: Values,
         *,
         mode: PoolingMode = "sum",
@@ -237,7 +237,7 @@ class EmbeddingTable:
         it; other optimizers ignore it.
         """
         if self.config.needs_snapshot:
-            wanted, splits = id_vector(ids), id_vector(row_splits, "row_splits")
+            wanted, splits = id_vector(ids), id_vector(offsets, "offsets")
             self.apply_gradients(
                 wanted,
                 _spread_over_ids(self._matrix("grads", grads), splits, len(wanted), mode),
@@ -249,7 +249,7 @@ class EmbeddingTable:
             return
         self._core.apply_pooled_gradients(
             id_vector(ids),
-            id_vector(row_splits, "row_splits"),
+            id_vector(offsets, "offsets"),
             _pooling(mode),
             self._matrix("grads", grads),
             self._rates(learning_rates),
@@ -426,9 +426,9 @@ class EmbeddingTable:
 
         Example:
             >>> from monolith import EmbeddingTable, Segment, TableConfig
-            >>> from monolith.table import Sgd, Zeros
+            >>> from monolith.table import SGD, Zeros
             >>> def rate(learning_rate):
-            ...     segment = Segment(dim=1, initializer=Zeros(), optimizer=Sgd(learning_rate=learning_rate))
+            ...     segment = Segment(dim=1, initializer=Zeros(), optimizer=SGD(learning_rate=learning_rate))
             ...     return TableConfig(name="item", segments=(segment,))
             >>> table = EmbeddingTable(rate(1.0))
             >>> table.apply_gradients([7], [[1.0]])
@@ -607,18 +607,12 @@ def _event_time(seconds: int, *, name: str = "event_time") -> int:
     return _whole(name, seconds, 2**32, "whole seconds since 1970 in [0, 2**32)")
 
 
-def _spread_over_ids(grads: np.ndarray, row_splits: np.ndarray, ids: int, mode: PoolingMode) -> np.ndarray:
+def _spread_over_ids(grads: np.ndarray, offsets: np.ndarray, ids: int, mode: PoolingMode) -> np.ndarray:
     """The gradient of each id, [ids, dim], from those of pooled bags, [bags, dim]."""
-    sizes = np.diff(row_splits)
-    if (
-        not row_splits.size
-        or row_splits[0] != 0
-        or row_splits[-1] != ids
-        or (sizes < 0).any()
-        or len(grads) != len(sizes)
-    ):
+    sizes = np.diff(offsets)
+    if not offsets.size or offsets[0] != 0 or offsets[-1] != ids or (sizes < 0).any() or len(grads) != len(sizes):
         raise InvalidArgumentError(
-            f"row_splits: expected {len(grads) + 1} rising numbers from 0 to {ids}, the number of ids, got {row_splits.size}"
+            f"offsets: expected {len(grads) + 1} rising numbers from 0 to {ids}, the number of ids, got {offsets.size}"
         )
     if mode != "sum":
         counts = np.maximum(sizes, 1).astype(np.float32)

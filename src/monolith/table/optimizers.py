@@ -27,10 +27,10 @@ __all__ = [
     "Momentum",
     "MovingAverage",
     "Optimizer",
-    "Rmsprop",
-    "RmspropV2",
+    "RMSprop",
+    "RMSpropV2",
     "RowwiseAdagrad",
-    "Sgd",
+    "SGD",
 ]
 
 
@@ -39,7 +39,7 @@ class _WithLearningRate(Config):
     """Used when a call names no learning rate of its own."""
 
 
-class Sgd(_WithLearningRate):
+class SGD(_WithLearningRate):
     """w -= lr * g. No state, no weight decay."""
 
     kind: Literal["sgd"] = "sgd"
@@ -147,7 +147,7 @@ class Adamom(_WithLearningRate):
     weight_decay: NonNegative = 0.0
 
 
-class Rmsprop(_WithLearningRate):
+class RMSprop(_WithLearningRate):
     """n = momentum * n + (1 - momentum) * g²; w -= lr * g / (sqrt(n) + 1). Slot: `n`."""
 
     kind: Literal["rmsprop"] = "rmsprop"
@@ -156,7 +156,7 @@ class Rmsprop(_WithLearningRate):
     weight_decay: NonNegative = 0.0
 
 
-class RmspropV2(_WithLearningRate):
+class RMSpropV2(_WithLearningRate):
     """n = momentum * n + g²; w -= lr * g / (sqrt(n) + 1). Slot: `n`."""
 
     kind: Literal["rmsprop_v2"] = "rmsprop_v2"
@@ -227,7 +227,7 @@ class BatchSoftmax(_WithLearningRate):
 
 
 BaseOptimizer = Annotated[
-    Sgd
+    SGD
     | Momentum
     | Adagrad
     | DynamicWdAdagrad
@@ -236,8 +236,8 @@ BaseOptimizer = Annotated[
     | Adam
     | Amsgrad
     | Adamom
-    | Rmsprop
-    | RmspropV2
+    | RMSprop
+    | RMSpropV2
     | Ftrl
     | GroupFtrl
     | GroupAdagrad
@@ -250,7 +250,7 @@ BaseOptimizer = Annotated[
 class DelayCompensation(Config):
     """Corrects a stale gradient before `base` sees it: g + lambda_ * g² * (w - w*), w* the value g was computed at.
 
-    A feature of an `EmbeddingCollection` keeps the values that it looked up; `EmbeddingTable.apply_gradients` must be given them
+    A feature of an `EmbeddingBagCollection` keeps the values it looked up; `EmbeddingTable.apply_gradients` must be given them
     as `snapshot`. Rows on servers are refused. Slots: those of `base`.
     """
 

@@ -34,7 +34,7 @@ class ShardedStore:
         >>> from monolith.testing import sgd_table_config
         >>> store = ShardedStore([LocalStore([EmbeddingTable(sgd_table_config(1, name="item"))]) for _ in range(2)])
         >>> store.assign("item", [1, 2, 3], torch.tensor([[1.0], [2.0], [3.0]]))
-        >>> bags = Bags(table="item", ids=np.array([1, 2, 3]), row_splits=np.array([0, 3]), pooling="mean")
+        >>> bags = Bags(table="item", ids=np.array([1, 2, 3]), offsets=np.array([0, 3]), pooling="mean")
         >>> store.lookup([bags])[0].tolist(), store.stats()["item"].rows
         ([[2.0]], 3)
     """

@@ -34,12 +34,12 @@ THREADED_IDS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Bags:
-    """What is asked of one table: bag b is `ids[row_splits[b]:row_splits[b + 1]]`, pooled to one vector."""
+    """What is asked of one table: bag b is `ids[offsets[b]:offsets[b + 1]]`, pooled to one vector."""
 
     table: str
     ids: np.ndarray
     """int64 [n]."""
-    row_splits: np.ndarray
+    offsets: np.ndarray
     """int64 [bags + 1]."""
     pooling: PoolingMode = "sum"
 
@@ -111,7 +111,7 @@ class LocalStore:
         >>> from monolith.table import Bags, LocalStore, Ones
         >>> config = TableConfig(name="item", segments=(Segment(dim=2, initializer=Ones()),))
         >>> store = LocalStore([EmbeddingTable(config)])
-        >>> bags = Bags(table="item", ids=np.array([3, 4, 5]), row_splits=np.array([0, 2, 3]))
+        >>> bags = Bags(table="item", ids=np.array([3, 4, 5]), offsets=np.array([0, 2, 3]))
         >>> store.lookup([bags])[0].tolist()
         [[2.0, 2.0], [1.0, 1.0]]
     """
@@ -224,13 +224,13 @@ class LocalStore:
 
 
 def _lookup(table: EmbeddingTable, bags: Bags) -> torch.Tensor:
-    return table.lookup_pooled(bags.ids, bags.row_splits, mode=bags.pooling)
+    return table.lookup_pooled(bags.ids, bags.offsets, mode=bags.pooling)
 
 
 def _apply(table: EmbeddingTable, gradient: Gradient, step: int, event_time: int) -> None:
     table.apply_pooled_gradients(
         gradient.bags.ids,
-        gradient.bags.row_splits,
+        gradient.bags.offsets,
         gradient.values,
         mode=gradient.bags.pooling,
         learning_rates=gradient.learning_rates,
@@ -246,9 +246,9 @@ def join_gradients(gradients: Sequence[Gradient]) -> list[Gradient]:
     Gradients of one table must pool alike and have the same learning rates: a row makes one step with their sum.
 
     Example:
-        >>> bags = Bags(table="t", ids=np.array([7, 8]), row_splits=np.array([0, 2]))
+        >>> bags = Bags(table="t", ids=np.array([7, 8]), offsets=np.array([0, 2]))
         >>> (joined,) = join_gradients([Gradient(bags=bags, values=torch.ones(1, 4))] * 2)
-        >>> joined.bags.row_splits.tolist(), list(joined.values.shape)
+        >>> joined.bags.offsets.tolist(), list(joined.values.shape)
         ([0, 2, 4], [2, 4])
     """
     by_table: dict[str, list[Gradient]] = {}
@@ -270,11 +270,11 @@ def _join(parts: Sequence[Gradient]) -> Gradient:
             "features that share a table the same schedule"
         )
     ends = np.cumsum([0, *(len(part.bags.ids) for part in parts)])
-    splits = [part.bags.row_splits[1:] + end for part, end in zip(parts, ends[:-1], strict=True)]
+    splits = [part.bags.offsets[1:] + end for part, end in zip(parts, ends[:-1], strict=True)]
     bags = replace(
         parts[0].bags,
         ids=np.concatenate([part.bags.ids for part in parts]),
-        row_splits=np.concatenate([np.zeros(1, dtype=np.int64), *splits]),
+        offsets=np.concatenate([np.zeros(1, dtype=np.int64), *splits]),
     )
     snapshots = [part.snapshot for part in parts if part.snapshot is not None]
     return Gradient(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from monolith.table.config import Segment, TableConfig
 from monolith.table.initializers import Zeros
 from monolith.table.optimizers import (
+    SGD,
     Adadelta,
     Adagrad,
     Adam,
@@ -19,10 +20,9 @@ from monolith.table.optimizers import (
     Momentum,
     MovingAverage,
     Optimizer,
-    Rmsprop,
-    RmspropV2,
+    RMSprop,
+    RMSpropV2,
     RowwiseAdagrad,
-    Sgd,
 )
 
 __all__ = ["every_optimizer", "sgd_table_config"]
@@ -36,7 +36,7 @@ def sgd_table_config(dim: int, *, name: str = "test") -> TableConfig:
         >>> sgd_table_config(4).learning_rates
         (1.0,)
     """
-    return TableConfig(name=name, segments=(Segment(dim=dim, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),))
+    return TableConfig(name=name, segments=(Segment(dim=dim, initializer=Zeros(), optimizer=SGD(learning_rate=1.0)),))
 
 
 def every_optimizer() -> dict[str, Optimizer]:
@@ -48,7 +48,7 @@ def every_optimizer() -> dict[str, Optimizer]:
         ['adadelta', 'adagrad', 'adam']
     """
     return {
-        "sgd": Sgd(learning_rate=0.1),
+        "sgd": SGD(learning_rate=0.1),
         "momentum": Momentum(learning_rate=0.1, weight_decay=0.01),
         "momentum_nesterov": Momentum(learning_rate=0.1, momentum=0.7, nesterov=True, weight_decay=0.01),
         "adagrad": Adagrad(learning_rate=0.1, weight_decay=0.01),
@@ -62,8 +62,8 @@ def every_optimizer() -> dict[str, Optimizer]:
         "adam_nesterov": Adam(learning_rate=0.1, nesterov=True, weight_decay=0.01),
         "amsgrad": Amsgrad(learning_rate=0.1, weight_decay=0.01),
         "adamom": Adamom(learning_rate=0.1, ada_decay=0.9, mom_decay=0.8, weight_decay=0.01),
-        "rmsprop": Rmsprop(learning_rate=0.1, weight_decay=0.01),
-        "rmsprop_v2": RmspropV2(learning_rate=0.1, weight_decay=0.01),
+        "rmsprop": RMSprop(learning_rate=0.1, weight_decay=0.01),
+        "rmsprop_v2": RMSpropV2(learning_rate=0.1, weight_decay=0.01),
         "ftrl": Ftrl(learning_rate=0.1, beta=0.5, l1=0.05, l2=0.1),
         "group_ftrl": GroupFtrl(learning_rate=0.1, l1=0.05, l2=0.1),
         "group_adagrad": GroupAdagrad(learning_rate=0.1, beta=0.5, l2=0.05, weight_decay=0.01),

@@ -53,13 +53,13 @@ class Estimator:
 
     Example:
         >>> from monolith.features import Feature
-        >>> from monolith.nn import EmbeddingCollection
-        >>> from monolith.table import Sgd
+        >>> from monolith.nn import EmbeddingBagCollection
+        >>> from monolith.table import SGD
         >>> class Popularity(nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
-        ...         item = Feature(name="item", dim=1, optimizer=Sgd(learning_rate=1.0))
-        ...         self.embeddings = EmbeddingCollection([item])
+        ...         item = Feature(name="item", dim=1, optimizer=SGD(learning_rate=1.0))
+        ...         self.embeddings = EmbeddingBagCollection([item])
         ...     def forward(self, batch):
         ...         return self.embeddings(batch)["item"]
         >>> data = [{"item": torch.tensor([1, 2]), "label": torch.tensor([0.0, 1.0])}] * 8

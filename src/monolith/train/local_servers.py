@@ -33,9 +33,9 @@ class LocalServers:
     Example:
         >>> import torch
         >>> from monolith.features import Feature
-        >>> from monolith.nn import EmbeddingCollection
+        >>> from monolith.nn import EmbeddingBagCollection
         >>> from monolith.train import RunnerConfig, Trainer
-        >>> model = torch.nn.Sequential(EmbeddingCollection([Feature(name="user", dim=8)]))
+        >>> model = torch.nn.Sequential(EmbeddingBagCollection([Feature(name="user", dim=8)]))
         >>> servers = LocalServers(Trainer(model), RunnerConfig(is_local=True, num_ps=2))
         >>> len(servers.store.addresses)
         2

@@ -23,7 +23,7 @@ class ModelCheckpoints:
 
     Args:
         model_dir: a path or a URL.
-        model: dense parameters, buffers, and every `EmbeddingCollection` inside.
+        model: dense parameters, buffers, and every `EmbeddingBagCollection` inside.
         optimizer: of the dense parameters.
         scheduler: of the optimizer's learning rates. If it is not given the rates continue where they were, but a scheduler that
             the loop makes counts from its beginning.

@@ -27,8 +27,8 @@ def tables_of_model(model: nn.Module) -> list[DeclaredTable]:
 
     Example:
         >>> from monolith.features import Feature
-        >>> from monolith.nn import EmbeddingCollection
-        >>> model = nn.Sequential(EmbeddingCollection([Feature(name="user", dim=8)]))
+        >>> from monolith.nn import EmbeddingBagCollection
+        >>> model = nn.Sequential(EmbeddingBagCollection([Feature(name="user", dim=8)]))
         >>> [table.config.name for table in tables_of_model(model)]
         ['user']
     """

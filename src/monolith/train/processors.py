@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from monolith.table import num_threads, set_num_threads
+from monolith.table import get_num_threads, set_num_threads
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def use_threads(threads: int | None) -> int:
         The number of threads in use.
 
     Example:
-        >>> before = torch.get_num_threads(), num_threads()
-        >>> use_threads(1), torch.get_num_threads(), num_threads()
+        >>> before = torch.get_num_threads(), get_num_threads()
+        >>> use_threads(1), torch.get_num_threads(), get_num_threads()
         (1, 1, 1)
         >>> torch.set_num_threads(before[0]); set_num_threads(before[1])
     """
@@ -53,7 +53,7 @@ def use_threads(threads: int | None) -> int:
     if wanted != torch.get_num_threads():
         _log.info("using %s instead of torch's %d", _threads(wanted), torch.get_num_threads())
         torch.set_num_threads(wanted)
-    set_num_threads(wanted if threads is not None else min(wanted, num_threads()))
+    set_num_threads(wanted if threads is not None else min(wanted, get_num_threads()))
     return wanted
 
 

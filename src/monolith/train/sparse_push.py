@@ -39,8 +39,8 @@ class SparsePush:
 
     Example:
         >>> from monolith.features import Feature
-        >>> from monolith.nn import EmbeddingCollection
-        >>> push = SparsePush(EmbeddingCollection([Feature(name="user", dim=2)]), delayed=True)
+        >>> from monolith.nn import EmbeddingBagCollection
+        >>> push = SparsePush(EmbeddingBagCollection([Feature(name="user", dim=2)]), delayed=True)
         >>> push.drain()
     """
 

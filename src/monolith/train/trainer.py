@@ -77,16 +77,16 @@ class Trainer:
     """Trains `model`, whose forward maps a batch to logits (of its only head, or by name of head).
 
     A step: forward, the sum of the losses of heads and layers, backward, clipping of dense and sparse gradients, by their
-    joint norm unless `config` says otherwise, the dense `optimizer`, the step of every `EmbeddingCollection`, global step + 1. A
-    `scheduler` of torch, or of `monolith.optim.lr_scheduler`, is then brought to that step.
+    joint norm unless `config` says otherwise, the dense `optimizer`, the step of every `EmbeddingBagCollection`, global step + 1.
+    A `scheduler` of torch, or of `monolith.optim.lr_scheduler`, is then brought to that step.
 
     Example:
         >>> from monolith.features import Feature
-        >>> from monolith.nn import EmbeddingCollection
+        >>> from monolith.nn import EmbeddingBagCollection
         >>> class Popularity(nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
-        ...         self.embeddings = EmbeddingCollection([Feature(name="item", dim=1)])
+        ...         self.embeddings = EmbeddingBagCollection([Feature(name="item", dim=1)])
         ...     def forward(self, batch):
         ...         return self.embeddings(batch)["item"]
         >>> data = [{"item": torch.tensor([1, 2]), "label": torch.tensor([0.0, 1.0])}] * 3

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from monolith import EmbeddingCollection, Estimator, Feature, RunConfig
+from monolith import EmbeddingBagCollection, Estimator, Feature, RunConfig
 from monolith.features import Batch
-from monolith.table import Sgd, Zeros
+from monolith.table import SGD, Zeros
 
 IDS, BATCH_SIZE = 200, 32
 
@@ -29,8 +29,8 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        feature = Feature(name="id", dim=1, optimizer=Sgd(learning_rate=1.0), initializer=Zeros())
-        self.embeddings = EmbeddingCollection([feature])
+        feature = Feature(name="id", dim=1, optimizer=SGD(learning_rate=1.0), initializer=Zeros())
+        self.embeddings = EmbeddingBagCollection([feature])
         self.batches = nn.Parameter(torch.zeros(1))
 
     def forward(self, batch: Batch) -> torch.Tensor:

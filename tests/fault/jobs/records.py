@@ -12,7 +12,7 @@ import torch
 
 from comparison import assert_same_rows, initial_rows
 from monolith import EmbeddingTable
-from monolith.table import Adagrad, Expiry, Segment, Sgd, TableConfig, Zeros
+from monolith.table import SGD, Adagrad, Expiry, Segment, TableConfig, Zeros
 from oracle import DictTable
 
 FIRST_SECOND = 1_700_000_000
@@ -32,7 +32,7 @@ class AnyTable(Protocol):
 
 def configs() -> dict[str, TableConfig]:
     """`user` counts in whole numbers; `item` has an optimizer with state, drawn initial values and rows that expire."""
-    user = Segment(dim=4, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0))
+    user = Segment(dim=4, initializer=Zeros(), optimizer=SGD(learning_rate=1.0))
     item = Segment(dim=3, optimizer=Adagrad(learning_rate=0.5))
     return {
         "user": TableConfig(name="user", segments=(user,)),

@@ -22,8 +22,8 @@ from monolith import EmbeddingTable
 from monolith.checkpoint.checkpoint_state import read_checkpoint_state
 from monolith.checkpoint.redirect import get_checkpoint_state
 from monolith.features import Batch, Feature
-from monolith.nn import EmbeddingCollection
-from monolith.table import Adagrad, Sgd, Zeros
+from monolith.nn import EmbeddingBagCollection
+from monolith.table import SGD, Adagrad, Zeros
 from monolith.train import Head, RunConfig, StepResult, Trainer
 from monolith.train.hooks import Hook
 from oracle import DictTable
@@ -39,9 +39,9 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embeddings = EmbeddingCollection(
+        self.embeddings = EmbeddingBagCollection(
             [
-                Feature(name="user", dim=4, initializer=Zeros(), optimizer=Sgd(learning_rate=1.0)),
+                Feature(name="user", dim=4, initializer=Zeros(), optimizer=SGD(learning_rate=1.0)),
                 Feature(name="item", dim=3, optimizer=Adagrad(learning_rate=0.5)),
             ]
         )

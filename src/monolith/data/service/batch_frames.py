@@ -30,7 +30,7 @@ _DTYPES: dict[torch.dtype, Stored] = {
 
 
 class ColumnHead(Config):
-    """One column: a tensor is one array, a Ragged two, values and row_splits."""
+    """One column: a tensor is one array, a Ragged two, values and offsets."""
 
     name: Annotated[str, Field(min_length=1)]
     ragged: bool
@@ -57,7 +57,7 @@ def arrays_of(batch: Batch) -> tuple[list[ColumnHead], list[np.ndarray]]:
         heads.append(ColumnHead(name=name, ragged=isinstance(column, Ragged), dtype=_DTYPES[values.dtype]))
         arrays.append(_array(values.detach().cpu().contiguous()))
         if isinstance(column, Ragged):
-            arrays.append(column.row_splits.numpy())
+            arrays.append(column.offsets.numpy())
     return heads, arrays
 
 

@@ -106,7 +106,7 @@ def slice_rows(batch: Batch, begin: int, end: int) -> Batch:
         if isinstance(rows, torch.Tensor):
             part[name] = rows[begin:end]
         else:
-            splits = rows.row_splits.numpy()[begin : end + 1]
+            splits = rows.offsets.numpy()[begin : end + 1]
             part[name] = Ragged(rows.values[splits[0] : splits[-1]], splits - splits[0])
     return part
 

@@ -61,7 +61,7 @@ def _column(name: str, values: Column) -> pyarrow.Array:
     import pyarrow
 
     if isinstance(values, Ragged):
-        return pyarrow.LargeListArray.from_arrays(values.row_splits.numpy(), values.values.numpy())
+        return pyarrow.LargeListArray.from_arrays(values.offsets.numpy(), values.values.numpy())
     if values.ndim != 1:
         raise InvalidArgumentError(f"{name}: expected a column [n] or a Ragged, got shape {list(values.shape)}")
     return pyarrow.array(values.numpy())

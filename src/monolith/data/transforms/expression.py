@@ -170,11 +170,11 @@ def _on_values(function: Callable[..., Value], node: ast.expr, *operands: Value)
     if not ragged:
         return function(*operands)
     # Values of one column only: of two, equal row splits would be a matter of the batch.
-    columns = {part.row_splits.data_ptr() for part in ragged}
+    columns = {part.offsets.data_ptr() for part in ragged}
     if len(columns) > 1 or any(isinstance(operand, torch.Tensor) for operand in operands):
         raise InvalidArgumentError(f"{ast.unparse(node)!r}: compare the values of a Ragged column with numbers only")
     values = function(*(operand.values if isinstance(operand, Ragged) else operand for operand in operands))
-    return Ragged(values, ragged[0].row_splits)
+    return Ragged(values, ragged[0].offsets)
 
 
 def _call(name: str, argument: Value, node: ast.expr) -> Value:

@@ -41,7 +41,7 @@ class SwitchSlot(Config):
         for name, slot in self.slots.items():
             column = column_of(batch, name)
             if isinstance(column, Ragged):
-                switched[name] = Ragged(layout.switch_slot(column.values, slot), column.row_splits)
+                switched[name] = Ragged(layout.switch_slot(column.values, slot), column.offsets)
             else:
                 switched[name] = layout.switch_slot(column, slot)
         return {**batch, **switched}
@@ -53,7 +53,7 @@ class FeatureCombine(Config):
     Example:
         >>> batch = {"a": Ragged.from_lists([[1, 2], []]), "b": torch.tensor([3, 4])}
         >>> combined = FeatureCombine(left="a", right="b", out="a_b", slot=7)(batch)["a_b"]
-        >>> combined.row_splits.tolist(), fid_v2.signature_of(combined.values).tolist()
+        >>> combined.offsets.tolist(), fid_v2.signature_of(combined.values).tolist()
         ([0, 2, 2], [3, 6])
     """
 
@@ -76,9 +76,7 @@ class FeatureCombine(Config):
         repeats = others[left.value_rowids()]
         outer = repeat(torch.arange(len(left.values)), repeats)
         ends = torch.cumsum(repeats, 0)
-        inner = (
-            torch.arange(int(splits[-1])) - (ends - repeats)[outer] + right.row_splits[:-1][left.value_rowids()[outer]]
-        )
+        inner = torch.arange(int(splits[-1])) - (ends - repeats)[outer] + right.offsets[:-1][left.value_rowids()[outer]]
         layout = _layout(self.fid_version)
         combined = combine_ids(left.values[outer], right.values[inner])
         return {**batch, self.out: Ragged(layout.make(self.slot, layout.signature_of(combined)), splits)}
@@ -122,7 +120,7 @@ class MapId(Config):
         """The batch transformed; the one given is not changed."""
         column = column_of(batch, self.column)
         if isinstance(column, Ragged):
-            return {**batch, self.column: Ragged(self._map(column.values), column.row_splits)}
+            return {**batch, self.column: Ragged(self._map(column.values), column.offsets)}
         return {**batch, self.column: self._map(column)}
 
     def _map(self, values: torch.Tensor) -> torch.Tensor:
@@ -150,7 +148,7 @@ class LogBucketFid(Config):
         for name, slot in self.slots.items():
             column = column_of(batch, name)
             if isinstance(column, Ragged):
-                buckets[name] = Ragged(_log_bucket(column.values, slot), column.row_splits)
+                buckets[name] = Ragged(_log_bucket(column.values, slot), column.offsets)
             else:
                 buckets[name] = _log_bucket(column, slot)
         return {**batch, **buckets}

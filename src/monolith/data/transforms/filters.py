@@ -139,7 +139,7 @@ class FilterByLabel(RowFilter):
         thresholds = torch.tensor(self.thresholds)
         if isinstance(column, Ragged):
             enough = column.row_lengths() >= count
-            place = torch.arange(len(column.values)) - column.row_splits[:-1][column.value_rowids()]
+            place = torch.arange(len(column.values)) - column.offsets[:-1][column.value_rowids()]
             counted = place < count
             hit = counted & self._reaches(column.values, thresholds[place.clamp(max=count - 1)])
             return enough & any_in_rows(column, hit)

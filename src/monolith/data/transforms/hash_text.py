@@ -46,8 +46,8 @@ def _ids(name: str, batch: Batch) -> Column:
         )
     if isinstance(lengths, Ragged):
         ends = np.concatenate([[0], np.cumsum(lengths.values.numpy(), dtype=np.int64)])
-        return Ragged(_hash(text.values, ends), lengths.row_splits)
-    return _hash(text.values, text.row_splits.numpy())
+        return Ragged(_hash(text.values, ends), lengths.offsets)
+    return _hash(text.values, text.offsets.numpy())
 
 
 def _hash(text: torch.Tensor, splits: np.ndarray) -> torch.Tensor:

@@ -51,10 +51,10 @@ class AddAction(Config):
         if not isinstance(column, Ragged):
             raise InvalidArgumentError(f"batch[{self.actions!r}]: expected a Ragged to append to, got a tensor")
         more = self.where.mask(batch).long()
-        splits = column.row_splits + torch.cat([more.new_zeros(1), more.cumsum(0)])
+        splits = column.offsets + torch.cat([more.new_zeros(1), more.cumsum(0)])
         values = column.values.new_full((int(splits[-1]),), self.action)
         # Row r has moved by the number of actions appended to the rows before it.
-        values[torch.arange(len(column.values)) + (splits[:-1] - column.row_splits[:-1])[column.value_rowids()]] = (
+        values[torch.arange(len(column.values)) + (splits[:-1] - column.offsets[:-1])[column.value_rowids()]] = (
             column.values
         )
         return {**batch, self.actions: Ragged(values, splits)}

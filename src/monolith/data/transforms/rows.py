@@ -35,7 +35,7 @@ def select_rows(batch: Mapping[str, Column], rows: torch.Tensor) -> Batch:
 def _select(column: Column, rows: torch.Tensor) -> Column:
     if isinstance(column, torch.Tensor):
         return column.index_select(0, rows)
-    starts, lengths = column.row_splits[:-1][rows], column.row_lengths()[rows]
+    starts, lengths = column.offsets[:-1][rows], column.row_lengths()[rows]
     splits = torch.cat([lengths.new_zeros(1), torch.cumsum(lengths, 0)])
     places = repeat(starts - splits[:-1], lengths) + torch.arange(int(splits[-1]))
     return Ragged(column.values.index_select(0, places.to(column.values.device)), splits)
@@ -81,7 +81,7 @@ def _concat(name: str, columns: Sequence[Column]) -> Column:
         )
     splits, offset = [torch.zeros(1, dtype=torch.int64)], 0
     for column in ragged:
-        splits.append(column.row_splits[1:] + offset)
+        splits.append(column.offsets[1:] + offset)
         offset += len(column.values)
     return Ragged(torch.cat([column.values for column in ragged]), torch.cat(splits))
 
@@ -93,7 +93,7 @@ def column_state(column: Column) -> torch.Tensor | dict[str, torch.Tensor]:
         >>> column_state(Ragged.from_lists([[7], []]))
         {'values': tensor([7]), 'row_splits': tensor([0, 1, 1])}
     """
-    return {"values": column.values, "row_splits": column.row_splits} if isinstance(column, Ragged) else column
+    return {"values": column.values, "row_splits": column.offsets} if isinstance(column, Ragged) else column
 
 
 def load_column(state: torch.Tensor | Mapping[str, torch.Tensor]) -> Column:

@@ -205,7 +205,7 @@ def most_prior_action(actions: torch.Tensor | Ragged, priority: tuple[int, ...])
         actions = Ragged(actions.reshape(-1), torch.arange(len(actions) + 1))
     if not priority:
         known = actions.row_lengths() > 0
-        firsts = actions.row_splits[:-1].clamp(max=max(len(actions.values) - 1, 0))
+        firsts = actions.offsets[:-1].clamp(max=max(len(actions.values) - 1, 0))
         return (actions.values[firsts] if len(actions.values) else torch.zeros(len(actions), dtype=torch.int64)), known
     best = torch.full((len(actions),), _UNKNOWN, dtype=torch.int64)
     best = best.scatter_reduce(0, actions.value_rowids(), _rank(actions.values, priority), "amin")

@@ -99,7 +99,7 @@ def texts_of(column: Ragged) -> list[bytes]:
         >>> texts_of(Ragged.from_lists([[104, 105], []], dtype=torch.uint8))
         [b'hi', b'']
     """
-    text, splits = column.values.numpy().tobytes(), column.row_splits.tolist()
+    text, splits = column.values.numpy().tobytes(), column.offsets.tolist()
     return [text[start:end] for start, end in itertools.pairwise(splits)]
 
 

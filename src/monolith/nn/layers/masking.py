@@ -11,18 +11,18 @@ from monolith.nn.checks import require_positive, require_shape
 __all__ = ["masked_softmax", "sequence_mask", "step_mask"]
 
 
-def sequence_mask(row_splits: Ragged | torch.Tensor, max_length: int) -> torch.Tensor:
+def sequence_mask(offsets: Ragged | torch.Tensor, max_length: int) -> torch.Tensor:
     """Which steps of the padded rows are there: bool [B, max_length], the first min(length, max_length) of each row true.
 
-    `row_splits` is the `Ragged` itself or its splits, integers [B + 1].
+    `offsets` is the `Ragged` itself or its splits, integers [B + 1].
 
     Example:
         >>> sequence_mask(torch.tensor([0, 1, 1, 4]), 2).tolist()
         [[True, False], [False, False], [True, True]]
     """
     require_positive("sequence_mask.max_length", max_length)
-    splits = row_splits.row_splits if isinstance(row_splits, Ragged) else row_splits
-    require_shape("sequence_mask.row_splits", splits, "B + 1")
+    splits = offsets.offsets if isinstance(offsets, Ragged) else offsets
+    require_shape("sequence_mask.offsets", splits, "B + 1")
     return torch.arange(max_length, device=splits.device) < splits.diff().unsqueeze(1)
 
 

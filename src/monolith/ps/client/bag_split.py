@@ -74,7 +74,7 @@ class DistinctIds:
         """Ask each id once, and its owner: `owners` has the server of every bucket, of `count`.
 
         Example:
-            >>> bags = Bags(table="t", ids=np.array([7, 5, 7]), row_splits=np.array([0, 3]))
+            >>> bags = Bags(table="t", ids=np.array([7, 5, 7]), offsets=np.array([0, 3]))
             >>> split = DistinctIds.of(bags, np.zeros(4096, dtype=np.int64), 1)
             >>> split.ids.tolist(), split.places.tolist()
             ([7, 5], [0, 1, 0])
@@ -103,7 +103,7 @@ class DistinctIds:
     def pushed(self, values: np.ndarray) -> Callable[[Some], list[np.ndarray]]:
         """Ids, and the sum of each id's gradients."""
         summed = np.empty((len(self.ids), values.shape[1]), dtype=np.float32)
-        splits = np.ascontiguousarray(self.bags.row_splits)
+        splits = np.ascontiguousarray(self.bags.offsets)
         _core.sum_places(_of_sums(values, self.bags), self.places, splits, summed)
         return lambda some: [self.ids[some], summed[some]]
 
@@ -132,7 +132,7 @@ class CutBags:
         """Ask every server for the sums of its own ids.
 
         Example:
-            >>> bags = Bags(table="t", ids=np.array([7, 5, 7]), row_splits=np.array([0, 1, 3]))
+            >>> bags = Bags(table="t", ids=np.array([7, 5, 7]), offsets=np.array([0, 1, 3]))
             >>> split = CutBags.of(bags, np.zeros(4096, dtype=np.int64), 1)
             >>> [array.tolist() for array in split.asked(slice(0, 3))]
             [[7, 5, 7], [0, 1, 3]]
@@ -145,7 +145,7 @@ class CutBags:
     @cached_property
     def bag_of(self) -> np.ndarray:
         """int64 [n]: the bag of each of `ids`."""
-        bag_of = _core.value_rowids(np.ascontiguousarray(self.bags.row_splits), len(self.bags.ids))
+        bag_of = _core.value_rowids(np.ascontiguousarray(self.bags.offsets), len(self.bags.ids))
         return bag_of if self.order is None else bag_of[self.order]
 
     def is_current(self) -> bool:
@@ -155,11 +155,11 @@ class CutBags:
     def asked(self, some: Some) -> list[np.ndarray]:
         """Ids, and the row splits of all bags."""
         if self.order is None and isinstance(some, slice):
-            return [self.ids, self.bags.row_splits]
+            return [self.ids, self.bags.offsets]
         bags = self.bag_of[some]
         # Parts that were refused and cut anew may join the ids of two servers: then the bags begin again in the middle.
         order = np.argsort(bags, kind="stable")
-        ends = np.cumsum(np.bincount(bags, minlength=len(self.bags.row_splits) - 1))
+        ends = np.cumsum(np.bincount(bags, minlength=len(self.bags.offsets) - 1))
         return [self.ids[some][order], np.concatenate([[0], ends])]
 
     def pooled(self, answers: Sequence[tuple[Some, np.ndarray]]) -> torch.Tensor:
@@ -183,11 +183,11 @@ def are_long(bags: Bags, servers: int) -> bool:
     """Whether bags are better pooled by the servers: fewer rows travel, nearly every server has ids of every bag.
 
     Example:
-        >>> bags = Bags(table="t", ids=np.arange(8), row_splits=np.array([0, 4, 8]))
+        >>> bags = Bags(table="t", ids=np.arange(8), offsets=np.array([0, 4, 8]))
         >>> are_long(bags, servers=2), are_long(bags, servers=3)
         (True, False)
     """
-    return len(bags.ids) >= 2 * servers * (len(bags.row_splits) - 1)
+    return len(bags.ids) >= 2 * servers * (len(bags.offsets) - 1)
 
 
 def split_by_owner(ids: np.ndarray, owners: np.ndarray, count: int) -> tuple[np.ndarray, list[int]]:

@@ -24,11 +24,11 @@ class ReadAhead:
     Example:
         >>> import torch
         >>> from monolith.features import Feature
-        >>> from monolith.nn import EmbeddingCollection
+        >>> from monolith.nn import EmbeddingBagCollection
         >>> from monolith.ps import ParameterServer, ReadAhead, ServerStore, tables_of
         >>> features = [Feature(name="user", dim=2)]
         >>> with ParameterServer() as server, ServerStore([server.address], tables_of(features)) as store:
-        ...     embeddings = EmbeddingCollection(features, store)
+        ...     embeddings = EmbeddingBagCollection(features, store)
         ...     batches = [{"user": torch.tensor([number])} for number in range(3)]
         ...     [list(embeddings(batch)["user"].shape) for batch in ReadAhead(batches, embeddings)]
         [[1, 2], [1, 2], [1, 2]]

@@ -34,7 +34,7 @@ class RemoteStore(ServerGroup):
         >>> from monolith.testing import sgd_table_config
         >>> with ParameterServer() as server, RemoteStore(server.address, [sgd_table_config(1, name="item")]) as store:
         ...     store.assign("item", [3, 4], torch.tensor([[1.0], [2.0]]))
-        ...     store.lookup([Bags(table="item", ids=np.array([3, 4]), row_splits=np.array([0, 2]))])
+        ...     store.lookup([Bags(table="item", ids=np.array([3, 4]), offsets=np.array([0, 2]))])
         [tensor([[3.]])]
     """
 
@@ -52,7 +52,7 @@ class RemoteStore(ServerGroup):
         """One float32 [bags, dim] per request; an empty bag is zeros. Never inserts."""
         reads = tuple(messages.TableRead(table=bags.table, pooling=bags.pooling) for bags in requests)
         text = messages.Lookup(tables=reads, wire=self.config.wire).model_dump_json()
-        arrays = [array for bags in requests for array in (bags.ids, bags.row_splits)]
+        arrays = [array for bags in requests for array in (bags.ids, bags.offsets)]
         frame = self._link.call(Call.LOOKUP, text, arrays)
         # A copy where nothing had to be widened: the frame's memory is not ours to write.
         rows = [widen(array, bags.table) for array, bags in zip(frame.arrays, requests, strict=True)]
@@ -80,7 +80,7 @@ class RemoteStore(ServerGroup):
         )
         arrays: list[np.ndarray] = []
         for gradient in joined:
-            arrays += [gradient.bags.ids, gradient.bags.row_splits]
+            arrays += [gradient.bags.ids, gradient.bags.offsets]
             arrays += [narrowed(float_rows(gradient.values), self.config.wire)]
         self._link.call(Call.APPLY_GRADIENTS, apply.model_dump_json(), arrays)
 

@@ -41,7 +41,7 @@ MAX_AHEAD = 16
 
 
 def tables_of(features: Sequence[Feature], *, seed: int = 0) -> list[DeclaredTable]:
-    """The tables that an `EmbeddingCollection` of `features` needs on its servers.
+    """The tables that an `EmbeddingBagCollection` of `features` needs on its servers.
 
     Example:
         >>> [table.config.name for table in tables_of([Feature(name="user", dim=8)])]
@@ -73,12 +73,12 @@ class ServerStore(BucketGroup):
         find: the addresses of all servers now, asked when one does not answer: it may have been started again elsewhere.
 
     Example:
-        >>> from monolith.nn import EmbeddingCollection
+        >>> from monolith.nn import EmbeddingBagCollection
         >>> from monolith.ps import ParameterServer, ServerStore, tables_of
         >>> features = [Feature(name="user", dim=2), Feature(name="item", dim=3)]
         >>> with ParameterServer() as one, ParameterServer() as two:
         ...     with ServerStore([one.address, two.address], tables_of(features)) as store:
-        ...         embeddings = EmbeddingCollection(features, store)
+        ...         embeddings = EmbeddingBagCollection(features, store)
         ...         output = embeddings({"user": torch.tensor([1, 2]), "item": torch.tensor([3, 4])})
         ...         output["item"].sum().backward()
         ...         embeddings.step()
@@ -241,9 +241,9 @@ class ServerStore(BucketGroup):
 
     def _push_split(self, gradient: Gradient, route: Route) -> BagSplit:
         bags, shape = gradient.bags, list(gradient.values.shape)
-        if len(shape) != 2 or shape[0] != len(bags.row_splits) - 1:
+        if len(shape) != 2 or shape[0] != len(bags.offsets) - 1:
             raise InvalidArgumentError(
-                f"gradients of table {bags.table!r}: expected [{len(bags.row_splits) - 1}, dim], got {shape}"
+                f"gradients of table {bags.table!r}: expected [{len(bags.offsets) - 1}, dim], got {shape}"
             )
         if self._declared[bags.table].admission is not None:
             # An admission filter counts how often an id comes: sums by id would hide it.
@@ -287,7 +287,7 @@ def _are_equal(one: Sequence[Bags], other: Sequence[Bags]) -> bool:
             a.table == b.table
             and a.pooling == b.pooling
             and np.array_equal(a.ids, b.ids)
-            and np.array_equal(a.row_splits, b.row_splits)
+            and np.array_equal(a.offsets, b.offsets)
         )
         for a, b in zip(one, other, strict=True)
     )

@@ -35,21 +35,21 @@ class _Update:
 
     table: EmbeddingTable
     ids: np.ndarray
-    row_splits: np.ndarray | None
+    offsets: np.ndarray | None
     values: np.ndarray
     gradient: TableGradient
 
     def without(self, buckets: np.ndarray) -> _Update:
         """The same but for the ids of `buckets`, a mask."""
         kept = ~buckets[bucket_of(self.ids)]
-        if self.row_splits is None:
+        if self.offsets is None:
             return replace(self, ids=self.ids[kept], values=self.values[kept])
         assert self.gradient.pooling != "none"
-        bags = Bags(table=self.table.name, ids=self.ids, row_splits=self.row_splits, pooling=self.gradient.pooling)
+        bags = Bags(table=self.table.name, ids=self.ids, offsets=self.offsets, pooling=self.gradient.pooling)
         return replace(
             self,
             ids=self.ids[kept],
-            row_splits=np.concatenate([[0], np.cumsum(kept)])[self.row_splits],
+            offsets=np.concatenate([[0], np.cumsum(kept)])[self.offsets],
             # A mean is that of the whole bag.
             values=self.values if bags.pooling == "sum" else self.values * pooling_factors(bags),
             gradient=self.gradient.model_copy(update={"pooling": "sum"}),
@@ -57,14 +57,14 @@ class _Update:
 
     def run(self, step: int, event_time: int) -> None:
         rates = self.gradient.learning_rates
-        if self.row_splits is None:
+        if self.offsets is None:
             self.table.apply_gradients(self.ids, self.values, learning_rates=rates, step=step, event_time=event_time)
             return
         self.table.apply_pooled_gradients(
             self.ids,
-            self.row_splits,
+            self.offsets,
             self.values,
-            mode=self.gradient.pooling,  # type: ignore[arg-type] # "none" has no row_splits
+            mode=self.gradient.pooling,  # type: ignore[arg-type] # "none" has no offsets
             learning_rates=rates,
             step=step,
             event_time=event_time,
@@ -77,13 +77,13 @@ class TableBags(NamedTuple):
     table: EmbeddingTable
     pooling: Pooling
     ids: np.ndarray
-    row_splits: np.ndarray | None
+    offsets: np.ndarray | None
     """None: no bags, a row for each id."""
 
     @property
     def shape(self) -> tuple[int, int]:
         """Of the answer."""
-        return (len(self.ids) if self.row_splits is None else len(self.row_splits) - 1, self.table.dim)
+        return (len(self.ids) if self.offsets is None else len(self.offsets) - 1, self.table.dim)
 
 
 INDEX_BYTES = 34
@@ -183,10 +183,10 @@ class ServedTables:
         for read, view in zip(reads, out, strict=True):
             # The core writes into the frame itself: what the network sends is not copied together first.
             rows = view if view.dtype == np.float32 else np.empty(view.shape, dtype=np.float32)
-            if read.row_splits is None:
+            if read.offsets is None:
                 read.table._core.lookup(read.ids, rows)
             else:
-                read.table._core.lookup_pooled(read.ids, read.row_splits, _POOLINGS[read.pooling], rows)
+                read.table._core.lookup_pooled(read.ids, read.offsets, _POOLINGS[read.pooling], rows)
             if rows is not view:
                 narrow(rows, view)
 
@@ -296,7 +296,7 @@ class ServedTables:
                 f"gradients of table {table.name!r}: expected [{rows}, {table.dim}], got {list(values.shape)}"
             )
         _require_trainable(table, gradient)
-        return _Update(table=table, ids=ids, row_splits=splits, values=values, gradient=gradient)
+        return _Update(table=table, ids=ids, offsets=splits, values=values, gradient=gradient)
 
     def _table(self, name: str) -> EmbeddingTable:
         try:
@@ -331,13 +331,13 @@ def _bag(read: TableRead | TableGradient, arrays: Sequence[np.ndarray]) -> tuple
     if len(arrays) == 1:
         return arrays[0], None
     ids, splits = arrays
-    _require(f"row_splits of table {read.table!r}", splits, np.dtype("<i8"), 1)
+    _require(f"offsets of table {read.table!r}", splits, np.dtype("<i8"), 1)
     # Checked here and not only by the call: a push must be right as a whole before its first table changes.
     try:
         _core.check_row_splits(splits, len(ids))
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
-            f"row_splits of table {read.table!r}: expected to rise from 0 to {len(ids)}, the number of ids; {error}"
+            f"offsets of table {read.table!r}: expected to rise from 0 to {len(ids)}, the number of ids; {error}"
         ) from None
     return ids, splits
 
