@@ -33,8 +33,8 @@ import workload
 from disk import drop_from_cache, plain_read, plain_write, seconds_of
 from growth import warm_memory
 from monolith import EmbeddingTable
-from monolith.checkpoint import restore_tables, write_checkpoint
 from monolith.log import ChangeLog
+from monolith.state import restore_tables, write_checkpoint
 from monolith.train import RunConfig
 from peers.monolith_table import empty_table, filled_table, use_threads
 from workload import BATCH, IdArray, offsets, pooled_gradient

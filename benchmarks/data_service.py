@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import torch
 
 from monolith.data import ParquetSource, TFRecordSource
-from monolith.data.service import (
+from monolith.dataservice import (
     DataDispatcher,
     DataServiceSource,
     DatasetConfig,

@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from monolith.checkpoint import restore_points
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.features import Batch, Feature
 from monolith.nn import FM, EmbeddingBagCollection
+from monolith.state import restore_points
 from monolith.table import Adagrad
 from monolith.train import Estimator, Head, RunConfig, StepResult, Trainer
 from monolith.train.hooks import Hook

@@ -9,6 +9,8 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tls"]
+
 # Quick runs are the same every time; campaigns marked slow draw new examples each time and print how to replay a
 # failure. Machines differ in speed, so no example has a deadline.
 settings.register_profile(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forked_processes import CONTEXT
-from monolith.data.service import (
+from monolith.dataservice import (
     DataClientConfig,
     DataDispatcher,
     DataServiceSource,
@@ -22,7 +22,7 @@ from monolith.data.service import (
     DataWorkerConfig,
     DispatcherConfig,
 )
-from monolith.durable_file import write_durably
+from monolith.durable import write_durably
 
 CLIENT = DataClientConfig(timeout=60, worker_timeout=2)
 

@@ -28,7 +28,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "monolith.cli.ps",
-        "monolith.data.service",
+        "monolith.dataservice",
         "monolith.data.synthetic",
         "monolith.metrics",
         "monolith.serve",

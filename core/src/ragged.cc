@@ -22,8 +22,8 @@ void check_size(const char* field, std::size_t size, std::size_t expected) {
 }
 
 void refuse_split(std::span<const std::int64_t> row_splits, std::size_t index, const std::string& expected) {
-  throw InvalidArgument("row_splits[" + std::to_string(index) + "] is " + std::to_string(row_splits[index]) + ", expected " +
-                        expected + "; row splits start with 0, never decrease and end with the number of values");
+  throw InvalidArgument("offsets[" + std::to_string(index) + "] is " + std::to_string(row_splits[index]) + ", expected " +
+                        expected + "; offsets start with 0, never decrease and end with the number of values");
 }
 
 std::size_t rows_of(std::span<const std::int64_t> row_splits) noexcept { return row_splits.size() - 1; }
@@ -32,7 +32,7 @@ std::size_t rows_of(std::span<const std::int64_t> row_splits) noexcept { return 
 
 void check_row_splits(std::span<const std::int64_t> row_splits, std::size_t num_values) {
   if (row_splits.empty()) {
-    throw InvalidArgument("row_splits is empty, expected one entry more than there are rows; no rows at all is [0]");
+    throw InvalidArgument("offsets is empty, expected one entry more than there are rows; no rows at all is [0]");
   }
   if (row_splits.front() != 0) refuse_split(row_splits, 0, "0");
   // Looks for any decrease without leaving the loop early, which vectorises; the search for it is the rare case.

@@ -28,13 +28,13 @@ bool begins(const std::string& text, const std::string& with) { return text.rfin
 TEST("the first bad entry is named with its value and what was expected") {
   CHECK_EQ(complaint({0}, 0), "");
   CHECK_EQ(complaint({0, 0, 3, 3}, 3), "");
-  CHECK(begins(complaint({}, 0), "row_splits is empty, expected one entry more than there are rows"));
-  CHECK(begins(complaint({1, 3}, 3), "row_splits[0] is 1, expected 0;"));
-  CHECK(begins(complaint({0, 5, 4, 3, 6}, 6), "row_splits[2] is 4, expected at least 5 (the entry before);"));
-  CHECK(begins(complaint({0, -1, 3}, 3), "row_splits[1] is -1, expected at least 0 (the entry before);"));
-  CHECK(begins(complaint({0, 2, 4}, 3), "row_splits[2] is 4, expected 3 (the number of values);"));
-  CHECK(begins(complaint({0, INT64_MAX}, 3), "row_splits[1] is 9223372036854775807, expected 3"));
-  CHECK(begins(complaint({0, INT64_MAX, INT64_MIN}, 3), "row_splits[2] is -9223372036854775808, expected at least"));
+  CHECK(begins(complaint({}, 0), "offsets is empty, expected one entry more than there are rows"));
+  CHECK(begins(complaint({1, 3}, 3), "offsets[0] is 1, expected 0;"));
+  CHECK(begins(complaint({0, 5, 4, 3, 6}, 6), "offsets[2] is 4, expected at least 5 (the entry before);"));
+  CHECK(begins(complaint({0, -1, 3}, 3), "offsets[1] is -1, expected at least 0 (the entry before);"));
+  CHECK(begins(complaint({0, 2, 4}, 3), "offsets[2] is 4, expected 3 (the number of values);"));
+  CHECK(begins(complaint({0, INT64_MAX}, 3), "offsets[1] is 9223372036854775807, expected 3"));
+  CHECK(begins(complaint({0, INT64_MAX, INT64_MIN}, 3), "offsets[2] is -9223372036854775808, expected at least"));
 }
 
 TEST("spec: rows [], [1], [2, 3] give row ids 1, 2, 2") {

@@ -57,8 +57,8 @@ __all__ = [
     "TableConfig",
     "Trainer",
     "clip_grad_norm_",
-    "load",
     "get_num_threads",
+    "load",
     "set_num_threads",
 ]
 

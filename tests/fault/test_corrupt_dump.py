@@ -18,15 +18,9 @@ from comparison import float32
 from dumps import masked_crc32c, sorted_rows
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, MonolithError
+from monolith.original import export_dump, export_multi_dump, import_dump, import_multi_dump
 from monolith.table import Adagrad, Adam
-from monolith.table.exchange import (
-    export_dump,
-    export_multi_dump,
-    export_parquet,
-    import_dump,
-    import_multi_dump,
-    import_parquet,
-)
+from monolith.table.exchange import export_parquet, import_parquet
 from monolith.testing import bit_flips, scrambles, truncations
 
 CONFIG = TableConfig(name="t", segments=(Segment(dim=3, optimizer=Adagrad()), Segment(dim=2, optimizer=Adam())))

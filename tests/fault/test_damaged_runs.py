@@ -16,8 +16,8 @@ from campaigns import Campaign, Job
 from disk_shim import Nursery
 
 from monolith import _core
-from monolith.checkpoint.manifest import read_manifest
 from monolith.errors import CorruptFileError, MonolithError
+from monolith.state.manifest import read_manifest
 from monolith.testing import bit_flips, scrambles, truncations
 
 LAST = 33

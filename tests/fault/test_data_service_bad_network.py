@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_ps_bad_network import FATES, Fates, SocketProxy, cutting_relay
 
-from monolith.data.service import (
+from monolith.dataservice import (
     DataClientConfig,
     DataDispatcher,
     DataServiceSource,

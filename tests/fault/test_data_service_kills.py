@@ -12,7 +12,7 @@ import pytest
 
 from data_service_processes import Role, run_dispatcher, run_trainer, run_worker, wait_until
 from forked_processes import CONTEXT
-from monolith.data.service import DatasetConfig
+from monolith.dataservice import DatasetConfig
 
 TRAINERS = 2
 

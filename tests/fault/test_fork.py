@@ -18,11 +18,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from monolith import EmbeddingTable
-from monolith.data.flows import merge_flow
 from monolith.data.prefetch import Prefetch
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.errors import ForkedProcessError
 from monolith.log import ChangeLog
+from monolith.original.flows import merge_flow
 from monolith.ps import CachedParameters, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.table import Bags

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from monolith import CorruptFileError, EmbeddingTable, Segment, TableConfig, _core
-from monolith.checkpoint import (
+from monolith.log import ChangeLog
+from monolith.state import (
     find_restore_point,
     inspect_checkpoint,
     read_row,
@@ -21,7 +22,6 @@ from monolith.checkpoint import (
     restore_tables,
     write_checkpoint,
 )
-from monolith.log import ChangeLog
 from monolith.table import SGD, Adagrad, AdmissionFilter, SlidingAdmission, Zeros, bucket_of
 
 VERSION_1 = Path(__file__).with_name("checkpoint-v1")

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from comparison import float32, int64
 from monolith import EmbeddingTable, Segment, TableConfig
+from monolith.original import dump_counts, export_dump, export_multi_dump, import_dump, import_multi_dump
 from monolith.table import SGD, Adagrad, Constant
-from monolith.table.exchange import dump_counts, export_dump, export_multi_dump, import_dump, import_multi_dump
 
 # Id 258 with the values 1, 2, 0.5, an Adagrad norm of 0.25 twice, and the time 300.
 ENTRY = bytes.fromhex(

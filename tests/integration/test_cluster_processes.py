@@ -8,8 +8,8 @@ import pytest
 
 from cluster_job import BATCHES
 from cluster_processes import environments, exit_codes, processes
-from monolith.checkpoint import restore_points
 from monolith.cluster import ClusterSpec, Task
+from monolith.state import restore_points
 from monolith.testing.servers import free_ports
 from real_servers import until
 

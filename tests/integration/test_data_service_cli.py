@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from monolith.cli import main
-from monolith.data.service import DataClientConfig, DataServiceSource
+from monolith.dataservice import DataClientConfig, DataServiceSource
 from monolith.testing.parameter_servers import server_process
 
 TESTS = Path(__file__).parents[1]

@@ -16,10 +16,10 @@ import torch
 from cluster_threads import sleep, started
 from counting_model import Counts
 from monolith import RunConfig, Trainer
-from monolith.checkpoint import restore_points
-from monolith.checkpoint.checkpoint_folder import read_state
 from monolith.cluster import HostServiceDiscovery
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
+from monolith.state import restore_points
+from monolith.state.checkpoint_folder import read_state
 from monolith.table import Bags
 from monolith.train import RunnerConfig
 from monolith.train.distributed import distributed_train

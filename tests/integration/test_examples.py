@@ -18,9 +18,9 @@ from rich.console import Console
 from torch import Tensor
 
 from forked_processes import run_script
-from monolith.checkpoint import restore_points
 from monolith.features import Batch
 from monolith.serve import Predictor, load
+from monolith.state import restore_points
 from monolith.train import StepResult
 from monolith.train.hooks import ProgressReport
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cluster_job
-from monolith.checkpoint import restore_points
+from monolith.state import restore_points
 from real_servers import INSTALL
 
 SECONDS = 300

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from monolith import optim, table
-from monolith.checkpoint import PartialRecoverySaver, copy_file, copy_recursively
-from monolith.checkpoint.retention import CheckpointHistory
 from monolith.cluster import NodeAliveChecker, ZKServiceDiscovery, check_port
 from monolith.cluster.liveness import Liveness
 from monolith.config import Config
-from monolith.data.service import DataClientConfig
+from monolith.dataservice import DataClientConfig
+from monolith.original import PartialRecoverySaver, copy_file, copy_recursively
 from monolith.ps import ClientConfig, ServerConfig
+from monolith.state.retention import CheckpointHistory
 from monolith.train import ModelCheckpoints, RunConfig
 
 CALLABLES: dict[Callable[..., Any], dict[str, object]] = {

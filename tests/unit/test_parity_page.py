@@ -103,6 +103,6 @@ def member(owner: object, name: str) -> object:
 
 def test_a_name_that_is_not_there_does_not_resolve() -> None:
     assert resolves("monolith.train.RunConfig.restore_dir")
-    assert resolves("monolith.cluster.mlp_roles.HandOver.servers")
+    assert resolves("monolith.original.mlp_roles.HandOver.servers")
     for wrong in ("monolith.train.RunConfig.num_ps", "monolith.train.Nothing", "monolith.nothing", "nothing"):
         assert not resolves(wrong)

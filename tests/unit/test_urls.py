@@ -10,13 +10,14 @@ import fsspec
 import pytest
 
 from monolith import EmbeddingTable
-from monolith.checkpoint import copy_recursively, find_restore_point, write_checkpoint
-from monolith.checkpoint.storage import is_remote, open_folder
 from monolith.cli import main
 from monolith.data import Column, CsvSource
 from monolith.errors import ConfigError, InvalidArgumentError, MonolithError
 from monolith.log import ChangeLog, LogReader
+from monolith.original import copy_recursively
 from monolith.ps import ServerConfig
+from monolith.state import find_restore_point, write_checkpoint
+from monolith.state.storage import is_remote, open_folder
 from monolith.testing import sgd_table_config
 from monolith.train import RunConfig
 from monolith.urls import checked_location, filesystem_of, is_url, local_path

@@ -9,19 +9,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from monolith.checkpoint.checkpoint_state import (
+from monolith.cli.options import Json
+from monolith.cli.output import show
+from monolith.errors import InvalidArgumentError
+from monolith.state.checkpoint_state import (
     MonolithCheckpointState,
     get_monolith_checkpoint_state,
     read_checkpoint_state,
     with_exempt,
     write_monolith_checkpoint_state,
 )
-from monolith.checkpoint.paths import base_name
-from monolith.checkpoint.restore_points import RestorePoint, restore_points
-from monolith.checkpoint.retention import drop_checkpoint
-from monolith.cli.options import Json
-from monolith.cli.output import show
-from monolith.errors import InvalidArgumentError
+from monolith.state.paths import base_name
+from monolith.state.restore_points import RestorePoint, restore_points
+from monolith.state.retention import drop_checkpoint
 
 __all__ = ["checkpoint"]
 

@@ -25,7 +25,7 @@ from monolith.errors import ConfigError
 from monolith.transport.tokens import read_token
 
 if TYPE_CHECKING:
-    from monolith.data.service.kinds import MakeSource
+    from monolith.dataservice.kinds import MakeSource
 
 __all__ = ["data_worker"]
 
@@ -63,7 +63,7 @@ def data_worker(
 
     The first line of the output tells the address. The token is also what it sends to the dispatcher.
     """
-    from monolith.data.service import DataClientConfig, DataWorker, DataWorkerConfig
+    from monolith.dataservice import DataClientConfig, DataWorker, DataWorkerConfig
 
     token = read_token(token_file)
     server = DataWorker(

@@ -56,7 +56,7 @@ def dispatcher(
 
     The first line of the output tells the address.
     """
-    from monolith.data.service import DataDispatcher, DatasetConfig, DispatcherConfig
+    from monolith.dataservice import DataDispatcher, DatasetConfig, DispatcherConfig
 
     described = None if dataset is None else DatasetConfig.from_json(json.dumps(read_yaml(dataset)))
     server = DataDispatcher(

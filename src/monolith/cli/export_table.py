@@ -14,9 +14,10 @@ from monolith.cli.output import show
 from monolith.cli.progress import showing_progress
 from monolith.cli.table_source import open_tables
 from monolith.errors import InvalidArgumentError
+from monolith.original import export_dump, export_multi_dump
+from monolith.original.dump.dump_files import Progress
 from monolith.table import EmbeddingTable
-from monolith.table.exchange import export_dump, export_multi_dump, export_parquet, export_safetensors
-from monolith.table.exchange.dump_files import Progress
+from monolith.table.exchange import export_parquet, export_safetensors
 
 __all__ = ["export_table"]
 

@@ -14,9 +14,10 @@ from monolith.cli.options import Json
 from monolith.cli.output import show
 from monolith.cli.progress import showing_progress
 from monolith.errors import ConfigError, InvalidArgumentError, StorageError
+from monolith.original import import_dump, import_multi_dump
+from monolith.original.dump.dump_files import Progress, has_dump
 from monolith.table import EmbeddingTable, TableConfig
-from monolith.table.exchange import import_dump, import_multi_dump, import_parquet
-from monolith.table.exchange.dump_files import Progress, has_dump
+from monolith.table.exchange import import_parquet
 
 __all__ = ["import_table"]
 

@@ -9,14 +9,14 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from monolith.checkpoint import RestorePoint, find_restore_point, inspect_checkpoint, read_row, restore_points
-from monolith.checkpoint.inspect import CheckpointInspection
-from monolith.checkpoint.manifest import MANIFEST
-from monolith.checkpoint.storage import is_remote, open_folder
 from monolith.cli.options import Json
 from monolith.cli.output import show
 from monolith.errors import InvalidArgumentError, MonolithError
 from monolith.serve import load
+from monolith.state import RestorePoint, find_restore_point, inspect_checkpoint, read_row, restore_points
+from monolith.state.inspect import CheckpointInspection
+from monolith.state.manifest import MANIFEST
+from monolith.state.storage import is_remote, open_folder
 from monolith.table import EmbeddingTable, Entries, TableConfig
 
 __all__ = ["inspect"]

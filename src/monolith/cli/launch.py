@@ -20,7 +20,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from monolith.checkpoint.storage import is_remote
 from monolith.cli.launch_view import JsonView, LaunchView, LinesView, TableView, event_text
 from monolith.cli.options import Json
 from monolith.cli.sizes import size_in_bytes
@@ -29,6 +28,7 @@ from monolith.cluster.launch.local import LocalRoles, OnLine
 from monolith.cluster.launch.on_ray import RayPlacement, RayRoles
 from monolith.cluster.liveness import Liveness
 from monolith.errors import ConfigError
+from monolith.state.storage import is_remote
 from monolith.transport.tokens import new_token, read_token
 
 __all__ = ["launch"]

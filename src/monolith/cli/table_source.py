@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from monolith.checkpoint import find_restore_point, is_complete
-from monolith.checkpoint.storage import is_remote
-from monolith.checkpoint.table_source import open_source
 from monolith.errors import InvalidArgumentError
+from monolith.state import find_restore_point, is_complete
+from monolith.state.storage import is_remote
+from monolith.state.table_source import open_source
 from monolith.table import NUM_BUCKETS, EmbeddingTable
 
 __all__ = ["open_tables"]

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from monolith.checkpoint.verify import verify as verify_folder
 from monolith.cli.options import Json
 from monolith.cli.output import show
+from monolith.state.verify import verify as verify_folder
 
 __all__ = ["verify"]
 

@@ -9,9 +9,6 @@ from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType, r
 from monolith.cluster.discovery_config import DiscoveryConfig, get_discovery, monolith_discovery
 from monolith.cluster.file_discovery import HostServiceDiscovery
 from monolith.cluster.liveness import Liveness
-from monolith.cluster.mlp import MLPEnv
-from monolith.cluster.mlp_discovery import MLPServiceDiscovery
-from monolith.cluster.mlp_roles import DataServers, HandOver, mlp_pass
 from monolith.cluster.mpi import (
     add_mpi_exception_hook,
     get_mpi_local_rank,
@@ -33,12 +30,6 @@ from monolith.cluster.net import (
 from monolith.cluster.ray_discovery import RayServiceDiscovery
 from monolith.cluster.role import ScheduledRole, role_from_environment
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
-from monolith.cluster.yarn import (
-    create_primus_save_point,
-    get_local_host,
-    maybe_finish_application,
-    maybe_kill_application,
-)
 from monolith.cluster.zookeeper import clear_zk_path, default_zk_servers, get_zk_auth_data, is_ipv6_only
 from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 
@@ -46,13 +37,9 @@ __all__ = [
     "AddressFamily",
     "ClusterSpec",
     "ConsulServiceDiscovery",
-    "DataServers",
     "DiscoveryConfig",
-    "HandOver",
     "HostServiceDiscovery",
     "Liveness",
-    "MLPEnv",
-    "MLPServiceDiscovery",
     "NodeAliveChecker",
     "RayServiceDiscovery",
     "ScheduledRole",
@@ -65,11 +52,9 @@ __all__ = [
     "check_port",
     "clear_zk_path",
     "concat_ip_and_port",
-    "create_primus_save_point",
     "default_zk_servers",
     "deregister_all",
     "get_discovery",
-    "get_local_host",
     "get_local_ip",
     "get_local_server_addr",
     "get_mpi_local_rank",
@@ -80,9 +65,6 @@ __all__ = [
     "is_ipv4_supported",
     "is_ipv6_address",
     "is_ipv6_only",
-    "maybe_finish_application",
-    "maybe_kill_application",
-    "mlp_pass",
     "monolith_discovery",
     "parse_tf_config",
     "retry_with_socket_error",

@@ -13,7 +13,6 @@ from pydantic import Field
 from monolith.cluster.consul_discovery import ConsulServiceDiscovery
 from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType
 from monolith.cluster.file_discovery import HostServiceDiscovery
-from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.net import AddressFamily
 from monolith.cluster.ray_discovery import RayServiceDiscovery
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
@@ -21,6 +20,7 @@ from monolith.cluster.zookeeper import default_zk_servers
 from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 from monolith.config import Config
 from monolith.errors import ConfigError
+from monolith.original.mlp_discovery import MLPServiceDiscovery
 
 __all__ = ["DiscoveryConfig", "get_discovery", "monolith_discovery"]
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from monolith.cluster.discovery import ServiceDiscovery
-from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.net import NodeAliveChecker, split_address
 from monolith.console import Reminder
 from monolith.errors import DeadlineExceededError, InvalidArgumentError
+from monolith.original.mlp_discovery import MLPServiceDiscovery
 
 __all__ = ["AddressList", "Formation", "wait_for_servers"]
 

@@ -10,10 +10,10 @@ from typing import Annotated, Literal, cast, get_args
 from pydantic import Field
 
 from monolith.cluster.discovery import ServiceDiscoveryType
-from monolith.cluster.mlp import MLPEnv
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.config import Config
 from monolith.errors import ConfigError
+from monolith.original.mlp import MLPEnv
 
 __all__ = ["DATA_ROLES", "ScheduledRole", "ServerType", "role_from_environment"]
 

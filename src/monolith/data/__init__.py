@@ -1,7 +1,6 @@
 """Data on its way to the model: sources of batches, transforms, synthetic data, prefetching."""
 
 from monolith.data.file_queue import FileQueue
-from monolith.data.flows import CacheOneDataset, merge_flow, split_flow
 from monolith.data.nested import NestedTensors
 from monolith.data.prefetch import Prefetch, PrefetchQueue
 from monolith.data.shuffle import Shuffle
@@ -24,7 +23,6 @@ from monolith.data.sources import (
 )
 
 __all__ = [
-    "CacheOneDataset",
     "Column",
     "CsvSource",
     "FileQueue",
@@ -44,7 +42,5 @@ __all__ = [
     "data_source_key",
     "expand_pattern",
     "gen_patterns",
-    "merge_flow",
     "parse_records",
-    "split_flow",
 ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from monolith.durable_file import sync_to_disk
+from monolith.durable import sync_to_disk
 from monolith.errors import InvalidArgumentError, MonolithError, StorageError
 from monolith.log.head import Head, HeadWriter
 from monolith.log.log_reader import LogReader

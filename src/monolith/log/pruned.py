@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from monolith.config import Config
-from monolith.durable_file import write_durably
+from monolith.durable import write_durably
 from monolith.errors import ConfigError, CorruptFileError, StorageError
 
 __all__ = ["PRUNED", "add_pruned", "read_pruned"]

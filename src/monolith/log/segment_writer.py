@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from monolith import _core
-from monolith.durable_file import sync_to_disk
+from monolith.durable import sync_to_disk
 from monolith.errors import InvalidArgumentError
 from monolith.log.segment import LogSegment
 from monolith.log.segment_format import (

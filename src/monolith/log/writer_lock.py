@@ -15,7 +15,7 @@ import os
 import secrets
 from pathlib import Path
 
-from monolith.durable_file import sync_to_disk
+from monolith.durable import sync_to_disk
 from monolith.errors import FencedError, StorageError
 from monolith.process_bound import let_go_in_children
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from monolith.checkpoint.checkpoint_folder import is_complete
-from monolith.checkpoint.restore_points import find_restore_point, restore_point_of
-from monolith.checkpoint.storage import StrPath
 from monolith.errors import InvalidArgumentError
+from monolith.state.checkpoint_folder import is_complete
+from monolith.state.restore_points import find_restore_point, restore_point_of
+from monolith.state.storage import StrPath
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata

@@ -1,9 +1,8 @@
 """Embedding modules with autograd over tables, what a training loop does with their gradients, layers and losses."""
 
 from monolith.nn.clip import clip_grad_norm_, clip_grads_
+from monolith.nn.collection import EmbeddingBagCollection, dense_state_dict, embedding_collections
 from monolith.nn.embedding import Embedding, EmbeddingBag
-from monolith.nn.embedding_collection import EmbeddingBagCollection, dense_state_dict, embedding_collections
-from monolith.nn.fused_layout import FusedLayout
 from monolith.nn.layers import (
     AGRU,
     CAN,
@@ -89,7 +88,6 @@ __all__ = [
     "EmbeddingBagCollection",
     "FFM",
     "FM",
-    "FusedLayout",
     "GradNorm",
     "IRazor",
     "LHUCTower",

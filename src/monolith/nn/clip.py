@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from monolith.errors import InvalidArgumentError
-from monolith.nn.embedding_collection import EmbeddingBagCollection, embedding_collections
+from monolith.nn.collection import EmbeddingBagCollection, embedding_collections
 
 __all__ = ["ClipType", "clip_grad_norm_", "clip_grads_"]
 

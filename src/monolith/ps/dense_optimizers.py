@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from monolith.checkpoint.optimizer_state import optimizer_name, plain_setting
 from monolith.config import Config
 from monolith.errors import ConfigError
 from monolith.optim import Adamom, RMSprop, Shampoo
+from monolith.state.optimizer_state import optimizer_name, plain_setting
 
 __all__ = ["DenseOptimizer", "group_optimizers", "make_optimizer", "state_numbers"]
 

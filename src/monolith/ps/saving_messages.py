@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from monolith.checkpoint.manifest import FileEntry
-from monolith.checkpoint.paths import is_absolute
 from monolith.config import Config, NonNegative
 from monolith.ps.messages import Name, Whole
 from monolith.ps.ownership import BucketRanges
+from monolith.state.manifest import FileEntry
+from monolith.state.paths import is_absolute
 
 __all__ = [
     "CommitRestore",

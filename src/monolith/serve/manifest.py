@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from monolith.config import Config
-from monolith.durable_file import sync_to_disk
+from monolith.durable import sync_to_disk
 from monolith.errors import ConfigError, CorruptFileError, StorageError
 
 __all__ = ["FORMAT_VERSION", "Manifest", "read_manifest", "write_manifest"]

@@ -42,7 +42,6 @@ from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Bags, Gradient, LocalStore, Store
 from monolith.table.table_file import read_rows_into
 from monolith.table.table_state import TableState
-from monolith.table.touched import TouchedKeySet
 
 __all__ = [
     "Adadelta",
@@ -78,14 +77,14 @@ __all__ = [
     "OneBit",
     "Ones",
     "ProbabilisticAdmission",
+    "RMSprop",
+    "RMSpropV2",
     "RandomNormal",
     "RandomUniform",
     "RawRows",
-    "RMSprop",
-    "RMSpropV2",
     "RowwiseAdagrad",
-    "Segment",
     "SGD",
+    "Segment",
     "ShardedStore",
     "SlidingAdmission",
     "Store",
@@ -93,7 +92,6 @@ __all__ = [
     "TableCut",
     "TableState",
     "TableStats",
-    "TouchedKeySet",
     "TruncatedNormal",
     "XavierNormal",
     "XavierUniform",

@@ -13,7 +13,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from monolith import _core
 from monolith.config import Config
-from monolith.durable_file import write_durably
+from monolith.durable import write_durably
 from monolith.errors import InvalidArgumentError, StorageError
 from monolith.table.arrays import Ids, id_array
 from monolith.urls import local_path

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from monolith import _core
 from monolith.config import Config
-from monolith.durable_file import sync_to_disk, write_durably
+from monolith.durable import sync_to_disk, write_durably
 from monolith.errors import ConfigError, CorruptFileError, StorageError
 from monolith.table.admission import AdmissionFilter
 from monolith.table.buckets import NUM_BUCKETS

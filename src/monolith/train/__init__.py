@@ -4,12 +4,10 @@ from monolith.train.config import RunConfig
 from monolith.train.estimator import Estimator
 from monolith.train.heads import Head
 from monolith.train.model_checkpoints import ModelCheckpoints
-from monolith.train.pipeline import AsyncFunctionManager
 from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import StepResult, Trainer
 
 __all__ = [
-    "AsyncFunctionManager",
     "Estimator",
     "Head",
     "ModelCheckpoints",

@@ -14,26 +14,26 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from monolith.checkpoint.checkpoint_folder import begin_checkpoint
-from monolith.checkpoint.checkpoint_state import (
+from monolith.errors import InvalidArgumentError, LogGapError
+from monolith.log import ChangeLog, Flusher
+from monolith.process_bound import WorkerThreads
+from monolith.ps.client.server_parameters import ServerOptimizer
+from monolith.state.checkpoint_folder import begin_checkpoint
+from monolith.state.checkpoint_state import (
     create_monolith_checkpoint_state,
     remove_checkpoint_info,
     update_save_time,
     write_checkpoint_info,
 )
-from monolith.checkpoint.lineage import LOG, needs_snapshot
-from monolith.checkpoint.manifest import Manifest
-from monolith.checkpoint.parts import remove_orphans, rows_of_parts
-from monolith.checkpoint.pending import PendingCheckpoint
-from monolith.checkpoint.reachability import remove_unreachable
-from monolith.checkpoint.retention import CheckpointHistory
-from monolith.checkpoint.save_names import BASENAME, SaveHelper, step_of_name
-from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
-from monolith.checkpoint.storage import LocalFolder, is_remote, open_folder
-from monolith.errors import InvalidArgumentError, LogGapError
-from monolith.log import ChangeLog, Flusher
-from monolith.process_bound import WorkerThreads
-from monolith.ps.client.server_parameters import ServerOptimizer
+from monolith.state.lineage import LOG, needs_snapshot
+from monolith.state.manifest import Manifest
+from monolith.state.parts import remove_orphans, rows_of_parts
+from monolith.state.pending import PendingCheckpoint
+from monolith.state.reachability import remove_unreachable
+from monolith.state.retention import CheckpointHistory
+from monolith.state.save_names import BASENAME, SaveHelper, step_of_name
+from monolith.state.snapshot import OpenSnapshot, write_snapshot
+from monolith.state.storage import LocalFolder, is_remote, open_folder
 from monolith.table import EmbeddingTable, LocalStore
 from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Store

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from monolith.checkpoint.restore_points import Moment
 from monolith.config import Config, NonNegative, Positive
 from monolith.nn.clip import ClipType
+from monolith.state.restore_points import Moment
 from monolith.urls import Location
 
 __all__ = ["RunConfig", "other_runs"]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from monolith.checkpoint.optimizer_state import (
+from monolith.ps.client.server_parameters import ServerOptimizer
+from monolith.state.optimizer_state import (
     OptimizerPlan,
     declared_settings,
     optimizer_state,
@@ -20,7 +21,6 @@ from monolith.checkpoint.optimizer_state import (
     plan_scheduler,
     scheduler_state,
 )
-from monolith.ps.client.server_parameters import ServerOptimizer
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer

@@ -13,7 +13,6 @@ from monolith.cluster.discovery import ServiceDiscovery
 from monolith.cluster.formation import Formation
 from monolith.cluster.launch.exit_code import tell_wrong_usage
 from monolith.cluster.launch.heartbeat import beating
-from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.mpi import add_mpi_exception_hook
 from monolith.cluster.role import DATA_ROLES, ServerType
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
@@ -22,14 +21,15 @@ from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 from monolith.console import log_to_stderr
 from monolith.errors import ConfigError, RunInterruptedError
 from monolith.features.batch import Batch
-from monolith.ps.benchmark import measure_servers
-from monolith.ps.benchmark_round import BenchmarkConfig, ServerKeys, choose_servers
+from monolith.original.mlp_discovery import MLPServiceDiscovery
+from monolith.original.mlp_hand_over import serve_data, service_dispatcher, service_source
+from monolith.original.ps_benchmark import measure_servers
+from monolith.original.ps_benchmark_round import BenchmarkConfig, ServerKeys, choose_servers
 from monolith.ps.client.coordination_client import HostLink, ServerSteps
 from monolith.ps.client.server_group import ClientConfig
 from monolith.train.config import other_runs
 from monolith.train.hooks.hook import Hook
 from monolith.train.job_end import HeartBeat, shut_down, tell_scheduler
-from monolith.train.mlp_hand_over import serve_data, service_dispatcher, service_source
 from monolith.train.retry import run_with_retries
 from monolith.train.runner import RunnerConfig
 from monolith.train.server_list import ServerListFile
@@ -37,7 +37,7 @@ from monolith.train.server_role import serve
 from monolith.train.worker_attempt import Meet, WorkerAttempt, client_config
 
 if TYPE_CHECKING:
-    from monolith.train.mlp_hand_over import TrainingData
+    from monolith.original.mlp_hand_over import TrainingData
     from monolith.train.trainer import Trainer
 
 __all__ = ["distributed_train"]

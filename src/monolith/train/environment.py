@@ -8,10 +8,10 @@ import platform
 import socket
 from collections.abc import Iterable, Mapping
 
-from monolith.checkpoint.roots import RESTORE_ROOTS
 from monolith.cluster.launch.heartbeat import HEARTBEAT_VARIABLE
 from monolith.config import nearest_name
 from monolith.errors import ConfigError
+from monolith.state.roots import RESTORE_ROOTS
 from monolith.transport.tokens import TOKEN_VARIABLE
 
 __all__ = ["OTHER_VARIABLES", "get_local_host", "get_metric_prefix", "require_known_variables", "set_metric_prefix"]

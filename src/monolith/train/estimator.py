@@ -12,25 +12,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from monolith.checkpoint.storage import is_remote
 from monolith.cluster.discovery_config import monolith_discovery
 from monolith.cluster.role import DATA_ROLES
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch, as_batch, num_rows
+from monolith.original.mlp_hand_over import serve_data, service_dispatcher, service_source
+from monolith.state.storage import is_remote
 from monolith.train.config import RunConfig
 from monolith.train.evaluation import HeadMetrics
 from monolith.train.forward import forward_passes
 from monolith.train.heads import Head, column
 from monolith.train.hooks import Hook, LoggingHook, ProgressHook, TensorBoardHook
 from monolith.train.hooks.tensorboard import write_evaluation
-from monolith.train.mlp_hand_over import serve_data, service_dispatcher, service_source
 from monolith.train.processors import StarvationHook
 from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import DATA_ENDED, Trainer
 
 if TYPE_CHECKING:
+    from monolith.original.mlp_hand_over import TrainingData
     from monolith.train.local_servers import LocalServers
-    from monolith.train.mlp_hand_over import TrainingData
 
 __all__ = ["Estimator", "Mode"]
 

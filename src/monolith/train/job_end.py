@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from monolith.cluster.yarn import maybe_finish_application, maybe_kill_application
 from monolith.errors import MonolithError
+from monolith.original.yarn import maybe_finish_application, maybe_kill_application
 from monolith.ps.client.server_group import ClientConfig, link_to
 from monolith.train.hooks.checkpoint import Metric
 from monolith.transport.calls import Call

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monolith.checkpoint.storage import is_remote
-from monolith.checkpoint.verify import SERVERS
 from monolith.errors import ConfigError
 from monolith.ps.client.server_store import ServerStore
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
+from monolith.state.storage import is_remote
+from monolith.state.verify import SERVERS
 from monolith.train.config import RunConfig, other_runs
 from monolith.train.placement import Placement
 from monolith.train.runner import RunnerConfig

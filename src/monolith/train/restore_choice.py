@@ -6,24 +6,24 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from monolith.checkpoint.checkpoint_state import CheckpointState, checkpoint_exists, read_checkpoint_state
-from monolith.checkpoint.paths import base_name, parent_folder
-from monolith.checkpoint.redirect import (
+from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.state.checkpoint_state import CheckpointState, checkpoint_exists, read_checkpoint_state
+from monolith.state.paths import base_name, parent_folder
+from monolith.state.redirect import (
     RESTORE_MARKER,
     adopt_restore_dir,
     get_checkpoint_state,
     restore_marker,
     warn_if_ignored,
 )
-from monolith.checkpoint.restore_points import (
+from monolith.state.restore_points import (
     RestorePoint,
     find_restore_point,
     restore_point_at,
     restore_point_of,
     restore_points,
 )
-from monolith.checkpoint.storage import is_remote, open_folder
-from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.state.storage import is_remote, open_folder
 from monolith.train.config import RunConfig
 
 __all__ = [

@@ -6,15 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monolith.checkpoint.checkpoint_folder import part_paths, read_state
-from monolith.checkpoint.dense import DenseReport, plan_dense
-from monolith.checkpoint.fit import RestoreReport
-from monolith.checkpoint.in_use import in_use
-from monolith.checkpoint.manifest import read_manifest
-from monolith.checkpoint.optimizer_state import OptimizerPlan
-from monolith.checkpoint.paths import base_name
-from monolith.checkpoint.restore import RestoreChoices, prepare_tables
-from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_points
 from monolith.errors import (
     CheckpointMismatchError,
     CorruptFileError,
@@ -25,6 +16,15 @@ from monolith.errors import (
 )
 from monolith.nn import dense_state_dict, embedding_collections
 from monolith.ps.client.server_group import ServerGroup
+from monolith.state.checkpoint_folder import part_paths, read_state
+from monolith.state.dense import DenseReport, plan_dense
+from monolith.state.fit import RestoreReport
+from monolith.state.in_use import in_use
+from monolith.state.manifest import read_manifest
+from monolith.state.optimizer_state import OptimizerPlan
+from monolith.state.paths import base_name
+from monolith.state.restore import RestoreChoices, prepare_tables
+from monolith.state.restore_points import RestorePoint, find_restore_point, restore_points
 from monolith.train.restore_choice import RestoreChoice, choose_restore_point, cleared_before
 from monolith.train.served_stores import lost_servers, mark_initialised, prepare_stores, served_stores
 

@@ -9,10 +9,10 @@ from typing import Unpack
 
 import numpy as np
 
-from monolith.checkpoint.manifest import FileEntry
-from monolith.checkpoint.restore import RestoreChoices
 from monolith.ps.client.server_checkpoints import begin_server_saves, prepare_servers
 from monolith.ps.client.server_group import ServerGroup
+from monolith.state.manifest import FileEntry
+from monolith.state.restore import RestoreChoices
 from monolith.table.store import Store
 
 __all__ = ["ServedSaves", "begin_saves", "lost_servers", "mark_initialised", "prepare_stores", "served_stores"]

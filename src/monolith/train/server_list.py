@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from monolith.checkpoint.storage import open_folder
 from monolith.errors import ConfigError
+from monolith.state.storage import open_folder
 
 __all__ = ["ServerListFile"]
 

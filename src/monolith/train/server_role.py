@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from monolith.checkpoint.storage import is_remote
-from monolith.checkpoint.verify import SERVERS
 from monolith.cluster.discovery import ServiceDiscovery
 from monolith.cluster.file_discovery import HostServiceDiscovery
-from monolith.cluster.mlp_discovery import MLPServiceDiscovery
 from monolith.cluster.net import concat_ip_and_port, split_address
 from monolith.cluster.ray_discovery import RayServiceDiscovery
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
-from monolith.cluster.yarn import get_local_host
 from monolith.console import Reminder
 from monolith.errors import WorkerLostError
+from monolith.original.mlp_discovery import MLPServiceDiscovery
+from monolith.original.yarn import get_local_host
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
+from monolith.state.storage import is_remote
+from monolith.state.verify import SERVERS
 from monolith.train.runner import RunnerConfig
 
 __all__ = ["announced", "place_server", "serve", "wait_for_end"]

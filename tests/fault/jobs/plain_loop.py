@@ -10,16 +10,16 @@ import torch
 
 from jobs.records import Oracle, configs, dense_after, train
 from monolith import EmbeddingTable
-from monolith.checkpoint import (
+from monolith.errors import StorageError
+from monolith.log import ChangeLog
+from monolith.state import (
     find_restore_point,
     remove_unreachable,
     restore_points,
     restore_tables,
     write_checkpoint,
 )
-from monolith.checkpoint.retention import CheckpointHistory
-from monolith.errors import StorageError
-from monolith.log import ChangeLog
+from monolith.state.retention import CheckpointHistory
 
 KEPT = 2
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from comparison import assert_same_rows, initial_rows
 from monolith import EmbeddingTable
-from monolith.checkpoint.checkpoint_state import read_checkpoint_state
-from monolith.checkpoint.redirect import get_checkpoint_state
 from monolith.features import Batch, Feature
 from monolith.nn import EmbeddingBagCollection
+from monolith.state.checkpoint_state import read_checkpoint_state
+from monolith.state.redirect import get_checkpoint_state
 from monolith.table import SGD, Adagrad, Zeros
 from monolith.train import Head, RunConfig, StepResult, Trainer
 from monolith.train.hooks import Hook

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from monolith.checkpoint import PartialRecoverySaver
-from monolith.checkpoint.redirect import get_checkpoint_state
 from monolith.errors import StorageError
+from monolith.original import PartialRecoverySaver
+from monolith.state.redirect import get_checkpoint_state
 
 
 def _variables(step: int) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from monolith.durable_file import write_durably
+from monolith.durable import write_durably
 from monolith.errors import StorageError
 from monolith.log.segment import LogSegment
 from monolith.ps.saving_messages import LogState, ReadLog, Segment, Segments

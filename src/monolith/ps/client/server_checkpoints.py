@@ -13,17 +13,17 @@ from typing import Unpack
 
 import numpy as np
 
-from monolith.checkpoint.checkpoint_folder import begin_checkpoint
-from monolith.checkpoint.in_use import in_use
-from monolith.checkpoint.manifest import FileEntry
-from monolith.checkpoint.paths import base_name, is_absolute, parent_folder, relative_name
-from monolith.checkpoint.restore import RestoreChoices
-from monolith.checkpoint.roots import RESTORE_ROOTS, is_allowed
-from monolith.checkpoint.storage import StrPath
 from monolith.config import Config
 from monolith.errors import InvalidArgumentError, MonolithError, SaveInterruptedError, StorageError
 from monolith.ps.ownership import mask_of
 from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
+from monolith.state.checkpoint_folder import begin_checkpoint
+from monolith.state.in_use import in_use
+from monolith.state.manifest import FileEntry
+from monolith.state.paths import base_name, is_absolute, parent_folder, relative_name
+from monolith.state.restore import RestoreChoices
+from monolith.state.roots import RESTORE_ROOTS, is_allowed
+from monolith.state.storage import StrPath
 from monolith.transport.calls import Call
 from monolith.transport.link import Link, finish_all
 

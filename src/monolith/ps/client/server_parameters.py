@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from monolith.checkpoint.optimizer_state import declared_settings
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.process_bound import WorkerThreads
 from monolith.ps import messages
 from monolith.ps.client.dense_routes import DensePart, DenseRoutes
 from monolith.ps.client.server_group import ServerGroup
 from monolith.ps.dense_optimizers import DenseOptimizer, group_optimizers
+from monolith.state.optimizer_state import declared_settings
 from monolith.state_bytes import pack_state
 from monolith.transport.calls import Call
 

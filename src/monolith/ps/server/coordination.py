@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from monolith.cluster.coordination import Barrier, Member, Members, Phase, Seen
 from monolith.config import Config
-from monolith.durable_file import write_durably
+from monolith.durable import write_durably
 from monolith.errors import ConfigError, CorruptFileError, StalePushError, StorageError
 from monolith.ps.coordination_messages import Greet
 from monolith.ps.messages import Whole

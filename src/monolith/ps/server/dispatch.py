@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from monolith.checkpoint.storage import StrPath
 from monolith.errors import FencedError, OverloadedError, ProtocolError, ServerRestoredError
 from monolith.ps import messages
 from monolith.ps.ownership import mask_of, ranges_of
@@ -31,6 +30,7 @@ from monolith.ps.server.pushes import WorkerRecord
 from monolith.ps.server.save_calls import SaveCalls
 from monolith.ps.server.state import ServerState
 from monolith.ps.server.table_calls import TableCalls
+from monolith.state.storage import StrPath
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.transport.answers import Answer, json_answer, message_of
 from monolith.transport.calls import AUTHORITATIVE, CHANGES, Call
@@ -244,7 +244,7 @@ class Dispatcher(FrameCalls):
         return Answer()
 
     def _measure(self, frame: Frame) -> Answer:
-        from monolith.ps.benchmark import spin
+        from monolith.original.ps_benchmark import spin
 
         return json_answer(throughput=spin(message_of(messages.Measure, frame).seconds, clock=self._clock))
 

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import numpy as np
 
-from monolith.checkpoint.checkpoint_folder import begin_checkpoint
-from monolith.checkpoint.lineage import LOG, needs_snapshot
-from monolith.checkpoint.manifest import MANIFEST, FileEntry
-from monolith.checkpoint.pending import PendingCheckpoint
-from monolith.checkpoint.reachability import remove_unreachable
-from monolith.checkpoint.restore import prepare_tables
-from monolith.checkpoint.restore_points import RestorePoint, find_restore_point, restore_point_at
-from monolith.checkpoint.snapshot import OpenSnapshot, write_snapshot
-from monolith.checkpoint.verify import SERVERS
-from monolith.durable_file import write_durably
+from monolith.durable import write_durably
 from monolith.errors import InvalidArgumentError, MonolithError
 from monolith.log import ChangeLog
 from monolith.process_bound import WorkerThreads
 from monolith.ps.saving_messages import SaveBegun
 from monolith.ps.server.state import ServerState
+from monolith.state.checkpoint_folder import begin_checkpoint
+from monolith.state.lineage import LOG, needs_snapshot
+from monolith.state.manifest import MANIFEST, FileEntry
+from monolith.state.pending import PendingCheckpoint
+from monolith.state.reachability import remove_unreachable
+from monolith.state.restore import prepare_tables
+from monolith.state.restore_points import RestorePoint, find_restore_point, restore_point_at
+from monolith.state.snapshot import OpenSnapshot, write_snapshot
+from monolith.state.verify import SERVERS
 
 __all__ = ["ServerFolder"]
 

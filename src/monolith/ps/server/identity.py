@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monolith.durable_file import write_durably
+from monolith.durable import write_durably
 from monolith.errors import CorruptFileError, StorageError
 
 __all__ = ["kept_identity"]

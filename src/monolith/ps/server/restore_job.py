@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from monolith.checkpoint.checkpoint_folder import part_paths, read_state
-from monolith.checkpoint.in_use import in_use
-from monolith.checkpoint.manifest import read_manifest
-from monolith.checkpoint.paths import base_name
-from monolith.checkpoint.restore import prepare_tables
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.ps.ownership import mask_of
 from monolith.ps.saving_messages import Restore
 from monolith.ps.server.ledger_state import forget_progress, put_progress, read_base_step, read_ledger
 from monolith.ps.server.state import ServerState, source_of
+from monolith.state.checkpoint_folder import part_paths, read_state
+from monolith.state.in_use import in_use
+from monolith.state.manifest import read_manifest
+from monolith.state.paths import base_name
+from monolith.state.restore import prepare_tables
 from monolith.state_bytes import State
 from monolith.table.buckets import NUM_BUCKETS
 

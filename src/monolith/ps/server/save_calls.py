@@ -10,15 +10,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from monolith.checkpoint.manifest import FileEntry
-from monolith.checkpoint.roots import is_below, reading_below, restore_roots
-from monolith.checkpoint.storage import StrPath
 from monolith.errors import InvalidArgumentError, SaveInterruptedError
 from monolith.process_bound import WorkerThreads
 from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.restore_job import prepare_server, require_settled
 from monolith.ps.server.state import ServerState
+from monolith.state.manifest import FileEntry
+from monolith.state.roots import is_below, reading_below, restore_roots
+from monolith.state.storage import StrPath
 from monolith.transport.answers import Answer, Calls, message_of
 from monolith.transport.calls import Call
 from monolith.transport.frames import Frame

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from monolith import _core
-from monolith.checkpoint.fit import changed_settings, filters_fit
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.ps.messages import Apply, DeclaredTable, Lookup, Pooling, TableGradient, TableRead
 from monolith.ps.precision import narrow, widen
 from monolith.ps.server.memory_limit import MemoryLimit
+from monolith.state.fit import changed_settings, filters_fit
 from monolith.table.admission import AdmissionFilter
 from monolith.table.bag_parts import pooling_factors
 from monolith.table.buckets import bucket_of

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from monolith.durable_file import sync_to_disk
+from monolith.durable import sync_to_disk
 from monolith.errors import StorageError
 
 __all__ = ["replacing_files"]

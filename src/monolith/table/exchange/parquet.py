@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from monolith.errors import ConfigError, CorruptFileError, SchemaError, StorageError
+from monolith.original.dump.dump_files import Progress
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable
-from monolith.table.exchange.dump_files import Progress
 from monolith.table.exchange.output_files import replacing_files
 from monolith.table.exchange.rows import RowColumns, fresh_slots, insert, row_batches
 from monolith.urls import local_path

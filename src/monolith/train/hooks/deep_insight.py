@@ -14,11 +14,11 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from monolith.checkpoint.storage import is_remote
 from monolith.errors import ConfigError, InvalidArgumentError, StorageError
 from monolith.features.batch import Batch
 from monolith.features.ids import hash_ids
 from monolith.features.ragged import Ragged
+from monolith.state.storage import is_remote
 from monolith.train.heads import Head, column
 from monolith.train.hooks.hook import Hook
 

@@ -1,0 +1,180 @@
+"""`DataDispatcher`: hands out the splits of datasets to trainers, and knows which data workers are alive."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from monolith.config import Positive
+from monolith.data.sources.files import expand_pattern
+from monolith.dataservice import messages
+from monolith.dataservice.dataset import DatasetConfig
+from monolith.dataservice.events import Event
+from monolith.dataservice.jobs import Jobs
+from monolith.dataservice.journal import Journal
+from monolith.dataservice.roots import require_below, require_roots
+from monolith.dataservice.worker_pool import WorkerPool
+from monolith.errors import StorageError
+from monolith.ps.messages import Read
+from monolith.transport.answers import Answer, json_answer, message_of
+from monolith.transport.calls import Call
+from monolith.transport.frame_calls import FrameCalls
+from monolith.transport.frame_server import FrameServer, ListenConfig, require_safe
+from monolith.transport.frames import Frame
+
+__all__ = ["DataDispatcher", "DispatcherCalls", "DispatcherConfig"]
+
+_log = logging.getLogger(__name__)
+
+
+class DispatcherConfig(ListenConfig):
+    """How a dispatcher listens, and where it keeps what it handed out.
+
+    Example:
+        >>> DispatcherConfig(folder=Path("runs/clicks/data")).lease_secs
+        5.0
+    """
+
+    folder: Path | None = None
+    """For its journal: a dispatcher that is started again goes on from it. None: what it handed out dies with it."""
+    take_over: bool = False
+    """Take `folder` from a process that still has it, such as one that hangs; that one is fenced."""
+    lease_secs: Positive = 5.0
+    """A data worker that was not heard for so long counts as dead. They report five times as often."""
+    max_message_bytes: int = 2**22
+    """Larger requests are refused."""
+    roots: tuple[str, ...] = ()
+    """Folders, or beginnings of URLs, that the files of datasets must be below. "*": any file this process may list. Without
+    roots, any file on loopback; on an address that other machines can reach, the dispatcher does not start."""
+
+
+class DispatcherCalls(FrameCalls):
+    """What a dispatcher does, without the network around it."""
+
+    def __init__(self, config: DispatcherConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(max_frame_bytes=config.max_message_bytes)
+        self._journal = None if config.folder is None else Journal(config.folder, take_over=config.take_over)
+        self._roots = config.roots
+        self.jobs = Jobs(record=self._record, happened=self._shorten)
+        """What was handed out."""
+        self._workers = WorkerPool(lease_secs=config.lease_secs, clock=clock)
+        self._calls = {
+            Call.HEALTH: self._health,
+            Call.SHUTDOWN: self._shutdown,
+            Call.REGISTER_DATASET: self._register,
+            Call.JOIN_JOB: self._join,
+            Call.LEAVE_JOB: self._leave,
+            Call.NEXT_SPLIT: self._next_split,
+            Call.DESCRIBE_SPLIT: self._describe,
+            Call.FIND_WORKER: self._find_worker,
+            Call.DATA_HEARTBEAT: self._heartbeat,
+        }
+        if self._journal is not None:
+            for event in self._journal.read():
+                self.jobs.apply(event)
+
+    def register(self, request: messages.RegisterDataset) -> None:
+        """Make a job whose files are below the roots, unless it is there and reads the same."""
+        for path in request.dataset.paths:
+            for pattern in expand_pattern(path):
+                require_below(pattern, self._roots)
+        self.jobs.register(request)
+
+    def close(self) -> None:
+        """Let another process have the journal."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _record(self, event: Event) -> None:
+        if self._journal is not None:
+            self._journal.append(event)
+
+    def _shorten(self) -> None:
+        if self._journal is None or not self._journal.is_long:
+            return
+        try:
+            self._journal.rewrite(self.jobs.states())
+        except StorageError as error:
+            _log.warning("the journal could not be shortened and grows on: %s", error)
+            self._journal.put_off()
+
+    def _require_mine(self, frame: Frame) -> None:
+        # With a journal it does not matter which life of the dispatcher answers; without one, trainers must notice.
+        if self._journal is None:
+            super()._require_mine(frame)
+        else:
+            self._journal.require_own()
+
+    def _health(self, frame: Frame) -> Answer:
+        message_of(Read, frame)
+        return json_answer(workers=self._workers.alive(), jobs=self.jobs.progress())
+
+    def _shutdown(self, frame: Frame) -> Answer:
+        self.stop_asked.set()
+        return Answer()
+
+    def _register(self, frame: Frame) -> Answer:
+        self.register(message_of(messages.RegisterDataset, frame))
+        return Answer()
+
+    def _join(self, frame: Frame) -> Answer:
+        joined = self.jobs.join(message_of(messages.JoinJob, frame))
+        return Answer(text=joined.model_dump_json())
+
+    def _leave(self, frame: Frame) -> Answer:
+        return Answer(text=self.jobs.leave(message_of(messages.LeaveJob, frame)).model_dump_json())
+
+    def _next_split(self, frame: Frame) -> Answer:
+        granted = self.jobs.next_split(message_of(messages.NextSplit, frame))
+        return Answer(text=granted.model_dump_json())
+
+    def _describe(self, frame: Frame) -> Answer:
+        part = self.jobs.describe(message_of(messages.DescribeSplit, frame))
+        return Answer(text=part.model_dump_json())
+
+    def _find_worker(self, frame: Frame) -> Answer:
+        address = self._workers.choose(message_of(messages.FindWorker, frame).avoid)
+        return Answer(text=messages.Found(address=address).model_dump_json())
+
+    def _heartbeat(self, frame: Frame) -> Answer:
+        heartbeat = message_of(messages.Heartbeat, frame)
+        if heartbeat.address not in self._workers.alive():
+            _log.info("data worker %s is here", heartbeat.address)
+        self._workers.heartbeat(heartbeat.address, streams=heartbeat.streams)
+        living = messages.Living(lease_secs=self._workers.lease_secs, sessions=self.jobs.sessions())
+        return Answer(text=living.model_dump_json())
+
+
+class DataDispatcher(FrameServer):
+    """Serves until `close`. It has started when the constructor returns.
+
+    Example:
+        >>> with DataDispatcher() as dispatcher:
+        ...     dispatcher.address.startswith("127.0.0.1:")
+        True
+    """
+
+    def __init__(self, config: DispatcherConfig | None = None) -> None:
+        self.config = config or DispatcherConfig()
+        require_safe(self.config)  # before it touches the folder
+        require_roots(self.config, self.config.roots)
+        calls = DispatcherCalls(self.config)
+        try:
+            super().__init__(self.config, calls)
+        except BaseException:
+            calls.close()
+            raise
+        self._dispatcher = calls
+
+    def register(self, job: str, dataset: DatasetConfig) -> None:
+        """Let `job` read `dataset`, so that no trainer has to bring it; a job that exists must read the same."""
+        self._dispatcher.register(messages.RegisterDataset(job=job, dataset=dataset))
+
+    def close(self, *, grace: float = 5.0) -> bool:
+        """Finish what is under way, refuse what comes, stop listening; whether all ended within `grace` seconds."""
+        clean = super().close(grace=grace)
+        if self._bound.is_here:
+            self._dispatcher.close()
+        return clean

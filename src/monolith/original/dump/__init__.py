@@ -1,0 +1,1 @@
+"""Tables from and to the dumps that the original writes beside its checkpoints."""

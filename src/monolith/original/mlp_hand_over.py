@@ -1,0 +1,119 @@
+"""The data service of a run: the processes that serve it, and the workers that read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monolith.config import Config
+from monolith.errors import ConfigError
+from monolith.features.batch import Batch
+from monolith.original.mlp_roles import HandOver, mlp_pass
+from monolith.state.storage import is_remote
+from monolith.train.runner import RunnerConfig
+from monolith.transport.frame_server import ListenConfig
+
+if TYPE_CHECKING:
+    from monolith.dataservice import DatasetConfig
+
+    TrainingData = Iterable[Batch] | DatasetConfig
+
+__all__ = ["handed_over", "serve_data", "service_dispatcher", "service_source"]
+
+FOLDER = "data_service"
+"""The folder of the model_dir with the dispatcher's journal."""
+
+
+@contextmanager
+def handed_over(config: RunnerConfig) -> Iterator[HandOver]:
+    """Do what the MLP scheduler wants of this process before, or instead of, training. See `mlp_pass`.
+
+    A dispatcher or data worker serves here until worker 0 has ended. Data workers that a worker starts in its own process live as
+    long as the block.
+    """
+    from monolith.original.mlp_servers import MlpDataServers
+
+    listen = ListenConfig(**{name: getattr(config.server, name) for name in ListenConfig.model_fields})
+    keeps = bool(config.model_dir) and not is_remote(config.model_dir)
+    found = mlp_pass(
+        data_servers=MlpDataServers(listen=listen, folder=Path(config.model_dir, FOLDER) if keeps else None),
+        use_dataservice=config.use_dataservice,
+        num_extra_dsworkers=config.num_extra_dsworker_on_gpu_worker,
+    )
+    try:
+        yield found
+    finally:
+        for server in found.servers:
+            server.close()
+
+
+def serve_data(config: RunnerConfig) -> None:
+    """Be the dispatcher or the data worker that the MLP scheduler made of this process, until worker 0 has ended.
+
+    Raises:
+        ConfigError: the scheduler did not start this process for that, so there is no worker 0 to wait for.
+    """
+    with handed_over(config) as served:
+        if not served.finished:
+            raise ConfigError(
+                f"RunnerConfig.server_type: {config.server_type!r} is a role that the MLP scheduler gives in MLP_ROLE, which is "
+                f"{served.role or 'not set'}; elsewhere run `monolith dispatcher` and `monolith data-worker`"
+            )
+
+
+@contextmanager
+def service_dispatcher(config: RunnerConfig) -> Iterator[str]:
+    """Yield the address of the dispatcher that this worker reads from, empty without `use_dataservice`.
+
+    Waits until the data service that the MLP scheduler started is there.
+
+    Raises:
+        ConfigError: `use_dataservice` is set and nothing says where the data service is.
+    """
+    extra = config.num_extra_dsworker_on_gpu_worker
+    if extra and (config.data_service_dispatcher or not config.use_dataservice):
+        raise ConfigError(
+            f"RunnerConfig.num_extra_dsworker_on_gpu_worker: {extra} data workers in each worker belong to the data service of "
+            "an MLP job; set use_dataservice and leave data_service_dispatcher empty, or run `monolith data-worker`"
+        )
+    if config.data_service_dispatcher or not config.use_dataservice:
+        yield config.data_service_dispatcher if config.use_dataservice else ""
+        return
+    with handed_over(config) as found:
+        if not found.dispatcher:
+            raise ConfigError(
+                "RunnerConfig.data_service_dispatcher: expected host:port of the data service to read from: use_dataservice is "
+                "set, and there is no MLP scheduler that says where it is. `monolith dispatcher` starts one"
+            )
+        yield found.dispatcher
+
+
+def service_source(source: TrainingData, config: RunnerConfig, dispatcher: str) -> Iterable[Batch]:
+    """Return what a worker trains on: `source` itself, or with `use_dataservice` the batches that `dispatcher` hands out.
+
+    Raises:
+        ConfigError: with `use_dataservice`, `source` would be read by this process; without it, `source` is a `DatasetConfig`.
+    """
+    if not config.use_dataservice:
+        if isinstance(source, Config):
+            raise ConfigError(
+                "RunnerConfig.use_dataservice: a DatasetConfig is read through a data service; set use_dataservice, or give a "
+                "source that this process reads itself"
+            )
+        return source
+    from monolith.dataservice import DataClientConfig, DataServiceSource, DatasetConfig
+
+    if isinstance(source, DatasetConfig):
+        talking = DataClientConfig(token=config.client.token, tls_root_certs=config.client.tls_root_certs)
+        return DataServiceSource(dispatcher, source, config=talking)
+    innermost: object = source
+    while not isinstance(innermost, DataServiceSource) and hasattr(innermost, "_source"):
+        innermost = innermost._source  # transforms and reading ahead wrap a source
+    if not isinstance(innermost, DataServiceSource):
+        raise ConfigError(
+            f"RunnerConfig.use_dataservice: the batches come from a {type(source).__name__}, which this process would read "
+            "itself, past the data service; give `train` a DatasetConfig or a DataServiceSource, or unset use_dataservice"
+        )
+    return source

@@ -1,0 +1,273 @@
+"""`PartialRecoverySaver`: named tensors and objects to checkpoints and back, with retention, in the words of the original."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.original.ps_monitor import PsMonitor
+from monolith.state.checkpoint_folder import check_complete, read_state, write_checkpoint
+from monolith.state.checkpoint_state import INDEX, MONOLITH_INDEX, get_monolith_checkpoint_state
+from monolith.state.in_use import in_use
+from monolith.state.manifest import read_manifest
+from monolith.state.paths import base_name, parent_folder
+from monolith.state.redirect import RESTORE_MARKER
+from monolith.state.retention import CheckpointHistory
+from monolith.state.storage import StrPath, is_remote, open_folder
+from monolith.state.store_assets import prepare_stores, remove_assets, save_stores
+from monolith.state.variables import (
+    Saveable,
+    Variable,
+    Variables,
+    load_variables,
+    named_variables,
+    saved_value,
+)
+from monolith.state_bytes import State
+from monolith.table.store import Store
+
+__all__ = ["PartialRecoverySaver"]
+
+
+class PartialRecoverySaver:
+    """Saves `variables` under names with the step, keeps the newest, and restores all, or only what restarted shards lost.
+
+    A variable is a tensor, restored in place, anything with `state_dict` and `load_state_dict`, or a store, saved with all rows
+    in `<checkpoint>.assets/` on a local disk.
+
+    Args:
+        variables: by name, or pairs of name and value such as `model.named_parameters()`.
+        max_to_keep: checkpoints that stay, see `CheckpointHistory`; None or 0 keeps all.
+        keep_checkpoint_every_n_hours: one in so many hours stays for good.
+        sharded: write the variables of each shard (see `shard_of`) as a state of its own. Any saver restores either form.
+        shard_of: number of the shard that a variable lies on, by its name; one that is not named lies on none.
+        reshape: let a tensor be restored into one with as many elements in another shape.
+        pad_step_number: write steps with 8 digits, so that names sort.
+        allow_empty: let a saver have no variables, and save and restore nothing.
+        defer_build: take no variables yet; `build` names them before the first use.
+        save_relative_paths: name checkpoints in the index relative to it, so that the folder may be moved.
+        skip_save: let `save` write nothing and return None.
+        exempt_checkpoint_paths: checkpoints that are never removed and do not count for `max_to_keep`.
+        model_dir: where `monolith_checkpoint` names further ones; by default the folder of each save.
+        ps_monitor: restore only variables of shards that are not initialised, and of a sharded store only such shards; without
+            one, all.
+        clock: seconds since 1970.
+
+    Example:
+        >>> import tempfile
+        >>> import torch
+        >>> v0 = torch.tensor([10.0])
+        >>> saver = PartialRecoverySaver({"v0": v0})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = saver.save(f"{folder}/model.ckpt", global_step=3)
+        ...     _ = v0.zero_()
+        ...     saver.restore(path)
+        >>> path.endswith("/model.ckpt-3"), v0
+        (True, tensor([10.]))
+    """
+
+    def __init__(
+        self,
+        variables: Variables | None = None,
+        *,
+        max_to_keep: int | None = 5,
+        keep_checkpoint_every_n_hours: float = 10000.0,
+        sharded: bool = False,
+        shard_of: Mapping[str, int] | None = None,
+        reshape: bool = False,
+        pad_step_number: bool = False,
+        allow_empty: bool = False,
+        defer_build: bool = False,
+        save_relative_paths: bool = True,
+        skip_save: bool = False,
+        exempt_checkpoint_paths: Iterable[StrPath] = (),
+        model_dir: StrPath | None = None,
+        ps_monitor: PsMonitor | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if defer_build and variables is not None:
+            raise InvalidArgumentError("variables: expected none with defer_build=True; give them to build()")
+        self.sharded, self.reshape, self.pad_step_number = sharded, reshape, pad_step_number
+        self.allow_empty, self.save_relative_paths, self.skip_save = allow_empty, save_relative_paths, skip_save
+        self.model_dir, self.ps_monitor = model_dir, ps_monitor
+        self._exempt = _names_of_exempt(exempt_checkpoint_paths)
+        self._shard_of = dict(shard_of or {})
+        self._clock = clock
+        self._history = CheckpointHistory(
+            max_to_keep=max_to_keep, keep_checkpoint_every_n_hours=keep_checkpoint_every_n_hours, clock=clock
+        )
+        self._variables: dict[str, Saveable] | None = None
+        if not defer_build:
+            self.build(variables or {})
+
+    def build(self, variables: Variables) -> None:
+        """Say what is saved, once."""
+        if self._variables is not None:
+            raise InvalidArgumentError("build: the saver has its variables already")
+        named = named_variables(variables)
+        if not named and not self.allow_empty:
+            raise InvalidArgumentError("variables: there are none to save; give some, or allow_empty=True")
+        unknown = [name for name in self._shard_of if name not in named]
+        if unknown:
+            raise InvalidArgumentError(f"shard_of: there is no variable {unknown[0]!r}")
+        self._variables = named
+
+    @property
+    def last_checkpoints(self) -> list[str]:
+        """Paths of the checkpoints that are counted, oldest first."""
+        return self._history.last_checkpoints
+
+    def set_last_checkpoints_with_time(self, last_checkpoints_with_time: Iterable[tuple[str, float]]) -> None:
+        """Take over the history of another saver, so that retention goes on where it stopped."""
+        self._history.set_last_checkpoints_with_time(last_checkpoints_with_time)
+
+    def recover_last_checkpoints(self, checkpoint_paths: Iterable[StrPath]) -> None:
+        """Take over those of `checkpoint_paths`, oldest first, that are still there."""
+        self._history.recover(checkpoint_paths)
+
+    def exempt_checkpoint_paths(self, folder: StrPath) -> tuple[str, ...]:
+        """What the saver was given and what `monolith_checkpoint` says now: checkpoints exempt from removal."""
+        state = get_monolith_checkpoint_state(self.model_dir or folder)
+        return (*self._exempt, *(() if state is None else state.exempt_model_checkpoint_paths))
+
+    def save(
+        self,
+        save_path: StrPath,
+        global_step: int | None = None,
+        *,
+        latest_filename: str = INDEX,
+        write_state: bool = True,
+    ) -> str | None:
+        """Write a checkpoint at `save_path`, followed by "-<global_step>" if there is one; its path, complete and durable.
+
+        The folder it lies in is made if it is missing. `write_state=False` leaves index and retention alone.
+        """
+        variables = self._built("save")
+        if self.skip_save or not variables:
+            return None
+        _require_plain_name("latest_filename", latest_filename)
+        path = self._path(save_path, global_step, latest_filename)
+        stores = {name: value for name, value in variables.items() if isinstance(value, Store)}
+        saved_stores = save_stores(path, stores)
+        state, parts = self._states({name: value for name, value in variables.items() if not isinstance(value, Store)})
+        state["stores"] = saved_stores
+        write_checkpoint(path, state=state, parts=parts, step=global_step or 0, time=self._clock())
+        if stores:
+            remove_assets(path, but=saved_stores)
+        if write_state:
+            folder = parent_folder(path)
+            self._history.record(
+                path,
+                folder,
+                exempt=self.exempt_checkpoint_paths(folder),
+                filename=latest_filename,
+                relative=self.save_relative_paths,
+            )
+        return path
+
+    def restore(self, save_path: StrPath) -> None:
+        """Give the variables the values of the checkpoint at `save_path`; on an error none has changed."""
+        variables = self._built("restore")
+        if not variables:
+            return
+        with in_use(save_path):
+            try:
+                check_complete(save_path)
+            except (CorruptFileError, StorageError) as error:
+                raise InvalidArgumentError(
+                    f"save_path: {str(save_path)!r} is not a valid checkpoint: {error}"
+                ) from None
+            wanted = {name: value for name, value in variables.items() if self._is_fresh(name)}
+            stores = {name: value for name, value in wanted.items() if isinstance(value, Store)}
+            others = {name: value for name, value in wanted.items() if not isinstance(value, Store)}
+            saved, saved_stores = _saved(save_path)
+            prepared = prepare_stores(save_path, saved_stores, stores, only_fresh=self.ps_monitor is not None)
+            load_variables(others, saved, reshape=self.reshape, where=str(save_path))
+            for put_in_place in prepared:
+                put_in_place()
+
+    def setup_ps_initialized_state(self) -> None:
+        """Mark all shards of the monitor, if there is one: from now on they have state worth keeping."""
+        if self.ps_monitor is not None:
+            self.ps_monitor.setup_ps_initialized_state()
+
+    def _built(self, call: str) -> dict[str, Saveable]:
+        if self._variables is None:
+            raise InvalidArgumentError(f"{call}: the saver has no variables yet; call build() first")
+        return self._variables
+
+    def _path(self, save_path: StrPath, step: int | None, latest_filename: str) -> str:
+        path = str(save_path)
+        if not base_name(path) or base_name(path) in (".", "..") or path.endswith("/"):
+            raise InvalidArgumentError(f"save_path: expected the path of a checkpoint, got {path!r}")
+        if step is not None and step < 0:
+            raise InvalidArgumentError(f"global_step: expected at least 0, got {step}")
+        _require_folder(parent_folder(path))
+        if step is not None:
+            path = f"{path}-{step:08}" if self.pad_step_number else f"{path}-{step}"
+        _require_free_name(path, latest_filename)
+        return path
+
+    def _states(self, variables: Mapping[str, Variable]) -> tuple[dict[str, State], dict[str, State]]:
+        """The state of what lies on no shard, and one part per shard."""
+        values = {name: saved_value(value) for name, value in variables.items()}
+        if not self.sharded:
+            return {"variables": values}, {}
+        shards = sorted({self._shard_of[name] for name in values if name in self._shard_of})
+        parts: dict[str, State] = {}
+        for place, shard in enumerate(shards):
+            own = {name: value for name, value in values.items() if self._shard_of.get(name) == shard}
+            parts[f"shard-{place:05}-of-{len(shards):05}"] = {"variables": own}
+        rest = {name: value for name, value in values.items() if name not in self._shard_of}
+        return {"variables": rest}, parts
+
+    def _is_fresh(self, name: str) -> bool:
+        return self.ps_monitor is None or self.ps_monitor.is_ps_uninitialized(self._shard_of.get(name))
+
+
+def _saved(path: StrPath) -> tuple[dict[str, State], dict[str, State]]:
+    """Variables of all shards, however many there were, and where the stores are."""
+    variables: dict[str, State] = {}
+    stores: dict[str, State] = {}
+    for name in read_manifest(path).states:
+        state = read_state(path, name)
+        part, places = state.get("variables"), state.get("stores", {})
+        if not isinstance(part, dict) or not isinstance(places, dict):
+            raise CorruptFileError(f"{path}: its state {name!r} was not written by a saver of variables")
+        variables |= part
+        stores |= places
+    return variables, stores
+
+
+def _require_plain_name(what: str, name: str) -> None:
+    if not name or "/" in name or name in (".", ".."):
+        raise InvalidArgumentError(f"{what}: expected the name of a file, got {name!r}")
+
+
+def _names_of_exempt(paths: Iterable[StrPath]) -> tuple[str, ...]:
+    if isinstance(paths, str):
+        raise InvalidArgumentError(f"exempt_checkpoint_paths: expected several paths, got the text {paths!r}")
+    return tuple(str(path) for path in paths)
+
+
+def _require_free_name(path: str, index: str) -> None:
+    """Refuse the name of a file that a folder of checkpoints has, or will have."""
+    name = base_name(path)
+    if name in (index, INDEX, MONOLITH_INDEX, RESTORE_MARKER) or name.startswith("ckpt.info-"):
+        raise InvalidArgumentError(
+            f"save_path: {name!r} is the name of another file in a folder of checkpoints; use another name, such as "
+            f"{parent_folder(path)}/model.ckpt"
+        )
+    if open_folder(parent_folder(path)).size(name) is not None:
+        raise InvalidArgumentError(f"save_path: {path!r} is a file, expected a new name or a checkpoint")
+
+
+def _require_folder(folder: str) -> None:
+    """Refuse a parent that cannot be a folder, in words that name it."""
+    if is_remote(folder):
+        return
+    parent = open_folder(folder)
+    above = open_folder(parent_folder(folder))
+    if above.size(base_name(folder)) is not None:
+        raise InvalidArgumentError(f"save_path: parent directory {str(parent)!r} is a file, expected a folder")

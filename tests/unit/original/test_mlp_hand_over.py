@@ -1,0 +1,66 @@
+"""Danger: a process of the data service, or a server, begins to read the data or to train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from monolith.features import Batch
+from monolith.original import HandOver, MLPServiceDiscovery, mlp_hand_over
+from monolith.original.mlp import MLPEnv
+from monolith.train import RunnerConfig, Trainer
+from monolith.train import distributed as module
+from monolith.train.distributed import distributed_train
+
+ENVIRON = {
+    "MLP_ROLE": "dispatcher",
+    "MLP_DISPATCHER_NUM": "1",
+    "MLP_PS_NUM": "1",
+    "MLP_WORKER_NUM": "1",
+    "MLP_PS_0_PRIMARY_HOST": "127.0.0.1",
+    "MLP_PS_0_PORT": "2222",
+}
+
+
+def data() -> Iterable[Batch]:
+    pytest.fail("it reads data")
+
+
+def test_the_data_service_serves_and_does_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+
+    def mlp_pass(**given: object) -> HandOver:
+        asked.append(given)
+        return HandOver(role="DISPATCHER", finished=True)
+
+    monkeypatch.setattr(mlp_hand_over, "mlp_pass", mlp_pass)
+    config = RunnerConfig(num_ps=1, model_dir=str(tmp_path), use_dataservice=True, num_extra_dsworker_on_gpu_worker=2)
+    discovery = MLPServiceDiscovery(MLPEnv(ENVIRON))
+    assert distributed_train(Trainer(nn.Identity()), data, config, discovery) == 0
+    assert (asked[0]["use_dataservice"], asked[0]["num_extra_dsworkers"]) == (True, 2)
+
+
+def test_a_server_reads_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[int] = []
+    monkeypatch.setattr(module, "serve", lambda config, discovery, **given: served.append(config.index))
+    monkeypatch.setattr(mlp_hand_over, "mlp_pass", lambda **given: HandOver(role="PS"))
+    config = RunnerConfig(num_ps=1, model_dir=str(tmp_path))
+    discovery = MLPServiceDiscovery(MLPEnv({**ENVIRON, "MLP_ROLE": "ps"}))
+    assert distributed_train(Trainer(nn.Identity()), data, config, discovery) == 0
+    assert served == [0]
+
+
+def test_what_a_worker_starts_beside_itself_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Server:
+        def close(self) -> None:
+            closed.append("closed")
+
+    monkeypatch.setattr(mlp_hand_over, "mlp_pass", lambda **given: HandOver(role="WORKER", servers=(Server(),)))
+    with mlp_hand_over.handed_over(RunnerConfig(num_ps=1, model_dir=str(tmp_path))):
+        assert closed == []
+    assert closed == ["closed"]
