@@ -18,7 +18,7 @@ SHOW := | sed -unE 's/^ *(Collecting [^ ]+|Building [^(]+|Installing collected p
 PYTEST := $(BIN)/python -m pytest
 EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
 
-.PHONY: FORCE help demo test check format test-core test-python test-slow fuzz mutants servers bench clean distclean
+.PHONY: FORCE help demo test check format test-core test-python test-slow fuzz mutants structure servers bench clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ fuzz: $(VENV)/.tools ## Explore the fuzz targets of the core for FUZZ_SECONDS ea
 mutants: $(VENV)/.extension ## Change the code at random and see whether tests notice; ARGS="--sample 50 --seed 3 ps" for another draw
 	@$(PIP) coverage pytest-cov
 	nice $(BIN)/python tests/mutants.py $(ARGS)
+
+structure: $(VENV)/.package ## Count modules, imports, names, and what a step, a save, a restore and a prediction cross; ARGS=--markdown for the table
+	@$(BIN)/python tests/structure.py $(ARGS)
 
 servers: ## The servers some tests talk to: ZooKeeper by apt (as root), Consul below .cache; tests of what is missing skip
 	@tests/servers/install.sh
