@@ -15,7 +15,7 @@ from monolith.cli import main
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks")
+    for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "internals", ROOT / "benchmarks")
     for path in folder.glob("*.md")
 )
 VERBS_WITH_VERBS = {"log"}
