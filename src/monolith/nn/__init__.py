@@ -1,60 +1,42 @@
-"""Embedding modules with autograd over tables, what a training loop does with their gradients, layers and losses."""
+"""Embedding modules with autograd over tables, gradient clipping, and the layers and losses of recommendation models."""
 
 from monolith.nn.clip import clip_grad_norm_, clip_grads_
 from monolith.nn.collection import EmbeddingBagCollection, dense_state_dict, embedding_collections
 from monolith.nn.embedding import Embedding, EmbeddingBag
-from monolith.nn.layers import (
+from monolith.nn.layers.cross import CAN, DCN
+from monolith.nn.layers.dense import AddBias, BatchNorm, Dense, Sigmoid2
+from monolith.nn.layers.feature_selection import IRazor, MixedEmbedding, SENet
+from monolith.nn.layers.interaction import CIN, FFM, FM, AllInt, AutoInt, CDot, DotInteraction
+from monolith.nn.layers.mlp import MLP, LHUCTower, LogitCorrection, MLPOptions, auxiliary_loss, correct_logits
+from monolith.nn.layers.multitask import SNR, MMoE, continuous_topk, fid_counter, gumbel_keys, sample_subset
+from monolith.nn.layers.sequence import (
     AGRU,
-    CAN,
-    CIN,
-    DCN,
     DIEN,
     DIN,
     DMRU2I,
-    FFM,
-    FM,
-    MLP,
-    SNR,
-    AddBias,
     AGRUCell,
-    AllInt,
-    AutoInt,
     AvgPooling,
-    BatchNorm,
-    CDot,
-    Dense,
-    DotInteraction,
-    IRazor,
-    LHUCTower,
-    LogitCorrection,
     MaxPooling,
-    MixedEmbedding,
-    MLPOptions,
-    MMoE,
-    SENet,
-    Sigmoid2,
     SumPooling,
-    auxiliary_loss,
-    continuous_topk,
-    correct_logits,
-    fid_counter,
-    gumbel_keys,
-    sample_subset,
     sequence_mask,
 )
-from monolith.nn.losses import (
-    DCGLambdaWeight,
+from monolith.nn.losses.classification import (
     GradNorm,
-    ListMLELambdaWeight,
-    PrecisionLambdaWeight,
-    approx_ndcg_loss,
     batch_softmax_loss,
-    create_mrr_lambda_weight,
-    create_ndcg_lambda_weight,
     get_sigmoid_loss_and_pred,
     get_softmax_loss_and_pred,
-    group_by_rank_id,
     inbatch_auc_loss,
+)
+from monolith.nn.losses.lambda_weights import (
+    DCGLambdaWeight,
+    ListMLELambdaWeight,
+    PrecisionLambdaWeight,
+    create_mrr_lambda_weight,
+    create_ndcg_lambda_weight,
+)
+from monolith.nn.losses.ranking import (
+    approx_ndcg_loss,
+    group_by_rank_id,
     list_mle_loss,
     make_loss_fn,
     mean_squared_loss,

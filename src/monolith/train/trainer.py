@@ -15,7 +15,7 @@ from monolith.data.prefetch import Prefetch
 from monolith.errors import InvalidArgumentError, MemoryLimitError, MonolithError
 from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.nn import auxiliary_loss, clip_grads_, dense_state_dict, embedding_collections
-from monolith.nn.layers.auxiliary import HasAuxiliaryLoss
+from monolith.nn.layers.mlp import HasAuxiliaryLoss
 from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Store
 from monolith.train.checkpoints import tables_of

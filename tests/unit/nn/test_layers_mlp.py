@@ -14,7 +14,7 @@ from torch import nn
 from layer_oracle import Array, assert_same, mlp, prepared, random, relu, sigmoid, softmax, tensor
 from monolith import InvalidArgumentError
 from monolith.nn import MLP, AddBias, BatchNorm, Dense, LHUCTower
-from monolith.nn.layers import make_activation
+from monolith.nn.layers.dense import make_activation
 
 KERAS_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "elu": lambda x: np.where(x > 0, x, np.expm1(x)),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from monolith.optim import Shampoo
-from monolith.optim.shampoo import apply_sparse_precond, eigen_inverse_root
+from monolith.optim.optimizers import apply_sparse_precond, eigen_inverse_root
 
 
 def inverse_root(matrix: np.ndarray, p: int, head: int, tail: int, damping: float) -> np.ndarray:

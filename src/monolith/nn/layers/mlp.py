@@ -1,20 +1,19 @@
-"""Multi-layer perceptrons, alone (`MLP`) and with every layer gated by a second input (`LHUCTower`)."""
+"""Multi-layer perceptrons, the logit correction after them, and the losses that layers have of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Protocol, TypedDict, Unpack, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from monolith.errors import InvalidArgumentError
 from monolith.nn.checks import require_dims, require_positive, require_shape
-from monolith.nn.layers.activations import Activation, make_activation
-from monolith.nn.layers.dense import Dense, Initializer, WeightNorm
-from monolith.nn.layers.norms import BatchNorm
+from monolith.nn.layers.dense import Activation, BatchNorm, Dense, WeightInitializer, WeightNorm, make_activation
 
-__all__ = ["LHUCTower", "MLP", "MLPOptions"]
+__all__ = ["HasAuxiliaryLoss", "LHUCTower", "LogitCorrection", "MLP", "MLPOptions", "auxiliary_loss", "correct_logits"]
 
 _KERAS_EPS = 1e-3  # the original's MLP normalises with Keras, whose epsilon this is
 
@@ -29,7 +28,7 @@ class MLPOptions(TypedDict, total=False):
     """
 
     bias: bool
-    initializer: Initializer
+    initializer: WeightInitializer
     weight_norm: WeightNorm | None
     batch_norm: bool
     batch_norm_momentum: float
@@ -66,7 +65,7 @@ class MLP(nn.Module):
         *,
         activations: Activation | Sequence[Activation] = None,
         bias: bool = True,
-        initializer: Initializer = nn.init.xavier_uniform_,
+        initializer: WeightInitializer = nn.init.xavier_uniform_,
         weight_norm: WeightNorm | None = "learnable",
         batch_norm: bool = False,
         batch_norm_momentum: float = 0.01,
@@ -176,3 +175,86 @@ def _gate_dims(
     for index, (gate, dim) in enumerate(zip(gates, output_dims, strict=True)):
         require_dims(f"{where}[{index}]", gate, last=dim)
     return gates
+
+
+def correct_logits(
+    logits: torch.Tensor, sample_rate: torch.Tensor | float | None = None, *, sample_bias: bool = False
+) -> torch.Tensor:
+    """z' = z - ln(sample_rate), with sample_bias after z := ln(sigmoid(z)): logits [*], sample_rate [*] -> [*].
+
+    Keeping each negative with probability r multiplies the odds in the data by 1 / r: ln(odds) rises by -ln(r). A model whose
+    loss sees z - ln(r), for positives as for negatives, therefore learns the z of the data before sampling. sample_bias is for
+    streams that have emitted every positive once as a negative, before it was clicked: the odds are then p instead of
+    p / (1 - p). An example with a rate of 0 or less cannot have been sampled; it gives infinity or NaN, and so does the loss.
+
+    Example:
+        >>> correct_logits(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.1]))
+        tensor([0.0000, 3.3026])
+    """
+    if sample_bias:
+        logits = F.logsigmoid(logits)
+    if sample_rate is None:
+        return logits
+    return logits - torch.log(torch.as_tensor(sample_rate, dtype=logits.dtype, device=logits.device))
+
+
+class LogitCorrection(nn.Module):
+    """act(z - ln(sample_rate)) in training, act(z) in evaluation: logits [*], sample_rate [*] -> [*].
+
+    An exported model is in evaluation mode and thus serves z. For a loss that is corrected in evaluation too, call
+    `correct_logits`, as `monolith.nn.get_sigmoid_loss_and_pred` does.
+
+    Args:
+        activation: after the correction; none unless told.
+        sample_bias: z := ln(sigmoid(z)) first, see `correct_logits`.
+
+    Example:
+        >>> correction = LogitCorrection()
+        >>> correction(torch.tensor([0.0]), torch.tensor([0.5]))
+        tensor([0.6931])
+        >>> correction.eval()(torch.tensor([0.0]), torch.tensor([0.5]))
+        tensor([0.])
+    """
+
+    def __init__(self, *, activation: Activation = None, sample_bias: bool = False) -> None:
+        super().__init__()
+        self.activation = make_activation(activation, 1)
+        self.sample_bias = sample_bias
+
+    def forward(self, logits: torch.Tensor, sample_rate: torch.Tensor | float | None = None) -> torch.Tensor:
+        """[*], [*] -> [*]; without a rate nothing was sampled away."""
+        if self.training:
+            logits = correct_logits(logits, sample_rate, sample_bias=self.sample_bias)
+        y: torch.Tensor = self.activation(logits)
+        return y
+
+
+@runtime_checkable
+class HasAuxiliaryLoss(Protocol):
+    """A module with a loss of its own, which `auxiliary_loss` finds."""
+
+    def auxiliary_loss(self) -> torch.Tensor:
+        """The layer's own loss, a scalar."""
+
+
+def auxiliary_loss(model: nn.Module) -> torch.Tensor:
+    """The sum of the losses that the modules of `model` have of their own, a scalar; 0 if there are none.
+
+    Call it after the forward pass and add it to the loss: a layer's loss has no effect unless someone does.
+
+    Example:
+        >>> from monolith.nn import IRazor
+        >>> model = nn.Sequential(IRazor(2, [0, 4], feature_weight=[1.0, 3.0]), nn.Flatten(), nn.Linear(8, 1))
+        >>> loss = model(torch.ones(5, 2, 4)).square().mean() + 0.01 * auxiliary_loss(model)
+        >>> auxiliary_loss(model).item()
+        8.0
+    """
+    total: torch.Tensor | None = None
+    for module in model.modules():
+        if isinstance(module, HasAuxiliaryLoss):
+            loss = module.auxiliary_loss()
+            total = loss if total is None else total + loss
+    if total is None:
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        return torch.zeros((), device=device)
+    return total

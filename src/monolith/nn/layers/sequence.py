@@ -1,20 +1,217 @@
-"""Recurrent layers over the user's behaviours: attention inside the recurrence (AGRU, AUGRU) and the DIEN built of it."""
+"""Sequences of behaviours: pooling, masks, attention of a candidate item, and recurrent layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Literal, Unpack, get_args
 
 import torch
 from torch import nn
 
 from monolith.errors import InvalidArgumentError
-from monolith.nn.checks import require_choice, require_positive, require_shape
-from monolith.nn.layers.activations import Activation, make_activation
-from monolith.nn.layers.dense import Dense, Initializer
-from monolith.nn.layers.masking import masked_softmax, step_mask
+from monolith.features.ragged import Ragged
+from monolith.nn.checks import require_choice, require_dims, require_number, require_positive, require_shape
+from monolith.nn.layers.dense import Activation, Dense, WeightInitializer, make_activation
+from monolith.nn.layers.mlp import MLP, MLPOptions
 
-__all__ = ["AGRU", "AGRUCell", "AttentionType", "DIEN"]
+__all__ = ["AGRU", "AGRUCell", "AvgPooling", "DIEN", "DIN", "DMRU2I", "MaxPooling", "SumPooling", "sequence_mask"]
+
+
+class SumPooling(nn.Module):
+    """y = sum_i x_i, element by element: tensors [*] of one shape -> [*]. A single tensor is returned as it is.
+
+    Example:
+        >>> SumPooling()([torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0])]).tolist()
+        [4.0, 6.0]
+    """
+
+    def forward(self, xs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Tensors [*] -> [*]."""
+        return xs[0] if _is_single("SumPooling.xs", xs) else torch.stack(tuple(xs)).sum(0)
+
+
+class AvgPooling(nn.Module):
+    """y = mean_i x_i, element by element: tensors [*] of one shape -> [*]. A single tensor is returned as it is.
+
+    Example:
+        >>> AvgPooling()([torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0])]).tolist()
+        [2.0, 3.0]
+    """
+
+    def forward(self, xs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Tensors [*] -> [*]."""
+        return xs[0] if _is_single("AvgPooling.xs", xs) else torch.stack(tuple(xs)).mean(0)
+
+
+class MaxPooling(nn.Module):
+    """y = max_i x_i, element by element: tensors [*] of one shape -> [*]. A single tensor is returned as it is.
+
+    Example:
+        >>> MaxPooling()([torch.tensor([1.0, 5.0]), torch.tensor([3.0, 1.0])]).tolist()
+        [3.0, 5.0]
+    """
+
+    def forward(self, xs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Tensors [*] -> [*]."""
+        return xs[0] if _is_single("MaxPooling.xs", xs) else torch.stack(tuple(xs)).amax(0)
+
+
+def _is_single(where: str, xs: Sequence[torch.Tensor]) -> bool:
+    if not xs:
+        raise InvalidArgumentError(f"{where}: expected at least one tensor, got none")
+    for index, x in enumerate(xs[1:], start=1):
+        if x.shape != xs[0].shape:
+            raise InvalidArgumentError(
+                f"{where}[{index}]: expected the shape of the first, {list(xs[0].shape)}, got {list(x.shape)}"
+            )
+    return len(xs) == 1
+
+
+def sequence_mask(offsets: Ragged | torch.Tensor, max_length: int) -> torch.Tensor:
+    """Which steps of the padded rows are there: bool [B, max_length], the first min(length, max_length) of each row true.
+
+    `offsets` is the `Ragged` itself or its splits, integers [B + 1].
+
+    Example:
+        >>> sequence_mask(torch.tensor([0, 1, 1, 4]), 2).tolist()
+        [[True, False], [False, False], [True, True]]
+    """
+    require_positive("sequence_mask.max_length", max_length)
+    splits = offsets.offsets if isinstance(offsets, Ragged) else offsets
+    require_shape("sequence_mask.offsets", splits, "B + 1")
+    return torch.arange(max_length, device=splits.device) < splits.diff().unsqueeze(1)
+
+
+def step_mask(where: str, mask: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """`mask` [B, T] of `sequence` [B, T, ...] as bool; numbers are true from 1 on.
+
+    Example:
+        >>> step_mask("DIN.mask", torch.tensor([[1.0, 0.0]]), torch.zeros(1, 2, 3)).tolist()
+        [[True, False]]
+    """
+    if mask.shape != sequence.shape[:2]:
+        raise InvalidArgumentError(
+            f"{where}: expected shape {list(sequence.shape[:2])}, one per step, got {list(mask.shape)}"
+        )
+    return mask if mask.dtype == torch.bool else mask >= 1
+
+
+def masked_softmax(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """softmax over the last dimension among the true entries of `mask`, 0 elsewhere and in rows that have none.
+
+    Example:
+        >>> masked_softmax(torch.zeros(2, 2), torch.tensor([[True, False], [False, False]])).tolist()
+        [[1.0, 0.0], [0.0, 0.0]]
+    """
+    if mask is None:
+        return torch.softmax(scores, dim=-1)
+    # The smallest number, not -inf: a row without steps would be NaN.
+    filled = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return torch.softmax(filled, dim=-1) * mask
+
+
+DINMode = Literal["sum", "none"]
+
+
+class DIN(nn.Module):
+    """Deep interest network: a_t = MLP([q, k_t, q - k_t, q ∘ k_t]), y = sum_t a_t k_t. No softmax: strength of interest counts.
+
+    queries [B, k], keys [B, T, k], mask [B, T] -> [B, k]; with mode "none" the products a_t k_t themselves, [B, T, k].
+
+    Args:
+        embed_dim: k.
+        hidden_units: units of the MLP, the last 1.
+        activation: of its hidden layers.
+        mode: "sum" or "none".
+        decay: divide a_t by sqrt(k).
+        options: of the MLP.
+
+    Example:
+        >>> din = DIN(embed_dim=4, hidden_units=[8, 1])
+        >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+        >>> y = din(torch.ones(2, 4), torch.ones(2, 3, 4), mask)
+        >>> y.shape, y[1].tolist()
+        (torch.Size([2, 4]), [0.0, 0.0, 0.0, 0.0])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        hidden_units: Sequence[int],
+        *,
+        activation: Activation = "relu",
+        mode: DINMode = "sum",
+        decay: bool = False,
+        **options: Unpack[MLPOptions],
+    ) -> None:
+        super().__init__()
+        require_positive("DIN.embed_dim", embed_dim)
+        require_dims("DIN.hidden_units", hidden_units, last=1)
+        require_choice("DIN.mode", mode, get_args(DINMode))
+        self.embed_dim, self.mode, self.decay = embed_dim, mode, decay
+        self.attention = MLP(4 * embed_dim, hidden_units, activations=activation, **options)
+
+    def forward(self, queries: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, k], [B, T, k], [B, T] -> [B, k], or [B, T, k] with mode "none"."""
+        require_shape("DIN.queries", queries, "B", self.embed_dim)
+        require_shape("DIN.keys", keys, "B", "T", self.embed_dim)
+        query = queries.unsqueeze(1).expand_as(keys)
+        scores = self.attention(torch.cat([query, keys, query - keys, query * keys], dim=2))
+        if self.decay:
+            scores = scores / self.embed_dim**0.5
+        if mask is not None:
+            scores = scores.masked_fill(~step_mask("DIN.mask", mask, keys).unsqueeze(2), 0.0)
+        weighted: torch.Tensor = scores * keys
+        return weighted.sum(1) if self.mode == "sum" else weighted
+
+
+class DMRU2I(nn.Module):
+    """Deep match to rank, user to item: the behaviours, weighed by position and content, matched with the item.
+
+    a = softmax_t((p_t + seq_t W + b) z), y = dense(sum_t a_t seq_t) ∘ item, with learned positions p [max_length, c] and z [c].
+    item [B, i], sequence [B, T, s], mask [B, T] -> [B, i], T at most max_length. A row without steps has the sum 0.
+
+    Args:
+        item_dim: i.
+        seq_dim: s.
+        max_length: the most steps a sequence may have.
+        cmp_dim: c.
+        activation: of the dense layer.
+
+    Example:
+        >>> dmr = DMRU2I(item_dim=4, seq_dim=6, max_length=10, cmp_dim=3)
+        >>> dmr(torch.ones(2, 4), torch.ones(2, 5, 6)).shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(
+        self, item_dim: int, seq_dim: int, max_length: int, cmp_dim: int, *, activation: Activation = "prelu"
+    ) -> None:
+        super().__init__()
+        require_positive("DMRU2I.item_dim", item_dim)
+        require_positive("DMRU2I.seq_dim", seq_dim)
+        require_positive("DMRU2I.max_length", max_length)
+        require_positive("DMRU2I.cmp_dim", cmp_dim)
+        self.item_dim, self.seq_dim, self.max_length = item_dim, seq_dim, max_length
+        self.position = nn.Parameter(nn.init.xavier_uniform_(torch.empty(max_length, cmp_dim)))
+        self.content = Dense(seq_dim, cmp_dim)
+        self.score = nn.Parameter(torch.ones(cmp_dim))
+        self.match = Dense(seq_dim, item_dim, activation=activation)
+
+    def forward(self, item: torch.Tensor, sequence: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, i], [B, T, s], [B, T] -> [B, i]."""
+        require_shape("DMRU2I.item", item, "B", self.item_dim)
+        require_shape("DMRU2I.sequence", sequence, "B", "T", self.seq_dim)
+        steps = sequence.shape[1]
+        most = self.max_length
+        require_number("DMRU2I.sequence", steps, f"at most max_length={most} steps", holds=steps <= most)
+        valid = None if mask is None else step_mask("DMRU2I.mask", mask, sequence)
+        scores = (self.position[:steps] + self.content(sequence)) @ self.score
+        weights = masked_softmax(scores, valid)
+        summary = torch.bmm(weights.unsqueeze(1), sequence).squeeze(1)
+        matched: torch.Tensor = self.match(summary) * item
+        return matched
+
 
 AttentionType = Literal["GRU", "AGRU", "AUGRU"]
 
@@ -51,7 +248,7 @@ class AGRUCell(nn.Module):
         *,
         att_type: AttentionType = "AGRU",
         activation: Activation = "tanh",
-        initializer: Initializer = nn.init.kaiming_normal_,
+        initializer: WeightInitializer = nn.init.kaiming_normal_,
     ) -> None:
         super().__init__()
         require_positive("AGRUCell.in_features", in_features)
@@ -145,7 +342,7 @@ class DIEN(nn.Module):
         *,
         att_type: AttentionType = "AGRU",
         activation: Activation = "relu",
-        initializer: Initializer = nn.init.kaiming_uniform_,
+        initializer: WeightInitializer = nn.init.kaiming_uniform_,
     ) -> None:
         super().__init__()
         require_positive("DIEN.query_dim", query_dim)
