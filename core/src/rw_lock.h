@@ -11,6 +11,8 @@ namespace monolith {
 class RwLock {
  public:
   void lock() noexcept {
+    std::uint32_t nobody = 0;
+    if (state_.compare_exchange_strong(nobody, kWriter, std::memory_order_acquire, std::memory_order_relaxed)) return;
     waiting_writers_.fetch_add(1, std::memory_order_relaxed);
     for (Backoff backoff;; backoff.pause()) {
       std::uint32_t free = 0;

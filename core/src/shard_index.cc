@@ -139,8 +139,10 @@ void ShardIndex::publish(std::uint32_t number) noexcept {
     directory_[i] = entry;
     owners_[i] = number;
   }
-  view_->entries = directory_.data();
-  view_->size = directory_.size();
+  const bool single = blocks_.size() == 1;
+  view_->only = entry;
+  view_->entries = single ? &view_->only : directory_.data();
+  view_->size = single ? 1 : directory_.size();
 }
 
 void ShardIndex::insert(const Search& search, std::int64_t id, std::uint64_t hash, std::uint32_t row, std::uint32_t time) {

@@ -68,7 +68,7 @@ class ShardIndex {
   using Slot = BucketSlot;
 
   // `shard` only staggers the moments at which blocks grow, so that the memory of a table rises smoothly.
-  // Keeps view.entries and view.size true.
+  // Keeps the view true.
   ShardIndex(BlockPool& pool, ShardView& view, std::uint32_t shard);
   ~ShardIndex();
   ShardIndex(const ShardIndex&) = delete;

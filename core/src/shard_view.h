@@ -27,6 +27,8 @@ struct ShardView {
 
   const std::uintptr_t* entries = nullptr;
   std::uint64_t size = 0;  // entries
+  std::uintptr_t only = 0;  // the single entry of a shard with one block; here, and not in a directory elsewhere in memory, because
+                            // a batch for many small tables meets every shard's directory in no cache
 
   // Where the directory entry of a hash is.
   [[gnu::always_inline]] const std::uintptr_t* place(std::uint64_t hash) const noexcept {
