@@ -8,10 +8,12 @@ NB_MODULE(_core, m) {
   init_errors(m);
   init_bias(m);
   init_admission(m);
+  init_executor(m);
   init_hash(m);
   init_pairs(m);
   init_ragged(m);
   init_records(m);
+  init_requests(m);
   init_table(m);
   init_touched_set(m);
 }

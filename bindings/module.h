@@ -5,9 +5,11 @@
 void init_admission(nanobind::module_& m);
 void init_bias(nanobind::module_& m);
 void init_errors(nanobind::module_& m);
+void init_executor(nanobind::module_& m);
 void init_hash(nanobind::module_& m);
 void init_pairs(nanobind::module_& m);
 void init_ragged(nanobind::module_& m);
 void init_records(nanobind::module_& m);
 void init_table(nanobind::module_& m);
+void init_requests(nanobind::module_& m);
 void init_touched_set(nanobind::module_& m);

@@ -14,7 +14,6 @@
 #include "monolith/bucket_scan.h"
 #include "monolith/error.h"
 #include "monolith/table_file.h"
-#include "monolith/thread_pool.h"
 #include "unlocked.h"
 
 namespace nb = nanobind;
@@ -442,6 +441,4 @@ void init_table(nb::module_& m) {
   def_updates(table);
   def_changes(table);
   init_file(m);
-  m.def("set_num_threads", &monolith::set_num_threads, "n"_a);
-  m.def("num_threads", &monolith::num_threads);
 }

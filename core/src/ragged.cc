@@ -30,11 +30,11 @@ std::size_t rows_of(std::span<const std::int64_t> row_splits) noexcept { return 
 
 }  // namespace
 
-void check_row_splits(std::span<const std::int64_t> row_splits, std::size_t num_values) {
+void check_row_splits(std::span<const std::int64_t> row_splits, std::size_t num_values, std::int64_t first) {
   if (row_splits.empty()) {
     throw InvalidArgument("offsets is empty, expected one entry more than there are rows; no rows at all is [0]");
   }
-  if (row_splits.front() != 0) refuse_split(row_splits, 0, "0");
+  if (row_splits.front() != first) refuse_split(row_splits, 0, std::to_string(first));
   // Looks for any decrease without leaving the loop early, which vectorises; the search for it is the rare case.
   bool decreases = false;
   for (std::size_t i = 1; i < row_splits.size(); ++i) decreases |= row_splits[i] < row_splits[i - 1];
@@ -42,8 +42,9 @@ void check_row_splits(std::span<const std::int64_t> row_splits, std::size_t num_
     const auto at = std::is_sorted_until(row_splits.begin(), row_splits.end()) - row_splits.begin();
     refuse_split(row_splits, at, "at least " + std::to_string(row_splits[at - 1]) + " (the entry before)");
   }
-  if (static_cast<std::uint64_t>(row_splits.back()) != num_values) {
-    refuse_split(row_splits, row_splits.size() - 1, std::to_string(num_values) + " (the number of values)");
+  if (static_cast<std::uint64_t>(row_splits.back()) - static_cast<std::uint64_t>(first) != num_values) {
+    refuse_split(row_splits, row_splits.size() - 1,
+                 std::to_string(static_cast<std::uint64_t>(first) + num_values) + " (the number of values)");
   }
 }
 

@@ -15,7 +15,7 @@
 namespace monolith {
 namespace {
 
-// Fewer ids than this per thread are not worth waking another thread for.
+// Fewer ids than this, of all tables, are not worth waking another thread for.
 constexpr std::size_t kIdsPerThread = 4096;
 
 // A table that is trained is looked up a few times between two updates, one that serves much more often.
@@ -139,7 +139,7 @@ Table::Impl::Impl(TableConfig table_config, std::shared_ptr<AdmissionFilter> fil
   }
   shards.reserve(kShards);
   for (std::uint32_t i = 0; i < kShards; ++i) {
-    shards.push_back(std::make_unique<Shard>(region, blocks, views[i], i));
+    shards.push_back(std::make_unique<Shard>(locks[i], region, blocks, views[i], i));
   }
 }
 
@@ -182,15 +182,17 @@ void Table::Impl::lookup_locked(const LookupPlan& plan, std::span<const std::int
   const std::size_t dim = layout.dim;
   std::vector<float> scratch((kGroup + 1) * dim);
   float* const rows = scratch.data() + dim;
+  LookupPlan plan_of_rows = plan;
+  plan_of_rows.out_stride = dim;
   Partition& batch = Partition::of_this_thread();
   batch.build(ids, {});
   const auto read = [&](const Shard& shard, std::size_t first, std::size_t last) {
     {
       const std::shared_lock guard(shard.lock);
-      kernels->lookup(plan, batch.ids.data() + first, nullptr, last - first, Pooling::kSum, rows, scratch.data());
+      kernels->lookup(plan_of_rows, batch.ids.data() + first, nullptr, last - first, Pooling::kSum, rows, scratch.data());
     }
     for (std::size_t i = first; i < last; ++i) {
-      std::memcpy(out + batch.tags[i] * dim, rows + (i - first) * dim, dim * sizeof(float));
+      std::memcpy(out + batch.tags[i] * plan.out_stride, rows + (i - first) * dim, dim * sizeof(float));
     }
   };
   // From the last shard to the first, against the way of the writers: a reader that goes their way catches up with one and then
@@ -198,28 +200,30 @@ void Table::Impl::lookup_locked(const LookupPlan& plan, std::span<const std::int
   for (std::uint32_t s = kShards; s-- > 0;) for_each_group_of(s, batch, read);
 }
 
-void Table::Impl::lookup(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits, Pooling pooling,
-                         float* out) const {
-  std::vector<float> scales(plans.size());
+void Table::Impl::lookup(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits, Pooling pooling, float* out,
+                         std::size_t stride) const {
+  std::vector<float> scratch(plans.size() + layout.dim);
+  float* const scales = scratch.data();
   for (std::size_t s = 0; s < plans.size(); ++s) scales[s] = hashnet_scale(s);
   const bool rows_are_updated = lookups_since_update.fetch_add(1, std::memory_order_relaxed) < kLookupsBesideUpdates;
-  const LookupPlan plan{views.data(), region.addresses(), plans.data(), plans.size(), scales.data(), table_key, layout.dim,
-                        lines(layout.weight_bytes), config.unseen_reads_zeros, rows_are_updated};
+  LookupPlan plan{views.data(), region.addresses(), plans.data(), plans.size(), scales, table_key, layout.dim, stride,
+                  lines(layout.weight_bytes), config.unseen_reads_zeros, rows_are_updated};
   const std::size_t bags = row_splits.empty() ? ids.size() : row_splits.size() - 1;
-  std::vector<float> scratch(layout.dim);
   {
     const WriteGate::Reading reading(gate);
     if (reading.open()) {
-      kernels->lookup(plan, ids.data(), row_splits.empty() ? nullptr : row_splits.data(), bags, pooling, out, scratch.data());
+      kernels->lookup(plan, ids.data(), row_splits.empty() ? nullptr : row_splits.data(), bags, pooling, out,
+                      scales + plans.size());
       return;
     }
   }
   if (row_splits.empty()) return lookup_locked(plan, ids, out);
   // Rows first, sums after, so that the order of additions and with it every bit is the same as without writers.
   const auto rows = std::make_unique_for_overwrite<float[]>(ids.size() * layout.dim);
+  plan.out_stride = layout.dim;
   lookup_locked(plan, ids, rows.get());
   const float* row = rows.get();
-  for (std::size_t bag = 0; bag < bags; ++bag, out += layout.dim) {
+  for (std::size_t bag = 0; bag < bags; ++bag, out += stride) {
     const std::int64_t n = row_splits[bag + 1] - row_splits[bag];
     std::fill_n(out, layout.dim, n == 0 ? 0.0f : -0.0f);
     for (std::int64_t i = 0; i < n; ++i, row += layout.dim) kernels->add(out, out, row, layout.dim);
@@ -251,27 +255,73 @@ std::vector<SlotInfo> Table::slot_infos() const {
 }
 
 void Table::lookup(std::span<const std::int64_t> ids, float* out) const {
-  const std::size_t pieces = std::max(tasks_for(ids.size()), (ids.size() + kLookupPiece - 1) / kLookupPiece);
-  parallel_for(pieces, [&](std::size_t piece) {
-    const std::size_t begin = ids.size() * piece / pieces;
-    const std::size_t end = ids.size() * (piece + 1) / pieces;
-    impl_->lookup(ids.subspan(begin, end - begin), {}, Pooling::kSum, out + begin * dim());
-  });
+  const TableRead read{this, ids, {}, Pooling::kSum, out, dim()};
+  lookup_many({&read, 1});
 }
 
 void Table::lookup_pooled(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits, Pooling pooling,
                           float* out) const {
   check_row_splits(row_splits, ids.size());
-  const std::size_t bags = row_splits.size() - 1;
-  if (bags == 0) return;
-  const std::size_t wanted = std::max(tasks_for(ids.size()), (ids.size() + kLookupPiece - 1) / kLookupPiece);
+  const TableRead read{this, ids, row_splits, pooling, out, dim()};
+  if (row_splits.size() > 1) lookup_many({&read, 1});
+}
+
+namespace {
+
+// Bags of a read that one task reads.
+struct Piece {
+  const TableRead* read;
+  std::size_t first, last;
+};
+
+std::size_t bags_of(const TableRead& read) noexcept {
+  return read.offsets.empty() ? read.ids.size() : read.offsets.size() - 1;
+}
+
+// Calls f(piece) for each part of a read, in order.
+template <typename F>
+void for_each_piece(const TableRead& read, F&& f) {
+  const std::size_t bags = bags_of(read);
+  const std::size_t wanted = std::max(tasks_for(read.ids.size()), (read.ids.size() + kLookupPiece - 1) / kLookupPiece);
   const std::size_t pieces = std::min(wanted, bags);
-  parallel_for(pieces, [&](std::size_t piece) {
-    const std::size_t begin = bags * piece / pieces;
-    const std::size_t end = bags * (piece + 1) / pieces;
-    const auto splits = row_splits.subspan(begin, end - begin + 1);
-    const auto first = static_cast<std::size_t>(splits.front());
-    impl_->lookup(ids.subspan(first, static_cast<std::size_t>(splits.back()) - first), splits, pooling, out + begin * dim());
+  for (std::size_t piece = 0; piece < pieces; ++piece) f(Piece{&read, bags * piece / pieces, bags * (piece + 1) / pieces});
+}
+
+}  // namespace
+
+void lookup_many(std::span<const TableRead> reads) {
+  std::size_t total = 0;
+  for (const TableRead& read : reads) {
+    total += read.ids.size();
+    if (read.offsets.empty()) continue;
+    about_table(*read.table, [&] { check_row_splits(read.offsets, read.ids.size(), read.offsets.front()); });
+  }
+  const auto run = [](const Piece& piece) {
+    const TableRead& read = *piece.read;
+    const std::size_t bags = piece.last - piece.first;
+    float* const out = read.out + piece.first * read.stride;
+    if (read.offsets.empty()) {
+      return read.table->impl_->lookup(read.ids.subspan(piece.first, bags), {}, read.pooling, out, read.stride);
+    }
+    const auto splits = read.offsets.subspan(piece.first, bags + 1);
+    const auto first = static_cast<std::size_t>(splits.front() - read.offsets.front());
+    const auto ids = read.ids.subspan(first, static_cast<std::size_t>(splits.back() - splits.front()));
+    read.table->impl_->lookup(ids, splits, read.pooling, out, read.stride);
+  };
+  if (total < kIdsPerThread || num_threads() == 1) {
+    for (std::size_t i = 0; i < reads.size(); ++i) {
+      if (i + 1 < reads.size()) reads[i + 1].table->impl_->fetch_views();
+      for_each_piece(reads[i], run);
+    }
+    return;
+  }
+  std::vector<Piece> pieces;
+  pieces.reserve(reads.size());
+  for (const TableRead& read : reads) for_each_piece(read, [&](const Piece& piece) { pieces.push_back(piece); });
+  parallel_for(pieces.size(), [&](std::size_t i) {
+    // Perhaps another thread takes that one: they share a cache.
+    if (i + 1 < pieces.size()) pieces[i + 1].read->table->impl_->fetch_views();
+    run(pieces[i]);
   });
 }
 

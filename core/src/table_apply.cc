@@ -18,8 +18,11 @@
 namespace monolith {
 namespace {
 
-// Batches below this are applied by the calling thread alone.
+// Batches below this are applied by one thread.
 constexpr std::size_t kParallelIds = 8192;
+
+// Ids in batches below that, of all tables of a request, from which it pays to apply them by several threads.
+constexpr std::size_t kSmallIds = 4096;
 
 // Shards are put together to units of at least this many ids: fewer would leave memory idle.
 constexpr std::size_t kUnitIds = 64;
@@ -51,17 +54,17 @@ void check_update(const TableConfig& config, const UpdateOptions& options) {
 class ShardLocks {
  public:
   ~ShardLocks() { release(); }
-  void acquire(std::span<const std::unique_ptr<Shard>> shards) {
-    for (const auto& shard : shards) shard->lock.lock();
-    held_ = shards;
+  void acquire(std::span<RwLock> locks) noexcept {
+    for (RwLock& lock : locks) lock.lock();
+    held_ = locks;
   }
   void release() noexcept {
-    for (const auto& shard : held_) shard->lock.unlock();
+    for (RwLock& lock : held_) lock.unlock();
     held_ = {};
   }
 
  private:
-  std::span<const std::unique_ptr<Shard>> held_;
+  std::span<RwLock> held_;
 };
 
 // A unit and the memory of its arrays, which is kept from unit to unit.
@@ -139,7 +142,7 @@ class Update {
       while (first_shard < last_shard && batch_.starts[first_shard] - batch_.starts[begin] < kUnitIds) ++first_shard;
       idle += begin == first_shard;
       collecting.start(batch_.starts[begin], batch_.starts[first_shard], plan_);
-      locks[turn % 3].acquire({impl_.shards.data() + begin, first_shard - begin});
+      locks[turn % 3].acquire({impl_.locks.data() + begin, first_shard - begin});
       collecting.tracked = begin != first_shard && impl_.tracks();
       while (collecting.next < collecting.last || matching.matched < matching.size || stepping.stepped < stepping.size) {
         impl_.kernels->collect(plan_, collecting, std::min(collecting.next + kUpdateTurn, collecting.last));
@@ -246,7 +249,7 @@ void Table::Impl::update_hashnet_scales(std::int64_t step) noexcept {
   }
 }
 
-void Table::Impl::apply(const Partition& batch, const float* grads, const UpdateOptions& options) {
+void Table::Impl::apply(const Partition& batch, const float* grads, std::size_t stride, const UpdateOptions& options) {
   const WriteGate::Writing writing(gate);
   note_event_time(options.event_time);
   update_hashnet_scales(options.step);
@@ -255,8 +258,8 @@ void Table::Impl::apply(const Partition& batch, const float* grads, const Update
   // More tasks than threads: a few popular ids make shards uneven.
   const std::size_t tasks =
       batch.ids.size() < kParallelIds || num_threads() == 1 ? 1 : std::min<std::size_t>(4 * num_threads(), kShards);
-  const UpdatePlan plan{views.data(), region.addresses(), batch.ids.data(), batch.tags.data(), grads, options.snapshot, table_key,
-                        number, layout.dim, lines(layout.row_bytes), options.event_time, options.sequential,
+  const UpdatePlan plan{views.data(), region.addresses(), batch.ids.data(), batch.tags.data(), grads, stride, options.snapshot,
+                        table_key, number, layout.dim, lines(layout.row_bytes), options.event_time, options.sequential,
                         needs_id_keys};
   parallel_for(tasks, [&](std::size_t task) {
     const auto first = static_cast<std::uint32_t>(kShards * task / tasks);
@@ -265,34 +268,86 @@ void Table::Impl::apply(const Partition& batch, const float* grads, const Update
   });
 }
 
-void Table::apply_gradients(std::span<const std::int64_t> ids, const float* grads, const UpdateOptions& options) {
-  require_training(config(), "apply_gradients");
-  check_update(config(), options);
-  check_batch_size(ids.size());
+namespace {
+
+void check_gradients(const TableUpdate& update) {
+  check_update(update.table->config(), update.options);
+  check_batch_size(update.ids.size());
+  if (update.offsets.empty()) return;
+  check_row_splits(update.offsets, update.ids.size(), update.offsets.front());
+  if (update.options.snapshot != nullptr) throw InvalidArgument("snapshot: expected none with gradients of bags");
+}
+
+void apply_one(Table::Impl& impl, const TableUpdate& update) {
+  const auto splits = update.offsets;
+  const std::size_t dim = impl.layout.dim;
+  const float* grads = update.grads;
+  std::size_t stride = update.stride;
+  std::vector<float> scaled;
+  if (update.pooling != Pooling::kSum && !splits.empty()) {
+    const std::size_t bags = splits.size() - 1;
+    scaled.resize(bags * dim);
+    for (std::size_t bag = 0; bag < bags; ++bag) {
+      float* const to = scaled.data() + bag * dim;
+      std::copy_n(grads + bag * stride, dim, to);
+      impl.kernels->scale(to, pooling_factor(update.pooling, splits[bag + 1] - splits[bag]), dim);
+    }
+    grads = scaled.data();
+    stride = dim;
+  }
   Partition& batch = Partition::of_this_thread();
-  batch.build(ids, {});
-  impl_->apply(batch, grads, options);
+  batch.build(update.ids, splits);
+  impl.apply(batch, grads, stride, update.options);
+}
+
+}  // namespace
+
+void Table::apply_gradients(std::span<const std::int64_t> ids, const float* grads, const UpdateOptions& options) {
+  const TableUpdate update{this, ids, {}, Pooling::kSum, grads, dim(), options};
+  require_training(config(), "apply_gradients");
+  check_gradients(update);
+  apply_one(*impl_, update);
 }
 
 void Table::apply_pooled_gradients(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits,
                                    Pooling pooling, const float* grads, const UpdateOptions& options) {
+  const TableUpdate update{this, ids, row_splits, pooling, grads, dim(), options};
   require_training(config(), "apply_pooled_gradients");
-  check_update(config(), options);
-  check_batch_size(ids.size());
   check_row_splits(row_splits, ids.size());
-  const std::size_t bags = row_splits.size() - 1;
-  const std::size_t dim = impl_->layout.dim;
-  std::vector<float> scaled;
-  if (pooling != Pooling::kSum) {
-    scaled.assign(grads, grads + bags * dim);
-    for (std::size_t bag = 0; bag < bags; ++bag) {
-      impl_->kernels->scale(scaled.data() + bag * dim, pooling_factor(pooling, row_splits[bag + 1] - row_splits[bag]), dim);
-    }
-    grads = scaled.data();
+  check_gradients(update);
+  apply_one(*impl_, update);
+}
+
+void apply_many(std::span<const TableUpdate> updates) {
+  std::vector<const Table*> tables;
+  tables.reserve(updates.size());
+  std::size_t in_small = 0;
+  for (const TableUpdate& update : updates) {
+    require_training(update.table->config(), "apply_gradients");
+    about_table(*update.table, [&] { check_gradients(update); });
+    tables.push_back(update.table);
+    if (update.ids.size() < kParallelIds) in_small += update.ids.size();
   }
-  Partition& batch = Partition::of_this_thread();
-  batch.build(ids, row_splits);
-  impl_->apply(batch, grads, options);
+  std::ranges::sort(tables);
+  if (const auto twice = std::ranges::adjacent_find(tables); twice != tables.end()) {
+    throw InvalidArgument("table '" + (*twice)->config().name + "': expected each table once in a request, got it twice");
+  }
+  // A large batch uses all threads by itself. The small ones that are left are done by a thread each.
+  std::vector<const TableUpdate*> small;
+  small.reserve(updates.size());
+  for (const TableUpdate& update : updates) {
+    if (update.ids.size() < kParallelIds) {
+      small.push_back(&update);
+    } else {
+      apply_one(*update.table->impl_, update);
+    }
+  }
+  const auto run = [&](std::size_t i) {
+    if (i + 1 < small.size()) small[i + 1]->table->impl_->fetch_views_and_locks();
+    apply_one(*small[i]->table->impl_, *small[i]);
+  };
+  if (in_small >= kSmallIds) return parallel_for(small.size(), run);
+  for (std::size_t i = 0; i < small.size(); ++i) run(i);
 }
 
 }  // namespace monolith

@@ -30,8 +30,9 @@ namespace monolith {
 inline constexpr std::size_t kGroup = 128;
 
 struct alignas(64) Shard {
-  Shard(RowRegion& region, BlockPool& blocks, ShardView& view, std::uint32_t number) : index(blocks, view, number), rows(region) {}
-  mutable RwLock lock;
+  Shard(RwLock& guard, RowRegion& region, BlockPool& blocks, ShardView& view, std::uint32_t number)
+      : lock(guard), index(blocks, view, number), rows(region) {}
+  RwLock& lock;
   ShardIndex index;
   RowPool rows;
   std::unique_ptr<ChangeSet> changes;  // null without change tracking: in all shards or in none
@@ -72,6 +73,8 @@ struct Table::Impl {
   SavedRooms saved_rooms{layout.row_bytes};
   std::unique_ptr<ChangeBits> change_bits;  // null without change tracking
   std::array<ShardView, kShards> views;
+  // Of the shards, side by side: a small batch takes nearly all of them, and finds them in a few cache lines.
+  std::array<RwLock, kShards> locks;
   std::vector<std::unique_ptr<Shard>> shards;
   mutable WriteGate gate;
   std::atomic<std::uint32_t> max_event_time{0};
@@ -193,16 +196,38 @@ struct Table::Impl {
     }
   }
 
+  // Starts the fetching of what a read, or an update, begins with. For the table that comes next.
+  [[gnu::always_inline]] void fetch_views() const noexcept {
+    const auto* const first = reinterpret_cast<const std::byte*>(views.data());
+    for (std::size_t at = 0; at < sizeof(views); at += 64) fetch(first + at);
+  }
+  [[gnu::always_inline]] void fetch_views_and_locks() const noexcept {
+    fetch_views();
+    fetch_lines(reinterpret_cast<const std::byte*>(locks.data()), sizeof(locks) / 64);
+  }
+
   // The ids of one call, or a piece of one, whose bags are row_splits; each id is a bag of its own if that is empty.
-  void lookup(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits, Pooling pooling, float* out) const;
-  // Beside writers: out [ids, dim].
+  // The vectors in `out` begin `stride` floats apart.
+  void lookup(std::span<const std::int64_t> ids, std::span<const std::int64_t> row_splits, Pooling pooling, float* out,
+              std::size_t stride) const;
+  // While writers are at work. Each id is a bag of its own.
   void lookup_locked(const LookupPlan& plan, std::span<const std::int64_t> ids, float* out) const;
 
   void update_hashnet_scales(std::int64_t step) noexcept;
-  void apply(const Partition& batch, const float* grads, const UpdateOptions& options);
+  void apply(const Partition& batch, const float* grads, std::size_t stride, const UpdateOptions& options);
   template <bool kAdd>
   void write_values(std::span<const std::int64_t> ids, const float* values, std::uint32_t event_time);
 };
+
+// Calls f; an InvalidArgument that it throws says which table it is about.
+template <typename F>
+void about_table(const Table& table, F&& f) {
+  try {
+    f();
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument("table '" + table.config().name + "': " + error.what());
+  }
+}
 
 // Throws InvalidArgument: positions inside a call are 32-bit.
 void check_batch_size(std::size_t n);

@@ -1,8 +1,6 @@
 #include "monolith/thread_pool.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +16,9 @@
 namespace monolith {
 namespace {
 
+// Whether this thread is running tasks of a job.
+thread_local bool inside_job = false;
+
 // One parallel_for. Lives on the caller's stack: the caller leaves only when every helper has left.
 struct Job {
   const std::function<void(std::size_t)>* f;
@@ -26,7 +27,8 @@ struct Job {
   std::mutex mutex;
   std::exception_ptr error;
 
-  void run() {
+  void run() noexcept {
+    inside_job = true;
     for (std::size_t i = next.fetch_add(1); i < tasks; i = next.fetch_add(1)) {
       try {
         (*f)(i);
@@ -35,6 +37,7 @@ struct Job {
         if (!error) error = std::current_exception();
       }
     }
+    inside_job = false;
   }
 };
 
@@ -103,53 +106,13 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
-// The OpenMP runtime that torch has brought into the process, GNU's or one with its interface. Its threads spin for a while after
-// each parallel operation, waiting for the next. In a training step that leaves our own threads no processor, while these are
-// there at once. The runtime keeps a team of threads for every thread that asks: so only the main thread does.
-class OpenMp {
- public:
-  // True if the job was run. The team must have the size it has for torch: another would end threads and start new ones.
-  static bool run(Job& job, std::size_t threads) {
-    static const OpenMp runtime;
-    if (runtime.parallel_ == nullptr || runtime.max_threads_ == nullptr || forked.load(std::memory_order_relaxed)) return false;
-    if (!is_main_thread() || runtime.max_threads_() != static_cast<int>(threads)) return false;
-    runtime.parallel_([](void* data) { static_cast<Job*>(data)->run(); }, &job, static_cast<unsigned>(threads), 0);
-    return true;
-  }
-
-  // A forked child has none of the parent's threads, and the runtime does not know it.
-  static inline std::atomic<bool> forked{false};
-
- private:
-  OpenMp() noexcept
-      : parallel_(reinterpret_cast<decltype(parallel_)>(dlsym(RTLD_DEFAULT, "GOMP_parallel"))),
-        max_threads_(reinterpret_cast<decltype(max_threads_)>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"))) {}
-
-  static bool is_main_thread() noexcept {
-#if defined(__linux__)
-    static thread_local const bool is_main = gettid() == getpid();
-    return is_main;
-#else
-    return false;
-#endif
-  }
-
-  void (*parallel_)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
-  int (*max_threads_)();
-};
-
 std::atomic<std::size_t> wanted{0};  // 0: not chosen yet
 std::atomic<Pool*> current{nullptr};
 
-// The child starts over with a pool of its own and leaks the old one.
-void forget_threads() {
-  current.store(nullptr);
-  OpenMp::forked.store(true);
-}
+std::atomic<Executor> lender{nullptr};
 
-// When the library is loaded, not when threads are first needed: torch may have had its threads before, and the process may fork in
-// between.
-[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, forget_threads);
+// A forked child has none of the parent's threads. It starts over with a pool of its own and leaks the old one.
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
 
 Pool& pool() {
   if (Pool* existing = current.load(std::memory_order_acquire)) return *existing;
@@ -173,14 +136,19 @@ std::size_t num_threads() noexcept {
   return chosen != 0 ? chosen : std::max(1u, std::thread::hardware_concurrency());
 }
 
+void set_executor(Executor executor) noexcept { lender.store(executor); }
+
 void parallel_for(std::size_t tasks, const std::function<void(std::size_t)>& f) {
   const std::size_t threads = std::min(num_threads(), tasks);
-  if (threads <= 1) {
+  if (threads <= 1 || inside_job) {
     for (std::size_t i = 0; i < tasks; ++i) f(i);
     return;
   }
   Job job{.f = &f, .tasks = tasks, .next = {}, .mutex = {}, .error = {}};
-  if (!OpenMp::run(job, num_threads())) pool().run(job, num_threads());
+  const Executor executor = lender.load();
+  const auto body = [](void* context) { static_cast<Job*>(context)->run(); };
+  // All threads, even if there are fewer tasks: an executor keeps a team of a certain size.
+  if (executor == nullptr || !executor(num_threads(), body, &job)) pool().run(job, num_threads());
   if (job.error) std::rethrow_exception(job.error);
 }
 

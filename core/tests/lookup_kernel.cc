@@ -68,7 +68,7 @@ void check_lookups(std::uint32_t dim, const std::vector<std::int64_t>& present, 
   Shards shards(dim);
   for (const std::int64_t id : present) shards.insert(id);
   const std::vector<float> scales(segments.size(), 1);
-  LookupPlan plan{shards.views(), shards.rows(), segments.data(), segments.size(), scales.data(), 7, dim, (dim * 4 + 63) / 64 + 1, true, false};
+  LookupPlan plan{shards.views(), shards.rows(), segments.data(), segments.size(), scales.data(), 7, dim, dim, (dim * 4 + 63) / 64 + 1, true, false};
   std::vector<float> scratch(dim);
   for (const std::size_t n : {0u, 1u, 63u, 64u, 65u, 128u, 191u, 192u, 193u, 256u, 257u, 700u}) {
     plan.rows_are_updated = n % 2 == 0;

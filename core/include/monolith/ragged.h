@@ -13,8 +13,8 @@
 
 namespace monolith {
 
-// Throws InvalidArgument unless row_splits describes num_values values.
-void check_row_splits(std::span<const std::int64_t> row_splits, std::size_t num_values);
+// Throws InvalidArgument unless row_splits describes num_values values. Splits cut out of longer ones start with another `first`.
+void check_row_splits(std::span<const std::int64_t> row_splits, std::size_t num_values, std::int64_t first = 0);
 
 // out[j] = the row that value j belongs to. out has M entries.
 void value_rowids(std::span<const std::int64_t> row_splits, std::span<std::int64_t> out);

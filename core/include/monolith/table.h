@@ -88,6 +88,9 @@ struct EntryViews {
   std::vector<const void*> slots;
 };
 
+struct TableRead;
+struct TableUpdate;
+
 class Table {
  public:
   // admission may be null (every id is admitted) and may be shared with other tables.
@@ -186,7 +189,41 @@ class Table {
   struct Impl;  // known to the core alone
 
  private:
+  friend void lookup_many(std::span<const TableRead>);
+  friend void apply_many(std::span<const TableUpdate>);
+
   std::unique_ptr<Impl> impl_;
 };
+
+// One table's part of a request to several.
+struct TableRead {
+  const Table* table;
+  std::span<const std::int64_t> ids;
+  // [bags + 1]: bag b has offsets[b + 1] - offsets[b] ids, one bag after the other. They rise from any number, so that they can
+  // be cut out of those of a whole request. Empty: each id is a bag of its own.
+  std::span<const std::int64_t> offsets;
+  Pooling pooling = Pooling::kSum;
+  float* out;          // [bags, dim]
+  std::size_t stride;  // floats from the vector of a bag to that of the next; dim where they lie side by side
+};
+
+// Table::lookup_pooled of several tables, large requests by several threads. An error names the table and comes before anything is
+// written.
+void lookup_many(std::span<const TableRead> reads);
+
+// As TableRead, for the gradients of what a lookup gave.
+struct TableUpdate {
+  Table* table;
+  std::span<const std::int64_t> ids;
+  std::span<const std::int64_t> offsets;
+  Pooling pooling = Pooling::kSum;
+  const float* grads;  // [bags, dim]
+  std::size_t stride;
+  UpdateOptions options;  // a snapshot is [ids, dim]; with bags of several ids there can be none
+};
+
+// Table::apply_pooled_gradients of several tables, each named once. An error names the table and comes before any table has changed;
+// only std::bad_alloc can leave some tables updated and others not.
+void apply_many(std::span<const TableUpdate> updates);
 
 }  // namespace monolith

@@ -48,6 +48,7 @@ struct LookupPlan {
   const float* hashnet_scales;  // one per segment
   std::uint64_t table_key;
   std::uint32_t dim;
+  std::size_t out_stride;      // floats from the vector of a bag to that of the next
   std::uint32_t weight_lines;  // cache lines that the weights of a row may touch
   bool unseen_reads_zeros;
   bool rows_are_updated;  // by somebody, in turns with lookups; changes nothing but speed
@@ -64,7 +65,8 @@ struct UpdatePlan {
   const std::int64_t* ids;
   const std::uint32_t* tags;  // which gradient is an id's
   const float* grads;
-  const float* snapshot;  // as grads, or null
+  std::size_t grad_stride;  // floats from a gradient to the next
+  const float* snapshot;    // [gradients, dim], or null
   std::uint64_t table_key;
   std::uint32_t call;  // its number, if segments round stochastically
   std::uint32_t dim;

@@ -137,7 +137,7 @@ void lookup_plain(const LookupPlan& plan, const std::int64_t* ids, const std::in
   const std::size_t n = row_splits == nullptr ? bags : static_cast<std::size_t>(row_splits[bags] - base);
   RowWindow<kNear> window(plan, ids, n);
   std::size_t i = 0;
-  for (std::size_t bag = 0; bag < bags; ++bag, out += kDim) {
+  for (std::size_t bag = 0; bag < bags; ++bag, out += plan.out_stride) {
     const std::size_t first = i;
     const std::size_t last = row_splits == nullptr ? bag + 1 : static_cast<std::size_t>(row_splits[bag + 1] - base);
     // Adding to -0 changes nothing, not even the sign of a zero: a bag of one is its row, bit for bit.
@@ -172,7 +172,7 @@ void lookup_any(const LookupPlan& plan, const std::int64_t* ids, const std::int6
   const std::size_t n = row_splits == nullptr ? bags : static_cast<std::size_t>(row_splits[bags] - base);
   RowWindow<kNear> window(plan, ids, n);
   std::size_t i = 0;
-  for (std::size_t bag = 0; bag < bags; ++bag, out += plan.dim) {
+  for (std::size_t bag = 0; bag < bags; ++bag, out += plan.out_stride) {
     const std::size_t first = i;
     const std::size_t last = row_splits == nullptr ? bag + 1 : static_cast<std::size_t>(row_splits[bag + 1] - base);
     if (i == last) __builtin_memset(out, 0, plan.dim * sizeof(float));

@@ -36,11 +36,12 @@ void collect_ids(const UpdatePlan& plan, UpdateUnit& unit, std::size_t last) {
   const std::size_t first = unit.next;
   std::uint64_t hashes[kUpdateTurn];
   for (std::size_t i = first; i < last; ++i) hashes[i - first] = hash_id(plan.ids[i]);
-  for (std::size_t i = first; i < last; ++i) fetch(plan.grads + plan.tags[i] * dim);
+  const std::size_t stride = plan.grad_stride;
+  for (std::size_t i = first; i < last; ++i) fetch(plan.grads + plan.tags[i] * stride);
   for (std::size_t i = first; i < last; ++i) {
     const std::int64_t id = plan.ids[i];
     const std::uint64_t hash = hashes[i - first];
-    const float* const grad = plan.grads + plan.tags[i] * dim;
+    const float* const grad = plan.grads + plan.tags[i] * stride;
     if ((kPlain || !plan.sequential) && merge(unit, id, hash, grad, dim)) continue;
     const std::size_t at = unit.size++;
     unit.ids[at] = id;
