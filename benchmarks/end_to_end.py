@@ -33,7 +33,7 @@ from click_models import BATCH, DATA_FILE, GROUP, IDS, IDS_FILE, MODELS, ROWS, T
 from click_worker import CLOCKS
 from contestants import PeerFailedError, PeerUnavailableError, start_job
 from monolith.data.synthetic import CriteoLike, CriteoLikeConfig, write_parquet
-from monolith.data.synthetic.generated import mix48
+from monolith.data.synthetic.clicks import mix48
 from monolith.features import Batch
 from peers import OURS, PeerSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from monolith.features import Batch, Column, Ragged
+from monolith.features import Batch, BatchColumn, Ragged
 
 
 def to_rows(batch: Batch) -> list[dict]:
@@ -15,7 +15,7 @@ def to_rows(batch: Batch) -> list[dict]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def _plain(column: Column) -> list:
+def _plain(column: BatchColumn) -> list:
     return column.to_lists() if isinstance(column, Ragged) else column.tolist()
 
 

@@ -1,26 +1,21 @@
-"""Data on its way to the model: sources of batches, transforms, synthetic data, prefetching."""
+"""Data on the way to the model: sources of batches, transforms, synthetic data, shuffling and prefetching."""
 
-from monolith.data.file_queue import FileQueue
-from monolith.data.nested import NestedTensors
 from monolith.data.prefetch import Prefetch, PrefetchQueue
 from monolith.data.shuffle import Shuffle
-from monolith.data.sources import (
+from monolith.data.sources.arrow import IteratorSource
+from monolith.data.sources.files import FileQueue, expand_pattern, gen_patterns
+from monolith.data.sources.records import (
     INVALID_LABEL,
-    Column,
-    CsvSource,
-    IteratorSource,
-    ParquetSource,
     RecordFileSource,
     RecordHeader,
     RecordWriter,
-    Source,
     TFRecordSource,
     TFRecordWriter,
     data_source_key,
-    expand_pattern,
-    gen_patterns,
     parse_records,
 )
+from monolith.data.sources.source import Column, Source
+from monolith.data.sources.tables import CsvSource, ParquetSource
 
 __all__ = [
     "Column",
@@ -28,7 +23,6 @@ __all__ = [
     "FileQueue",
     "INVALID_LABEL",
     "IteratorSource",
-    "NestedTensors",
     "ParquetSource",
     "Prefetch",
     "PrefetchQueue",

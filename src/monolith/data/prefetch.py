@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 
-from monolith.data.nested import NestedTensors, map_tensors
 from monolith.errors import InvalidArgumentError
+from monolith.features import Ragged
 from monolith.process_bound import ProcessBound
 
 __all__ = ["Prefetch", "PrefetchQueue", "enqueue_dicts_with_queue_return"]
@@ -247,12 +248,12 @@ def _placement(device: torch.device | None) -> Any:  # noqa: ANN401 - a function
     if device is None:
         return lambda batch: (batch, None)
     if device.type != "cuda":
-        return lambda batch: (map_tensors(lambda tensor: tensor.to(device), batch), None)
+        return lambda batch: (_map_tensors(lambda tensor: tensor.to(device), batch), None)
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def place(batch: Any) -> tuple[Any, torch.cuda.Event]:  # noqa: ANN401 - any nested batch
         with torch.cuda.stream(stream):
-            placed = map_tensors(lambda tensor: _pinned(tensor).to(device, non_blocking=True), batch)
+            placed = _map_tensors(lambda tensor: _pinned(tensor).to(device, non_blocking=True), batch)
             return placed, stream.record_event()
 
     return place
@@ -268,9 +269,31 @@ def _await_copy(batch: Any, ready: torch.cuda.Event | None) -> None:  # noqa: AN
     stream = torch.cuda.current_stream()
     stream.wait_event(ready)
     # Without this the allocator may hand the memory out again while the consumer's stream still reads it.
-    for tensor in NestedTensors(batch).get_tensors():
-        if tensor.is_cuda:
-            tensor.record_stream(stream)
+    _map_tensors(lambda tensor: _used_by(tensor, stream), batch)
+
+
+def _used_by(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
+    if tensor.is_cuda:
+        tensor.record_stream(stream)
+    return tensor
+
+
+def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:  # noqa: ANN401 - any nested batch
+    """Apply `function` to every tensor and to the values of every `Ragged` in dicts, lists and tuples."""
+    if isinstance(batch, torch.Tensor):
+        return batch if isinstance(batch, torch.nn.Parameter) else function(batch)
+    if isinstance(batch, Ragged):
+        return Ragged(function(batch.values), batch.offsets)
+    if isinstance(batch, dict):
+        mapped = copy.copy(batch)  # keeps the class of the dict and its attributes
+        mapped.update((name, _map_tensors(function, value)) for name, value in batch.items())
+        return mapped
+    if isinstance(batch, list | tuple):
+        parts = [_map_tensors(function, value) for value in batch]
+        if isinstance(batch, list):
+            return parts
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
+    return batch
 
 
 def enqueue_dicts_with_queue_return(

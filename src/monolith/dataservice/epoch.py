@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from monolith.data.file_queue import FileQueue
+from monolith.data.sources.files import FileQueue
 from monolith.dataservice.dataset import DatasetConfig, Split
 from monolith.dataservice.events import EpochState, SplitMade
 

@@ -10,8 +10,7 @@ from typing import Any, Protocol, cast
 from pydantic import JsonValue
 
 from monolith.config import Config, nearest_name
-from monolith.data import transforms
-from monolith.data.sources import (
+from monolith.data import (
     Column,
     CsvSource,
     ParquetSource,
@@ -19,6 +18,7 @@ from monolith.data.sources import (
     RecordHeader,
     Source,
     TFRecordSource,
+    transforms,
 )
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.data.transforms import AddLabel, Compose, NegativeSample, Transformed

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from monolith.data.sources.source import Position, Source
+from monolith.data.sources.source import Source, SourcePosition
 from monolith.dataservice import messages
 from monolith.dataservice.client import DataClientConfig, Nothing, ask, link_to
 from monolith.dataservice.dataset import DatasetConfig
@@ -112,21 +112,21 @@ class DataServiceSource(Source):
                 )
                 answer = ask(link, Call.LEAVE_JOB, leave, messages.Joined)
 
-    def _start(self) -> Position:
+    def _start(self) -> SourcePosition:
         return {"epoch": self._epoch, "granted": 0, "open": "[]"}
 
-    def _check(self, position: Position) -> None:
+    def _check(self, position: SourcePosition) -> None:
         super()._check(position)
         _opened(position)
 
-    def _read(self, position: Position) -> Iterator[tuple[Batch, Position]]:
+    def _read(self, position: SourcePosition) -> Iterator[tuple[Batch, SourcePosition]]:
         with contextlib.closing(link_to(self._address, self.config, timeout=self.config.timeout)) as link:
             session = self._join(link, position)
             with contextlib.closing(self._splits(link)) as splits:
                 yield from self._batches(link, splits, session, position)
         self._epoch = int(position["epoch"]) + 1
 
-    def _join(self, link: Link, position: Position) -> int:
+    def _join(self, link: Link, position: SourcePosition) -> int:
         if self._dataset is not None:
             register = messages.RegisterDataset(job=self._job, dataset=self._dataset)
             ask(link, Call.REGISTER_DATASET, register, Nothing)
@@ -150,8 +150,8 @@ class DataServiceSource(Source):
         return RemoteSplits(link, self.config, max_streams=self._parallel + 1)
 
     def _batches(
-        self, link: Link, splits: Splits, session: int, position: Position
-    ) -> Iterator[tuple[Batch, Position]]:
+        self, link: Link, splits: Splits, session: int, position: SourcePosition
+    ) -> Iterator[tuple[Batch, SourcePosition]]:
         epoch, granted, opened = int(position["epoch"]), int(position["granted"]), _opened(position)
         asking = messages.NextSplit(
             job=self._job, trainer=self._shard_index, session=session, epoch=epoch, granted=granted
@@ -181,7 +181,7 @@ class DataServiceSource(Source):
         return granted
 
 
-def _opened(position: Position) -> _Open:
+def _opened(position: SourcePosition) -> _Open:
     try:
         return _OPEN.validate_json(str(position["open"]))
     except ValidationError:

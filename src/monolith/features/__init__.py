@@ -1,6 +1,6 @@
 """Features on their way to the table: ids, ragged batches, declarations, deduplication, splits by shard."""
 
-from monolith.features.batch import Batch, Column, as_batch, num_rows
+from monolith.features.batch import Batch, BatchColumn, as_batch, num_rows
 from monolith.features.declaration import Declaration, TableDeclaration, declare_tables
 from monolith.features.feature import Feature
 from monolith.features.ids import (
@@ -17,7 +17,7 @@ from monolith.features.ragged import Ragged
 
 __all__ = [
     "Batch",
-    "Column",
+    "BatchColumn",
     "Declaration",
     "Feature",
     "FidLayout",

@@ -12,11 +12,11 @@ from monolith.config import nearest_name
 from monolith.errors import InvalidArgumentError
 from monolith.features.ragged import Ragged
 
-__all__ = ["Batch", "Column", "as_batch", "column_of", "nearest_column", "num_rows"]
+__all__ = ["Batch", "BatchColumn", "as_batch", "column_of", "nearest_column", "num_rows"]
 
-Column = torch.Tensor | Ragged
+BatchColumn = torch.Tensor | Ragged
 """Rows of one column: a tensor [rows, ...], or `Ragged` with as many rows."""
-Batch = dict[str, Column]
+Batch = dict[str, BatchColumn]
 """Columns by name, all with the same number of rows; labels, weights and request times are columns like any other."""
 
 
@@ -38,40 +38,40 @@ def as_batch(columns: Mapping[str, object]) -> Batch:
     return {name: _converted(value) for name, value in columns.items()}
 
 
-def _converted(value: object) -> Column:
+def _converted(value: object) -> BatchColumn:
     """`value` as a column if it is numbers in a form we know, otherwise `value` itself."""
     if isinstance(value, torch.Tensor | Ragged):
         return value
     if isinstance(value, list | tuple):
         return _ragged(value) if any(isinstance(row, list | tuple | np.ndarray) for row in value) else _tensor(value)
-    return _tensor(value) if hasattr(value, "__array__") else cast("Column", value)
+    return _tensor(value) if hasattr(value, "__array__") else cast("BatchColumn", value)
 
 
-def _ragged(rows: Sequence[object]) -> Column:
+def _ragged(rows: Sequence[object]) -> BatchColumn:
     try:
         parts = [np.asarray(row) for row in rows]
         splits = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
     except (TypeError, ValueError):
-        return cast("Column", rows)
+        return cast("BatchColumn", rows)
     # An empty row says nothing about the type of the others.
     filled = [part for part in parts if len(part)]
     if not filled:
         return Ragged(torch.empty(0, dtype=torch.int64), splits)
     values = np.concatenate(filled)
     tensor = _tensor(values if isinstance(rows[0], np.ndarray) else values.tolist())
-    return Ragged(tensor, splits) if isinstance(tensor, torch.Tensor) else cast("Column", rows)
+    return Ragged(tensor, splits) if isinstance(tensor, torch.Tensor) else cast("BatchColumn", rows)
 
 
-def _tensor(values: object) -> Column:
+def _tensor(values: object) -> BatchColumn:
     try:
         # Without a value to tell its type, a list is one of ids.
         array = np.asarray(values) if not isinstance(values, list | tuple) or values else np.empty(0, dtype=np.int64)
     except ValueError:
-        return cast("Column", values)
+        return cast("BatchColumn", values)
     if array.dtype.kind in "bi" or (array.dtype.kind == "u" and (not array.size or array.max() < 2**63)):
         return torch.from_numpy(array.astype(np.int64))
     if array.dtype.kind != "f":
-        return cast("Column", values)
+        return cast("BatchColumn", values)
     # Python's floats have no precision of their own to keep; a model computes in float32.
     return torch.from_numpy(array.astype(np.float32 if isinstance(values, list | tuple) else array.dtype))
 
@@ -97,7 +97,7 @@ def num_rows(batch: Mapping[str, object], names: Iterable[str] | None = None) ->
     return rows
 
 
-def column_of(batch: Mapping[str, object], name: str) -> Column:
+def column_of(batch: Mapping[str, object], name: str) -> BatchColumn:
     """The column `name`; an unknown one is an error that says the nearest known name.
 
     Example:

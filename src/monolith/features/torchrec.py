@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from monolith.errors import InvalidArgumentError
-from monolith.features.batch import Batch, Column, column_of, num_rows
+from monolith.features.batch import Batch, BatchColumn, column_of, num_rows
 from monolith.features.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def from_keyed_jagged(keyed: _KeyedJagged) -> Batch:
     return batch
 
 
-def to_keyed_jagged(batch: Mapping[str, Column], keys: Sequence[str]) -> KeyedJaggedTensor:
+def to_keyed_jagged(batch: Mapping[str, BatchColumn], keys: Sequence[str]) -> KeyedJaggedTensor:
     """The columns `keys` of a batch, [rows], [rows, n] or ragged, as one KeyedJaggedTensor. Needs TorchRec."""
     from torchrec import KeyedJaggedTensor
 

@@ -15,7 +15,7 @@ import torch
 
 from monolith._core import stack_fids
 from monolith.errors import InvalidArgumentError
-from monolith.features.batch import Batch, Column, column_of, num_rows
+from monolith.features.batch import Batch, BatchColumn, column_of, num_rows
 from monolith.features.declaration import Declaration, FeatureGroup, TableDeclaration
 from monolith.features.feature import Feature
 from monolith.features.ragged import Ragged
@@ -61,7 +61,7 @@ class FeatureBags:
             outputs[f"{name}.mask"] = mask.to(pooled.device)
         return outputs
 
-    def _by_row(self, vectors: torch.Tensor) -> Column:
+    def _by_row(self, vectors: torch.Tensor) -> BatchColumn:
         if self.feature.pooling == "none":
             return Ragged(vectors, self.offsets)
         length = self.stacked or self.feature.max_length
@@ -89,7 +89,7 @@ def bags_of(declaration: Declaration, batch: Mapping[str, object]) -> list[Table
     return [_table_bags(table, columns) for table in declaration.tables]
 
 
-def _table_bags(table: TableDeclaration, batch: Mapping[str, Column]) -> TableBags:
+def _table_bags(table: TableDeclaration, batch: Mapping[str, BatchColumn]) -> TableBags:
     parts = [_group_bags(group, table, batch) for group in table.groups]
     ids = [part.ids for part in parts]
     first = batch[table.features[0].name]
@@ -107,7 +107,7 @@ def _table_bags(table: TableDeclaration, batch: Mapping[str, Column]) -> TableBa
     )
 
 
-def _group_bags(group: FeatureGroup, table: TableDeclaration, batch: Mapping[str, Column]) -> FeatureBags:
+def _group_bags(group: FeatureGroup, table: TableDeclaration, batch: Mapping[str, BatchColumn]) -> FeatureBags:
     if group.stack is None:
         return _feature_bags(group.features[0], group.slots[0], table, batch)
     if all(_has_one_id_per_row(batch[feature.name]) for feature in group.features):
@@ -117,7 +117,7 @@ def _group_bags(group: FeatureGroup, table: TableDeclaration, batch: Mapping[str
 
 
 def _feature_bags(
-    feature: Feature, slot: int | None, table: TableDeclaration, batch: Mapping[str, Column]
+    feature: Feature, slot: int | None, table: TableDeclaration, batch: Mapping[str, BatchColumn]
 ) -> FeatureBags:
     ids, offsets = _ids_by_row(feature.name, column_of(batch, feature.name))
     bag_splits, scale = offsets, None
@@ -137,11 +137,11 @@ def _feature_bags(
     )
 
 
-def _has_one_id_per_row(column: Column) -> bool:
+def _has_one_id_per_row(column: BatchColumn) -> bool:
     return isinstance(column, torch.Tensor) and column.ndim == 1
 
 
-def _stacked_ids(group: FeatureGroup, table: TableDeclaration, batch: Mapping[str, Column]) -> FeatureBags:
+def _stacked_ids(group: FeatureGroup, table: TableDeclaration, batch: Mapping[str, BatchColumn]) -> FeatureBags:
     """The bags of several features with one id per row each, which every pooling leaves as it is."""
     columns = [_ids_by_row(feature.name, batch[feature.name])[0] for feature in group.features]
     bag_splits = _even_splits(len(columns[0]) * len(columns), 1)
@@ -184,7 +184,7 @@ def _stacked_fids(columns: Sequence[np.ndarray], slots: Sequence[int | None]) ->
     return stack_fids(columns, [-1 if slot is None else slot for slot in slots])
 
 
-def _ids_by_row(name: str, column: Column) -> tuple[np.ndarray, np.ndarray]:
+def _ids_by_row(name: str, column: BatchColumn) -> tuple[np.ndarray, np.ndarray]:
     values = column.values if isinstance(column, Ragged) else column
     if values.dtype not in (torch.int64, torch.int32):
         raise InvalidArgumentError(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from monolith.original.mlp_roles import HandOver as HandOver
     from monolith.original.mlp_roles import mlp_pass as mlp_pass
     from monolith.original.mlp_servers import MlpDataServers as MlpDataServers
+    from monolith.original.nested import NestedTensors as NestedTensors
     from monolith.original.ps_monitor import PsMonitor as PsMonitor
     from monolith.original.saver import PartialRecoverySaver as PartialRecoverySaver
     from monolith.original.touched_keys import TouchedKeySet as TouchedKeySet
@@ -46,6 +47,7 @@ __all__ = [
     "MLPEnv",
     "MLPServiceDiscovery",
     "MlpDataServers",
+    "NestedTensors",
     "PartialRecoverySaver",
     "PsMonitor",
     "TouchedKeySet",
@@ -77,6 +79,7 @@ _HOMES = {
     "MLPEnv": "mlp",
     "MLPServiceDiscovery": "mlp_discovery",
     "MlpDataServers": "mlp_servers",
+    "NestedTensors": "nested",
     "PartialRecoverySaver": "saver",
     "PsMonitor": "ps_monitor",
     "TouchedKeySet": "touched_keys",

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from monolith.config import Config
 from monolith.errors import ConfigError
-from monolith.features.batch import Column, column_of
+from monolith.features.batch import BatchColumn, column_of
 from monolith.features.feature import Feature, Pooling
 from monolith.features.ragged import Ragged
 from monolith.table.config import Segment
@@ -238,7 +238,7 @@ def features_of(
     return tuple(features)
 
 
-def arrange(configs: FeatureConfigs, embeddings: Mapping[str, Column]) -> Outputs:
+def arrange(configs: FeatureConfigs, embeddings: Mapping[str, BatchColumn]) -> Outputs:
     """The outputs, made of the embeddings of the features: [rows, dim], or [rows, n, dim] for sequences; differentiable.
 
     Example:
@@ -256,7 +256,7 @@ def arrange(configs: FeatureConfigs, embeddings: Mapping[str, Column]) -> Output
 _Pieces = dict[tuple[int, int], torch.Tensor]
 
 
-def _pieces(name: str, configs: FeatureConfigs, embeddings: Mapping[str, Column]) -> _Pieces:
+def _pieces(name: str, configs: FeatureConfigs, embeddings: Mapping[str, BatchColumn]) -> _Pieces:
     """An embedding cut at every end of a slice, by (start, end).
 
     One split for all slices: its gradient is one concatenation, where each slice alone would add a whole padded embedding.
@@ -297,7 +297,7 @@ def join_slices(parts: Sequence[torch.Tensor], out_type: OutType) -> torch.Tenso
             return tuple(parts)
 
 
-def _dense(embeddings: Mapping[str, Column], name: str) -> torch.Tensor:
+def _dense(embeddings: Mapping[str, BatchColumn], name: str) -> torch.Tensor:
     column = column_of(embeddings, name)
     if isinstance(column, Ragged):
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from monolith.features.batch import Column
+from monolith.features.batch import BatchColumn
 from monolith.nn.collection import EmbeddingBagCollection
 from monolith.original.feature_messages import batch_from_examples
 from monolith.original.fused_layout import FeatureConfigs, Outputs, arrange, features_of
@@ -55,7 +55,7 @@ class FusedLayout(nn.Module):
         self.configs = configs
         self.embeddings = EmbeddingBagCollection(features_of(configs, segments=segments), store, seed=seed)
 
-    def forward(self, batch: Mapping[str, Column] | example_pb2.ExampleBatch) -> Outputs:
+    def forward(self, batch: Mapping[str, BatchColumn] | example_pb2.ExampleBatch) -> Outputs:
         """Look up and arrange."""
         columns = batch if isinstance(batch, Mapping) else batch_from_examples(batch, self.configs.feature_configs)
         return arrange(self.configs, self.embeddings(columns))

@@ -11,7 +11,7 @@ from pydantic import field_serializer
 from monolith.config import Config
 from monolith.errors import InvalidArgumentError
 from monolith.features import Feature
-from monolith.features.batch import Column, column_of
+from monolith.features.batch import BatchColumn, column_of
 from monolith.nn import EmbeddingBagCollection
 
 __all__ = ["CollectionSpec", "InputSpec", "OutputSpec", "Signature", "serving_features"]
@@ -26,7 +26,7 @@ class InputSpec(Config):
     shape: tuple[int, ...]
     """Of one row."""
 
-    def check(self, batch: Mapping[str, Column]) -> torch.Tensor:
+    def check(self, batch: Mapping[str, BatchColumn]) -> torch.Tensor:
         """The column of `batch`, if it is as promised."""
         value = column_of(batch, self.name)
         found = (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from monolith.data.transforms import select_rows
 from monolith.errors import InvalidArgumentError
 from monolith.features import Ragged
-from monolith.features.batch import Batch, Column, num_rows
+from monolith.features.batch import Batch, BatchColumn, num_rows
 from monolith.nn import EmbeddingBagCollection
 from monolith.serve.program import DenseProgram
 from monolith.train.heads import Head, logits_by_head
@@ -24,7 +24,9 @@ def collections_by_path(model: nn.Module) -> dict[str, EmbeddingBagCollection]:
     return {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingBagCollection)}
 
 
-def program_inputs(columns: Mapping[str, Column], embeddings: Mapping[str, Mapping[str, Column]]) -> dict[str, Tensor]:
+def program_inputs(
+    columns: Mapping[str, BatchColumn], embeddings: Mapping[str, Mapping[str, BatchColumn]]
+) -> dict[str, Tensor]:
     """Dense columns and looked-up embeddings under the names the program knows; a `Ragged` becomes two tensors.
 
     Example:
@@ -73,7 +75,7 @@ class _DenseModel(nn.Module):
         collections: Mapping[str, EmbeddingBagCollection],
         heads: Sequence[Head],
         columns: Sequence[str],
-        embeddings: Mapping[str, Mapping[str, Column]],
+        embeddings: Mapping[str, Mapping[str, BatchColumn]],
     ) -> None:
         super().__init__()
         self.model = model
@@ -127,7 +129,7 @@ class _TracedRagged(Ragged):
 
 @contextmanager
 def _answers(
-    collections: Mapping[str, EmbeddingBagCollection], embeddings: Mapping[str, Mapping[str, Column]]
+    collections: Mapping[str, EmbeddingBagCollection], embeddings: Mapping[str, Mapping[str, BatchColumn]]
 ) -> Iterator[None]:
     """Let the collections return what is given instead of looking up."""
     for path, collection in collections.items():

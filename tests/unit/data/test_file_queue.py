@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from monolith.data import FileQueue
-from monolith.data import file_queue as module
+from monolith.data.sources import files as module
 from monolith.errors import InvalidArgumentError, StorageError
 
 

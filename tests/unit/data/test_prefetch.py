@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -275,3 +276,21 @@ def test_batches_arrive_on_the_gpu(capacity: int) -> None:
         arrived = [batch["x"] for batch in batches]
     assert all(tensor.is_cuda for tensor in arrived)
     assert [tensor.item() for tensor in arrived] == [0, 1, 2, 3, 4]
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    y: None
+
+
+def test_moving_leaves_parameters_splits_and_other_values_alone() -> None:
+    parameter, ragged = torch.nn.Parameter(torch.ones(1)), Ragged.from_lists([[5], []])
+    batch: dict[str, Any] = {"parts": [(parameter, 4), Point(torch.tensor([1]), None)], "ids": ragged, "name": "a"}
+    with Prefetch([batch], device="meta") as batches:
+        (moved,) = batches
+    (kept, four), point = moved["parts"]
+    assert (kept is parameter, four, moved["name"]) == (True, 4, "a")
+    assert isinstance(point, Point)
+    assert (point.x.is_meta, point.y) == (True, None)
+    assert (moved["ids"].values.is_meta, moved["ids"].offsets.tolist()) == (True, [0, 1, 1])
+    assert not batch["parts"][1].x.is_meta, "the batch of the source was changed"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from monolith.data.synthetic import ClickStream, ClickStreamConfig, CriteoLike, CriteoLikeConfig, LateClicks, best_auc
-from monolith.data.synthetic.parquet import write_parquet
+from monolith.data.synthetic.criteo import write_parquet
 from monolith.data.transforms import concat_rows
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch, Ragged, fid_v2

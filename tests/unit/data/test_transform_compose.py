@@ -21,7 +21,7 @@ from monolith.data.transforms import (
     UpsamplePositives,
 )
 from monolith.errors import InvalidArgumentError
-from monolith.features import Batch, Column
+from monolith.features import Batch, BatchColumn
 
 
 @pytest.fixture(params=[0, 1, 300])
@@ -112,7 +112,7 @@ def test_a_state_of_other_transforms_is_refused() -> None:
 
 
 def test_no_transform_changes_the_batch_it_was_given(batch: Batch) -> None:
-    before, columns = to_rows(batch), dict[str, Column](batch)
+    before, columns = to_rows(batch), dict[str, BatchColumn](batch)
     Compose([AddLabel("1:2:0.5"), NegativeSample(0.5), FilterByAction(has_actions=(1,))])(batch)
     assert to_rows(batch) == before
     assert all(batch[name] is column for name, column in columns.items())

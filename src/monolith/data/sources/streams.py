@@ -1,4 +1,4 @@
-"""Bytes of a file, a URL or standard input, decompressed on the way."""
+"""Bytes of a file, a URL or standard input, decompressed while reading and compressed while writing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator
-from typing import IO, Literal, cast
+from types import TracebackType
+from typing import IO, Literal, Self, cast
 
 import fsspec
 import pyarrow as pa
@@ -18,7 +19,7 @@ from monolith.data.sources.files import STDIN
 from monolith.errors import InvalidArgumentError, StorageError
 from monolith.urls import checked_location
 
-__all__ = ["Compression", "StreamDamage", "compression_of", "open_stream", "read_stream"]
+__all__ = ["Compression", "OutputFile", "StreamDamage", "compression_of", "open_stream", "read_stream"]
 
 Compression = Literal["infer", "none", "gzip", "zlib", "zstd", "snappy"]
 """How a file is compressed; "infer" goes by .gz, .zz, .zst and .snappy. Snappy is in Hadoop's blocks."""
@@ -179,3 +180,49 @@ def _snappy_plain_size(packed: bytes) -> int:
         if byte < 0x80:
             return size
     raise pa.ArrowInvalid("snappy data without a size")
+
+
+class OutputFile:
+    """A file being written; the base of `TFRecordWriter` and `RecordWriter`. An existing one is replaced."""
+
+    def __init__(self, url: str) -> None:
+        kind = compression_of(url, "infer")
+        if kind not in ("none", "gzip", "zlib"):
+            raise InvalidArgumentError(f"url: {url!r} would be {kind}; writers compress with gzip (.gz) and zlib (.zz)")
+        self._url = url
+        try:
+            self._file = cast("IO[bytes]", fsspec.open(checked_location(url), "wb").open())
+        except OSError as error:
+            raise StorageError(f"{url}: cannot write: {error}") from error
+        self._gzip = gzip.GzipFile(fileobj=self._file, mode="wb") if kind == "gzip" else None
+        self._zlib = zlib.compressobj() if kind == "zlib" else None
+
+    def _write(self, data: bytes) -> None:
+        try:
+            if self._gzip is not None:
+                self._gzip.write(data)
+            else:
+                self._file.write(data if self._zlib is None else self._zlib.compress(data))
+        except OSError as error:
+            raise StorageError(f"{self._url}: cannot write: {error}") from error
+
+    def close(self) -> None:
+        """Write what is still held back and close the file; closing again does nothing."""
+        if self._file.closed:
+            return
+        try:
+            if self._gzip is not None:
+                self._gzip.close()
+            if self._zlib is not None:
+                self._file.write(self._zlib.flush())
+            self._file.close()
+        except OSError as error:
+            raise StorageError(f"{self._url}: cannot write: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

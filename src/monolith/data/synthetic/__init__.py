@@ -3,11 +3,8 @@
 Both are sources: seeded, endless or bounded, resumable by one number, and sharded by batch.
 """
 
-from monolith.data.synthetic.auc import best_auc
-from monolith.data.synthetic.clicks import ClickStream, ClickStreamConfig
-from monolith.data.synthetic.criteo import CriteoLike, CriteoLikeConfig
-from monolith.data.synthetic.late_clicks import LateClicks
-from monolith.data.synthetic.parquet import write_parquet
+from monolith.data.synthetic.clicks import ClickStream, ClickStreamConfig, LateClicks
+from monolith.data.synthetic.criteo import CriteoLike, CriteoLikeConfig, best_auc, write_parquet
 
 __all__ = [
     "ClickStream",

@@ -1,8 +1,11 @@
-"""A stream of impressions with planted tastes: what a model can learn, and how well at best, is known."""
+"""A stream of impressions and clicks with known probabilities, with clicks at once or delayed."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
@@ -12,10 +15,72 @@ import torch
 from pydantic import Field
 
 from monolith.config import Config, NonNegative, Positive
-from monolith.data.synthetic.generated import GeneratedSource, mix48
+from monolith.data.sources.source import Source, SourcePosition
+from monolith.data.transforms.rows import concat_rows, select_rows
+from monolith.errors import InvalidArgumentError
 from monolith.features import Batch, Ragged
 
-__all__ = ["ClickStream", "ClickStreamConfig"]
+__all__ = ["ClickStream", "ClickStreamConfig", "GeneratedSource", "LateClicks", "mix48"]
+
+_MASK48 = np.uint64((1 << 48) - 1)
+
+
+class GeneratedSource(Source):
+    """Iterates `batch(0)`, `batch(1)`, ...; a shard takes every count-th of them.
+
+    The state is the number of the next batch, so saving and resuming cost nothing. A state is refused by a source of
+    another config.
+    """
+
+    def __init__(self, config: Config, batches: int | None) -> None:
+        self._described = config.model_dump_json()
+        self._batches = batches
+        super().__init__()
+
+    @abstractmethod
+    def batch(self, number: int) -> Batch:
+        """Batch `number`, the same whenever and wherever it is asked for."""
+
+    def _start(self) -> SourcePosition:
+        return {"next": 0, "config": self._described}
+
+    def _read(self, position: SourcePosition) -> Iterator[tuple[Batch, SourcePosition]]:
+        for turn in itertools.count(int(position["next"])):
+            number = self._number(turn)
+            if self._batches is not None and number >= self._batches:
+                return
+            yield self.batch(number), {**position, "next": turn + 1}
+
+    def _number(self, turn: int) -> int:
+        """The number, among all batches, of this shard's batch `turn`."""
+        return turn * self._shard_count + self._shard_index
+
+    def _check(self, position: SourcePosition) -> None:
+        super()._check(position)
+        if position["config"] != self._described:
+            raise InvalidArgumentError(
+                f"state['config']: expected {self._described}, got {position['config']}; "
+                "a position only has a meaning in data of the same config"
+            )
+
+
+def mix48(values: np.ndarray, *, slot: int | np.ndarray) -> np.ndarray:
+    """Distinct numbers below 2**48 to distinct fids v2 of `slot` that look random: int64, shape of `values`.
+
+    Example:
+        >>> [hex(id) for id in mix48(np.arange(3), slot=2).tolist()]
+        ['0x2000000000000', '0x2a14737c2db63', '0x2b35b217d5c60']
+    """
+    # Shifting right and xoring, and multiplying by an odd number modulo 2**48, both have an inverse: no two ids meet.
+    mixed = values.astype(np.uint64)
+    for factor in (0x9E3779B97F4B, 0xD6E8FEB86659):
+        mixed ^= mixed >> np.uint64(23)
+        mixed *= np.uint64(factor)
+        mixed &= _MASK48
+    mixed ^= mixed >> np.uint64(25)
+    mixed |= np.asarray(slot, dtype=np.uint64) << np.uint64(48)
+    return mixed.view(np.int64)
+
 
 USER_SLOT, ITEM_SLOT, CATEGORY_SLOT, TAG_SLOT = 1, 2, 3, 4
 """Slots of the v2 feature ids in the columns `user_id`, `item_id`, `category_id` and `tag_ids`."""
@@ -24,7 +89,7 @@ _ITEM_BLOCK = 4096
 _TAGS = 1000
 _MAX_TAGS = 4
 
-Count = Annotated[int, Field(ge=1)]
+_Count = Annotated[int, Field(ge=1)]
 
 
 class ClickStreamConfig(Config):
@@ -32,7 +97,7 @@ class ClickStreamConfig(Config):
 
     seed: int = Field(default=0, ge=0)
     """Two streams of equal config are equal, batch by batch."""
-    batch_size: Count = 2048
+    batch_size: _Count = 2048
     """Impressions per batch."""
     batches: Annotated[int, Field(ge=0)] | None = None
     """Batches before the stream ends; None: it does not."""
@@ -40,11 +105,11 @@ class ClickStreamConfig(Config):
     """Event time of the first impression, Unix seconds."""
     impressions_per_second: Positive = 200.0
     """How fast event time passes."""
-    users: Count = 100_000
+    users: _Count = 100_000
     """Users; user of activity rank r comes with probability ~ r ** -activity_exponent."""
     activity_exponent: NonNegative = 0.5
     """0: all users equally active."""
-    items: Count = 20_000
+    items: _Count = 20_000
     """Items at the start; item of popularity rank r comes with probability ~ r ** -popularity_exponent."""
     popularity_exponent: NonNegative = 1.0
     """The Zipf exponent of item popularity."""
@@ -52,9 +117,9 @@ class ClickStreamConfig(Config):
     """Items that appear while time passes, each with the popularity of a random rank."""
     fresh_share: float = Field(default=0.1, ge=0, le=1)
     """Share of impressions given to items of the last hour, as recommenders do to learn about them."""
-    categories: Count = 50
+    categories: _Count = 50
     """Clusters of items; an item's taste vector is half its cluster's, half its own."""
-    dim: Count = 8
+    dim: _Count = 8
     """Length of the taste vectors."""
     taste: NonNegative = 1.5
     """Standard deviation, in logits, of the match between user and item: what only an interaction model can learn."""
@@ -228,3 +293,59 @@ def _tags(catalogue: _Items, items: np.ndarray) -> Ragged:
     splits = np.zeros(len(items) + 1, dtype=np.int64)
     np.cumsum(counts, out=splits[1:])
     return Ragged(torch.from_numpy(mix48(catalogue.tags[items][present], slot=TAG_SLOT)), splits)
+
+
+class LateClicks(GeneratedSource):
+    """A `ClickStream` that does not wait: every impression comes with label 0, its click later as a row with label 1.
+
+    A batch has the stream's impressions followed by the clicks that arrived since the batch before, oldest first, so its
+    number of rows varies. Rows of clicks have the click's time in `event_time`. This is the original's "fast emit": each
+    positive has been seen as a negative before, which the logit correction of the loss takes into account. Clicks that
+    arrive after a stream's last batch are never seen. A click goes to the shard that had the impression.
+
+    Example:
+        >>> from monolith.data.synthetic import ClickStreamConfig
+        >>> config = ClickStreamConfig(batch_size=1000, impressions_per_second=10, batches=3)
+        >>> [(len(batch["label"]), int(batch["label"].sum())) for batch in LateClicks(ClickStream(config))]
+        [(1051, 51), (1080, 80), (1090, 90)]
+    """
+
+    def __init__(self, stream: ClickStream) -> None:
+        self._stream = stream
+        super().__init__(stream.config, stream.config.batches)
+
+    def batch(self, number: int) -> Batch:
+        """The impressions of batch `number` with the clicks they will have."""
+        return self._stream.batch(number)
+
+    def _read(self, position: SourcePosition) -> Iterator[tuple[Batch, SourcePosition]]:
+        waiting: Batch | None = None
+        turn = int(position["next"])
+        # Clicks under way are no part of the position: one click window is made again.
+        for past in range(max(turn - self._window(), 0), turn):
+            _, waiting = self._deliver(self.batch(self._number(past)), waiting)
+        for batch, behind in super()._read(position):
+            clicks, waiting = self._deliver(batch, waiting)
+            impressions = {**batch, "label": torch.zeros_like(_tensor(batch, "label"))}
+            yield concat_rows([impressions, {**clicks, "event_time": clicks["click_time"]}]), behind
+
+    def _window(self) -> int:
+        """How many of this shard's batches a click may come later."""
+        config = self._stream.config
+        impressions = config.click_window * config.impressions_per_second
+        return math.ceil(impressions / (config.batch_size * self._shard_count)) + 1
+
+    def _deliver(self, batch: Batch, waiting: Batch | None) -> tuple[Batch, Batch]:
+        """The clicks that arrive before the stream's next impression, and those that do not."""
+        clicked = select_rows(batch, _tensor(batch, "label") > 0)
+        clicks = clicked if waiting is None else concat_rows([waiting, clicked])
+        time = _tensor(clicks, "click_time")
+        clicks = select_rows(clicks, torch.argsort(time, stable=True))
+        arrived = _tensor(clicks, "click_time") <= _tensor(batch, "event_time")[-1]
+        return select_rows(clicks, arrived), select_rows(clicks, ~arrived)
+
+
+def _tensor(batch: Batch, name: str) -> torch.Tensor:
+    column = batch[name]
+    assert isinstance(column, torch.Tensor)
+    return column

@@ -1,19 +1,25 @@
-"""Data shaped like the Criteo display advertising set: 13 numbers, 26 categorical columns, one label, a planted logit."""
+"""Data shaped like the Criteo display advertising set, its best possible AUC, and Parquet files of batches."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from monolith.config import Config, NonNegative
-from monolith.data.synthetic.generated import GeneratedSource, mix48
-from monolith.features import Batch
+from monolith.data.synthetic.clicks import GeneratedSource, mix48
+from monolith.errors import InvalidArgumentError
+from monolith.features import Batch, BatchColumn, Ragged
 
-__all__ = ["CriteoLike", "CriteoLikeConfig"]
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["CriteoLike", "CriteoLikeConfig", "best_auc", "write_parquet"]
 
 _DENSE = 13
 _FACTORS = 4
@@ -100,3 +106,81 @@ class CriteoLike(GeneratedSource):
         slopes = rng.standard_normal(_DENSE, dtype=np.float32)
         slopes *= config.dense / np.linalg.norm(slopes)
         return weights, slopes, np.cumsum((0, *config.cardinalities[:-1]))
+
+
+def best_auc(probability: torch.Tensor) -> float:
+    """The AUC of ranking rows by their true `probability` [n] of label 1, expected over the labels.
+
+    The share of pairs (i, j), i labelled 1 and j labelled 0, in which i has the higher probability; a tie counts half:
+    sum_(i != j) p_i (1 - p_j) ([p_i > p_j] + [p_i = p_j] / 2) / sum_(i != j) p_i (1 - p_j).
+
+    Example:
+        >>> round(best_auc(torch.tensor([0.1, 0.5, 0.9])), 4)
+        0.9396
+        >>> best_auc(torch.full((10,), 0.3))
+        0.5
+    """
+    p = torch.sort(probability.detach().double().flatten()).values
+    if len(p) < 2 or not (p[0] >= 0 and p[-1] <= 1 and p[0] < 1 and p[-1] > 0):
+        raise InvalidArgumentError(
+            f"probability: expected at least two numbers in [0, 1] that make both labels possible, got {probability}"
+        )
+    below = torch.cumsum(1 - p, 0)
+    first = torch.searchsorted(p, p, right=False)
+    last = torch.searchsorted(p, p, right=True)
+    zero = torch.cat([torch.zeros(1, dtype=p.dtype), below])
+    lower, tied = zero[first], zero[last] - zero[first] - (1 - p)
+    every = p.sum() * (1 - p).sum() - (p * (1 - p)).sum()
+    return float((p * (lower + tied / 2)).sum() / every)
+
+
+def write_parquet(
+    batches: Iterable[Mapping[str, BatchColumn]], path: str | os.PathLike[str], *, rows_per_group: int = 65_536
+) -> int:
+    """Write the columns of all batches to one file, in row groups of `rows_per_group` rows; returns the number of rows.
+
+    A tensor [n] becomes a flat column, a `Ragged` a list column.
+
+    Example:
+        >>> import tempfile, torch, pyarrow.parquet
+        >>> batches = [{"label": torch.tensor([0.0, 1.0]), "ids": Ragged.from_lists([[7], [8, 9]])}]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     rows = write_parquet(batches, f"{folder}/a.parquet")
+        ...     pyarrow.parquet.read_table(f"{folder}/a.parquet").to_pydict()
+        {'label': [0.0, 1.0], 'ids': [[7], [8, 9]]}
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    if rows_per_group < 1:
+        raise InvalidArgumentError(f"rows_per_group: expected at least 1, got {rows_per_group}")
+    writer, held, rows = None, [], 0
+    try:
+        for batch in batches:
+            table = pyarrow.table({name: _column(name, values) for name, values in batch.items()})
+            writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema)
+            held.append(table)
+            rows += table.num_rows
+            if sum(part.num_rows for part in held) >= rows_per_group:
+                joined = pyarrow.concat_tables(held)
+                full = joined.num_rows // rows_per_group * rows_per_group
+                writer.write_table(joined.slice(0, full), row_group_size=rows_per_group)
+                held = [joined.slice(full)]
+        if writer is None:
+            raise InvalidArgumentError("batches: expected at least one batch, got none; a file needs its columns")
+        if held[0].num_rows or len(held) > 1:
+            writer.write_table(pyarrow.concat_tables(held))
+    finally:
+        if writer is not None:
+            writer.close()
+    return rows
+
+
+def _column(name: str, values: BatchColumn) -> pyarrow.Array:
+    import pyarrow
+
+    if isinstance(values, Ragged):
+        return pyarrow.LargeListArray.from_arrays(values.offsets.numpy(), values.values.numpy())
+    if values.ndim != 1:
+        raise InvalidArgumentError(f"{name}: expected a column [n] or a Ragged, got shape {list(values.shape)}")
+    return pyarrow.array(values.numpy())

@@ -1,4 +1,4 @@
-"""Transforms one after the other, one or the other, and applied to a source."""
+"""Transforms in order, as alternatives, applied to a source, and with random numbers that can be saved."""
 
 from __future__ import annotations
 
@@ -6,15 +6,51 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, Self, runtime_checkable
 
+import numpy as np
 import torch
 
-from monolith.data.transforms.columns import numbers_of
-from monolith.data.transforms.rows import concat_rows, select_rows
-from monolith.data.transforms.seeded import Seeded
+from monolith.data.transforms.rows import concat_rows, numbers_of, select_rows
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch, num_rows
 
-__all__ = ["Compose", "LogicalOr", "Transformed"]
+__all__ = ["Compose", "LogicalOr", "Seeded", "Transformed"]
+
+
+class Seeded:
+    """Base of transforms that draw random numbers: the same seed and batches give the same result.
+
+    Example:
+        >>> first = Seeded(seed=1)
+        >>> state = first.state_dict()
+        >>> drawn = first._rng.random()
+        >>> first.load_state_dict(state)
+        >>> first._rng.random() == drawn
+        True
+    """
+
+    def __init__(self, *, seed: int) -> None:
+        if seed < 0:
+            raise InvalidArgumentError(f"seed: expected 0 or more, got {seed}")
+        self._seed = seed
+        self._rng = np.random.default_rng((seed, 0))
+
+    def for_shard(self, index: int) -> Self:
+        """The same transform at its beginning, with the random numbers of worker `index`."""
+        other = copy.copy(self)
+        other._rng = np.random.default_rng((self._seed, index))
+        return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the generator: plain values."""
+        return {"rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Draw on from where `state` was taken."""
+        try:
+            self._rng.bit_generator.state = state["rng"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"state: expected what state_dict returned: {error}") from None
+
 
 Transform = Callable[[Batch], Batch]
 

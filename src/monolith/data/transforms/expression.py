@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from pydantic import model_validator
 
-from monolith.data.transforms.columns import any_in_rows, is_in, numbers_of
 from monolith.data.transforms.filters import RowFilter
+from monolith.data.transforms.rows import any_in_rows, is_in, numbers_of
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch, Ragged, num_rows
 from monolith.features.batch import column_of

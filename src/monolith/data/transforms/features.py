@@ -1,4 +1,4 @@
-"""Changes to feature ids: another slot, crosses of two features, numbering, marking."""
+"""Changes to feature ids: another slot, crosses of two features, numbering, marking, hashes of text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from pydantic import Field
 
 from monolith.config import Config
-from monolith.data.transforms.columns import matrix_of, rows_with
-from monolith.data.transforms.rows import repeat
-from monolith.features import Batch, Column, FidLayout, Ragged, fid_v1, fid_v2
+from monolith.data.transforms.rows import matrix_of, repeat, rows_with
+from monolith.errors import InvalidArgumentError
+from monolith.features import Batch, BatchColumn, FidLayout, Ragged, fid_v1, fid_v2, hash_strings
 from monolith.features.batch import column_of
 from monolith.table.arrays import id_array
 
-__all__ = ["FeatureCombine", "FidMask", "LogBucketFid", "MapId", "SwitchSlot", "combine_ids"]
+__all__ = ["FeatureCombine", "FidMask", "HashText", "LogBucketFid", "MapId", "SwitchSlot", "combine_ids"]
 
-Slot = Annotated[int, Field(ge=0, lt=32768)]
+_Slot = Annotated[int, Field(ge=0, lt=32768)]
 
 
 class SwitchSlot(Config):
@@ -29,7 +29,7 @@ class SwitchSlot(Config):
         [9, 9]
     """
 
-    slots: dict[str, Slot]
+    slots: dict[str, _Slot]
     """The new slot of each column."""
     fid_version: Annotated[int, Field(ge=1, le=2)] = 2
     """Whether the ids are fids v1 or v2."""
@@ -63,7 +63,7 @@ class FeatureCombine(Config):
     """Another column of ids."""
     out: str
     """The name of the new column: `Ragged`, left times right ids in each row."""
-    slot: Slot
+    slot: _Slot
     """The slot of the new ids."""
     fid_version: Annotated[int, Field(ge=1, le=2)] = 2
     """Whether the new ids are fids v1 or v2."""
@@ -139,7 +139,7 @@ class LogBucketFid(Config):
         ([9, 9, 9], [0, 1, 3])
     """
 
-    slots: dict[str, Slot]
+    slots: dict[str, _Slot]
     """The slot of each column's ids; columns are tensors or `Ragged`."""
 
     def __call__(self, batch: Batch) -> Batch:
@@ -183,8 +183,56 @@ def _layout(version: int) -> FidLayout:
     return fid_v1 if version == 1 else fid_v2
 
 
-def _ragged(column: Column) -> Ragged:
+def _ragged(column: BatchColumn) -> Ragged:
     if isinstance(column, Ragged):
         return column
     matrix = matrix_of(column)
     return Ragged(matrix.reshape(-1), torch.arange(len(column) + 1) * matrix.shape[1])
+
+
+class HashText(Config):
+    """Ids in place of text, by `monolith.features.hash_strings`: the same text is the same id in every column and run.
+
+    One text in a row becomes int64 [rows]. Of lists of texts (`<name>.lengths` beside the bytes, as sources give nested
+    columns) each list becomes a row of a `Ragged` of int64, and the lengths go. A row without a text has the empty one.
+
+    Example:
+        >>> batch = {"city": Ragged.from_lists([list(b"Bonn"), list(b"Rome"), list(b"Bonn")], dtype=torch.uint8)}
+        >>> first, second, third = HashText(columns=("city",))(batch)["city"].tolist()
+        >>> first == third, first == second
+        (True, False)
+    """
+
+    columns: tuple[str, ...] = Field(min_length=1)
+    """Columns of uint8, one text or one list of texts in each row."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch transformed; the one given is not changed."""
+        hashed = {name: _ids(name, batch) for name in self.columns}
+        spent = {_lengths(name) for name in self.columns}
+        return {**{name: column for name, column in batch.items() if name not in spent}, **hashed}
+
+
+def _ids(name: str, batch: Batch) -> BatchColumn:
+    text, lengths = column_of(batch, name), batch.get(_lengths(name))
+    if not isinstance(text, Ragged) or text.values.dtype != torch.uint8:
+        kind = "rows of one length" if not isinstance(text, Ragged) else f"Ragged of {text.values.dtype}"
+        raise InvalidArgumentError(
+            f"batch[{name!r}]: expected text, Ragged of uint8, got {kind}; read it as a BatchColumn with dtype='bytes'"
+        )
+    if isinstance(lengths, Ragged):
+        ends = np.concatenate([[0], np.cumsum(lengths.values.numpy(), dtype=np.int64)])
+        return Ragged(_hash(text.values, ends), lengths.offsets)
+    return _hash(text.values, text.offsets.numpy())
+
+
+def _hash(text: torch.Tensor, splits: np.ndarray) -> torch.Tensor:
+    import pyarrow as pa
+
+    offsets = np.ascontiguousarray(splits, dtype=np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text.contiguous().numpy())]
+    return hash_strings(pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers))
+
+
+def _lengths(name: str) -> str:
+    return f"{name}.lengths"

@@ -1,4 +1,4 @@
-"""Rows of batches: pick, repeat, reorder, join; every column alike."""
+"""Rows of batches: select, repeat, reorder and join them, and read a column as numbers, labels or row masks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,28 @@ import numpy as np
 import torch
 
 from monolith.errors import InvalidArgumentError
-from monolith.features import Batch, Column, Ragged, num_rows
+from monolith.features import Batch, BatchColumn, Ragged, num_rows
+from monolith.features.batch import column_of
 
-__all__ = ["column_state", "concat_rows", "load_column", "repeat", "select_rows"]
+__all__ = [
+    "any_in_rows",
+    "column_state",
+    "concat_rows",
+    "is_in",
+    "label_matrix",
+    "labels_shape",
+    "labels_up_to",
+    "list_tensor",
+    "load_column",
+    "matrix_of",
+    "numbers_of",
+    "repeat",
+    "rows_with",
+    "select_rows",
+]
 
 
-def select_rows(batch: Mapping[str, Column], rows: torch.Tensor) -> Batch:
+def select_rows(batch: Mapping[str, BatchColumn], rows: torch.Tensor) -> Batch:
     """The rows of all columns where `rows` (bool [n]) is true, or in the order of `rows` (int64 [m]), repeats allowed.
 
     Example:
@@ -32,7 +48,7 @@ def select_rows(batch: Mapping[str, Column], rows: torch.Tensor) -> Batch:
     return {name: _select(column, rows) for name, column in batch.items()}
 
 
-def _select(column: Column, rows: torch.Tensor) -> Column:
+def _select(column: BatchColumn, rows: torch.Tensor) -> BatchColumn:
     if isinstance(column, torch.Tensor):
         return column.index_select(0, rows)
     starts, lengths = column.offsets[:-1][rows], column.row_lengths()[rows]
@@ -52,7 +68,7 @@ def repeat(values: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.repeat(values.numpy(), times.numpy()))
 
 
-def concat_rows(batches: Sequence[Mapping[str, Column]]) -> Batch:
+def concat_rows(batches: Sequence[Mapping[str, BatchColumn]]) -> Batch:
     """The rows of all batches, one batch after the other; all must have the same columns.
 
     Example:
@@ -70,7 +86,7 @@ def concat_rows(batches: Sequence[Mapping[str, Column]]) -> Batch:
     return {name: _concat(name, [batch[name] for batch in batches]) for name in batches[0]}
 
 
-def _concat(name: str, columns: Sequence[Column]) -> Column:
+def _concat(name: str, columns: Sequence[BatchColumn]) -> BatchColumn:
     tensors = [column for column in columns if isinstance(column, torch.Tensor)]
     if len(tensors) == len(columns):
         return torch.cat(tensors)
@@ -86,7 +102,7 @@ def _concat(name: str, columns: Sequence[Column]) -> Column:
     return Ragged(torch.cat([column.values for column in ragged]), torch.cat(splits))
 
 
-def column_state(column: Column) -> torch.Tensor | dict[str, torch.Tensor]:
+def column_state(column: BatchColumn) -> torch.Tensor | dict[str, torch.Tensor]:
     """A column as tensors, for a `state_dict`.
 
     Example:
@@ -96,7 +112,7 @@ def column_state(column: Column) -> torch.Tensor | dict[str, torch.Tensor]:
     return {"values": column.values, "row_splits": column.offsets} if isinstance(column, Ragged) else column
 
 
-def load_column(state: torch.Tensor | Mapping[str, torch.Tensor]) -> Column:
+def load_column(state: torch.Tensor | Mapping[str, torch.Tensor]) -> BatchColumn:
     """The column that `column_state` described.
 
     Example:
@@ -104,3 +120,117 @@ def load_column(state: torch.Tensor | Mapping[str, torch.Tensor]) -> Column:
         [[7], []]
     """
     return state if isinstance(state, torch.Tensor) else Ragged(state["values"], state["row_splits"])
+
+
+Number = int | float
+
+
+def is_in(values: torch.Tensor, listed: Sequence[Number] | torch.Tensor, *, invert: bool = False) -> torch.Tensor:
+    """Whether each value is one of `listed`: bool, shape of `values`.
+
+    Example:
+        >>> is_in(torch.tensor([0, 1, 2]), (0.5, 2)).tolist()
+        [False, False, True]
+    """
+    wanted = listed if isinstance(listed, torch.Tensor) else list_tensor(listed)
+    # In the type that holds both: 0.5 in the list is not a 0 in a column of integers.
+    dtype = wanted.dtype if wanted.is_floating_point() and not values.is_floating_point() else values.dtype
+    return torch.isin(values.to(dtype), wanted.to(dtype), invert=invert)
+
+
+def list_tensor(listed: Sequence[Number]) -> torch.Tensor:
+    """Numbers to look for: int64, or float64 if one of them is a float, which is exact for ids up to 2**53.
+
+    Example:
+        >>> list_tensor((1, 2.5)).dtype, list_tensor(()).dtype
+        (torch.float64, torch.int64)
+    """
+    dtype = torch.float64 if any(isinstance(number, float) for number in listed) else torch.int64
+    return torch.tensor(listed, dtype=dtype)
+
+
+def matrix_of(column: torch.Tensor) -> torch.Tensor:
+    """A column [rows, ...] as [rows, numbers]; one number of each row if it is [rows].
+
+    Example:
+        >>> matrix_of(torch.zeros(0)).shape, matrix_of(torch.zeros(3, 2, 2)).shape
+        (torch.Size([0, 1]), torch.Size([3, 4]))
+    """
+    return column.unsqueeze(1) if column.ndim == 1 else column.flatten(1)
+
+
+def any_in_rows(column: BatchColumn, hits: torch.Tensor) -> torch.Tensor:
+    """Whether any value of a row is a hit: bool of each value -> bool [rows].
+
+    Example:
+        >>> any_in_rows(Ragged.from_lists([[1], [2, 3], []]), torch.tensor([False, True, False])).tolist()
+        [False, True, False]
+    """
+    if not isinstance(column, Ragged):
+        return matrix_of(hits).any(dim=1)
+    found = torch.zeros(len(column), dtype=torch.bool)
+    found[column.value_rowids()[matrix_of(hits).any(dim=1)]] = True
+    return found
+
+
+def rows_with(column: BatchColumn, values: tuple[int, ...]) -> torch.Tensor:
+    """Whether a row has one of `values`: bool [rows].
+
+    Example:
+        >>> rows_with(torch.tensor([1, 2, 3]), (2, 3)).tolist()
+        [False, True, True]
+    """
+    all_values = column.values if isinstance(column, Ragged) else column
+    return any_in_rows(column, is_in(all_values, values))
+
+
+def numbers_of(batch: Batch, name: str) -> torch.Tensor:
+    """The column `name` if it has one number per row: [rows].
+
+    Example:
+        >>> numbers_of({"rank": torch.tensor([[3], [4]])}, "rank").tolist()
+        [3, 4]
+    """
+    column = column_of(batch, name)
+    if isinstance(column, Ragged) or column.numel() != len(column):
+        shape = "a Ragged" if isinstance(column, Ragged) else f"shape {list(column.shape)}"
+        raise InvalidArgumentError(f"batch[{name!r}]: expected one number per row, got {shape}")
+    return column.reshape(len(column))
+
+
+def labels_up_to(batch: Batch, name: str, index: int) -> torch.Tensor:
+    """The column `name` as [rows, labels], if every row has a label at `index`.
+
+    Example:
+        >>> labels_up_to({"label": torch.tensor([0, 1])}, "label", 0).tolist()
+        [[0], [1]]
+    """
+    column = column_of(batch, name)
+    if isinstance(column, Ragged) or matrix_of(column).shape[1] <= index:
+        raise InvalidArgumentError(f"batch[{name!r}]: expected a label at index {index} of every row")
+    return matrix_of(column)
+
+
+def label_matrix(batch: Batch, name: str) -> torch.Tensor:
+    """The column `name`, [rows] or [rows, labels], as float32 [rows, labels].
+
+    Example:
+        >>> label_matrix({"label": torch.tensor([0, 1])}, "label").tolist()
+        [[0.0], [1.0]]
+    """
+    column = column_of(batch, name)
+    if isinstance(column, Ragged) or column.ndim > 2:
+        raise InvalidArgumentError(f"batch[{name!r}]: expected labels [rows] or [rows, labels]")
+    return matrix_of(column).float()
+
+
+def labels_shape(batch: Batch, name: str) -> torch.Size:
+    """The shape that a changed `label_matrix` goes back to.
+
+    Example:
+        >>> list(labels_shape({"label": torch.tensor([0, 1])}, "label"))
+        [2]
+    """
+    column = column_of(batch, name)
+    assert isinstance(column, torch.Tensor)
+    return column.shape

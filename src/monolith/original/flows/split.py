@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from monolith.data.sources.record_file import data_source_key
+from monolith.data.sources.records import data_source_key
 from monolith.data.transforms.rows import select_rows
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch

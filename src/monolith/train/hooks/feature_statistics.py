@@ -13,7 +13,7 @@ from monolith.features import Ragged
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
-    from monolith.features.batch import Column
+    from monolith.features.batch import BatchColumn
     from monolith.train.trainer import StepResult, Trainer
 
 __all__ = ["ColumnStatistics", "FeatureStatisticsHook", "column_statistics"]
@@ -38,7 +38,7 @@ class ColumnStatistics:
     """NaN and infinite values."""
 
 
-def column_statistics(column: Column) -> ColumnStatistics:
+def column_statistics(column: BatchColumn) -> ColumnStatistics:
     """Describe a column.
 
     Example:

@@ -8,8 +8,8 @@ from collections import OrderedDict, defaultdict, namedtuple
 import pytest
 import torch
 
-from monolith.data.nested import NestedTensors, map_tensors
 from monolith.features import Ragged
+from monolith.original import NestedTensors
 
 
 def test_replaced_tensors_return_in_their_places() -> None:
@@ -107,10 +107,3 @@ def test_a_wrong_number_of_tensors_is_refused() -> None:
     for wrong in (0, 2, 4):
         with pytest.raises(ValueError, match=f"got {wrong}"):
             nested.get_nested_result([torch.ones(1)] * wrong)
-
-
-def test_map_tensors_leaves_row_splits_and_constants_alone() -> None:
-    result = map_tensors(lambda tensor: tensor + 1, {"a": torch.tensor([1]), "r": Ragged.from_lists([[5], []]), "n": 4})
-    assert result["a"].tolist() == [2]
-    assert result["r"].to_lists() == [[6], []]
-    assert result["n"] == 4

@@ -12,7 +12,7 @@ import torch
 from monolith.errors import InvalidArgumentError
 from monolith.features import Ragged
 
-__all__ = ["NestedTensors", "map_tensors"]
+__all__ = ["NestedTensors"]
 
 Nested = Any
 """A tensor, a `Ragged`, a constant, or lists, tuples and dicts of these, to any depth."""
@@ -88,22 +88,6 @@ class NestedTensors:
             f"Tensor is not supported. {leaf!r} is a {type(leaf).__name__}; leaves are tensors, Ragged, bool, int, str, None "
             "and torch.nn.Parameter"
         )
-
-
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], nested: Nested) -> Nested:
-    """`nested` with `function` applied to each tensor, and to the values of each `Ragged`, once per object.
-
-    Example:
-        >>> map_tensors(lambda tensor: tensor * 10, [torch.tensor(1), (torch.tensor(2), 3)])
-        [tensor(10), (tensor(20), 3)]
-    """
-    leaves = NestedTensors(nested)
-    dense = len(leaves._tensors)
-    mapped = [
-        function(tensor) if place < dense or (place - dense) % 2 == 0 else tensor
-        for place, tensor in enumerate(leaves.get_tensors())
-    ]
-    return leaves.get_nested_result(mapped)
 
 
 def _map_leaves(nested: Nested, action: Callable[[Any], Any]) -> Nested:
