@@ -20,7 +20,7 @@ from forked_processes import run_script
 from log_tables import new_table, rebuilt, train
 from monolith.errors import CorruptFileError, StorageError
 from monolith.log import ChangeLog, LogReader, LogSegment, history
-from monolith.log.segment_info import segment_name
+from monolith.log.segment_format import segment_name
 from monolith.testing import bit_flips, scrambles, truncations
 
 NAME = segment_name(1)
@@ -460,5 +460,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(pristine: bytes, scratc
     os.truncate(scratch, len(pristine) // 2)
     with pytest.raises(CorruptFileError, match="shorter"):
         list(pieces)
-    with pytest.raises(CorruptFileError, match="beyond its end"):
+    with pytest.raises(CorruptFileError, match="shorter"):
         segment.check()
+    with pytest.raises(CorruptFileError, match="damaged"):
+        LogSegment(scratch)

@@ -22,7 +22,7 @@ import pytest
 from monolith import EmbeddingTable, _core
 from monolith.errors import CheckpointMismatchError, CorruptFileError, InvalidArgumentError
 from monolith.log import LogReader, LogSegment, history, replay
-from monolith.log.segment_info import segment_name
+from monolith.log.segment_format import segment_name
 from monolith.testing import scrambles
 
 CORPUS = sorted((Path(__file__).parent / "corpus" / "segment").iterdir())

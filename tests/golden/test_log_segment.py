@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from monolith.log import LogSegment
-from monolith.log.segment_format import SegmentMeta, TableMeta, TableStateMeta
-from monolith.log.segment_info import segment_name
-from monolith.log.segment_writer import Changes, write_segment
+from monolith.log.commit import UnwrittenChanges, write_segment
+from monolith.log.segment_format import SegmentMeta, TableMeta, TableStateMeta, segment_name
 from monolith.state_bytes import pack_state
 
 VERSION_1 = Path(__file__).with_name(segment_name(7))
@@ -36,12 +35,14 @@ def meta() -> SegmentMeta:
     )
 
 
-def changes() -> list[Changes]:
+def changes() -> list[UnwrittenChanges]:
     none = np.empty(0, dtype=np.int64)
     rows = np.array([[1, 2], [3, 4], [5, 6]], dtype=np.uint8)
     return [
-        Changes(0, np.array([-1, 2**62, 3]), np.array([7, 8, 2**32 - 1], dtype=np.uint32), rows, np.array([4, -5])),
-        Changes(1, none, none.astype(np.uint32), rows[:0], np.array([6])),
+        UnwrittenChanges(
+            0, np.array([-1, 2**62, 3]), np.array([7, 8, 2**32 - 1], dtype=np.uint32), rows, np.array([4, -5])
+        ),
+        UnwrittenChanges(1, none, none.astype(np.uint32), rows[:0], np.array([6])),
     ]
 
 

@@ -24,7 +24,7 @@ from monolith import _core
 from monolith.dataservice.events import EVENTS, Event
 from monolith.durable import sync_to_disk, write_durably
 from monolith.errors import CorruptFileError, StorageError
-from monolith.log.writer_lock import WriterLock
+from monolith.log.lock import WriterLock
 
 __all__ = ["Journal"]
 

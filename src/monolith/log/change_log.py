@@ -1,7 +1,8 @@
-"""`ChangeLog`: the writer of the log. What changed since the last commit becomes one durable segment."""
+"""`ChangeLog`: the writer of the log. The changes since the last commit become one durable segment. `Flusher` says when."""
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import threading
@@ -9,48 +10,52 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
 from monolith.durable import sync_to_disk
 from monolith.errors import InvalidArgumentError, MonolithError, StorageError
-from monolith.log.head import Head, HeadWriter
-from monolith.log.log_reader import LogReader
-from monolith.log.logged_tables import LoggedTables, TablesCut
-from monolith.log.named_tables import Tables
-from monolith.log.pace import Pace
-from monolith.log.read_first import read_first
+from monolith.log.bounds import Head, HeadWriter
+from monolith.log.commit import (
+    LoggedTables,
+    Tables,
+    TablesCut,
+    Throttle,
+    read_ahead,
+    remove_unfinished_segments,
+    write_segment,
+)
+from monolith.log.lock import WriterLock
+from monolith.log.reader import LogReader
 from monolith.log.segment_format import SegmentMeta
-from monolith.log.segment_writer import remove_unfinished, write_segment
-from monolith.log.writer_lock import WriterLock
 from monolith.process_bound import ProcessBound, WorkerThreads
 from monolith.state_bytes import PackedState, State, pack_state
-from monolith.urls import local_path
 
-__all__ = ["ChangeLog"]
+__all__ = ["ChangeLog", "Flusher"]
 
 TAKEN_OVER = 2**16
-"""Numbers left out when a log is taken from a writer that may be alive: what that one is writing has a number among them."""
+"""Numbers that are skipped when a log is taken from a writer that may be alive, because it may be using one of them."""
 
-READ_FIRST_BYTES = 256 << 20
-"""Changed rows that a commit beside training reads as fast as it can, before it writes them at its pace."""
+READ_AHEAD_BYTES = 256 << 20
+"""Changed rows that a throttled commit reads at full speed before it writes them."""
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Commit:
-    """Everything of one moment that becomes a segment."""
+    """The content of a segment, decided at one moment."""
 
     meta: SegmentMeta
     tables: TablesCut
     state: PackedState | None
-    pace: Pace
+    throttle: Throttle
 
 
 class ChangeLog:
     """Writes the changes of `tables` to a folder on a local disk, commit by commit, each with the next sequence number.
 
-    From now on the tables remember what changes. A commit takes what they remember, and they forget it only when the segment
-    is durable: if writing fails, the next commit has it all. Rows from before are not in the log; a snapshot has them.
+    From now on the tables track their changes. A commit takes what they have tracked, and they forget it only when the segment
+    is durable. If writing fails, the next commit has it all. Rows from before are not in the log. A snapshot has them.
 
     Example:
         >>> import tempfile
@@ -78,25 +83,32 @@ class ChangeLog:
         optimizer_state: bool = True,
         take_over: bool = False,
         clock: Callable[[], float] = time.time,
+        reader: LogReader | None = None,
     ) -> None:
-        """Open the log in `folder`, which is created if need be.
+        """Open the log in `folder`, which is created if it does not exist.
 
         Args:
-            folder: on a local disk: a log needs fsync and rename. One writer at a time.
-            tables: in this process. Equal names are shards of one table; a mapping gives names that differ from the tables' own.
-            parent: the sequence number the state of `tables` comes from; None: the newest in `folder`, which must be the last
-                one that was committed there, or it is a `LogGapError`; 0: from nothing.
-            optimizer_state: False writes float32 values only, enough for serving and not for going on with training.
-            take_over: take the log from a writer that still has it open, such as a process that hangs: its next commit raises
+            folder: On a local disk, because a log needs fsync and rename. One writer at a time.
+            tables: In this process. Equal names are shards of one table. A mapping gives names that differ from the tables' own.
+            parent: The sequence number the state of `tables` comes from. None is the newest in `folder`, which must be the last
+                one that was committed there. 0 is from nothing.
+            optimizer_state: False writes float32 values only, which is enough for serving but not for continuing training.
+            take_over: Take the log from a writer that still has it open, such as a process that hangs. Its next commit raises
                 `FencedError`.
-            clock: seconds since 1970.
+            clock: Returns seconds since 1970.
+            reader: Of the same folder, told of every commit, so that it need not read back what was written here.
+
+        Raises:
+            LogGapError: With `parent=None`, the last committed segment is missing.
+            StorageError: Another writer has the log open, or the folder cannot be used.
         """
-        self.folder = Path(local_path(folder, "folder"))
+        self._reader = reader or LogReader(folder)
+        self.folder = self._reader.folder
         self._tables = LoggedTables(tables, "rows" if optimizer_state else "values")
         self._clock = clock
         self._one_commit = threading.Lock()
         self._bound = ProcessBound(f"the log {self.folder}")
-        self._pace = Pace(1.0)
+        self._throttle = Throttle(1.0)
         self._thread: WorkerThreads | None = None
         self._next = 0
         self._lock = self._open_folder(take_over)
@@ -111,17 +123,17 @@ class ChangeLog:
 
     @property
     def sequence(self) -> int:
-        """The last sequence number committed here, or the one continued: the parent of the next commit."""
+        """The last sequence number committed here, or the one continued. It is the parent of the next commit."""
         return self._parent
 
     @property
     def complete(self) -> bool:
-        """Whether this line of the log alone leads to the tables: they were empty when it began. Else it needs a snapshot."""
+        """Whether this line of the log has all rows, because the tables were empty when it began. Else it needs a snapshot."""
         return self._complete
 
     @property
     def busy(self) -> bool:
-        """Whether a commit is under way, so that another one would wait."""
+        """Whether a commit is in progress, so another one would wait."""
         return self._one_commit.locked()
 
     @property
@@ -130,13 +142,13 @@ class ChangeLog:
         return self._tables.changed
 
     def add_tables(self, tables: Tables) -> None:
-        """Let further tables, which must be empty, belong to the log from the next commit on; waits for one under way."""
+        """Add further tables, which must be empty, from the next commit on. Waits for a commit in progress."""
         self._bound.require()
         with self._one_commit:
             self._tables.add(tables)
 
     def reopen(self, tables: Tables, *, parent: int | None = None) -> None:
-        """Like closing the log and opening it with other tables or parent, but no other writer can come between."""
+        """Close the log and open it with other tables or parent, without letting another writer in between."""
         self._bound.require()
         with self._one_commit:
             self._tables = LoggedTables(tables, self._tables.kind)
@@ -150,21 +162,21 @@ class ChangeLog:
     def commit(
         self, *, step: int, source: State = None, event_time: int = 0, dense: Mapping[str, State] | None = None
     ) -> int:
-        """Write what changed since the last commit and return its sequence number; it is durable then.
+        """Write the changes since the last commit durably. Returns the sequence number of the new segment.
 
-        Call it between steps: the segment is the state of this moment exactly if nobody writes to the tables while they are cut,
-        and of whole rows in any case. On `StorageError` nothing is lost: the next commit has it.
+        Call it between steps. The segment has the state of exactly this moment if nobody writes to the tables while they are
+        cut, and whole rows in any case. After a `StorageError` nothing is lost, because the next commit has the changes.
 
         Args:
-            step: the global step.
-            source: the place in the data that agrees with the tables, as a `state_dict()` gives it.
-            event_time: newest event time trained, seconds since 1970; 0 takes the tables' own.
-            dense: nested state of everything else; with it a run can be restored to this moment.
+            step: The global step.
+            source: The position in the data that agrees with the tables, as a `state_dict()` returns it.
+            event_time: The newest event time trained, seconds since 1970. 0 takes the tables' own.
+            dense: Nested state of everything else. With it a run can be restored to this moment.
         """
         self._bound.require()
         self.hurry()
         with self._one_commit:
-            return self._write(self._cut(step, source, event_time, dense, Pace(1.0)))
+            return self._write(self._cut(step, source, event_time, dense, Throttle(1.0)))
 
     def commit_in_background(
         self,
@@ -175,18 +187,18 @@ class ChangeLog:
         dense: Mapping[str, State] | None = None,
         share: float = 1.0,
     ) -> Future[int]:
-        """Like `commit`, but only the cut is made now; the rows are read and written on a thread while training goes on.
+        """Cut the tables now, and read and write their rows on a thread while training continues.
 
-        One at a time: a second call waits for the first to be written. The result has the sequence number or the error.
-        `share` is the part of a processor's time that writing takes: less slows training less, and takes longer. With less
-        than 1, rows are read first, up to 256 MiB of them, for training has to copy what is unread before it changes it.
+        One at a time: a second call waits for the first to be written. The future returns the sequence number or raises.
+        `share` is the share of a processor's time that writing may take. Less slows training less, and takes longer. With less
+        than 1, up to 256 MiB of rows are read ahead, because training has to copy an unread row before it changes it.
         """
         self._bound.require()
-        pace = Pace(share)
+        throttle = Throttle(share)
         self.hurry()
         self._one_commit.acquire()
         try:
-            cut = self._cut(step, source, event_time, dense, pace)
+            cut = self._cut(step, source, event_time, dense, throttle)
             try:
                 return self._threads().submit(self._write_and_release, cut)
             except BaseException:
@@ -197,13 +209,13 @@ class ChangeLog:
             raise
 
     def hurry(self) -> None:
-        """Let the commit under way, if there is one, take all of a processor: somebody waits for it."""
-        self._pace.hurry()
+        """Stop throttling the commit in progress, if there is one, because a caller waits for it."""
+        self._throttle.hurry()
 
     def close(self) -> None:
-        """Wait for a commit under way and let another writer in. What changed since stays uncommitted.
+        """Wait for a commit in progress and let another writer in. Later changes stay uncommitted.
 
-        In a forked child it does nothing: the log is its parent's.
+        It does nothing in a forked child, because the log belongs to the parent process.
         """
         if not self._bound.is_here:
             return
@@ -232,11 +244,11 @@ class ChangeLog:
             folder = self.folder.absolute()
             new = [path for path in (folder, *folder.parents) if not path.exists()]
             folder.mkdir(parents=True, exist_ok=True)
-            # The log and the folder it is in even if they were there: who made them may have died before syncing their names.
+            # The log and its parent even if they existed: their creator may have died before syncing their names.
             for above in dict.fromkeys([folder.parent, folder.parent.parent, *(path.parent for path in new)]):
                 sync_to_disk(above)
             lock = WriterLock(self.folder, take_over=take_over)
-            remove_unfinished(self.folder)
+            remove_unfinished_segments(self.folder)
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
@@ -244,22 +256,23 @@ class ChangeLog:
         return lock
 
     def _continue_from(self, parent: int | None) -> None:
-        reader = LogReader(self.folder)
-        committed = reader.committed()
-        there = reader.sequences()
+        there = self._reader.sequences()
         newest = there[-1] if there else 0
         if parent is None:
-            reader.require_committed()
+            self._reader.require_committed()
         self._parent = newest if parent is None else _whole("parent", parent, 2**63)
-        continued = reader.info(self._parent) if self._parent in there else None
+        continued = self._reader.info(self._parent) if self._parent in there else None
         self._parent_checksum = None if continued is None else continued.checksum
-        # Not a number of a segment that was lost either: it may come back.
+        # Not the number of a lost segment either: it may come back.
+        committed = 0 if self._head.last is None else self._head.last.sequence
         self._next = max(self._next, newest + 1, committed + 1, self._parent + 1)
         self._complete = self._tables.empty if self._parent == 0 else continued is None or continued.complete
 
-    def _cut(self, step: int, source: State, event_time: int, dense: Mapping[str, State] | None, pace: Pace) -> _Commit:
+    def _cut(
+        self, step: int, source: State, event_time: int, dense: Mapping[str, State] | None, throttle: Throttle
+    ) -> _Commit:
         if not self._lock.held:
-            raise InvalidArgumentError(f"{self.folder}: this log is closed; open it again to commit")
+            raise InvalidArgumentError(f"{self.folder}: the log is closed; open it again to commit")
         self.require_own()
         step, event_time = _whole("step", step, 2**63), _whole("event_time", event_time, 2**32)
         state: dict[str, State] = {} if dense is None else {"dense": dict(dense)}
@@ -268,8 +281,9 @@ class ChangeLog:
         packed = pack_state(state, "commit") if state else None
         tables = self._tables.cut()
         try:
-            self._pace = pace
-            return _Commit(meta=self._meta(step, event_time, state, tables), tables=tables, state=packed, pace=pace)
+            self._throttle = throttle
+            meta = self._meta(step, event_time, state, tables)
+            return _Commit(meta=meta, tables=tables, state=packed, throttle=throttle)
         except BaseException:
             tables.rollback()
             raise
@@ -295,23 +309,24 @@ class ChangeLog:
         self._next = sequence + 1
         try:
             changes = commit.tables.changes()
-            if commit.pace.rests:
-                changes = read_first(changes, READ_FIRST_BYTES, lambda piece: piece.nbytes)
-            info = write_segment(self.folder, commit.meta, commit.pace.spread(changes), commit.state)
-            # Only now: a successor that comes later reads this segment, one that came before may not have.
+            if commit.throttle.rests:
+                changes = read_ahead(changes, READ_AHEAD_BYTES, lambda chunk: chunk.nbytes)
+            info = write_segment(self.folder, commit.meta, commit.throttle.paced(changes), commit.state)
+            # Only now: a successor that comes later reads this segment, one that came before may have missed it.
             self.require_own()
-            # If this fails the segment stays: the head may name it already. The next commit does not continue it.
+            # If this fails the segment stays, because the head may already name it. The next commit does not continue it.
             self._head.write(Head(sequence, info.checksum))
         except BaseException as error:
             commit.tables.rollback()
             if isinstance(error, MonolithError) or not isinstance(error, Exception):
                 raise
-            # A successor has removed what was not finished: that it is there says more than how that shows here.
+            # A successor has removed the unfinished file: that there is one explains more than the error it causes here.
             self.require_own()
             raise StorageError(
                 f"{self.folder}: cannot write sequence {sequence}: {error}; the next commit has its changes"
             ) from error
         commit.tables.commit()
+        self._reader.remember(info)
         self._parent, self._parent_checksum = sequence, info.checksum
         return sequence
 
@@ -337,3 +352,83 @@ def _whole(name: str, value: int, limit: int) -> int:
             f"{name}: expected a whole number in [0, 2**{limit.bit_length() - 1}), got {value!r}"
         )
     return whole
+
+
+_logger = logging.getLogger(__name__)
+
+
+class Flusher:
+    """Commits to `log` in the background every so many seconds or changed rows, when it is polled between steps.
+
+    A failed commit is logged and counted. The next one, which is tried as soon as it is due, has its changes.
+
+    Example:
+        >>> import tempfile
+        >>> from monolith import EmbeddingTable
+        >>> from monolith.testing import sgd_table_config
+        >>> table = EmbeddingTable(sgd_table_config(1))
+        >>> with tempfile.TemporaryDirectory() as folder, ChangeLog(folder, [table]) as log:
+        ...     flusher = Flusher(log, every_secs=None, every_rows=2)
+        ...     _ = table.reinitialize([7])
+        ...     print(flusher.poll(step=1))
+        ...     _ = table.reinitialize([8])
+        ...     flusher.poll(step=2).result()
+        None
+        1
+    """
+
+    def __init__(
+        self,
+        log: ChangeLog,
+        *,
+        every_secs: float | None = 1.0,
+        every_rows: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Commit `every_secs` after the last commit or when `every_rows` ids have changed, whichever is first. None is never."""
+        for name, value in (("every_secs", every_secs), ("every_rows", every_rows)):
+            if value is not None and not value > 0:
+                raise InvalidArgumentError(f"{name}: expected a number above 0, or None, got {value!r}")
+        self.log = log
+        self.every_secs = every_secs
+        self.every_rows = every_rows
+        self.failures = 0
+        """Commits that failed so far."""
+        self._clock = clock
+        self._last = clock()
+        self._in_progress: Future[int] | None = None
+
+    def poll(
+        self,
+        *,
+        step: int,
+        event_time: int = 0,
+        source: Callable[[], State] | None = None,
+        dense: Callable[[], Mapping[str, State]] | None = None,
+    ) -> Future[int] | None:
+        """Commit if it is due. Returns the commit in progress, or None. `source` and `dense` are called only for a commit."""
+        self._report_failure()
+        if self.log.busy or not self._due():
+            return None
+        self._last = self._clock()
+        self._in_progress = self.log.commit_in_background(
+            step=step,
+            event_time=event_time,
+            source=None if source is None else source(),
+            dense=None if dense is None else dense(),
+        )
+        return self._in_progress
+
+    def _due(self) -> bool:
+        changed = self.log.changed
+        in_time = self.every_secs is not None and self._clock() - self._last >= self.every_secs
+        return changed > 0 and (in_time or (self.every_rows is not None and changed >= self.every_rows))
+
+    def _report_failure(self) -> None:
+        """Log the failure of the last commit, for which nobody may have waited."""
+        if self._in_progress is None or not self._in_progress.done():
+            return
+        error, self._in_progress = self._in_progress.exception(), None
+        if error is not None:
+            self.failures += 1
+            _logger.warning("the change log could not be written; the next commit will have the changes: %s", error)

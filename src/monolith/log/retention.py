@@ -9,34 +9,34 @@ from contextlib import suppress
 from pathlib import Path
 
 from monolith.errors import LogGapError, StorageError
-from monolith.log.log_reader import LogReader
-from monolith.log.pruned import add_pruned
-from monolith.log.segment_info import segment_name
+from monolith.log.bounds import add_pruned
+from monolith.log.reader import LogReader
+from monolith.log.segment_format import segment_name
 
 __all__ = ["prune"]
 
 
 def prune(
-    folder: str | os.PathLike[str],
+    log: str | os.PathLike[str] | LogReader,
     chains: Iterable[tuple[int, int]],
     *,
     keep: Iterable[int] = (),
     min_age: float = 0.0,
     clock: Callable[[], float] = time.time,
 ) -> list[int]:
-    """Remove the segments that no chain needs, and return their numbers.
+    """Remove the segments that no chain needs. Returns their numbers.
 
-    What is newer than every chain stays always, and so does what leads from a chain or snapshot to the newest segment: a run is
-    adding to it, or a follower is reading it. A chain that is damaged or has a hole is an error, and then nothing is removed.
-    The oldest go first, so that being killed midway leaves a log that begins a little later.
+    A segment stays if it is newer than every chain, or leads from a chain or snapshot to the newest segment, because a run is
+    adding to it or a follower is reading it. If a chain is damaged or has a gap, an error is raised and nothing is removed. The
+    oldest are removed first, so a process killed midway leaves a log that begins a little later.
 
     Args:
-        folder: the log's.
-        chains: pairs (since, to): the segments after `since`, where a snapshot is or 0, up to `to` must stay. None: nothing is
-            removed.
-        keep: further segments that must stay.
-        min_age: seconds since a segment was written for which it stays in any case, so that followers need not hurry.
-        clock: seconds since 1970.
+        log: The folder of the log, or its reader.
+        chains: Pairs (since, to). The segments after `since`, which is the number of a snapshot or 0, up to `to` stay. Without
+            any chain nothing is removed.
+        keep: Further segments that stay.
+        min_age: Seconds for which every segment stays after it was written, so followers need not hurry.
+        clock: Returns seconds since 1970.
 
     Example:
         >>> import tempfile
@@ -46,7 +46,7 @@ def prune(
         ...     prune(folder, [(2, 3)])
         [1, 2]
     """
-    reader = LogReader(folder)
+    reader = log if isinstance(log, LogReader) else LogReader(log)
     reader.require_committed()
     wanted = list(chains)
     needed = set(keep) | {info.sequence for since, to in wanted for info in reader.chain(to, since)}
@@ -68,7 +68,7 @@ def prune(
 
 
 def _newest_line(reader: LogReader, known: set[int]) -> set[int]:
-    """What leads from `known` to the newest segment. It need not be newer than all chains: a run may have gone back."""
+    """Return what leads from `known` to the newest segment, which is older than some chain if a run has gone back."""
     found: set[int] = set()
     with suppress(LogGapError):  # where the line begins
         for info in reader.back_from(reader.newest):
@@ -84,7 +84,7 @@ def _age(path: Path, now: float) -> float:
     except FileNotFoundError:
         return 0.0
     except OSError as error:
-        raise StorageError(f"{path}: cannot be looked at: {error.strerror}") from error
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _remove(path: Path) -> None:

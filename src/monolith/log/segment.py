@@ -1,8 +1,9 @@
-"""`LogSegment`: the changes of one commit, read from their file in pieces."""
+"""`LogSegment`: the changes of one commit, read from their file piece by piece."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from monolith import _core
-from monolith.errors import ConfigError, CorruptFileError
-from monolith.log.bounded_file import BoundedFile
+from monolith.errors import ConfigError, CorruptFileError, LogGapError, StorageError
 from monolith.log.segment_format import (
     CRC_SIZE,
     HEAD_SIZE,
@@ -19,20 +19,80 @@ from monolith.log.segment_format import (
     STATE_SIZE,
     Footer,
     PieceHeader,
+    SegmentInfo,
     SegmentMeta,
     StateHeader,
+    TableChanges,
     add_to_digest,
     footer_size,
     meta_size,
+    segment_name,
     unpack_footer,
     unpack_piece_header,
     unpack_state_header,
     unseal,
 )
-from monolith.log.segment_info import SegmentInfo, SegmentTable, TableChanges, segment_name
 from monolith.state_bytes import State, unpack_state
 
-__all__ = ["LogSegment"]
+__all__ = ["BoundedFile", "LogSegment"]
+
+
+class BoundedFile:
+    """A file open for reading by offset and size, with sizes checked before memory is allocated.
+
+    It is not mapped into memory, so a disk error is an exception and not a signal. It is closed when it is garbage-collected.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as temporary:
+        ...     _ = temporary.write(b"abcdef")
+        ...     temporary.flush()
+        ...     BoundedFile(Path(temporary.name)).read(2, 3).tobytes()
+        b'cde'
+    """
+
+    _descriptor = -1
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            # Without waiting: a pipe under this name may never have a writer.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise LogGapError(f"{path}: is missing: it was removed by retention, or lost") from None
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be opened: {error.strerror}") from error
+        found = os.fstat(self._descriptor)
+        self.size = found.st_size
+        if not stat.S_ISREG(found.st_mode):
+            raise StorageError(f"{path}: is not a file")
+
+    def close(self) -> None:
+        """Close the file. Calling it twice is harmless."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def read(self, offset: int, size: int, *, end: int | None = None) -> np.ndarray:
+        """Read uint8 [size] from `offset`. Raises `CorruptFileError` if that reaches beyond `end` or the end of the file."""
+        if offset < 0 or size < 0 or offset + size > (self.size if end is None else end):
+            raise CorruptFileError(
+                f"{self.path}: {size} bytes at byte {offset} reach beyond its end; the file is damaged"
+            )
+        buffer = np.empty(size, dtype=np.uint8)
+        done = 0
+        while done < size:
+            try:
+                got = os.preadv(self._descriptor, [buffer[done:].data], offset + done)
+            except OSError as error:
+                raise StorageError(f"{self.path}: cannot be read: {error.strerror}") from error
+            if got == 0:
+                raise CorruptFileError(f"{self.path}: became shorter while it was read")
+            done += got
+        return buffer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +104,7 @@ class _Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Index:
-    """Where everything is; made only if headers, counts, lengths and digest agree with each other and with the footer."""
+    """The offsets of all parts. Made only if headers, counts, lengths and digest agree with each other and with the footer."""
 
     pieces: list[_Piece]
     state: StateHeader | None
@@ -52,7 +112,9 @@ class _Index:
 
 
 class LogSegment:
-    """One commit of the change log. Iterating reads it piece by piece; nothing of a damaged piece is handed out.
+    """One commit of the change log, as an open file. Iterating yields verified pieces.
+
+    The file stays open until `close`, the end of a `with` block, or garbage collection. Retention may remove its name meanwhile.
 
     Example:
         >>> import tempfile
@@ -70,41 +132,52 @@ class LogSegment:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        with BoundedFile(self.path) as file:
-            meta, self._body = _read_meta(file)
-            self._footer = _read_footer(file, meta, self._body)
-        self.info = _info(self.path, file.size, meta, self._footer)
+        self._file = BoundedFile(self.path)
+        meta, self._body = _read_meta(self._file)
+        self._footer = _read_footer(self._file, meta, self._body)
+        self.info = SegmentInfo.of(self.path, self._file.size, meta, self._footer)
+        self._index: _Index | None = None
+
+    def close(self) -> None:
+        """Close the file. Calling it twice is harmless."""
+        self._file.close()
+
+    def __enter__(self) -> LogSegment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __iter__(self) -> Iterator[TableChanges]:
-        with BoundedFile(self.path) as file:
-            for piece in self._read_index(file).pieces:
-                yield self._changes(file, piece)
+        for piece in self._parts().pieces:
+            ids, erased, times = self._keys(piece)
+            table = self.info.tables[piece.header.table]
+            yield TableChanges(table=table, ids=ids, times=times, rows=self._rows(piece), erased=erased)
 
     def select(self, ids: np.ndarray) -> Iterator[TableChanges]:
-        """The changes of `ids` alone; rows are read only where a piece has one of them."""
-        with BoundedFile(self.path) as file:
-            for piece in self._read_index(file).pieces:
-                found, erased, times = self._keys(file, piece)
-                mine, gone = np.isin(found, ids), np.isin(erased, ids)
-                if mine.any() or gone.any():
-                    yield TableChanges(
-                        table=self.info.tables[piece.header.table],
-                        ids=found[mine],
-                        times=times[mine],
-                        rows=self._rows(file, piece)[mine],
-                        erased=erased[gone],
-                    )
+        """Yield the changes of `ids` only. Rows are read only where a piece has one of them."""
+        for piece in self._parts().pieces:
+            found, erased, times = self._keys(piece)
+            mine, gone = np.isin(found, ids), np.isin(erased, ids)
+            if mine.any() or gone.any():
+                yield TableChanges(
+                    table=self.info.tables[piece.header.table],
+                    ids=found[mine],
+                    times=times[mine],
+                    rows=self._rows(piece)[mine],
+                    erased=erased[gone],
+                )
 
     def dense(self) -> State | None:
-        """The dense state given to `commit`, or None."""
+        """Return the dense state given to `commit`, or None."""
         return self._state("dense")
 
     def source(self) -> State | None:
-        """The place in the data given to `commit`, or None."""
+        """Return the position in the data given to `commit`, or None."""
         return self._state("source")
 
     def check(self) -> None:
-        """Read everything and hold it against its checksums; `CorruptFileError` says what is wrong."""
+        """Read everything and verify its checksums. Raises `CorruptFileError` if something is wrong."""
         for _ in self:
             pass
         self._state("dense")
@@ -115,49 +188,49 @@ class LogSegment:
         )
 
     def _state(self, part: str) -> State | None:
-        with BoundedFile(self.path) as file:
-            index = self._read_index(file)
-            if index.state is None:
-                return None
-            data = file.bytes(index.state_offset, index.state.structure_size + index.state.tensors_size)
+        index = self._parts()
+        if index.state is None:
+            return None
+        border = index.state.structure_size
+        data = self._file.read(index.state_offset, border + index.state.tensors_size).tobytes()
         if _core.crc32c(data) != index.state.crc:
             raise CorruptFileError(f"{self.path}: the checksum of the nested state is wrong; the file is damaged")
-        border = index.state.structure_size
         state = unpack_state(data[:border], data[border:], str(self.path))
-        if not isinstance(state, dict) or set(state) != _state_parts(self.info):
+        promised = {part for part, there in (("dense", self.info.has_dense), ("source", self.info.has_source)) if there}
+        if not isinstance(state, dict) or set(state) != promised:
             raise CorruptFileError(f"{self.path}: its nested state is not what its header promises")
         return state.get(part)
 
-    def _changes(self, file: BoundedFile, piece: _Piece) -> TableChanges:
-        ids, erased, times = self._keys(file, piece)
-        table, rows = self.info.tables[piece.header.table], self._rows(file, piece)
-        return TableChanges(table=table, ids=ids, times=times, rows=rows, erased=erased)
-
-    def _keys(self, file: BoundedFile, piece: _Piece) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _keys(self, piece: _Piece) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         header = piece.header
-        keys = file.read(piece.offset, header.keys_size)
+        keys = self._file.read(piece.offset, header.keys_size)
         if _core.crc32c(keys) != header.keys_crc:
             raise CorruptFileError(f"{self.path}: the checksum of {header.rows} ids at byte {piece.offset} is wrong")
         ids, erased, times = np.split(keys, [8 * header.rows, 8 * (header.rows + header.erased)])
         return ids.view("<i8"), erased.view("<i8"), times.view("<u4")
 
-    def _rows(self, file: BoundedFile, piece: _Piece) -> np.ndarray:
+    def _rows(self, piece: _Piece) -> np.ndarray:
         count, width = piece.header.rows, self.info.tables[piece.header.table].row_bytes
         offset = piece.offset + piece.header.keys_size
-        rows = file.read(offset, count * width)
+        rows = self._file.read(offset, count * width)
         if _core.crc32c(rows) != piece.header.rows_crc:
             raise CorruptFileError(f"{self.path}: the checksum of {count} rows at byte {offset} is wrong")
         return rows.reshape(count, width)
 
-    def _read_index(self, file: BoundedFile) -> _Index:
-        """Walk over all headers before the first row is used: what is read then is known to belong together."""
-        where, widths = str(self.path), [table.row_bytes for table in self.info.tables]
+    def _parts(self) -> _Index:
+        if self._index is None:
+            self._index = self._read_index()
+        return self._index
+
+    def _read_index(self) -> _Index:
+        """Walk over all headers before the first row is used, so that what is read later is known to belong together."""
+        file, where, widths = self._file, str(self.path), [table.row_bytes for table in self.info.tables]
         end = file.size - footer_size(len(widths))
-        position, digest = self._body, _core.crc32c(file.bytes(self._body - CRC_SIZE, CRC_SIZE))
+        position, digest = self._body, _core.crc32c(file.read(self._body - CRC_SIZE, CRC_SIZE))
         pieces: list[_Piece] = []
         rows, erased = [0] * len(widths), [0] * len(widths)
         for _ in range(self._footer.pieces):
-            head = file.bytes(position, PIECE_SIZE, end=end)
+            head = file.read(position, PIECE_SIZE, end=end).tobytes()
             header, digest = unpack_piece_header(head, where, tables=len(widths)), add_to_digest(head, digest)
             pieces.append(_Piece(header=header, offset=position + PIECE_SIZE))
             rows[header.table] += header.rows
@@ -165,7 +238,7 @@ class LogSegment:
             position += PIECE_SIZE + header.keys_size + header.rows * widths[header.table]
         state = None
         if self._footer.state_size:
-            head = file.bytes(position, STATE_SIZE, end=end)
+            head = file.read(position, STATE_SIZE, end=end).tobytes()
             state, digest = unpack_state_header(head, where), add_to_digest(head, digest)
             position += STATE_SIZE
         state_size = 0 if state is None else state.structure_size + state.tensors_size
@@ -177,15 +250,11 @@ class LogSegment:
         return _Index(pieces=pieces, state=state, state_offset=position)
 
 
-def _state_parts(info: SegmentInfo) -> set[str]:
-    return {part for part, there in (("dense", info.has_dense), ("source", info.has_source)) if there}
-
-
 def _read_meta(file: BoundedFile) -> tuple[SegmentMeta, int]:
-    """What the header says, and where it ends."""
+    """Read the header. Returns it and the offset of what follows."""
     where = str(file.path)
-    size = HEAD_SIZE + meta_size(file.bytes(0, min(HEAD_SIZE, file.size)), where) + CRC_SIZE
-    header = unseal(file.bytes(0, size), where)
+    size = HEAD_SIZE + meta_size(file.read(0, min(HEAD_SIZE, file.size)).tobytes(), where) + CRC_SIZE
+    header = unseal(file.read(0, size).tobytes(), where)
     try:
         meta = SegmentMeta.from_json(header[HEAD_SIZE:].decode())
     except (ConfigError, UnicodeDecodeError) as error:
@@ -201,30 +270,7 @@ def _read_footer(file: BoundedFile, meta: SegmentMeta, body: int) -> Footer:
     size = footer_size(len(meta.tables))
     if file.size - size < body:
         raise CorruptFileError(f"{file.path}: ends before its footer; the file is damaged")
-    footer = unpack_footer(file.bytes(file.size - size, size), str(file.path), tables=len(meta.tables))
+    footer = unpack_footer(file.read(file.size - size, size).tobytes(), str(file.path), tables=len(meta.tables))
     if (footer.state_size > 0) != (meta.has_dense or meta.has_source):
         raise CorruptFileError(f"{file.path}: its nested state is not what its header promises")
     return footer
-
-
-def _info(path: Path, size: int, meta: SegmentMeta, footer: Footer) -> SegmentInfo:
-    tables = [
-        SegmentTable(name=t.name, layout=t.layout, row_bytes=t.row_bytes, rows=rows, erased=erased, meta=t)
-        for t, rows, erased in zip(meta.tables, footer.rows, footer.erased, strict=True)
-    ]
-    return SegmentInfo(
-        sequence=meta.sequence,
-        parent=meta.parent,
-        parent_checksum=meta.parent_checksum,
-        step=meta.step,
-        time=meta.time,
-        event_time=meta.event_time,
-        kind=meta.kind,
-        complete=meta.complete,
-        has_dense=meta.has_dense,
-        has_source=meta.has_source,
-        tables=tuple(tables),
-        path=path,
-        size=size,
-        checksum=footer.checksum,
-    )

@@ -1,20 +1,24 @@
-"""The bytes of a segment: fixed parts, and every check that needs no more than them. docs/formats.md has the picture.
+"""The bytes of a segment and what it says of itself, with every check that needs no more than one part. See docs/formats.md.
 
-A reader trusts nothing: each length is held against the size of the file before memory is asked for, and the footer's checksum
-covers the checksum of every other part, so that pieces of two files never pass for one.
+A reader trusts nothing: each length is compared with the size of the file before memory is allocated, and the footer's checksum
+covers the checksum of every other part, so parts of two files never pass for one.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field, JsonValue
 
 from monolith import _core
 from monolith.config import Config
-from monolith.errors import CorruptFileError
+from monolith.errors import ConfigError, CorruptFileError
+from monolith.table import TableConfig
 
 __all__ = [
     "CRC_SIZE",
@@ -24,8 +28,11 @@ __all__ = [
     "PIECE_SIZE",
     "PieceHeader",
     "STATE_SIZE",
+    "SegmentInfo",
     "SegmentMeta",
+    "SegmentTable",
     "StateHeader",
+    "TableChanges",
     "TableMeta",
     "TableStateMeta",
     "add_to_digest",
@@ -35,12 +42,15 @@ __all__ = [
     "pack_header",
     "pack_piece_header",
     "pack_state_header",
+    "segment_name",
+    "sequence_of",
     "unpack_footer",
     "unpack_piece_header",
     "unpack_state_header",
     "unseal",
 ]
 
+_ENDING = ".segment"
 _VERSION = 1
 _MAGIC, _PIECE_MAGIC, _STATE_MAGIC, _FOOTER_MAGIC = b"MONOSEGM", b"PIEC", b"STAT", b"LEND"
 
@@ -54,11 +64,11 @@ HEAD_SIZE = _HEAD.size
 PIECE_SIZE = _PIECE.size + CRC_SIZE
 STATE_SIZE = _STATE.size + CRC_SIZE
 MAX_PIECE = 65536
-"""Most rows, and most erased ids, in one piece: what a reader holds in memory at a time."""
+"""The most rows, and the most erased ids, in one piece. A reader holds one piece in memory at a time."""
 
 
 class TableStateMeta(Config):
-    """What a table knows beside its rows."""
+    """The state of a table besides its rows."""
 
     max_event_time: int = Field(ge=0, lt=2**32)
     updates: int = Field(ge=0, lt=2**32)
@@ -70,14 +80,14 @@ class TableMeta(Config):
 
     name: str
     config: dict[str, JsonValue]
-    """A `TableConfig`; not read as one here, so that a segment outlives a field of it."""
+    """A `TableConfig`. It is not parsed as one here, so a segment stays readable when a field is removed."""
     layout: str
     row_bytes: int = Field(ge=1, lt=2**32)
     state: TableStateMeta
 
 
 class SegmentMeta(Config):
-    """What a segment says of itself before its rows."""
+    """The header of a segment, before its rows."""
 
     sequence: int = Field(ge=1, lt=2**63)
     parent: int = Field(ge=0, lt=2**63)
@@ -94,7 +104,7 @@ class SegmentMeta(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PieceHeader:
-    """A run of changes of one table."""
+    """The header of a run of changes of one table."""
 
     table: int
     rows: int
@@ -110,7 +120,7 @@ class PieceHeader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateHeader:
-    """Where the nested state is: JSON, then safetensors."""
+    """The header of the nested state, which is JSON followed by safetensors."""
 
     structure_size: int
     tensors_size: int
@@ -119,11 +129,11 @@ class StateHeader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footer:
-    """What the parts before it must add up to."""
+    """The totals that the parts before it must add up to."""
 
     pieces: int
     state_size: int
-    """Bytes of the nested state; 0 where there is none."""
+    """Bytes of the nested state. 0 if there is none."""
     rows: tuple[int, ...]
     """By table."""
     erased: tuple[int, ...]
@@ -131,16 +141,16 @@ class Footer:
     digest: int
     """CRC-32C of the header's checksum and of the headers of all pieces and of the state, in their order."""
     checksum: int = field(default=0, compare=False)
-    """CRC-32C of the footer, known once it is packed: stands for the whole file."""
+    """CRC-32C of the footer, known once it is packed. It identifies the whole file."""
 
 
 def _seal(data: bytes) -> bytes:
-    """`data` and its checksum."""
+    """Append the checksum of `data`."""
     return data + _CRC.pack(_core.crc32c(data))
 
 
 def unseal(data: bytes, where: str) -> bytes:
-    """`data` without its checksum, which must be right."""
+    """Verify and remove the checksum at the end of `data`."""
     body = data[:-CRC_SIZE]
     if len(data) < CRC_SIZE or _CRC.unpack_from(data, len(body))[0] != _core.crc32c(body):
         raise CorruptFileError(f"{where}: its checksum is wrong; the file is damaged")
@@ -148,21 +158,24 @@ def unseal(data: bytes, where: str) -> bytes:
 
 
 def add_to_digest(header: bytes, digest: int) -> int:
-    """The digest of everything so far and of the sealed `header` of one more part.
+    """Extend `digest` by the sealed `header` of one more part.
 
-    Its checksum is left out: a CRC over something and its own CRC is the same for everything.
+    The checksum of the header is left out, because the CRC of any data followed by its own CRC is a constant.
     """
     return int(_core.crc32c(header[:-CRC_SIZE], digest))
 
 
 def pack_header(meta: SegmentMeta) -> bytes:
-    """The file's first part."""
+    """Encode the first part of the file."""
     text = meta.model_dump_json().encode()
     return _seal(_HEAD.pack(_MAGIC, _VERSION, len(text)) + text)
 
 
 def meta_size(data: bytes, where: str) -> int:
-    """Length of the meta behind the first `HEAD_SIZE` bytes; a file of another kind or of a newer version is refused."""
+    """Return the length of the header's JSON, which follows the first `HEAD_SIZE` bytes.
+
+    Raises `CorruptFileError` for a file of another kind or of a newer version.
+    """
     if len(data) < HEAD_SIZE:
         raise CorruptFileError(f"{where}: too short for a segment of a change log")
     magic, version, length = _HEAD.unpack(data)
@@ -178,12 +191,12 @@ def meta_size(data: bytes, where: str) -> int:
 
 
 def pack_piece_header(piece: PieceHeader) -> bytes:
-    """What comes before the ids of a piece."""
+    """Encode the header of a piece."""
     return _seal(_PIECE.pack(_PIECE_MAGIC, piece.table, piece.rows, piece.erased, piece.keys_crc, piece.rows_crc))
 
 
 def unpack_piece_header(data: bytes, where: str, *, tables: int) -> PieceHeader:
-    """The inverse, with its numbers within bounds."""
+    """Decode the header of a piece and check its bounds."""
     magic, table, rows, erased, keys_crc, rows_crc = _PIECE.unpack(unseal(data, where))
     if magic != _PIECE_MAGIC:
         raise CorruptFileError(f"{where}: expected a piece, got {magic!r}")
@@ -193,12 +206,12 @@ def unpack_piece_header(data: bytes, where: str, *, tables: int) -> PieceHeader:
 
 
 def pack_state_header(state: StateHeader) -> bytes:
-    """What comes before the nested state."""
+    """Encode the header of the nested state."""
     return _seal(_STATE.pack(_STATE_MAGIC, state.structure_size, state.tensors_size, state.crc))
 
 
 def unpack_state_header(data: bytes, where: str) -> StateHeader:
-    """The inverse."""
+    """Decode the header of the nested state."""
     magic, structure, tensors, crc = _STATE.unpack(unseal(data, where))
     if magic != _STATE_MAGIC:
         raise CorruptFileError(f"{where}: expected the nested state, got {magic!r}")
@@ -210,19 +223,19 @@ def _footer(tables: int) -> struct.Struct:
 
 
 def footer_size(tables: int) -> int:
-    """Bytes of the last part, checksum included."""
+    """Return the size of the last part of the file, checksum included."""
     return _footer(tables).size + CRC_SIZE
 
 
 def pack_footer(footer: Footer) -> bytes:
-    """The file's last part; its last four bytes are the checksum."""
+    """Encode the last part of the file. Its last four bytes are the checksum."""
     tables = len(footer.rows)
     fields = (_FOOTER_MAGIC, tables, footer.pieces, footer.state_size, *footer.rows, *footer.erased, footer.digest)
     return _seal(_footer(tables).pack(*fields))
 
 
 def unpack_footer(data: bytes, where: str, *, tables: int) -> Footer:
-    """The inverse."""
+    """Decode the last part of the file."""
     magic, said, pieces, state_size, *counts, digest = _footer(tables).unpack(unseal(data, where))
     if magic != _FOOTER_MAGIC or said != tables:
         raise CorruptFileError(f"{where}: the footer is not that of a segment with {tables} tables")
@@ -234,3 +247,146 @@ def unpack_footer(data: bytes, where: str, *, tables: int) -> Footer:
         digest=digest,
         checksum=_CRC.unpack_from(data, len(data) - CRC_SIZE)[0],
     )
+
+
+def segment_name(sequence: int) -> str:
+    """Return the file name of a sequence number.
+
+    Example:
+        >>> segment_name(7)
+        '00000000000000000007.segment'
+    """
+    return f"{sequence:020d}{_ENDING}"
+
+
+def sequence_of(name: str) -> int | None:
+    """Return the sequence number in a file name, or None if it is not the name of a segment.
+
+    Example:
+        >>> sequence_of("00000000000000000007.segment"), sequence_of("7.segment")
+        (7, None)
+    """
+    digits = name.removesuffix(_ENDING)
+    if len(digits) != 20 or not (digits.isascii() and digits.isdecimal()) or segment_name(int(digits)) != name:
+        return None
+    return int(digits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentTable:
+    """One table of a segment. The shards of a table share its name."""
+
+    name: str
+    layout: str
+    """Rows fit a table if and only if its `layout` is equal."""
+    row_bytes: int
+    """Bytes of a row in this segment."""
+    rows: int
+    """Rows changed."""
+    erased: int
+    """Ids erased, evicted or expired."""
+    meta: TableMeta
+    """Its configuration and state as they were written."""
+
+    def config(self) -> TableConfig:
+        """Parse the configuration of the table. Raises `CorruptFileError` if this release cannot read it."""
+        try:
+            return TableConfig.from_json(json.dumps(self.meta.config))
+        except ConfigError as error:
+            raise CorruptFileError(
+                f"table {self.name!r} of a segment: its configuration is unreadable: {error}"
+            ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentInfo:
+    """The header and footer of a segment, without its rows."""
+
+    sequence: int
+    """1, 2, 3, ... A number is never used twice in a folder."""
+    parent: int
+    """The sequence number this one continues. 0 means that it starts from nothing."""
+    parent_checksum: int | None
+    """The parent's `checksum`. None without a parent, or if its file had already been removed."""
+    step: int
+    """The global step of the commit."""
+    time: float
+    """When the changes were cut, seconds since 1970."""
+    event_time: int
+    """The newest event time trained by then, seconds since 1970."""
+    kind: Literal["rows", "values"]
+    """`rows` are whole rows with optimizer state, `values` are float32 values only."""
+    complete: bool
+    """Whether the tables were empty when this line of the log began, so its chain from 0 has all their rows."""
+    has_dense: bool
+    """Whether it has the dense state, so a run can be restored to this moment."""
+    has_source: bool
+    """Whether it has the position in the data."""
+    tables: tuple[SegmentTable, ...]
+    """All tables of the log, also those without changes."""
+    path: Path
+    """The file."""
+    size: int
+    """Bytes of the file."""
+    checksum: int
+    """CRC-32C that identifies the whole file, because it covers the checksums of all parts."""
+
+    @classmethod
+    def of(cls, path: Path, size: int, meta: SegmentMeta, footer: Footer) -> SegmentInfo:
+        """Combine the header and the footer of the file at `path`."""
+        tables = tuple(
+            SegmentTable(name=t.name, layout=t.layout, row_bytes=t.row_bytes, rows=rows, erased=erased, meta=t)
+            for t, rows, erased in zip(meta.tables, footer.rows, footer.erased, strict=True)
+        )
+        return cls(
+            sequence=meta.sequence,
+            parent=meta.parent,
+            parent_checksum=meta.parent_checksum,
+            step=meta.step,
+            time=meta.time,
+            event_time=meta.event_time,
+            kind=meta.kind,
+            complete=meta.complete,
+            has_dense=meta.has_dense,
+            has_source=meta.has_source,
+            tables=tables,
+            path=path,
+            size=size,
+            checksum=footer.checksum,
+        )
+
+    @property
+    def name(self) -> str:
+        """The file's name within the log's folder."""
+        return self.path.name
+
+    @property
+    def rows(self) -> int:
+        """Rows changed, over all tables."""
+        return sum(table.rows for table in self.tables)
+
+    @property
+    def erased(self) -> int:
+        """Ids erased, over all tables."""
+        return sum(table.erased for table in self.tables)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableChanges:
+    """A piece of a segment: at most 65,536 rows and as many erased ids of one table."""
+
+    table: SegmentTable
+    """Whose changes."""
+    ids: np.ndarray
+    """int64 [n]."""
+    times: np.ndarray
+    """uint32 [n], the event time of each row's last write."""
+    rows: np.ndarray
+    """uint8 [n, row_bytes], whole rows, or the bytes of `values`."""
+    erased: np.ndarray
+    """int64 [m]."""
+
+    @property
+    def values(self) -> np.ndarray:
+        """float32 [n, dim], the rows of a segment of kind `values`."""
+        return self.rows.view(np.float32)

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.log import ChangeLog
-from monolith.log.named_tables import Tables
+from monolith.log.commit import Tables
 from monolith.state.lineage import LOG
 from monolith.state.manifest import (
     MANIFEST,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from monolith.errors import CorruptFileError, LogGapError, StorageError
 from monolith.log import LogReader, prune
-from monolith.log.segment_info import sequence_of
+from monolith.log.segment_format import sequence_of
 from monolith.state.lineage import LOG, find_lineage
 from monolith.state.manifest import MANIFEST, Manifest, read_manifest
 from monolith.state.paths import base_name

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypedDict, Unpack
 
 from monolith.errors import InvalidArgumentError
-from monolith.log.named_tables import Tables
+from monolith.log.commit import Tables
 from monolith.state.build import build_tables
 from monolith.state.fit import RestoreReport, TableFit, fit_table
 from monolith.state.restore_points import RestorePoint

@@ -13,7 +13,7 @@ from typing import Literal
 
 from monolith.errors import InvalidArgumentError
 from monolith.log import ChangeLog
-from monolith.log.named_tables import Tables, named_tables
+from monolith.log.commit import Tables, named_tables
 from monolith.state.manifest import MANIFEST, Count, FileEntry, Sealed, TableEntry, read_sealed, write_sealed
 from monolith.state.storage import LocalFolder, StrPath, open_folder
 from monolith.state.table_files import write_tables

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError
 from monolith.log import LogReader
-from monolith.log.segment_info import sequence_of
+from monolith.log.segment_format import sequence_of
 from monolith.state.checkpoint_folder import check_complete, part_paths, read_listed
 from monolith.state.checkpoint_state import read_checkpoint_state
 from monolith.state.lineage import LOG

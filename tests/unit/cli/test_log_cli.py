@@ -14,7 +14,7 @@ from comparison import int64
 from log_tables import new_table, train
 from monolith.cli import main
 from monolith.log import ChangeLog, LogReader
-from monolith.log.segment_info import segment_name
+from monolith.log.segment_format import segment_name
 
 
 @pytest.fixture

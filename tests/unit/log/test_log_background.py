@@ -15,11 +15,8 @@ from log_tables import new_table, rebuilt, train
 from monolith import EmbeddingTable, InvalidArgumentError, StorageError
 from monolith.log import ChangeLog, LogReader, replay
 from monolith.log import change_log as module
-from monolith.log.logged_tables import TablesCut
-from monolith.log.pace import Pace, Piece
-from monolith.log.segment_format import SegmentMeta
-from monolith.log.segment_info import SegmentInfo
-from monolith.log.segment_writer import Changes
+from monolith.log.commit import Item, TablesCut, Throttle, UnwrittenChanges
+from monolith.log.segment_format import SegmentInfo, SegmentMeta
 from monolith.state_bytes import PackedState
 
 
@@ -142,16 +139,16 @@ class Resting:
         self.begun = threading.Event()
         clock = itertools.count().__next__
 
-        class Watched(Pace):
+        class Watched(Throttle):
             def __init__(pace, share: float) -> None:  # noqa: N805
                 super().__init__(share, worked=clock)
 
-            def spread(pace, pieces: Iterable[Piece]) -> Iterator[Piece]:  # noqa: N805
-                for piece in super().spread(pieces):
+            def paced(pace, items: Iterable[Item]) -> Iterator[Item]:  # noqa: N805
+                for piece in super().paced(items):
                     self.begun.set()
                     yield piece
 
-        monkeypatch.setattr(module, "Pace", Watched)
+        monkeypatch.setattr(module, "Throttle", Watched)
 
 
 @pytest.mark.parametrize("waiter", ["hurry", "commit", "commit_in_background", "close"])
@@ -191,12 +188,14 @@ def test_a_commit_that_rests_has_read_its_rows_before_it_writes_the_first(
     table, made, made_by_first_write = new_table(), [], []
     write, changes = module.write_segment, TablesCut.changes
 
-    def counted(cut: TablesCut) -> Iterator[Changes]:
+    def counted(cut: TablesCut) -> Iterator[UnwrittenChanges]:
         for piece in changes(cut):
             made.append(len(piece.ids))
             yield piece
 
-    def writing(folder: Path, meta: SegmentMeta, pieces: Iterable[Changes], state: PackedState | None) -> SegmentInfo:
+    def writing(
+        folder: Path, meta: SegmentMeta, pieces: Iterable[UnwrittenChanges], state: PackedState | None
+    ) -> SegmentInfo:
         first = next(iterator := iter(pieces))
         made_by_first_write.append(len(made))
         return write(folder, meta, itertools.chain([first], iterator), state)

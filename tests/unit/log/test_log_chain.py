@@ -10,7 +10,7 @@ import pytest
 from log_tables import new_table, rebuilt, train
 from monolith import CorruptFileError, InvalidArgumentError, LogGapError
 from monolith.log import ChangeLog, LogReader
-from monolith.log.segment_info import segment_name
+from monolith.log.segment_format import segment_name
 
 
 def commit(folder: Path, *steps: int, parent: int | None = None, dense: bool = False) -> list[int]:

@@ -17,9 +17,8 @@ from comparison import int64, snapshot
 from log_tables import new_table, rebuilt, train
 from monolith import ConfigError, InvalidArgumentError, StorageError
 from monolith.log import ChangeLog, LogReader
-from monolith.log.segment_format import SegmentMeta, TableMeta, TableStateMeta
-from monolith.log.segment_info import segment_name
-from monolith.log.segment_writer import Changes, write_segment
+from monolith.log.commit import UnwrittenChanges, write_segment
+from monolith.log.segment_format import SegmentMeta, TableMeta, TableStateMeta, segment_name
 
 CALLS = ["open", "writev", "fsync", "close", "rename"]
 
@@ -158,7 +157,9 @@ def test_arrays_that_do_not_belong_together_are_not_written(
         has_source=False,
         tables=(table,),
     )
-    changes = Changes(0, np.arange(3), np.zeros(times, np.uint32), np.zeros(rows, np.uint8), np.zeros(erased, np.int64))
+    changes = UnwrittenChanges(
+        0, np.arange(3), np.zeros(times, np.uint32), np.zeros(rows, np.uint8), np.zeros(erased, np.int64)
+    )
     with pytest.raises(InvalidArgumentError, match=r"expected \[3, 5\]"):
         write_segment(tmp_path, meta, [changes])
     assert leftovers(tmp_path) == []
@@ -173,7 +174,7 @@ def test_an_error_beside_the_disk_rolls_back_too(tmp_path: Path, monkeypatch: py
     with ChangeLog(tmp_path, [table]) as log:
         train(table, [1])
         with monkeypatch.context() as patch:
-            patch.setattr("monolith.log.segment_writer._write_piece", broken)
+            patch.setattr("monolith.log.commit._write_piece", broken)
             with pytest.raises(StorageError, match="no room"):
                 log.commit(step=1)
         assert table.changed == 1

@@ -11,8 +11,8 @@ import pytest
 from log_tables import new_table, train
 from monolith import LogGapError
 from monolith.log import ChangeLog, LogReader, prune
-from monolith.log.head import HEAD
-from monolith.log.segment_info import segment_name
+from monolith.log.bounds import HEAD
+from monolith.log.segment_format import segment_name
 
 
 def script(*acts: Callable[[], object]) -> Callable[[float], bool]:

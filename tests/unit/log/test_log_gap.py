@@ -16,8 +16,8 @@ from monolith import LogGapError, MonolithError
 from monolith.cli import main
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.log import ChangeLog, LogReader, prune
-from monolith.log.head import HEAD, Head, HeadWriter, read_head
-from monolith.log.segment_info import segment_name
+from monolith.log.bounds import HEAD, Head, HeadWriter, read_head
+from monolith.log.segment_format import segment_name
 from monolith.ps import ParameterServer, ServerConfig
 from monolith.state import (
     find_restore_point,
@@ -227,7 +227,7 @@ def test_a_log_that_has_lost_its_head_cannot_say_what_was_the_newest(
     head.unlink()
     if left is not None:
         head.write_bytes(left)
-    said = "head is missing or empty: nobody can tell whether the newest segment is there"
+    said = "head is missing or empty: whether the newest segment is there cannot be verified"
     assert find_restore_point(tmp_path).step == COMMITS
     assert said in caplog.text
     assert main(["verify", str(tmp_path)]) == 3

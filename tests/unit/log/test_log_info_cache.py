@@ -1,5 +1,5 @@
-"""Danger: a header that is remembered although its file became another one; or one that is parsed again for every look at a
-chain of thousands, in a thread beside training.
+"""Danger: a header that is remembered although its file became another one, or one that is parsed again for every walk over a
+chain of thousands, in a thread that runs while the model trains.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 from log_tables import new_table, train
 from monolith import CorruptFileError, LogGapError
 from monolith.log import ChangeLog, LogReader, LogSegment
-from monolith.log import info_cache as module
-from monolith.log.segment_info import segment_name
+from monolith.log import reader as module
+from monolith.log.segment_format import segment_name
 
 
 @pytest.fixture
@@ -40,19 +40,38 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_settled_segment_is_read_once(old: Path, opened: list[str]) -> None:
-    first = LogReader(old).chain(2)
-    assert LogReader(old).chain(2) == first
+def test_a_reader_opens_a_segment_once(old: Path, opened: list[str]) -> None:
+    reader = LogReader(old)
+    first = reader.chain(2)
+    assert reader.chain(2) == first
     assert sorted(opened) == [segment_name(1), segment_name(2)]
     assert first == [LogSegment(info.path).info for info in first]
     assert first[0].tables[0].meta.config is first[1].tables[0].meta.config
 
 
-def test_a_young_segment_is_read_every_time(old: Path, opened: list[str]) -> None:
-    os.utime(old / segment_name(1))
+def test_a_reader_trusts_no_other_reader(old: Path, opened: list[str]) -> None:
     for _ in range(3):
         LogReader(old).info(1)
     assert len(opened) == 3
+
+
+def test_what_a_writer_has_written_is_not_read_back(tmp_path: Path, opened: list[str]) -> None:
+    reader, table = LogReader(tmp_path), new_table()
+    with ChangeLog(tmp_path, [table], reader=reader) as log:
+        for step in (1, 2):
+            train(table, [step])
+            log.commit(step=step)
+        written = reader.chain(2)
+    assert not opened
+    assert written == LogReader(tmp_path).chain(2)
+
+
+def test_headers_of_pruned_segments_are_forgotten(old: Path) -> None:
+    reader = LogReader(old)
+    reader.chain(2)
+    (old / segment_name(1)).unlink()
+    reader.sequences()
+    assert list(reader._infos) == [2]
 
 
 @pytest.mark.parametrize("change", ["time", "size", "file"])

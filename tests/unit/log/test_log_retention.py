@@ -10,7 +10,7 @@ import pytest
 
 from monolith import CorruptFileError, LogGapError, StorageError
 from monolith.log import ChangeLog, LogReader, prune
-from monolith.log.segment_info import segment_name
+from monolith.log.segment_format import segment_name
 
 
 def write(folder: Path, count: int) -> None:

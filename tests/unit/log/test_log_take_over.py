@@ -11,8 +11,7 @@ import torch
 from log_tables import new_table
 from monolith.errors import FencedError, StorageError
 from monolith.log import ChangeLog, LogReader
-from monolith.log.pace import Pace
-from monolith.log.segment_writer import write_segment
+from monolith.log.commit import Throttle, write_segment
 
 
 def test_what_a_replaced_writer_was_writing_hides_nothing_of_its_successor(tmp_path: Path) -> None:
@@ -20,7 +19,7 @@ def test_what_a_replaced_writer_was_writing_hides_nothing_of_its_successor(tmp_p
     stale = ChangeLog(tmp_path, [stale_table])
     stale.commit(step=1)
     stale_table.assign([1], torch.ones(1, stale_table.dim))
-    under_way = stale._cut(2, None, 0, None, Pace(1.0))
+    under_way = stale._cut(2, None, 0, None, Throttle(1.0))
     with pytest.raises(StorageError, match="another writer has this log open"):
         ChangeLog(tmp_path, [table])
     with ChangeLog(tmp_path, [table], take_over=True) as log:

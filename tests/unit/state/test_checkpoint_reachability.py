@@ -6,7 +6,7 @@ from pathlib import Path
 
 from checkpoint_tables import new_table, rows_of, train
 from monolith.log import ChangeLog, LogReader
-from monolith.log.segment_info import segment_name
+from monolith.log.segment_format import segment_name
 from monolith.state import (
     begin_checkpoint,
     is_complete,

@@ -13,8 +13,8 @@ from checkpoint_tables import new_table, train
 from monolith.cli import main
 from monolith.errors import InvalidArgumentError
 from monolith.log import ChangeLog, prune
-from monolith.log.head import HEAD
-from monolith.log.segment_info import segment_name
+from monolith.log.bounds import HEAD
+from monolith.log.segment_format import segment_name
 from monolith.ps import ParameterServer, ServerConfig
 from monolith.state import verify, write_checkpoint, write_snapshot
 from monolith.state.checkpoint_state import CheckpointState, write_checkpoint_state

@@ -8,7 +8,7 @@ import numpy as np
 
 from monolith.errors import InvalidArgumentError, LogGapError, StorageError
 from monolith.log import LogReader
-from monolith.log.segment_info import sequence_of
+from monolith.log.segment_format import sequence_of
 from monolith.ps.saving_messages import LogState, ReadLog, Segment, Segments
 from monolith.ps.server.folder import ServerFolder
 from monolith.transport.answers import Answer, Calls, json_answer, message_of

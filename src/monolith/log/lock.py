@@ -1,11 +1,11 @@
-"""`WriterLock`: one writer per log, also across processes; a killed one leaves nothing that must be cleaned up.
+"""`WriterLock`: one writer per log, also across processes. A killed writer leaves nothing to clean up.
 
-A writer that is paused, or on a machine that cannot be reached, still holds the lock. Its successor may take it: it puts a
-file of its own in the place of the locked one. Who finds that the file has another inode than the one it locked has been
-replaced, and must not write any more.
+A writer that is paused, or on a machine that cannot be reached, still holds the lock. Its successor may take the lock over: it
+replaces the locked file by one of its own. A writer that finds another inode than the one it locked has been fenced off and must
+stop writing.
 
-A holder can leave a note in the file it has locked. Who was replaced writes into a file that is not there any more: there is no
-moment in which a writer that was paused could still overwrite a note.
+The holder can leave a note in the file it has locked. A fenced writer writes into a file that has no name any more, so it can
+never overwrite a note.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = "writer.lock"
 
 
 class WriterLock:
-    """Held from creation to `release`, or to the end of the process.
+    """An exclusive lock, held from creation to `release` or to the end of the process.
 
     Example:
         >>> import tempfile
@@ -42,10 +42,10 @@ class WriterLock:
     _descriptor = -1
 
     def __init__(self, folder: Path, *, take_over: bool = False) -> None:
-        """Lock the log in `folder`; `take_over` takes it from a writer that holds it, who then counts as replaced."""
+        """Lock the log in `folder`. `take_over` takes it from a writer that holds it, which is then fenced off."""
         self._path = folder / _NAME
         self.replaced = False
-        """Whether it was taken from a writer that may still run."""
+        """Whether the lock was taken from a writer that may still run."""
         while not self._locks_the_file_there():
             self.release()
         if self._descriptor < 0 and take_over:
@@ -54,16 +54,16 @@ class WriterLock:
             raise StorageError(
                 f"{folder}: another writer has this log open; close it, or wait until its process has ended"
             )
-        # A child, such as a data loader, would hold the file beyond the death of the writer, whose successor could not begin.
+        # A child process, such as a data loader, would hold the lock beyond the death of the writer and block its successor.
         let_go_in_children(self)
 
     @property
     def held(self) -> bool:
-        """Whether it was not released yet."""
+        """Whether it has not been released yet."""
         return self._descriptor >= 0
 
     def note(self) -> str:
-        """The last that a holder left here, also one before this; nothing if none did.
+        """Return the last note that this or an earlier holder left, or "" if there is none.
 
         Example:
             >>> import tempfile
@@ -74,12 +74,12 @@ class WriterLock:
             ...     WriterLock(Path(folder)).note()
             'a'
         """
-        # A line that a crash cut short was not left yet.
+        # A line that a crash cut short does not count.
         lines = _content(self._descriptor).split(b"\n")[:-1]
         return lines[-1].decode(errors="replace") if lines else ""
 
     def leave_note(self, text: str) -> None:
-        """Leave a line for whoever holds the lock next; durable when this returns."""
+        """Leave a line for the next holder of the lock. It is durable when this returns."""
         line = text.encode() + b"\n"
         size = _content(self._descriptor).rfind(b"\n") + 1
         if os.pwrite(self._descriptor, line, size) != len(line):
@@ -92,7 +92,7 @@ class WriterLock:
             raise FencedError(f"{self._path.parent}: another process has taken this log over; this one should end")
 
     def release(self) -> None:
-        """Let another writer in; harmless when called twice."""
+        """Let another writer in. Calling it twice is harmless."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -105,7 +105,7 @@ class WriterLock:
         self.release()
 
     def _locks_the_file_there(self) -> bool:
-        """Lock the file if nobody has; False if it was replaced meanwhile, and another one is to be locked."""
+        """Try to lock the file. Returns False if it was replaced meanwhile, so the new one has to be locked."""
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,14 +123,14 @@ class WriterLock:
             self._copy_notes(earlier)
             own.rename(self._path)
             sync_to_disk(self._path.parent)
-            # Once more: a note may have been left until the moment of the rename.
+            # Again: a note may have been left until the moment of the rename.
             self._copy_notes(earlier)
         finally:
             os.close(earlier)
         self.replaced = True
 
     def _copy_notes(self, earlier: int) -> None:
-        """What was noted stays noted, whenever this process dies."""
+        """Copy the notes durably, so they survive whenever this process dies."""
         os.pwrite(self._descriptor, _content(earlier), 0)
         os.fsync(self._descriptor)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monolith.log.read_first import read_first
+from monolith.log.commit import read_ahead
 
 SIZES = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -20,7 +20,7 @@ def test_pieces_come_in_order_and_never_more_than_there_is_room_for_are_ahead(ro
             made.append(size)
             yield size
 
-    for place, size in enumerate(read_first(pieces(), room, int)):
+    for place, size in enumerate(read_ahead(pieces(), room, int)):
         assert size == SIZES[place]
         ahead = made[place + 1 :]
         assert sum(ahead[:-1]) <= room  # the last one is what did not fit
@@ -36,4 +36,4 @@ def test_an_error_of_the_reader_arrives() -> None:
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        list(read_first(pieces(), 100, int))
+        list(read_ahead(pieces(), 100, int))

@@ -1,19 +1,20 @@
-"""`LogReader`: the segments of a folder, and which of them lead to which. Needs no lock: segments appear whole."""
+"""`LogReader`: the segments of a folder and how they continue each other. Needs no lock, because segments appear whole."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError, StorageError
-from monolith.log.head import HEAD, read_head
-from monolith.log.info_cache import segment_info
-from monolith.log.pruned import read_pruned
+from monolith.log.bounds import HEAD, read_head, read_pruned
 from monolith.log.segment import LogSegment
-from monolith.log.segment_info import SegmentInfo, segment_name, sequence_of
+from monolith.log.segment_format import SegmentInfo, SegmentTable, segment_name, sequence_of
 from monolith.urls import local_path
 
 __all__ = ["LogReader", "Verdict"]
@@ -21,19 +22,21 @@ __all__ = ["LogReader", "Verdict"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What `LogReader.verify` found out about one segment."""
+    """The result of `LogReader.verify` for one segment."""
 
     sequence: int
-    """Of its file's name."""
+    """By the name of its file."""
     error: str | None
-    """What is wrong with it; None: nothing."""
+    """What is wrong with it. None if nothing is."""
 
 
 class LogReader:
-    """The log in a local folder, also while it is being written, followed by others and pruned.
+    """The log in a local folder. It may be written, followed by others and pruned at the same time.
 
-    Every segment names its parent. After a restore to an earlier number the log goes on from there, with numbers above all
-    that exist; what was abandoned stays readable and is never mixed in.
+    Every segment names its parent. After a restore to an earlier number the log continues from there, with numbers above all
+    that exist. An abandoned line stays readable and is never mixed in.
+
+    A reader remembers the header of each segment as long as its file is the same one.
 
     Example:
         >>> import tempfile
@@ -50,38 +53,44 @@ class LogReader:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(local_path(folder, "folder"))
+        self._infos: dict[int, tuple[tuple[int, ...], SegmentInfo]] = {}
+        self._configs: dict[str, dict[str, Any]] = {}
 
     def sequences(self) -> list[int]:
-        """The numbers of all segments, in order, by their names alone; none if there is no folder."""
+        """List the numbers of all segments, in order, by their file names. Empty if there is no folder."""
         try:
             names = [path.name for path in self.folder.iterdir()]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise StorageError(f"{self.folder}: cannot be listed: {error.strerror}") from error
-        return sorted(found for name in names if (found := sequence_of(name)))
+        found = sorted(sequence for name in names if (sequence := sequence_of(name)))
+        if len(self._infos) > len(found):
+            there = set(found)
+            self._infos = {number: known for number, known in [*self._infos.items()] if number in there}
+        return found
 
     @property
     def newest(self) -> int:
-        """The highest sequence number; 0 if there is none."""
+        """The highest sequence number. 0 if there is none."""
         return max(self.sequences(), default=0)
 
     def committed(self) -> int:
-        """The sequence number of the last commit, whether its segment is still there or not. 0 if nothing says so."""
+        """Return the sequence number of the last commit, whether its segment still exists or not. 0 if there is no head."""
         head = read_head(self.folder)
         return 0 if head is None else head.sequence
 
     def unknown_end(self) -> str | None:
-        """Why a lost newest segment would go unnoticed, if it would.
+        """Explain why the loss of the newest segment would go unnoticed. Returns None if it would be noticed.
 
-        The first commit makes the head durable, so that a log of several segments without one has lost it.
+        The first commit makes the head durable, so a log of several segments without a head has lost it.
         """
         if len(self.sequences()) < 2 or read_head(self.folder) is not None:
             return None
-        return f"{self.folder / HEAD} is missing or empty: nobody can tell whether the newest segment is there"
+        return f"{self.folder / HEAD} is missing or empty: whether the newest segment is there cannot be verified"
 
     def require_committed(self) -> None:
-        """Raise `LogGapError` if the last segment that was committed is missing, and `CorruptFileError` if it was replaced."""
+        """Raise `LogGapError` if the last committed segment is missing, and `CorruptFileError` if it was replaced."""
         head = read_head(self.folder)  # before the folder is listed: a writer may add to both
         newest = self.newest
         if head is None or head.sequence < newest:
@@ -98,15 +107,28 @@ class LogReader:
             )
 
     def info(self, sequence: int) -> SegmentInfo:
-        """What segment `sequence` says of itself; `LogGapError` if it is not there."""
-        return segment_info(self.folder / segment_name(sequence))
+        """Return the header of segment `sequence`. Raises `LogGapError` if it does not exist."""
+        path = self.folder / segment_name(sequence)
+        file = _identity(path)
+        known = self._infos.get(sequence)
+        if known is not None and known[0] == file != ():
+            return known[1]
+        with LogSegment(path) as segment:
+            tables = tuple(map(self._with_shared_config, segment.info.tables))
+            info = dataclasses.replace(segment.info, tables=tables)
+        self._infos[sequence] = file, info
+        return info
+
+    def remember(self, info: SegmentInfo) -> None:
+        """Take the header of a segment that this process has just written."""
+        self._infos[info.sequence] = _identity(info.path), info
 
     def read(self, sequence: int) -> LogSegment:
-        """Segment `sequence`; `LogGapError` if it is not there."""
+        """Open segment `sequence`. Raises `LogGapError` if it does not exist."""
         return LogSegment(self.folder / segment_name(sequence))
 
     def segments(self) -> list[SegmentInfo]:
-        """All segments, those of abandoned lines too, in order of their numbers."""
+        """Return the headers of all segments, including those of abandoned lines, in order of their numbers."""
         infos = []
         for sequence in self.sequences():
             try:
@@ -116,9 +138,9 @@ class LogReader:
         return infos
 
     def chain(self, to: int, since: int = 0) -> list[SegmentInfo]:
-        """The segments that lead from `since` (0: from nothing) to `to`, oldest first.
+        """Return the segments that lead from `since` (0: from nothing) to `to`, oldest first.
 
-        `LogGapError` if one is missing, or if `to` does not continue `since`.
+        Raises `LogGapError` if one is missing, or if `to` does not continue `since`.
         """
         if not 0 <= since <= to:
             raise InvalidArgumentError(f"since: expected a sequence number in [0, to = {to}], got {since}")
@@ -136,7 +158,7 @@ class LogReader:
         return found[::-1]
 
     def back_from(self, to: int) -> Iterator[SegmentInfo]:
-        """Segment `to`, its parent, and so on to the beginning; `LogGapError` where one is missing."""
+        """Yield segment `to`, its parent, and so on to the beginning. Raises `LogGapError` where one is missing."""
         info = self.info(to)
         yield info
         while info.parent:
@@ -144,9 +166,9 @@ class LogReader:
             yield info
 
     def line(self, to: int | None = None) -> list[SegmentInfo]:
-        """The segments that lead to `to` (None: the newest), oldest first, as far back as retention has kept them.
+        """Return the segments that lead to `to` (None: the newest), oldest first, as far back as retention has kept them.
 
-        `LogGapError` if one is missing that retention did not remove.
+        Raises `LogGapError` if one is missing that retention did not remove.
         """
         if to is None:
             self.require_committed()
@@ -162,25 +184,26 @@ class LogReader:
         return found[::-1]
 
     def begins_with(self, info: SegmentInfo) -> bool:
-        """Whether nothing before `info` belongs to its line, or it was removed by retention."""
+        """Return whether nothing before `info` belongs to its line, or retention has removed it."""
         # Without a checksum, the parent was not there when this one was written: the line continues a snapshot.
         return info.parent == 0 or info.parent_checksum is None or info.parent in read_pruned(self.folder)
 
     def restore_points(self, to: int | None = None) -> list[SegmentInfo]:
-        """The segments of `line(to)` that hold the dense state, so that a run can go on from there."""
+        """Return the segments of `line(to)` that hold the dense state, so a run can continue from them."""
         return [info for info in self.line(to) if info.has_dense]
 
     def follow(
         self, since: int = 0, *, poll: float = 0.5, wait: Callable[[float], object] = time.sleep
     ) -> Iterator[LogSegment]:
-        """Every segment after `since` on the newest line, waiting for more without end.
+        """Yield every segment after `since` on the newest line, and wait for more without end.
 
         Args:
-            since: the last sequence number already known.
-            poll: seconds between two looks at the folder.
-            wait: called with `poll`; a true answer, as `threading.Event().wait` gives when it is set, ends the iteration.
+            since: The last sequence number already known.
+            poll: Seconds between two listings of the folder.
+            wait: Called with `poll`. A true result, as `threading.Event().wait` returns when it is set, ends the iteration.
 
-        `LogGapError` when `since` was abandoned or the segments after it are missing: start again from a snapshot.
+        Raises:
+            LogGapError: `since` was abandoned, or segments after it are missing. Start again from a snapshot.
         """
         checksum: int | None = None
         while True:
@@ -192,7 +215,7 @@ class LogReader:
                     "everything after it; start from a snapshot"
                 )
             for info in self.chain(newest, since) if newest > since else ():
-                # A power cut can take back a segment that was seen before it was durable; its number then comes again.
+                # A power cut can take back a segment that was seen before it was durable. Its number is then used again.
                 if checksum is not None and info.parent_checksum not in (None, checksum):
                     raise LogGapError(
                         f"{info.path}: continues another segment {since} than the one followed; start from a snapshot"
@@ -203,7 +226,7 @@ class LogReader:
                 return
 
     def verify(self) -> Iterator[Verdict]:
-        """Read every segment wholly, checksums and all, and tell what is wrong with it and which ones are missing."""
+        """Read every segment with all its checksums, and yield what is wrong with it and which ones are missing."""
         try:
             self.require_committed()
             if (unknown := self.unknown_end()) is not None:
@@ -220,7 +243,8 @@ class LogReader:
             except MonolithError as found:
                 yield Verdict(sequence=sequence, error=str(found))
             else:
-                yield Verdict(sequence=sequence, error=self._fault(segment))
+                with segment:
+                    yield Verdict(sequence=sequence, error=self._fault(segment))
 
     def _fault(self, segment: LogSegment) -> str | None:
         try:
@@ -246,3 +270,17 @@ class LogReader:
                 "were mixed"
             )
         return parent
+
+    def _with_shared_config(self, table: SegmentTable) -> SegmentTable:
+        """Configurations are nearly all of what a header holds, and the same in every segment."""
+        shared = self._configs.setdefault(json.dumps(table.meta.config), table.meta.config)
+        return dataclasses.replace(table, meta=table.meta.model_copy(update={"config": shared}))
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """Tell a file from another one that takes its name. Empty if there is none, which `LogSegment` reports."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
