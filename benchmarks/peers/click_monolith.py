@@ -31,9 +31,9 @@ from click_worker import Phases
 from monolith.data import Column, ParquetSource
 from monolith.features import Batch, Feature
 from monolith.nn import FM, DotInteraction, EmbeddingBagCollection
+from monolith.nn.heads import total_loss
 from monolith.table import Adagrad, Constant
 from monolith.train import Head, RunConfig, StepResult, Trainer
-from monolith.train.heads import total_loss
 from monolith.train.hooks import Hook
 
 

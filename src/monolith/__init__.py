@@ -29,9 +29,9 @@ from monolith.table import EmbeddingTable, Segment, TableConfig, get_num_threads
 
 if TYPE_CHECKING:
     from monolith.features import Feature, Ragged
-    from monolith.nn import EmbeddingBagCollection, clip_grad_norm_
+    from monolith.nn import EmbeddingBagCollection, Head, clip_grad_norm_
     from monolith.serve import Predictor, load
-    from monolith.train import Estimator, Head, RunConfig, Trainer
+    from monolith.train import Estimator, RunConfig, Trainer
 
     __version__: str
     """The version of the installed package."""
@@ -67,7 +67,7 @@ _HOMES = {
     "EmbeddingBagCollection": "monolith.nn",
     "Estimator": "monolith.train",
     "Feature": "monolith.features",
-    "Head": "monolith.train",
+    "Head": "monolith.nn",
     "Predictor": "monolith.serve",
     "Ragged": "monolith.features",
     "RunConfig": "monolith.train",

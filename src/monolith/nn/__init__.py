@@ -3,6 +3,7 @@
 from monolith.nn.clip import clip_grad_norm_, clip_grads_
 from monolith.nn.collection import EmbeddingBagCollection, dense_state_dict, embedding_collections
 from monolith.nn.embedding import Embedding, EmbeddingBag
+from monolith.nn.heads import Head
 from monolith.nn.layers.cross import CAN, DCN
 from monolith.nn.layers.dense import AddBias, BatchNorm, Dense, Sigmoid2
 from monolith.nn.layers.feature_selection import IRazor, MixedEmbedding, SENet
@@ -71,6 +72,7 @@ __all__ = [
     "FFM",
     "FM",
     "GradNorm",
+    "Head",
     "IRazor",
     "LHUCTower",
     "ListMLELambdaWeight",

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from monolith.errors import InvalidArgumentError, StorageError
 from monolith.features.batch import Batch
 from monolith.nn import EmbeddingBagCollection
+from monolith.nn.heads import Head
 from monolith.serve.manifest import write_manifest
 from monolith.serve.program import DenseProgram
 from monolith.serve.signature import CollectionSpec, InputSpec, OutputSpec, Signature, serving_features
 from monolith.serve.tracing import collections_by_path, trace_model
 from monolith.table import EmbeddingTable, LocalStore
-from monolith.train.heads import Head
 from monolith.urls import local_path
 
 __all__ = ["export_model", "serving_table"]

@@ -13,8 +13,8 @@ from monolith.errors import InvalidArgumentError
 from monolith.features import Ragged
 from monolith.features.batch import Batch, BatchColumn, num_rows
 from monolith.nn import EmbeddingBagCollection
+from monolith.nn.heads import Head, logits_by_head
 from monolith.serve.program import DenseProgram
-from monolith.train.heads import Head, logits_by_head
 
 __all__ = ["collections_by_path", "program_inputs", "trace_model"]
 

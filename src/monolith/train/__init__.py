@@ -1,8 +1,8 @@
-"""Training: heads, the step loop and its hooks, and the estimator that puts them together."""
+"""Training: the step loop and its hooks, the estimator that puts them together, and `Head`, whose home is `monolith.nn`."""
 
+from monolith.nn import Head
 from monolith.train.config import RunConfig
 from monolith.train.estimator import Estimator
-from monolith.train.heads import Head
 from monolith.train.model_checkpoints import ModelCheckpoints
 from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import StepResult, Trainer

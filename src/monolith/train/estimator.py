@@ -16,12 +16,12 @@ from monolith.cluster.discovery_config import monolith_discovery
 from monolith.cluster.role import DATA_ROLES
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch, as_batch, num_rows
+from monolith.nn.heads import Head, column
 from monolith.original.mlp_hand_over import serve_data, service_dispatcher, service_source
 from monolith.state.storage import is_remote
 from monolith.train.config import RunConfig
 from monolith.train.evaluation import HeadMetrics
 from monolith.train.forward import forward_passes
-from monolith.train.heads import Head, column
 from monolith.train.hooks import Hook, LoggingHook, ProgressHook, TensorBoardHook
 from monolith.train.hooks.tensorboard import write_evaluation
 from monolith.train.processors import StarvationHook

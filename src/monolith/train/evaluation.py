@@ -9,7 +9,7 @@ from torch import Tensor
 
 from monolith.features.batch import Batch
 from monolith.metrics import AUC, GAUC, MAE, MSE, Calibration, LogLoss, Metric, NormalizedEntropy
-from monolith.train.heads import Head, column
+from monolith.nn.heads import Head, column
 
 __all__ = ["HeadMetrics"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch, as_batch, num_rows
-from monolith.train.heads import logits_by_head, sums_over_examples, total_loss
+from monolith.nn.heads import logits_by_head, sums_over_examples, total_loss
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.run import hooks_running
 from monolith.train.trainer import StepResult, Trainer

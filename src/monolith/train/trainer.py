@@ -15,13 +15,13 @@ from monolith.data.prefetch import Prefetch
 from monolith.errors import InvalidArgumentError, MemoryLimitError, MonolithError
 from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.nn import auxiliary_loss, clip_grads_, dense_state_dict, embedding_collections
+from monolith.nn.heads import Head, column, heads_of, logits_by_head, sums_over_examples, total_loss
 from monolith.nn.layers.mlp import HasAuxiliaryLoss
 from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Store
 from monolith.train.checkpoints import tables_of
 from monolith.train.config import RunConfig
 from monolith.train.dense_state import DenseState
-from monolith.train.heads import Head, column, heads_of, logits_by_head, sums_over_examples, total_loss
 from monolith.train.hooks.checkpoint import Metric, log_metric
 from monolith.train.hooks.deep_insight import DeepInsightHook
 from monolith.train.hooks.hook import Hook

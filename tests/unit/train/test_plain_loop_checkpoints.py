@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from monolith.errors import InvalidArgumentError
+from monolith.nn.heads import heads_of, logits_by_head, total_loss
 from monolith.train import ModelCheckpoints
-from monolith.train.heads import heads_of, logits_by_head, total_loss
 from training import ClickModel, Stream, assert_same
 
 

@@ -18,8 +18,8 @@ from monolith.errors import ConfigError, InvalidArgumentError, StorageError
 from monolith.features.batch import Batch
 from monolith.features.ids import hash_ids
 from monolith.features.ragged import Ragged
+from monolith.nn.heads import Head, column
 from monolith.state.storage import is_remote
-from monolith.train.heads import Head, column
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import torch
 
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features import Ragged
+from monolith.nn.heads import logits_by_head, total_loss
 from monolith.train import Head
-from monolith.train.heads import logits_by_head, total_loss
 
 Z = np.array([-3.0, -0.5, 0.0, 0.7, 4.0])
 Y = np.array([0.0, 1.0, 1.0, 0.0, 1.0])

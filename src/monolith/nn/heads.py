@@ -1,4 +1,4 @@
-"""`Head`: one thing a model predicts; its label, its loss, and how a logit becomes a prediction."""
+"""`Head`: one prediction of a model, with its label, its loss, and how a logit becomes a prediction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 from monolith.config import Config, Positive
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import nearest_column
-from monolith.nn import correct_logits
+from monolith.nn.layers.mlp import correct_logits
 
 __all__ = ["Head", "column", "heads_of", "logits_by_head", "sums_over_examples", "total_loss"]
 
