@@ -23,7 +23,7 @@ KNOWN_LAYER_BREAKS = {
     "monolith.dataservice.dispatcher -> monolith.ps.messages",
     "monolith.dataservice.messages -> monolith.ps.messages",
     "monolith.ps.server.dispatch -> monolith.original.ps_benchmark",
-    "monolith.table.exchange.parquet -> monolith.original.dump.dump_files",
+    "monolith.table.exchange -> monolith.original.dump.dump_files",
     "monolith.train.distributed -> monolith.original.mlp_discovery",
     "monolith.train.distributed -> monolith.original.mlp_hand_over",
     "monolith.train.distributed -> monolith.original.ps_benchmark",

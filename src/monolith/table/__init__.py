@@ -5,7 +5,7 @@ from monolith.table.buckets import NUM_BUCKETS, bucket_of, bucket_ranges
 from monolith.table.changes import CutPiece, RawRows, TableCut
 from monolith.table.config import Bf16, Expiry, FixedR8, Fp16, Fp32, OneBit, Segment, TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats, get_num_threads, set_num_threads
-from monolith.table.entries import Entries
+from monolith.table.entries import Entries, TableState
 from monolith.table.initializers import (
     BatchSoftmaxInitializer,
     Constant,
@@ -41,7 +41,6 @@ from monolith.table.optimizers import (
 from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Bags, Gradient, LocalStore, Store
 from monolith.table.table_file import read_rows_into
-from monolith.table.table_state import TableState
 
 __all__ = [
     "Adadelta",

@@ -39,9 +39,9 @@ class SlidingAdmission(Config):
     capacity: int = Field(default=30_000_000, ge=300, le=2**40)
     """Ids remembered at the same time, about."""
     split_num: int = Field(default=7, ge=5, le=1024)
-    """Parts of the ring of counters; the oldest is forgotten when the newest is full."""
+    """Generations of counters in the ring. When the newest is full, the oldest is dropped."""
     default_threshold: FourBits = 0
-    """Occurrences dropped for ids of slots not named in `slot_thresholds`; 0 admits at once."""
+    """Occurrences dropped for ids of slots not named in `slot_thresholds`. 0 admits at once."""
     slot_thresholds: dict[Slot, FourBits] = {}
     """Occurrences dropped by slot (bits 48..62 of the id)."""
 
@@ -63,7 +63,7 @@ class ProbabilisticAdmission(Config):
     """
 
     default_threshold: Occurrences = 0
-    """Occurrences that should be needed, for ids of slots not named in `slot_thresholds`; 0 admits at once."""
+    """Occurrences that should be needed, for ids of slots not named in `slot_thresholds`. 0 admits at once."""
     slot_thresholds: dict[Slot, Occurrences] = {}
     """The same by slot (bits 48..62 of the id)."""
     equal_probability: bool = True
@@ -74,7 +74,7 @@ class ProbabilisticAdmission(Config):
 
 
 class AdmissionFilter:
-    """Counts the occurrences of ids and says which may enter a table; thread safe, may be shared by tables.
+    """Counts the occurrences of ids and decides which may enter a table. Thread-safe, and may be shared by tables.
 
     Ask only for ids that the table does not contain, as `EmbeddingTable` does. With a `SlidingAdmission` an update is
     dropped if and only if the id was seen fewer than `threshold` times before.
@@ -101,9 +101,9 @@ class AdmissionFilter:
             )
 
     def admit(self, ids: Ids, counts: Ids | None = None) -> torch.Tensor:
-        """Count every id in row-major order; bool, shape of `ids`: whether its update may go through.
+        """Count every id in row-major order. Returns a bool of the shape of `ids`: whether the update of the id is admitted.
 
-        `counts`: occurrences of each id, at least 1, when duplicates were merged before; None means 1 each.
+        `counts`: occurrences of each id, at least 1, when duplicates were merged before. None means 1 each.
         """
         wanted = id_array(ids)
         occurrences = None if counts is None else _occurrences(counts)
@@ -131,7 +131,7 @@ class AdmissionFilter:
             raise StorageError(f"{path}: cannot write the admission filter: {error.strerror}") from error
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Replace the state by what `save` wrote; thresholds may differ, the rest of the configuration may not.
+        """Replace the state by what `save` wrote. Thresholds may differ, the rest of the configuration may not.
 
         Raises `CorruptFileError`, and keeps its state, for a file that is damaged or of another kind of filter.
         """
@@ -153,7 +153,7 @@ class AdmissionFilter:
 
     @property
     def failure_count(self) -> int:
-        """Ids admitted because there was no room to count them; raise `capacity` if this keeps growing."""
+        """Ids admitted because the counters were full. Raise `capacity` if this keeps growing."""
         return self.core.failure_count if isinstance(self.core, _core.SlidingFilter) else 0
 
     def __repr__(self) -> str:
@@ -161,7 +161,7 @@ class AdmissionFilter:
 
 
 def intercept_gradient(filter: AdmissionFilter | None, ids: Ids, embeddings: torch.Tensor) -> torch.Tensor:  # noqa: A002
-    """`embeddings` unchanged; in backward each row counts one occurrence of its id, and rows not admitted get zero.
+    """Returns `embeddings` unchanged. In backward, each row counts an occurrence of its id, and those not admitted get zero.
 
     Shapes: ids [n], embeddings [n, ...]. The filter is asked for every row: nothing here knows what a table contains.
 

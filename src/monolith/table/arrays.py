@@ -18,7 +18,7 @@ Values = torch.Tensor | np.ndarray
 
 
 def contiguous(values: Ids | Values, name: str) -> np.ndarray:
-    """`values` as a contiguous array on the CPU; shares memory where it already is one."""
+    """Returns `values` as a contiguous array on the CPU, without a copy where it already is one."""
     if isinstance(values, np.ndarray):
         return np.ascontiguousarray(values)
     try:

@@ -60,7 +60,7 @@ def as_sum(gradient: Gradient) -> Gradient:
 
 
 def restrict(gradient: Gradient, mine: np.ndarray) -> Gradient:
-    """The part of a gradient of sums that belongs to the ids where `mine` is true; bags without one are left out."""
+    """Returns the part of a gradient of sums that belongs to the ids where `mine` is true, without the bags that have none."""
     bags = gradient.bags
     before = np.concatenate([[0], np.cumsum(mine)])
     splits = before[bags.offsets]

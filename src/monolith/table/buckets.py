@@ -35,7 +35,7 @@ def bucket_of(ids: Ids, count: int = NUM_BUCKETS) -> np.ndarray:
 
 
 def bucket_bounds(buckets: range | None) -> tuple[int, int]:
-    """First bucket and the one behind the last; None means all of them.
+    """Returns the first bucket and the one after the last. None means all of them.
 
     Example:
         >>> bucket_bounds(range(1024, 2048)), bucket_bounds(None)
@@ -62,7 +62,7 @@ def bucket_ranges(count: int) -> list[range]:
 
 
 def bucket_owners(ranges: Sequence[range], count: int) -> np.ndarray:
-    """The number of the owner of every bucket, int64 [NUM_BUCKETS]; `ranges` says who of `count` owns which.
+    """Returns the index of the owner of every bucket, int64 [NUM_BUCKETS]. `ranges` lists the buckets of each of `count` owners.
 
     Example:
         >>> bucket_owners([range(0, 1000), range(1000, 4096)], 2)[[0, 999, 1000, 4095]].tolist()

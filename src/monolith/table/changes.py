@@ -75,5 +75,5 @@ class TableCut:
         self._table.commit_changes(self._number)
 
     def rollback(self) -> None:
-        """Let the changes count again, merged with newer ones; read or unread, whatever happened since."""
+        """Return the changes to the table, merged with newer ones, whether they were read or not."""
         self._table.rollback_changes(self._number)

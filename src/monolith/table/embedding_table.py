@@ -18,10 +18,8 @@ from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.table.arrays import Ids, Values, contiguous, file_name, id_array, id_vector, row_matrix, time_vector
 from monolith.table.buckets import NUM_BUCKETS, bucket_bounds
 from monolith.table.changes import RawRows, TableCut
-from monolith.table.config import TableConfig
-from monolith.table.core_config import to_core
-from monolith.table.entries import Entries
-from monolith.table.table_state import TableState
+from monolith.table.config import TableConfig, to_core
+from monolith.table.entries import Entries, TableState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +36,7 @@ _POOLING = {"sum": _core.Pooling.SUM, "mean": _core.Pooling.MEAN, "sqrtn": _core
 
 
 def set_num_threads(n: int) -> None:
-    """Let each call of the core use up to `n` threads, the caller's included; at first one per core.
+    """Let each call of the core use up to `n` threads, including the caller's. The default is one per processor.
 
     Best as many as `torch.get_num_threads()`: then calls of the main thread use the threads that torch has, instead of sharing
     the processors with them.
@@ -99,8 +97,8 @@ class EmbeddingTable:
 
     Lookups never insert: an id without a row reads its initial value, a pure function of (seed, table name, id). The first
     gradient, or an `assign`, gives it a row. Every call takes a batch, releases the GIL, and may run beside any other.
-    `ids` are int64 tensors, arrays or sequences; values and gradients are float32. A process can hold some four billion rows of
-    one table (2**32 row numbers); a `ShardedStore` or servers spread a larger one.
+    `ids` are int64 tensors, arrays or sequences. Values and gradients are float32. A process can hold some four billion rows of
+    one table (2**32 row numbers). Parameter servers hold a larger one.
 
     Example:
         >>> import torch
@@ -156,7 +154,7 @@ class EmbeddingTable:
         return torch.from_numpy(out).reshape(*wanted.shape, self.dim)
 
     def lookup_pooled(self, ids: Ids, offsets: Ids, *, mode: PoolingMode = "sum") -> torch.Tensor:
-        """One vector per bag: float32 [bags, dim]; bag b holds `ids[offsets[b]:offsets[b + 1]]`.
+        """Returns one vector per bag, float32 [bags, dim]. Bag b holds `ids[offsets[b]:offsets[b + 1]]`.
 
         `mode`: "sum", "mean", or "sqrtn" (the sum divided by the square root of the bag's size). An empty bag is zero.
 
@@ -194,13 +192,13 @@ class EmbeddingTable:
         """Make one optimizer step per unique id with the sum of its gradients.
 
         Args:
-            ids: which rows; an id without one gets its initial value first, if the admission filter lets it in.
+            ids: which rows. An id without one gets its initial value first, if the admission filter admits it.
             grads: float32 [*ids.shape, dim].
-            learning_rates: one per segment; None takes those of the configuration.
+            learning_rates: one per segment. None takes those of the configuration.
             step: the global step, for optimizers and compressors that depend on it.
             event_time: seconds since 1970, kept as the rows' last-update time.
-            duplicates: "sum" adds the gradients of equal ids before one step; "sequential" makes a step for each.
-            snapshot: like `grads`, the values the gradients were computed at; required by `DelayCompensation`.
+            duplicates: "sum" adds the gradients of equal ids before one step. "sequential" makes a step for each.
+            snapshot: like `grads`, the values the gradients were computed at. Required by `DelayCompensation`.
         """
         if duplicates not in ("sum", "sequential"):
             raise InvalidArgumentError(f"duplicates: expected 'sum' or 'sequential', got {duplicates!r}")
@@ -234,7 +232,7 @@ class EmbeddingTable:
         """The backward of `lookup_pooled` and the optimizer step in one pass. `grads` is float32 [bags, dim].
 
         `snapshot` is float32 [ids, dim], the value of each id that the gradients were computed at. `DelayCompensation` requires
-        it; other optimizers ignore it.
+        it. Other optimizers ignore it.
         """
         if self.config.needs_snapshot:
             wanted, splits = id_vector(ids), id_vector(offsets, "offsets")
@@ -258,15 +256,15 @@ class EmbeddingTable:
         )
 
     def assign(self, ids: Ids, values: Values, *, event_time: int = 0) -> None:
-        """Set embeddings; optimizer state stays, or starts fresh for a new id. The last of equal ids wins."""
+        """Set embeddings. Optimizer state is kept, or is initial for a new id. The last of equal ids wins."""
         self._core.assign(id_array(ids).reshape(-1), self._matrix("values", values), _event_time(event_time))
 
     def assign_add(self, ids: Ids, values: Values, *, event_time: int = 0) -> None:
-        """Add to embeddings; a new id starts from its initial value, and every one of equal ids adds."""
+        """Add to embeddings. A new id starts from its initial value, and each of equal ids adds."""
         self._core.assign_add(id_array(ids).reshape(-1), self._matrix("values", values), _event_time(event_time))
 
     def reinitialize(self, ids: Ids, *, event_time: int = 0) -> torch.Tensor:
-        """Reset value and state of `ids` to those of a new row; int32 per id: 1 it had a row, 0 it is new."""
+        """Reset value and state of `ids` to those of a new row. Returns an int32 per id: 1 if it had a row, 0 if it is new."""
         wanted = id_array(ids)
         existed = np.empty(wanted.size, dtype=np.int32)
         self._core.reinitialize(wanted.reshape(-1), _event_time(event_time), existed)
@@ -280,14 +278,14 @@ class EmbeddingTable:
         return torch.from_numpy(found).reshape(wanted.shape)
 
     def erase(self, ids: Ids) -> torch.Tensor:
-        """Remove rows; bool per id: whether this call removed it. The memory is used again by later ids."""
+        """Remove rows. Returns a bool per id: whether this call removed it. The memory is reused by later ids."""
         wanted = id_array(ids)
         erased = np.empty(wanted.size, dtype=np.bool_)
         self._core.erase(wanted.reshape(-1), erased)
         return torch.from_numpy(erased).reshape(wanted.shape)
 
     def evict(self, *, now: int | None = None) -> int:
-        """Remove the rows whose slot's expiry has passed at event time `now`; returns how many.
+        """Remove the rows whose slot's expiry has passed at event time `now`. Returns how many.
 
         None takes the newest event time that any write has carried, so that a replay of old data expires as it did live.
         """
@@ -374,17 +372,17 @@ class EmbeddingTable:
         return RawRows(ids=ids, times=times, rows=rows)
 
     def track_changes(self) -> None:
-        """Remember from now on which ids are written or removed, for `cut_changes`; a second call does nothing."""
+        """Track from now on which ids are written or removed, for `cut_changes`. A second call does nothing."""
         self._core.track_changes()
         self._tracks_changes = True
 
     @property
     def changed(self) -> int:
-        """Ids waiting for the next cut; one that was removed and came back counts twice. 0 without tracking."""
+        """Ids in the next cut. One that was removed and inserted again counts twice. 0 without tracking."""
         return self._core.changed
 
     def cut_changes(self) -> TableCut:
-        """Close the set of changed ids and return it; later changes belong to the next cut. Takes microseconds.
+        """Close the set of changed ids and return it. Later changes belong to the next cut. Takes microseconds.
 
         Beside a running write the cut has some rows of it, each whole, and the next cut the others: nothing is lost. For a
         cut that is exactly the state between two steps, call it between them.
@@ -447,7 +445,7 @@ class EmbeddingTable:
         return self._replacements
 
     def insert_rows(self, ids: Ids, times: Ids, rows: Values) -> None:
-        """Upsert raw rows, uint8 [n, row_bytes], of a table of the same `layout`; not subject to admission.
+        """Upsert raw rows, uint8 [n, row_bytes], of a table of the same `layout`. Not subject to admission.
 
         Example:
             >>> from monolith import EmbeddingTable, Segment, TableConfig
@@ -510,7 +508,7 @@ class EmbeddingTable:
         )
 
     def save(self, path: str | os.PathLike[str], *, skip_expired: bool = False, buckets: range | None = None) -> int:
-        """Write the table, or the rows of some `buckets`, to one file and return its size in bytes; safe beside training.
+        """Write the table, or the rows of some `buckets`, to one file and return its size in bytes. Safe during training.
 
         The file appears under `path` complete and durable, or not at all. `skip_expired` leaves out what `evict` would.
         """

@@ -20,8 +20,8 @@ from monolith.table.admission import AdmissionFilter
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable
+from monolith.table.entries import TableState
 from monolith.table.table_file import read_rows_into
-from monolith.table.table_state import TableState
 from monolith.urls import local_path
 
 __all__ = ["ShardIndex", "StoreIndex", "read_store", "write_shards", "write_store"]

@@ -24,7 +24,7 @@ def read_rows_into(
     The file must have the table's `layout`, and the `checksum` if one is given. Several files may go into one table, one
     after the other or on several threads. `TableState` stays as it is, except that the newest event time does not go back.
 
-    Raises `CorruptFileError` for a file that is damaged or of another layout; rows before the damage may be in the table
+    Raises `CorruptFileError` for a file that is damaged or of another layout. Rows before the damage may be in the table
     then, so fill a table that nobody uses yet.
 
     Example:

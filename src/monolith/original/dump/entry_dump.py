@@ -17,7 +17,7 @@ from monolith.original.dump.record_layout import RecordLayout, layouts_by_size, 
 from monolith.original.dump.records import Records
 from monolith.proto import table_dump_pb2
 from monolith.table.config import TableConfig
-from monolith.table.exchange.rows import RowColumns, fresh_slots
+from monolith.table.exchange import RowColumns, fresh_slots
 
 __all__ = ["EntryReader", "EntryWriter"]
 

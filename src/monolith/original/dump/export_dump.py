@@ -15,8 +15,7 @@ from monolith.original.dump.records import framed
 from monolith.original.dump.snappy_stream import SnappyStreamWriter
 from monolith.proto import table_dump_pb2
 from monolith.table.embedding_table import EmbeddingTable
-from monolith.table.exchange.output_files import replacing_files
-from monolith.table.exchange.rows import row_batches
+from monolith.table.exchange import replacing_files, row_batches
 from monolith.urls import local_path
 
 __all__ = ["export_dump", "export_multi_dump"]

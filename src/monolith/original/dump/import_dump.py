@@ -15,7 +15,7 @@ from monolith.proto import table_dump_pb2
 from monolith.table.admission import AdmissionFilter
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable
-from monolith.table.exchange.rows import insert
+from monolith.table.exchange import insert
 
 __all__ = ["dump_counts", "import_dump", "import_multi_dump"]
 

@@ -11,7 +11,7 @@ from monolith.ps.bucket_messages import Giving, InstallBuckets, InstalledTable
 from monolith.ps.server.served_tables import ServedTables, require_count
 from monolith.table.buckets import bucket_of
 from monolith.table.embedding_table import EmbeddingTable
-from monolith.table.table_state import TableState
+from monolith.table.entries import TableState
 
 __all__ = ["drop_rows", "packed_rows", "piece_size", "put_rows"]
 

@@ -1,26 +1,45 @@
-"""A table as a Parquet file, for whatever reads Parquet, and back."""
+"""Tables in formats that other programs read: Parquet, safetensors, and a plain `nn.Embedding`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import secrets
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from safetensors.numpy import save
+from torch import nn
 
-from monolith.errors import ConfigError, CorruptFileError, SchemaError, StorageError
+from monolith.durable import sync_to_disk
+from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError, SchemaError, StorageError
 from monolith.original.dump.dump_files import Progress
+from monolith.table.arrays import Ids, id_array
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable
-from monolith.table.exchange.output_files import replacing_files
-from monolith.table.exchange.rows import RowColumns, fresh_slots, insert, row_batches
+from monolith.table.entries import Entries
 from monolith.urls import local_path
 
-__all__ = ["export_parquet", "import_parquet"]
+__all__ = [
+    "IdEmbedding",
+    "RowColumns",
+    "export_parquet",
+    "export_safetensors",
+    "fresh_slots",
+    "import_parquet",
+    "insert",
+    "replacing_files",
+    "row_batches",
+]
 
 _CONFIG = b"monolith.table_config"
 _SEAL = b"monolith.table_rows"
@@ -28,8 +47,99 @@ _SLOT = re.compile(r"\d+/\w+")
 _BATCH = 65536
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowColumns:
+    """Some rows of a table."""
+
+    ids: np.ndarray
+    """int64 [n]."""
+    times: np.ndarray
+    """int64 [n]: event time of the last write, seconds."""
+    values: np.ndarray
+    """float32 [n, dim]: stored weights."""
+    slots: dict[str, np.ndarray]
+    """Optimizer state by `<segment>/<slot>`: [n, width], float32 or int64."""
+
+    def where(self, chosen: np.ndarray) -> RowColumns:
+        """The rows for which `chosen`, bool [n], is true."""
+        slots = {name: slot[chosen] for name, slot in self.slots.items()}
+        return RowColumns(ids=self.ids[chosen], times=self.times[chosen], values=self.values[chosen], slots=slots)
+
+
+def insert(table: EmbeddingTable, rows: RowColumns) -> None:
+    """Insert rows with weights, optimizer state and times. The last of equal ids wins."""
+    if table.config.skip_zero_rows:
+        rows = rows.where(np.any(rows.values, axis=1))
+    entries = Entries(
+        ids=torch.from_numpy(rows.ids),
+        found=torch.ones(len(rows.ids), dtype=torch.bool),
+        values=torch.from_numpy(rows.values),
+        slots={name: torch.from_numpy(slot) for name, slot in rows.slots.items()},
+        times=torch.from_numpy(rows.times),
+    )
+    table.insert_rows(rows.ids, rows.times, table.encode(entries))
+
+
+def row_batches(table: EmbeddingTable, batch_size: int = 65536) -> Iterator[RowColumns]:
+    """Yield all rows of `table` in batches. Safe during training: each row is read whole."""
+    for entries in table.iter_batches(batch_size):
+        yield RowColumns(
+            ids=entries.ids.numpy(),
+            times=entries.times.numpy(),
+            values=entries.values.numpy(),
+            slots={name: slot.numpy() for name, slot in entries.slots.items()},
+        )
+
+
+def fresh_slots(config: TableConfig) -> dict[str, np.ndarray]:
+    """Each slot of a row that has had no gradient: [1, width]. It is the same for all ids."""
+    table = EmbeddingTable(config.model_copy(update={"initial_capacity": 0}))
+    if config.mode == "training":
+        table.reinitialize([0])
+    return {name: slot.numpy()[:1] for name, slot in table.lookup_entry([0]).slots.items()}
+
+
+@contextlib.contextmanager
+def replacing_files(paths: Sequence[Path]) -> Iterator[list[IO[bytes]]]:
+    """Open a file to write for each path. On exit all are synced and renamed, on an error none is.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     target = Path(folder, "new", "a.bin")
+        ...     with replacing_files([target]) as (file,):
+        ...         size = file.write(b"abc")
+        ...     target.read_bytes()
+        b'abc'
+    """
+    suffix = f".tmp-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = [path.with_name(path.name + suffix) for path in paths]
+    try:
+        for folder in {path.parent for path in paths}:
+            folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as opened:
+            files: list[IO[bytes]] = [opened.enter_context(path.open("xb")) for path in temporary]
+            yield files
+            for file in files:
+                file.flush()
+                os.fsync(file.fileno())
+        for source, target in zip(temporary, paths, strict=True):
+            source.replace(target)
+        for folder in {path.parent for path in paths}:
+            sync_to_disk(folder)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{error.filename or paths[0]}: cannot write: {error.strerror or error}") from error
+    finally:
+        for path in temporary:
+            with contextlib.suppress(OSError):  # most often it has its name by now
+                path.unlink()
+
+
 def export_parquet(table: EmbeddingTable, path: str | Path, *, progress: Progress | None = None) -> Path:
-    """Write all rows to one Parquet file, a batch at a time, and return its path. Safe beside training, each row whole.
+    """Write all rows to one Parquet file, a batch at a time, and return its path. Safe during training: each row is
+    read whole.
 
     Columns: `ids` int64, `values` fixed-size list of float32, `times` int64 seconds, and each optimizer slot under its name,
     as `0/norm`. The table's configuration is in the file's metadata, so `import_parquet` needs nothing else.
@@ -73,9 +183,9 @@ def import_parquet(
 
     Args:
         path: the file.
-        config: the table to build; None takes the one in the file.
-        optimizer_state: False takes the weights only. A file without any slot is read as if it were False; one without
-            `times` as if they were 0.
+        config: the table to build. None takes the one in the file.
+        optimizer_state: False takes the weights only. A file without any slot is read as if it were False.
+            Without a column `times`, all times are 0.
         progress: called with the rows read so far, and with all there are.
 
     Raises `SchemaError` for columns that do not fit the table, `CorruptFileError` for a damaged file.
@@ -123,7 +233,7 @@ def _stored_config(metadata: dict[bytes, bytes], name: str) -> TableConfig:
 
 
 def _columns(schema: pa.Schema, slots: Iterable[str], name: str) -> list[str]:
-    """The columns to read; the state of other optimizers, or half of one, is refused rather than left out."""
+    """Returns the columns to read. State of other optimizers, or an incomplete one, is refused rather than ignored."""
     there = set(schema.names)
     stateful = any(_SLOT.fullmatch(column) for column in there)
     wanted = ["ids", "values", *(slots if stateful else ())]
@@ -158,7 +268,7 @@ def _vector(batch: pa.RecordBatch, column: str, name: str) -> np.ndarray:
 
 
 def _matrix(batch: pa.RecordBatch, column: str, dtype: np.dtype[np.generic], width: int, name: str) -> np.ndarray:
-    """A column of lists, [n, width]; lists of any length are accepted if all have this one."""
+    """Returns a column of lists as [n, width]. Variable-length lists are accepted if all have this length."""
     array = batch.column(column)
     expected = pa.from_numpy_dtype(dtype)
     is_list = pa.types.is_fixed_size_list(array.type) or pa.types.is_list(array.type)
@@ -193,7 +303,7 @@ def _record_batch(rows: RowColumns, schema: pa.Schema) -> pa.RecordBatch:
 
 
 class _Seal:
-    """What was written, in numbers: Parquet checks its pages, but not the footer that says where they lie."""
+    """Counts and checksums of what was written: Parquet checks its pages, but not the footer that locates them."""
 
     def __init__(self, config: bytes) -> None:
         self.rows = 0
@@ -219,3 +329,83 @@ class _Seal:
             same = False
         if not same:
             raise CorruptFileError(f"{name}: the rows are not those that were written; the file is damaged")
+
+
+def export_safetensors(table: EmbeddingTable, path: str | Path) -> Path:
+    """Write all rows to one safetensors file and return its path. Row i of every tensor belongs to `ids[i]`.
+
+    Tensors are named like the columns of `export_parquet`. The configuration is in the metadata as `table_config`. All rows are
+    in memory twice during the call: use Parquet for a large table.
+
+    Example:
+        >>> import tempfile
+        >>> from monolith import EmbeddingTable, Segment, TableConfig
+        >>> from safetensors.torch import load_file
+        >>> table = EmbeddingTable(TableConfig(name="user", segments=(Segment(dim=4),)))
+        >>> table.reinitialize([7]).tolist()
+        [0]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tensors = load_file(export_safetensors(table, f"{folder}/user.safetensors"))
+        >>> sorted(tensors), tensors["values"].shape
+        (['0/norm', 'ids', 'times', 'values'], torch.Size([1, 4]))
+    """
+    target = Path(local_path(path, "path"))
+    data = save(table.to_numpy(), metadata={"table_config": table.config.model_dump_json()})
+    with replacing_files([target]) as (file,):
+        file.write(data)
+    return target
+
+
+class IdEmbedding(nn.Module):
+    """`nn.Embedding` over the ids a table had, as `EmbeddingTable.lookup` read them.
+
+    Position 0 stands for every id that is not in `ids`: it is zero, and as `padding_idx` stays zero in training. Position
+    i + 1 is `ids[i]`, and `ids` ascend. A training table reads initial values for ids without a row, this reads zeros, as a
+    serving table does.
+
+    Shapes: ids [*] -> float32 [*, dim].
+
+    Example:
+        >>> from monolith import EmbeddingTable, Segment, TableConfig
+        >>> from monolith.table import Ones
+        >>> table = EmbeddingTable(TableConfig(name="user", segments=(Segment(dim=2, initializer=Ones()),)))
+        >>> table.reinitialize([50, -3]).tolist()
+        [0, 0]
+        >>> frozen = IdEmbedding.from_table(table)
+        >>> frozen.ids.tolist(), frozen.positions(torch.tensor([50, 7])).tolist()
+        ([-3, 50], [2, 0])
+        >>> frozen(torch.tensor([50, 7])).tolist()
+        [[1.0, 1.0], [0.0, 0.0]]
+    """
+
+    ids: torch.Tensor
+    """int64 [n], ascending."""
+
+    def __init__(self, ids: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        if ids.dtype != torch.int64 or ids.ndim != 1 or bool((ids[1:] <= ids[:-1]).any()):
+            raise InvalidArgumentError("ids: expected int64 [n], ascending and each once")
+        if values.ndim != 2 or len(values) != len(ids):
+            raise InvalidArgumentError(f"values: expected [{len(ids)}, dim], one row per id, got {list(values.shape)}")
+        self.register_buffer("ids", ids)
+        weight = torch.cat([values.new_zeros(1, values.shape[1]), values])
+        self.embedding = nn.Embedding(len(weight), weight.shape[1], padding_idx=0, _weight=weight)
+
+    @classmethod
+    def from_table(cls, table: EmbeddingTable, ids: Ids | None = None) -> IdEmbedding:
+        """The embeddings of `ids`, or of every id that has a row now."""
+        wanted = [batch.ids.numpy() for batch in table.iter_batches()] if ids is None else [id_array(ids).reshape(-1)]
+        unique = np.unique(np.concatenate([np.empty(0, np.int64), *wanted]))
+        return cls(torch.from_numpy(unique), table.lookup(unique))
+
+    def positions(self, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the row of each id in `embedding.weight`, int64 of the shape of `ids`. 0 if it has none."""
+        if not len(self.ids):
+            return torch.zeros_like(ids)
+        near = torch.searchsorted(self.ids, ids).clamp(max=len(self.ids) - 1)
+        return torch.where(self.ids[near] == ids, near + 1, 0)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings of `ids`."""
+        embedded: torch.Tensor = self.embedding(self.positions(ids))
+        return embedded
