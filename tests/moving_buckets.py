@@ -14,9 +14,9 @@ from monolith.errors import UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.bucket_messages import Buckets, MoveBuckets
 from monolith.ps.client.server_group import link_to
+from monolith.ps.protocol.calls import Call
 from monolith.table import Bags
 from monolith.testing import sgd_table_config
-from monolith.transport.calls import Call
 from monolith.transport.link import Exchange, Link
 from same_port import started_again
 

@@ -22,9 +22,10 @@ import numpy as np
 
 from monolith.ps import messages
 from monolith.ps.messages import DeclaredTable, DeclareTables, Join, Push, TableGradient, TableRead
+from monolith.ps.protocol.calls import Call
 from monolith.table import TableConfig
 from monolith.testing.parameter_servers import ServerProcess
-from monolith.transport.calls import Call
+from monolith.transport.calls import BasicCall
 from monolith.transport.frames import Frame, decode, encode, pieces
 from monolith.transport.socket_stream import SocketConnector
 
@@ -98,7 +99,7 @@ class _Framed:
 
 
 def _arrays(answer: Frame) -> tuple[np.ndarray, ...]:
-    if answer.call == Call.ERROR:
+    if answer.call == BasicCall.ERROR:
         raise RuntimeError(json.loads(answer.text)["message"])
     return answer.arrays
 

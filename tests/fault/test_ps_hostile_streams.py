@@ -15,7 +15,7 @@ import pyarrow as pa
 from forked_processes import forked_server
 from monolith.ps import ClientConfig, RemoteStore
 from monolith.testing import sgd_table_config
-from monolith.transport.calls import Call
+from monolith.transport.calls import BasicCall
 from monolith.transport.framed_socket import HELLO, hello
 from monolith.transport.frames import decode, encode
 
@@ -43,7 +43,7 @@ def schema_header() -> bytes:
 
 def messages(rng: random.Random) -> list[bytes]:
     """A stream of up to four messages, from plain noise to nearly right."""
-    health = encode(call=Call.HEALTH, request=1, text="{}").tobytes()
+    health = encode(call=BasicCall.HEALTH, request=1, text="{}").tobytes()
     made = []
     for _ in range(rng.randrange(1, 5)):
         noise = rng.randbytes(rng.randrange(1, 200))
@@ -83,7 +83,7 @@ def test_no_flight_of_noise_ends_the_server_or_troubles_another() -> None:
                 if seed % 50 == 0:
                     assert store.stats()["t"].rows == 0
             # The same way in is open for what is right.
-            health = field(METADATA, encode(call=Call.HEALTH, request=5, text="{}").tobytes())
+            health = field(METADATA, encode(call=BasicCall.HEALTH, request=5, text="{}").tobytes())
             (answer,) = exchange(iter([field(DESCRIPTOR, COMMAND), health]))
             # The answer's application metadata is its only field.
             assert decode(answer[answer.index(b"MOPS") :]).request == 5
@@ -93,7 +93,7 @@ def test_no_flight_of_noise_ends_the_server_or_troubles_another() -> None:
 
 def connection_of_noise(rng: random.Random) -> bytes:
     """What a connection begins with, from plain noise to nearly right, and always an end."""
-    health = encode(call=Call.HEALTH, request=1, text="{}").tobytes()
+    health = encode(call=BasicCall.HEALTH, request=1, text="{}").tobytes()
     noise = rng.randbytes(rng.randrange(1, 200))
     message = struct.pack("<Q", len(health)) + health
     return [

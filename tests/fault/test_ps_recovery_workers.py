@@ -18,7 +18,7 @@ from forked import Forked, ForkedServer
 from counting_model import COUNTED
 from monolith.ps import ClientConfig, ServerStore, tables_of
 from monolith.ps.client.coordination_client import HostLink
-from monolith.transport.calls import Call
+from monolith.ps.protocol.calls import Call
 
 
 class Campaign:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from monolith.dataservice.messages import DataCall
 from monolith.ps.messages import Apply, Lookup, Position, Push, TableGradient, TableRead
-from monolith.transport.calls import Call
+from monolith.ps.protocol.calls import Call
+from monolith.ps.server.dispatch import Dispatcher
+from monolith.transport.calls import BasicCall, CallNumber
 from monolith.transport.frames import BFLOAT16, VERSION, decode, encode
 
 LOOKUP = (
@@ -66,7 +69,7 @@ def test_each_dtype_keeps_its_code(code: int, dtype: str) -> None:
 
 
 def test_each_call_keeps_its_number() -> None:
-    assert {call.name: call.value for call in Call} == {
+    assert {call.name: call.value for kind in (BasicCall, Call, DataCall) for call in kind} == {
         "ERROR": 0,
         "HEALTH": 1,
         "JOIN": 2,
@@ -117,7 +120,19 @@ def test_each_call_keeps_its_number() -> None:
         "NEXT_SPLIT": 114,
         "DESCRIBE_SPLIT": 115,
         "FIND_WORKER": 116,
-        "DATA_HEARTBEAT": 117,
+        "HEARTBEAT": 117,
         "LEAVE_JOB": 118,
         "READ_BATCH": 120,
     }
+
+
+def test_no_two_kinds_of_servers_share_a_number() -> None:
+    assert {BasicCall, Call, DataCall} <= set(CallNumber.__subclasses__())
+    numbers = [call.value for kind in CallNumber.__subclasses__() for call in kind]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_a_frame_that_reaches_the_wrong_kind_of_server_is_refused() -> None:
+    refused = decode(Dispatcher().answer(encode(call=DataCall.NEXT_SPLIT, request=3, text="{}")))
+    assert (refused.call, refused.request) == (BasicCall.ERROR, 3)
+    assert "call: 114 is not known" in refused.text

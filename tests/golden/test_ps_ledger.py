@@ -13,7 +13,7 @@ from monolith.errors import CorruptFileError
 from monolith.ps.messages import BucketsAt, HeldPosition, Join, Push
 from monolith.ps.server.ledger_state import ledger_text, load_ledger, read_ledger
 from monolith.ps.server.pushes import PushLedger
-from monolith.transport.answers import Answer
+from monolith.transport.calls import Answer
 
 LEDGER = (
     '{"version": 2, "workers": {"w0": {"epoch": 3, "nonce": 5, "met": 3, "highest": 4, "numbers": [4], "outcomes": {}, '

@@ -28,14 +28,14 @@ def probe(
 ) -> None:
     """Ask a parameter server how it is. The exit code is 0 if it answered."""
     from monolith.ps.client.server_group import ClientConfig, link_to
-    from monolith.transport.calls import Call
+    from monolith.transport.calls import BasicCall
 
     config = ClientConfig(
         timeout=float(timeout), token=read_token(token_file), tls_root_certs=tls_root_certs, max_streams=1
     )
     link = link_to(address, config)
     try:
-        answer = json.loads(link.call(Call.HEALTH, "{}").text)
+        answer = json.loads(link.call(BasicCall.HEALTH, "{}").text)
     finally:
         link.close()
     show({"address": address, **answer}, as_json=as_json)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from monolith.config import Config, Positive
+from monolith.dataservice.messages import DataCall
 from monolith.errors import ConfigError, ProtocolError
-from monolith.transport.calls import Call
 from monolith.transport.frame_server import read_pem
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link
@@ -20,7 +20,7 @@ Told = TypeVar("Told", bound=Config)
 
 
 class Nothing(Config):
-    """The answer to a call that only changes something."""
+    """The text of a call without arguments, or of an answer that has none."""
 
 
 class DataClientConfig(Config):
@@ -56,7 +56,7 @@ def link_to(address: str, config: DataClientConfig, *, timeout: float, max_strea
     )
 
 
-def ask(link: Link, call: Call, request: Config, answer: type[Told]) -> Told:
+def ask(link: Link, call: DataCall, request: Config, answer: type[Told]) -> Told:
     """What the server says to one request."""
     return told(link.call(call, request.model_dump_json()), answer, link.address)
 

@@ -10,16 +10,16 @@ from pathlib import Path
 from monolith.config import Positive
 from monolith.data.sources.files import expand_pattern
 from monolith.dataservice import messages
+from monolith.dataservice.client import Nothing
 from monolith.dataservice.dataset import DatasetConfig
 from monolith.dataservice.events import Event
 from monolith.dataservice.jobs import Jobs
 from monolith.dataservice.journal import Journal
+from monolith.dataservice.messages import DataCall
 from monolith.dataservice.roots import require_below, require_roots
 from monolith.dataservice.worker_pool import WorkerPool
 from monolith.errors import StorageError
-from monolith.ps.messages import Read
-from monolith.transport.answers import Answer, json_answer, message_of
-from monolith.transport.calls import Call
+from monolith.transport.calls import Answer, BasicCall, json_answer, message_of
 from monolith.transport.frame_calls import FrameCalls
 from monolith.transport.frame_server import FrameServer, ListenConfig, require_safe
 from monolith.transport.frames import Frame
@@ -60,16 +60,15 @@ class DispatcherCalls(FrameCalls):
         self.jobs = Jobs(record=self._record, happened=self._shorten)
         """What was handed out."""
         self._workers = WorkerPool(lease_secs=config.lease_secs, clock=clock)
-        self._calls = {
-            Call.HEALTH: self._health,
-            Call.SHUTDOWN: self._shutdown,
-            Call.REGISTER_DATASET: self._register,
-            Call.JOIN_JOB: self._join,
-            Call.LEAVE_JOB: self._leave,
-            Call.NEXT_SPLIT: self._next_split,
-            Call.DESCRIBE_SPLIT: self._describe,
-            Call.FIND_WORKER: self._find_worker,
-            Call.DATA_HEARTBEAT: self._heartbeat,
+        self._handlers |= {
+            BasicCall.HEALTH: self._health,
+            DataCall.REGISTER_DATASET: self._register,
+            DataCall.JOIN_JOB: self._join,
+            DataCall.LEAVE_JOB: self._leave,
+            DataCall.NEXT_SPLIT: self._next_split,
+            DataCall.DESCRIBE_SPLIT: self._describe,
+            DataCall.FIND_WORKER: self._find_worker,
+            DataCall.HEARTBEAT: self._heartbeat,
         }
         if self._journal is not None:
             for event in self._journal.read():
@@ -108,12 +107,8 @@ class DispatcherCalls(FrameCalls):
             self._journal.require_own()
 
     def _health(self, frame: Frame) -> Answer:
-        message_of(Read, frame)
+        message_of(Nothing, frame)
         return json_answer(workers=self._workers.alive(), jobs=self.jobs.progress())
-
-    def _shutdown(self, frame: Frame) -> Answer:
-        self.stop_asked.set()
-        return Answer()
 
     def _register(self, frame: Frame) -> Answer:
         self.register(message_of(messages.RegisterDataset, frame))

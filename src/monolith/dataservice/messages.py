@@ -9,9 +9,10 @@ from pydantic import Field
 from monolith.config import Config
 from monolith.dataservice.batch_frames import ColumnHead
 from monolith.dataservice.dataset import DatasetConfig, Split
-from monolith.ps.messages import Name, Whole
+from monolith.transport.calls import CallNumber, Name, Whole
 
 __all__ = [
+    "DataCall",
     "DescribeSplit",
     "FindWorker",
     "Found",
@@ -27,6 +28,20 @@ __all__ = [
     "ReadPart",
     "RegisterDataset",
 ]
+
+
+class DataCall(CallNumber):
+    """The calls of a dispatcher and of a data worker."""
+
+    REGISTER_DATASET = 112
+    JOIN_JOB = 113
+    NEXT_SPLIT = 114
+    DESCRIBE_SPLIT = 115
+    FIND_WORKER = 116
+    HEARTBEAT = 117
+    LEAVE_JOB = 118
+    READ_BATCH = 120
+
 
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$", max_length=280)]
 MAX_POSITION = 2**20

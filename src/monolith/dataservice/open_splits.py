@@ -9,7 +9,7 @@ from collections.abc import Callable
 from monolith.dataservice.messages import ReadBatch
 from monolith.dataservice.split_stream import END, SplitStream
 from monolith.errors import StalePushError
-from monolith.transport.answers import Answer
+from monolith.transport.calls import Answer
 
 __all__ = ["OpenSplits"]
 

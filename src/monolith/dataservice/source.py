@@ -15,11 +15,10 @@ from monolith.dataservice import messages
 from monolith.dataservice.client import DataClientConfig, Nothing, ask, link_to
 from monolith.dataservice.dataset import DatasetConfig
 from monolith.dataservice.kinds import Kinds
-from monolith.dataservice.messages import ReadBatch
+from monolith.dataservice.messages import DataCall, ReadBatch
 from monolith.dataservice.split_readers import LocalSplits, RemoteSplits, Splits
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch
-from monolith.transport.calls import Call
 from monolith.transport.link import Link
 
 __all__ = ["DEFAULT_JOB", "DataServiceSource"]
@@ -110,7 +109,7 @@ class DataServiceSource(Source):
                     session=answer.session + 1,
                     nonce=secrets.randbits(62),
                 )
-                answer = ask(link, Call.LEAVE_JOB, leave, messages.Joined)
+                answer = ask(link, DataCall.LEAVE_JOB, leave, messages.Joined)
 
     def _start(self) -> SourcePosition:
         return {"epoch": self._epoch, "granted": 0, "open": "[]"}
@@ -129,7 +128,7 @@ class DataServiceSource(Source):
     def _join(self, link: Link, position: SourcePosition) -> int:
         if self._dataset is not None:
             register = messages.RegisterDataset(job=self._job, dataset=self._dataset)
-            ask(link, Call.REGISTER_DATASET, register, Nothing)
+            ask(link, DataCall.REGISTER_DATASET, register, Nothing)
         answer = messages.Joined(joined=False, session=0)
         while not answer.joined:
             join = messages.JoinJob(
@@ -141,7 +140,7 @@ class DataServiceSource(Source):
                 session=answer.session + 1,
                 nonce=secrets.randbits(62),
             )
-            answer = ask(link, Call.JOIN_JOB, join, messages.Joined)
+            answer = ask(link, DataCall.JOIN_JOB, join, messages.Joined)
         return answer.session
 
     def _splits(self, link: Link) -> Splits:
@@ -174,7 +173,7 @@ class DataServiceSource(Source):
                 yield batch, {"epoch": epoch, "granted": granted, "open": json.dumps(opened)}
 
     def _granted(self, link: Link, asking: messages.NextSplit) -> messages.Granted:
-        granted = ask(link, Call.NEXT_SPLIT, asking, messages.Granted)
+        granted = ask(link, DataCall.NEXT_SPLIT, asking, messages.Granted)
         if granted.splits == 0:
             paths = "" if self._dataset is None else f" {', '.join(map(repr, self._dataset.paths))}"
             raise InvalidArgumentError(f"paths: job {self._job!r}: no file matches{paths}")

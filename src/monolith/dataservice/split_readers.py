@@ -10,11 +10,10 @@ from monolith.dataservice import messages
 from monolith.dataservice.batch_frames import batch_of
 from monolith.dataservice.client import DataClientConfig, ask, link_to, told
 from monolith.dataservice.kinds import KINDS, Kinds, SplitReader, open_split
-from monolith.dataservice.messages import ReadBatch, ReadPart
+from monolith.dataservice.messages import DataCall, ReadBatch, ReadPart
 from monolith.dataservice.split_stream import position_of
 from monolith.errors import DeadlineExceededError, UnavailableError
 from monolith.features import Batch
-from monolith.transport.calls import Call
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange, Link
 
@@ -62,7 +61,7 @@ class LocalSplits:
 
     def _opened(self, request: ReadBatch) -> SplitReader:
         question = messages.DescribeSplit(**request.model_dump(exclude={"position"}))
-        part = ask(self._dispatcher, Call.DESCRIBE_SPLIT, question, messages.Part)
+        part = ask(self._dispatcher, DataCall.DESCRIBE_SPLIT, question, messages.Part)
         return open_split(part.dataset, part.split, request.position, kinds=self._kinds)
 
 
@@ -137,14 +136,14 @@ class RemoteSplits:
 
     def _ask(self, home: str, request: ReadBatch) -> None:
         link = self._links[home]
-        exchange = link.begin(Call.READ_BATCH, request.model_dump_json())
+        exchange = link.begin(DataCall.READ_BATCH, request.model_dump_json())
         self._asked[request.split] = (request, exchange)
         exchange.send()
 
     def _home(self, split: int, avoid: list[str], deadline: float) -> str:
         while split not in self._homes:
             question = messages.FindWorker(avoid=tuple(avoid[-8:]))
-            found = ask(self._dispatcher, Call.FIND_WORKER, question, messages.Found).address
+            found = ask(self._dispatcher, DataCall.FIND_WORKER, question, messages.Found).address
             if found is not None:
                 self._homes[split] = found
                 break

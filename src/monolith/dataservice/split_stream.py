@@ -12,7 +12,7 @@ from monolith.dataservice.kinds import SplitReader
 from monolith.dataservice.messages import MAX_POSITION, ReadPart
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch
-from monolith.transport.answers import Answer
+from monolith.transport.calls import Answer
 
 __all__ = ["END", "SplitStream", "WAIT", "position_of"]
 

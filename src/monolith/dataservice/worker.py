@@ -11,13 +11,12 @@ from pydantic import Field
 from monolith.dataservice import messages
 from monolith.dataservice.client import DataClientConfig, ask, link_to
 from monolith.dataservice.kinds import KINDS, Kinds, SplitReader, open_split
-from monolith.dataservice.messages import Address, ReadBatch
+from monolith.dataservice.messages import Address, DataCall, ReadBatch
 from monolith.dataservice.open_splits import OpenSplits
 from monolith.dataservice.roots import require_below, require_roots
 from monolith.dataservice.split_stream import SplitStream
 from monolith.errors import ConfigError, ServerError
-from monolith.transport.answers import Answer, json_answer, message_of
-from monolith.transport.calls import Call
+from monolith.transport.calls import Answer, BasicCall, json_answer, message_of
 from monolith.transport.frame_calls import FrameCalls
 from monolith.transport.frame_server import FrameServer, ListenConfig, require_safe
 from monolith.transport.frames import Frame
@@ -60,18 +59,13 @@ class _WorkerCalls(FrameCalls):
         super().__init__(max_frame_bytes=config.max_message_bytes)
         self._config, self._dispatcher, self._kinds = config, dispatcher, kinds
         self.splits = OpenSplits(self._open_stream, max_splits=config.max_splits)
-        self._calls = {
-            Call.HEALTH: lambda frame: json_answer(streams=len(self.splits)),
-            Call.SHUTDOWN: self._shutdown,
-            Call.READ_BATCH: self._read_batch,
+        self._handlers |= {
+            BasicCall.HEALTH: lambda frame: json_answer(streams=len(self.splits)),
+            DataCall.READ_BATCH: self._read_batch,
         }
 
     def _require_mine(self, frame: Frame) -> None:
         """Nothing is lost with a data worker, so any of its lives may answer."""
-
-    def _shutdown(self, frame: Frame) -> Answer:
-        self.stop_asked.set()
-        return Answer()
 
     def _read_batch(self, frame: Frame) -> Answer:
         return self.splits.answer(message_of(ReadBatch, frame), wait=WAIT_SECS)
@@ -87,7 +81,7 @@ class _WorkerCalls(FrameCalls):
     def _open(self, request: ReadBatch) -> SplitReader:
         # Asked of the dispatcher, not told by the trainer: it also says whether the split is this trainer's.
         question = messages.DescribeSplit(**request.model_dump(exclude={"position"}))
-        part = ask(self._dispatcher, Call.DESCRIBE_SPLIT, question, messages.Part)
+        part = ask(self._dispatcher, DataCall.DESCRIBE_SPLIT, question, messages.Part)
         if part.split.file is not None:
             require_below(part.split.file, self._config.roots)
         return open_split(part.dataset, part.split, request.position, kinds=self._kinds)
@@ -136,7 +130,7 @@ class DataWorker(FrameServer):
             try:
                 self._link.instance = 0  # a dispatcher that was started again is as good
                 heartbeat = messages.Heartbeat(address=self.advertised, streams=len(self._splits))
-                living = ask(self._link, Call.DATA_HEARTBEAT, heartbeat, messages.Living)
+                living = ask(self._link, DataCall.HEARTBEAT, heartbeat, messages.Living)
             except ServerError as error:
                 pause = 1.0
                 if not self._closing.is_set():

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from monolith.errors import InvalidArgumentError
 from monolith.ps.client.server_group import ClientConfig, ServerGroup
 from monolith.ps.messages import Measure
-from monolith.transport.calls import Call
+from monolith.ps.protocol.calls import Call
 from monolith.transport.link import finish_all
 
-__all__ = ["Measured", "measure_servers", "overriding_servers", "select_servers", "spin"]
+__all__ = ["Measured", "measure_servers", "overriding_servers", "select_servers"]
 
 _log = logging.getLogger(__name__)
-
-_SIZE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +91,3 @@ def measure_servers(
         answers = finish_all([link.begin(Call.MEASURE, text, timeout=timeout) for link in group.links])
     speeds = [float(json.loads(answer.text)["throughput"]) for answer in answers]
     return [Measured(address=a, throughput=speed) for a, speed in zip(group.addresses, speeds, strict=True)]
-
-
-def spin(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> float:
-    """Rounds of arithmetic on a matrix per second, tried for `seconds`; at least one round."""
-    matrix = np.linspace(0.1, 1.0, _SIZE * _SIZE, dtype=np.float32).reshape(_SIZE, _SIZE)
-    start, rounds = clock(), 0
-    while True:
-        matrix = np.sqrt(matrix @ matrix.T / _SIZE + 0.25)
-        rounds += 1
-        elapsed = clock() - start
-        if elapsed >= seconds:
-            return rounds / max(elapsed, 1e-9)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from monolith.cluster.coordination import Phase
 from monolith.config import Config, Positive
-from monolith.ps.messages import Name, Whole
+from monolith.transport.calls import Name, Whole
 
 __all__ = ["CountFrom", "Greet", "Hold", "PlaceBarrier", "ReadKeys", "SetKey"]
 

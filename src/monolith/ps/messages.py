@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from monolith.config import Config, Finite, Positive
 from monolith.ps.dense_optimizers import DenseOptimizer
 from monolith.ps.ownership import BucketRanges
 from monolith.table.admission import ProbabilisticAdmission, SlidingAdmission
 from monolith.table.config import TableConfig
+from monolith.transport.calls import Name, Whole
 
 __all__ = [
     "Apply",
@@ -34,7 +34,6 @@ __all__ = [
     "ParametersAt",
     "Position",
     "Push",
-    "Read",
     "ReadDense",
     "ReadDenseSettings",
     "TableGradient",
@@ -44,23 +43,12 @@ __all__ = [
 ]
 
 
-@lru_cache(maxsize=4096)
-def _no_path(name: str) -> str:
-    """Names end up in files one day: none may lead out of a folder."""
-    if not name.isprintable() or "\\" in name or not all(part.strip(".") for part in name.split("/")):
-        raise ValueError(
-            "its name must be printable, without backslashes and without '.', '..' or nothing between slashes"
-        )
-    return name
-
-
 def _named_safely(config: TableConfig) -> TableConfig:
-    _no_path(config.name)
+    _NAME.validate_python(config.name)
     return config
 
 
-Name = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_no_path)]
-Whole = Annotated[int, Field(ge=0, lt=2**63)]
+_NAME = TypeAdapter(Name)
 Time = Annotated[int, Field(ge=0, lt=2**32)]
 Wire = Literal["float32", "float16", "bfloat16"]
 """The precision of rows and gradients between worker and server."""
@@ -70,10 +58,6 @@ Run = Annotated[str, Field(max_length=255)]
 """Name of the launch of a job that a worker belongs to. "" if it does not say. Only another launch may declare other settings."""
 Pooling = Literal["sum", "mean", "sqrtn", "none"]
 """How a bag becomes one vector; "none": there are no bags, each id is a vector of its own."""
-
-
-class Read(Config):
-    """A call without arguments."""
 
 
 class Position(Config):

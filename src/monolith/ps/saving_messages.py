@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from monolith.config import Config, NonNegative
-from monolith.ps.messages import Name, Whole
 from monolith.ps.ownership import BucketRanges
 from monolith.state.manifest import FileEntry
 from monolith.state.paths import is_absolute
+from monolith.transport.calls import Name, Whole
 
 __all__ = [
     "CommitRestore",

@@ -13,7 +13,7 @@ from monolith.errors import MonolithError
 from monolith.original.yarn import maybe_finish_application, maybe_kill_application
 from monolith.ps.client.server_group import ClientConfig, link_to
 from monolith.train.hooks.checkpoint import Metric
-from monolith.transport.calls import Call
+from monolith.transport.calls import BasicCall
 
 __all__ = ["HeartBeat", "shut_down", "tell_scheduler"]
 
@@ -39,7 +39,7 @@ def shut_down(addresses: Sequence[str], config: ClientConfig, *, timeout: float 
     def hears(address: str) -> bool:
         link = link_to(address, patient)
         try:
-            link.call(Call.SHUTDOWN)
+            link.call(BasicCall.SHUTDOWN)
         except MonolithError as error:
             _log.warning("server %s was not told to stop: %s", address, error)
             return False

@@ -1,111 +1,84 @@
-"""The calls by number: one list for all servers of the project, so that a frame sent to the wrong one is refused."""
+"""Calls and their answers: what any kind of server needs to say, whatever its calls mean."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
+from typing import Annotated, TypeVar
 
-__all__ = ["AUTHORITATIVE", "CHANGES", "Call", "READ_ONCE"]
+import numpy as np
+from pydantic import AfterValidator, Field
+
+from monolith.config import Config
+from monolith.transport.frames import Frame
+
+__all__ = ["Answer", "BasicCall", "CallNumber", "Handlers", "Name", "Whole", "json_answer", "message_of"]
+
+Message = TypeVar("Message", bound=Config)
 
 
-class Call(IntEnum):
-    """The calls. A number keeps its meaning for ever; 64..79 are kept for the log, 80..95 for saving and
-    moving buckets, 96..111 for coordination, 112..127 for the data service."""
+class CallNumber(IntEnum):
+    """The calls of one kind of server, by number. Subclasses list them. A number never changes its meaning.
+
+    No two subclasses share a number, so a frame that reaches the wrong kind of server is refused.
+    """
+
+    @property
+    def changes_state(self) -> bool:
+        """Whether the call changes what the server holds, so that an attempt that failed may have changed it."""
+        return False
+
+
+class BasicCall(CallNumber):
+    """The calls of every server."""
 
     ERROR = 0
     """Only in answers: `{"error": class, "message": text}`."""
     HEALTH = 1
-    JOIN = 2
-    DECLARE_TABLES = 3
-    CONFIGS = 4
-    LOOKUP = 16
-    APPLY_GRADIENTS = 17
-    ASSIGN = 18
-    ASSIGN_ADD = 19
-    REINITIALIZE = 20
-    EVICT = 21
-    STATS = 22
-    DECLARE_DENSE = 32
-    READ_DENSE = 33
-    APPLY_DENSE = 34
-    ASSIGN_DENSE = 35
-    READ_DENSE_SETTINGS = 36
-    LOAD_DENSE = 37
-    IS_INITIALISED = 48
-    MARK_INITIALISED = 49
-    MEASURE = 50
     SHUTDOWN = 51
-    LOG_STATE = 64
-    FLUSH = 65
-    READ_LOG = 66
-    SAVE = 80
-    SAVED = 81
-    RESTORE = 82
-    COMMIT_RESTORE = 83
-    OWN_BUCKETS = 84
-    BUCKETS = 85
-    MOVE_BUCKETS = 86
-    INSTALL_BUCKETS = 87
-    TAKE_BACK = 88
-    REFUSE_TRANSFER = 89
-    GREET = 96
-    MEMBERS = 97
-    PLACE_BARRIER = 99
-    REMOVE_BARRIER = 100
-    HOLD = 101
-    READ_KEYS = 102
-    SET_KEY = 103
-    COUNT_FROM = 104
-    GLOBAL_STEP = 105
-    END_RUN = 106
-    REGISTER_DATASET = 112
-    JOIN_JOB = 113
-    NEXT_SPLIT = 114
-    DESCRIBE_SPLIT = 115
-    FIND_WORKER = 116
-    DATA_HEARTBEAT = 117
-    LEAVE_JOB = 118
-    READ_BATCH = 120
 
 
-CHANGES: frozenset[int] = frozenset(
-    {
-        Call.JOIN,
-        Call.DECLARE_TABLES,
-        Call.APPLY_GRADIENTS,
-        Call.ASSIGN,
-        Call.ASSIGN_ADD,
-        Call.REINITIALIZE,
-        Call.EVICT,
-        Call.DECLARE_DENSE,
-        Call.APPLY_DENSE,
-        Call.ASSIGN_DENSE,
-        Call.LOAD_DENSE,
-        Call.MARK_INITIALISED,
-        Call.COUNT_FROM,
-        Call.OWN_BUCKETS,
-        Call.MOVE_BUCKETS,
-        Call.INSTALL_BUCKETS,
-        Call.TAKE_BACK,
-        Call.REFUSE_TRANSFER,
-    }
-)
-"""Calls that change what a server holds: acknowledged by its owner only, and in a durable commit if it loses nothing."""
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a handler returns, before it has the number of the request."""
 
-AUTHORITATIVE: frozenset[int] = frozenset(
-    {
-        Call.BUCKETS,
-        Call.GREET,
-        Call.MEMBERS,
-        Call.PLACE_BARRIER,
-        Call.REMOVE_BARRIER,
-        Call.HOLD,
-        Call.READ_KEYS,
-        Call.SET_KEY,
-        Call.GLOBAL_STEP,
-        Call.END_RUN,
-    }
-)
-"""Calls that change no rows and that only the owner of a server's folder may answer: a process that was replaced must not."""
+    text: str = "{}"
+    arrays: tuple[np.ndarray, ...] = ()
 
-READ_ONCE: frozenset[int] = frozenset({Call.APPLY_GRADIENTS})
-"""Calls whose floats may be read where the client can still write to them: they are not checked, and not kept."""
+
+Handlers = dict[CallNumber, Callable[[Frame], Answer]]
+"""The function that answers each call."""
+
+
+@lru_cache(maxsize=4096)
+def _no_path(name: str) -> str:
+    """Names end up in files one day: none may lead out of a folder."""
+    if not name.isprintable() or "\\" in name or not all(part.strip(".") for part in name.split("/")):
+        raise ValueError(
+            "its name must be printable, without backslashes and without '.', '..' or nothing between slashes"
+        )
+    return name
+
+
+Name = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_no_path)]
+"""A name in a message. It can be used as a relative path."""
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+"""A whole number in a message."""
+
+
+def json_answer(**fields: object) -> Answer:
+    """Return an answer without arrays.
+
+    Example:
+        >>> json_answer(created=True).text
+        '{"created": true}'
+    """
+    return Answer(text=json.dumps(fields))
+
+
+def message_of(kind: type[Message], frame: Frame) -> Message:
+    """Return the text of a request as a message. Raises `ConfigError`, which names the field that is wrong."""
+    return kind.from_json(frame.text)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from monolith.errors import AuthenticationError, DeadlineExceededError, OverloadedError, ProtocolError, UnavailableError
-from monolith.transport.calls import Call
+from monolith.transport.calls import BasicCall
 from monolith.transport.deadlines import Deadlines
 from monolith.transport.frames import Frame, call_of, decode
 
@@ -43,7 +43,7 @@ class FlightStream:
     def send(self, *pieces: np.ndarray, deadline: float) -> None:
         """Send the bytes of a request."""
         frame = np.concatenate(pieces)
-        if call_of(frame) == Call.HEALTH:
+        if call_of(frame) == BasicCall.HEALTH:
             self._health = decode(self._in_time(lambda: self._act(frame, deadline), deadline))
         else:
             self._in_time(lambda: self._opened()[0].write_metadata(pa.py_buffer(frame)), deadline)

@@ -6,12 +6,12 @@ import logging
 import secrets
 import sys
 import threading
+from typing import cast
 
 import numpy as np
 
 from monolith.errors import MonolithError, OverloadedError, ProtocolError, ServerRestartedError, UnavailableError
-from monolith.transport.answers import Answer, Calls
-from monolith.transport.calls import READ_ONCE, Call
+from monolith.transport.calls import Answer, BasicCall, CallNumber, Handlers
 from monolith.transport.frame_memory import FrameMemory
 from monolith.transport.frames import Frame, decode, encode, own, request_of
 from monolith.transport.remote_errors import described
@@ -24,8 +24,11 @@ _logger = logging.getLogger(__name__)
 class FrameCalls:
     """Answers frames by their call. `answer` may run in many threads, and never raises.
 
-    Subclasses say what is called for which number.
+    Subclasses add the functions that answer their calls to `_handlers`.
     """
+
+    read_in_place: frozenset[int] = frozenset()
+    """Calls whose floats may be read from memory that the client can still write to: they are neither checked nor kept."""
 
     def __init__(self, *, max_frame_bytes: int) -> None:
         self.instance = secrets.randbits(63) | 1
@@ -37,7 +40,7 @@ class FrameCalls:
         self.frames = FrameMemory()
         """Requests and answers in memory. Those that do not fit are answered with `OverloadedError`."""
         self._max_frame_bytes = max_frame_bytes
-        self._calls: Calls = {}
+        self._handlers: Handlers = {BasicCall.SHUTDOWN: self._shutdown}
         self._stopping = False
         self._under_way = 0
         self._idle = threading.Condition()
@@ -65,7 +68,7 @@ class FrameCalls:
         """The bytes of the answer to a health check. Any other request is answered with `OverloadedError` and `why`."""
         try:
             frame = decode(data, max_bytes=self._max_frame_bytes)
-            if frame.call != Call.HEALTH:
+            if frame.call != BasicCall.HEALTH:
                 raise OverloadedError(why)
         except MonolithError as error:
             return self._error(request_of(data), error)
@@ -85,13 +88,13 @@ class FrameCalls:
         try:
             frame = decode(data, max_bytes=self._max_frame_bytes)
             if is_shared:
-                frame = own(frame, but_floats=frame.call in READ_ONCE)
+                frame = own(frame, but_floats=frame.call in self.read_in_place)
         except MonolithError as error:
             return self._error(request_of(data), error)
         try:
             if self._stopping:
                 raise UnavailableError("the server is stopping")
-            if self._under_way > self.max_requests and frame.call != Call.HEALTH:
+            if self._under_way > self.max_requests and frame.call != BasicCall.HEALTH:
                 raise OverloadedError(
                     f"{self.max_requests} requests are under way, no more are accepted; try again later"
                 )
@@ -115,13 +118,18 @@ class FrameCalls:
         )
 
     def _called(self, frame: Frame) -> Answer:
-        if frame.call not in self._calls:
-            known = ", ".join(f"{call} {Call(call).name.lower()}" for call in self._known())
+        handler = self._handlers.get(cast(CallNumber, frame.call))  # an IntEnum equals its number
+        if handler is None:
+            known = ", ".join(f"{call:d} {call.name.lower()}" for call in self._known())
             raise ProtocolError(f"call: {frame.call} is not known; known are {known}")
-        return self._calls[frame.call](frame)
+        return handler(frame)
 
-    def _known(self) -> list[int]:
-        return sorted(self._calls)
+    def _known(self) -> list[CallNumber]:
+        return sorted(self._handlers)
+
+    def _shutdown(self, frame: Frame) -> Answer:
+        self.stop_asked.set()
+        return Answer()
 
     def _require_mine(self, frame: Frame) -> None:
         if frame.instance not in (0, self.instance):
@@ -131,4 +139,4 @@ class FrameCalls:
 
     def _error(self, request: int, error: BaseException) -> np.ndarray:
         text = described(error).model_dump_json()
-        return encode(call=Call.ERROR, request=request, instance=self.instance, text=text)
+        return encode(call=BasicCall.ERROR, request=request, instance=self.instance, text=text)

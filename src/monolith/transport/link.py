@@ -22,7 +22,7 @@ from monolith.errors import (
     ServerRestoredError,
     UnavailableError,
 )
-from monolith.transport.calls import CHANGES, Call
+from monolith.transport.calls import BasicCall, CallNumber
 from monolith.transport.frames import Frame, instance_of, pieces, set_instance
 from monolith.transport.pauses import spread
 from monolith.transport.remote_errors import raised
@@ -73,16 +73,16 @@ class Link:
         return StreamPool(address, self._connector_to(address), max_streams=self._max_streams)
 
     def begin(
-        self, call: Call, text: str = "{}", arrays: Sequence[np.ndarray] = (), *, timeout: float | None = None
+        self, call: CallNumber, text: str = "{}", arrays: Sequence[np.ndarray] = (), *, timeout: float | None = None
     ) -> Exchange:
         """A request that is still to be sent. Its arrays are not copied: nobody may write to them before it has finished."""
         request = next(self._requests)
         frame = pieces(call=call, request=request, instance=self.instance, text=text, arrays=arrays)
         limit = self.timeout if timeout is None else timeout
-        return Exchange(self, frame, request, limit, changes=call in CHANGES)
+        return Exchange(self, frame, request, limit, changes=call.changes_state)
 
     def call(
-        self, call: Call, text: str = "{}", arrays: Sequence[np.ndarray] = (), *, timeout: float | None = None
+        self, call: CallNumber, text: str = "{}", arrays: Sequence[np.ndarray] = (), *, timeout: float | None = None
     ) -> Frame:
         """The answer to one request."""
         return self.begin(call, text, arrays, timeout=timeout).finish()
@@ -176,7 +176,7 @@ class Exchange:
     def _receive(self) -> Frame:
         assert self._stream is not None
         frame = self._stream.receive(self._request, deadline=self._deadline)
-        error = raised(frame.text, self._link.address) if frame.call == Call.ERROR else None
+        error = raised(frame.text, self._link.address) if frame.call == BasicCall.ERROR else None
         if not isinstance(error, OverloadedError):  # its stream may have been for this answer alone
             stream, self._stream = self._stream, None
             self._pool.give_back(stream)

@@ -15,7 +15,7 @@ from monolith.errors import UnavailableError
 from monolith.ps import ClientConfig
 from monolith.ps.client.server_group import link_to
 from monolith.testing.servers import free_ports
-from monolith.transport.calls import Call
+from monolith.transport.calls import BasicCall
 
 
 class Network:
@@ -114,7 +114,7 @@ def test_a_name_that_cannot_be_a_hosts_is_dead_and_no_error(odd: str) -> None:
     assert NodeAliveChecker([odd]).get_dead_nodes() == [odd]
     assert not check_port(odd.rpartition(":")[0], 2222, timeout=0)
     with pytest.raises(UnavailableError):
-        link_to(odd, ClientConfig(timeout=0.01)).call(Call.HEALTH)
+        link_to(odd, ClientConfig(timeout=0.01)).call(BasicCall.HEALTH)
 
 
 @pytest.mark.parametrize("odd", ["node..local:2222", "no address", ":2222", "[::1:2222", "host:99999"])

@@ -22,8 +22,10 @@ from monolith.dataservice import (
     DispatcherConfig,
 )
 from monolith.dataservice.dispatcher import DispatcherCalls
+from monolith.dataservice.messages import DataCall
 from monolith.errors import AuthenticationError, ConfigError, MonolithError
-from monolith.transport.calls import Call
+from monolith.ps.protocol.calls import Call
+from monolith.transport.calls import BasicCall
 from monolith.transport.frames import Frame, decode, encode
 from monolith.transport.link import Link
 
@@ -42,51 +44,51 @@ def ask(calls: DispatcherCalls, call: int, text: object, *arrays: np.ndarray) ->
 @pytest.fixture
 def calls() -> DispatcherCalls:
     made = DispatcherCalls(DispatcherConfig())
-    assert ask(made, Call.REGISTER_DATASET, {"job": "j", "dataset": DATASET}).call == Call.REGISTER_DATASET
-    assert json.loads(ask(made, Call.JOIN_JOB, JOIN).text) == {"joined": True, "session": 1}
+    assert ask(made, DataCall.REGISTER_DATASET, {"job": "j", "dataset": DATASET}).call == DataCall.REGISTER_DATASET
+    assert json.loads(ask(made, DataCall.JOIN_JOB, JOIN).text) == {"joined": True, "session": 1}
     return made
 
 
 def require_whole(calls: DispatcherCalls) -> None:
     """It hands out as if nothing had happened."""
     splits = [
-        json.loads(ask(calls, Call.NEXT_SPLIT, {**NEXT, "granted": granted}).text)["split"] for granted in range(3)
+        json.loads(ask(calls, DataCall.NEXT_SPLIT, {**NEXT, "granted": granted}).text)["split"] for granted in range(3)
     ]
     assert splits == [0, 1, None]
 
 
 WRONG = [
-    (Call.REGISTER_DATASET, {"job": "../j", "dataset": DATASET}),
-    (Call.REGISTER_DATASET, {"job": "", "dataset": DATASET}),
-    (Call.REGISTER_DATASET, {"job": "k", "dataset": {**DATASET, "kind": "os:system"}}),
-    (Call.REGISTER_DATASET, {"job": "k", "dataset": {**DATASET, "paths": ["-"]}}),
-    (Call.REGISTER_DATASET, {"job": "k", "dataset": {**DATASET, "splits": 10**7}}),
-    (Call.REGISTER_DATASET, {"job": "k", "dataset": {**DATASET, "code": "print()"}}),
-    (Call.REGISTER_DATASET, {"job": "k", "dataset": {**DATASET, "fields": {"paths": ["/etc/passwd"]}}}),
-    (Call.REGISTER_DATASET, {"job": "j", "dataset": {**DATASET, "splits": 3}}),
-    (Call.JOIN_JOB, {**JOIN, "session": 2, "trainer": -1}),
-    (Call.JOIN_JOB, {**JOIN, "session": 2, "trainer": 2**63}),
-    (Call.JOIN_JOB, {**JOIN, "session": 2, "trainers": 0}),
-    (Call.JOIN_JOB, {**JOIN, "session": 2, "epoch": 2**62}),
-    (Call.JOIN_JOB, {**JOIN, "session": 2, "granted": 1}),
-    (Call.JOIN_JOB, {**JOIN, "session": 2, "granted": "0"}),
-    (Call.JOIN_JOB, {**JOIN, "session": 0}),
-    (Call.JOIN_JOB, {**JOIN, "session": 2**62}),
-    (Call.NEXT_SPLIT, {**NEXT, "session": 0}),
-    (Call.NEXT_SPLIT, {**NEXT, "session": 2}),
-    (Call.NEXT_SPLIT, {**NEXT, "trainer": 1}),
-    (Call.NEXT_SPLIT, {**NEXT, "granted": 2**62}),
-    (Call.NEXT_SPLIT, {**NEXT, "epoch": 2**62}),
-    (Call.NEXT_SPLIT, {**NEXT, "job": "nobody's"}),
-    (Call.DESCRIBE_SPLIT, SPLIT),
-    (Call.DESCRIBE_SPLIT, {**SPLIT, "epoch": 7}),
-    (Call.DATA_HEARTBEAT, {"address": "no address", "streams": 0}),
-    (Call.DATA_HEARTBEAT, {"address": "a" * 300 + ":1", "streams": 0}),
-    (Call.FIND_WORKER, {"avoid": ["\n"]}),
-    (Call.NEXT_SPLIT, "not JSON"),
-    (Call.NEXT_SPLIT, "[" * 50_000),
+    (DataCall.REGISTER_DATASET, {"job": "../j", "dataset": DATASET}),
+    (DataCall.REGISTER_DATASET, {"job": "", "dataset": DATASET}),
+    (DataCall.REGISTER_DATASET, {"job": "k", "dataset": {**DATASET, "kind": "os:system"}}),
+    (DataCall.REGISTER_DATASET, {"job": "k", "dataset": {**DATASET, "paths": ["-"]}}),
+    (DataCall.REGISTER_DATASET, {"job": "k", "dataset": {**DATASET, "splits": 10**7}}),
+    (DataCall.REGISTER_DATASET, {"job": "k", "dataset": {**DATASET, "code": "print()"}}),
+    (DataCall.REGISTER_DATASET, {"job": "k", "dataset": {**DATASET, "fields": {"paths": ["/etc/passwd"]}}}),
+    (DataCall.REGISTER_DATASET, {"job": "j", "dataset": {**DATASET, "splits": 3}}),
+    (DataCall.JOIN_JOB, {**JOIN, "session": 2, "trainer": -1}),
+    (DataCall.JOIN_JOB, {**JOIN, "session": 2, "trainer": 2**63}),
+    (DataCall.JOIN_JOB, {**JOIN, "session": 2, "trainers": 0}),
+    (DataCall.JOIN_JOB, {**JOIN, "session": 2, "epoch": 2**62}),
+    (DataCall.JOIN_JOB, {**JOIN, "session": 2, "granted": 1}),
+    (DataCall.JOIN_JOB, {**JOIN, "session": 2, "granted": "0"}),
+    (DataCall.JOIN_JOB, {**JOIN, "session": 0}),
+    (DataCall.JOIN_JOB, {**JOIN, "session": 2**62}),
+    (DataCall.NEXT_SPLIT, {**NEXT, "session": 0}),
+    (DataCall.NEXT_SPLIT, {**NEXT, "session": 2}),
+    (DataCall.NEXT_SPLIT, {**NEXT, "trainer": 1}),
+    (DataCall.NEXT_SPLIT, {**NEXT, "granted": 2**62}),
+    (DataCall.NEXT_SPLIT, {**NEXT, "epoch": 2**62}),
+    (DataCall.NEXT_SPLIT, {**NEXT, "job": "nobody's"}),
+    (DataCall.DESCRIBE_SPLIT, SPLIT),
+    (DataCall.DESCRIBE_SPLIT, {**SPLIT, "epoch": 7}),
+    (DataCall.HEARTBEAT, {"address": "no address", "streams": 0}),
+    (DataCall.HEARTBEAT, {"address": "a" * 300 + ":1", "streams": 0}),
+    (DataCall.FIND_WORKER, {"avoid": ["\n"]}),
+    (DataCall.NEXT_SPLIT, "not JSON"),
+    (DataCall.NEXT_SPLIT, "[" * 50_000),
     (Call.LOOKUP, {}),
-    (Call.READ_BATCH, SPLIT),
+    (DataCall.READ_BATCH, SPLIT),
     (9999, {}),
 ]
 
@@ -94,7 +96,7 @@ WRONG = [
 @pytest.mark.parametrize(("call", "text"), WRONG)
 def test_a_wrong_request_gets_an_error_and_changes_nothing(calls: DispatcherCalls, call: int, text: object) -> None:
     answer = ask(calls, call, text)
-    assert (answer.call, answer.request) == (Call.ERROR, 7)
+    assert (answer.call, answer.request) == (BasicCall.ERROR, 7)
     assert json.loads(answer.text)["error"] != "ServerError", answer.text
     require_whole(calls)
 
@@ -113,15 +115,15 @@ def test_a_wrong_request_gets_an_error_and_changes_nothing(calls: DispatcherCall
 )
 def test_any_json_is_answered(call: int, text: object) -> None:
     calls = DispatcherCalls(DispatcherConfig())
-    ask(calls, Call.REGISTER_DATASET, {"job": "j", "dataset": DATASET})
-    ask(calls, Call.JOIN_JOB, JOIN)
+    ask(calls, DataCall.REGISTER_DATASET, {"job": "j", "dataset": DATASET})
+    ask(calls, DataCall.JOIN_JOB, JOIN)
     answer = ask(calls, call, text)
     assert answer.call == call or json.loads(answer.text)["error"] != "ServerError", answer.text
 
 
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_answered(data: bytes) -> None:
-    assert decode(DispatcherCalls(DispatcherConfig()).answer(data)).call == Call.ERROR
+    assert decode(DispatcherCalls(DispatcherConfig()).answer(data)).call == BasicCall.ERROR
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +132,9 @@ def worker() -> Iterator[tuple[str, Link]]:
     with DataDispatcher() as dispatcher, DataWorker(DataWorkerConfig(dispatcher=dispatcher.address)) as worker:
         link = Link(dispatcher.address, timeout=30)
         for call, text in (
-            (Call.REGISTER_DATASET, {"job": "j", "dataset": DATASET}),
-            (Call.JOIN_JOB, JOIN),
-            (Call.NEXT_SPLIT, NEXT),
+            (DataCall.REGISTER_DATASET, {"job": "j", "dataset": DATASET}),
+            (DataCall.JOIN_JOB, JOIN),
+            (DataCall.NEXT_SPLIT, NEXT),
         ):
             link.call(call, json.dumps(text))
         own = Link(worker.address, timeout=30)
@@ -143,7 +145,7 @@ def worker() -> Iterator[tuple[str, Link]]:
 
 def read(link: Link, text: object) -> dict[str, object]:
     while True:
-        answer: dict[str, object] = json.loads(link.call(Call.READ_BATCH, json.dumps(text)).text)
+        answer: dict[str, object] = json.loads(link.call(DataCall.READ_BATCH, json.dumps(text)).text)
         if answer["state"] != "wait":
             return answer
 

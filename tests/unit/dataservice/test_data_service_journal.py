@@ -13,10 +13,9 @@ from monolith.dataservice.dataset import DatasetConfig, Split
 from monolith.dataservice.dispatcher import DispatcherCalls, DispatcherConfig
 from monolith.dataservice.events import Event, Registered, SplitGranted, SplitMade, TrainerJoined
 from monolith.dataservice.journal import Journal
-from monolith.dataservice.messages import RegisterDataset
+from monolith.dataservice.messages import DataCall, RegisterDataset
 from monolith.errors import CorruptFileError, FencedError, StorageError
 from monolith.testing import bit_flips
-from monolith.transport.calls import Call
 from monolith.transport.frames import decode, encode
 
 EVENTS: list[Event] = [
@@ -121,7 +120,7 @@ def test_who_takes_a_journal_over_has_all_events_and_the_one_before_adds_none(tm
 def test_a_dispatcher_that_was_taken_over_answers_nothing_any_more(tmp_path: Path) -> None:
     def join(calls: DispatcherCalls, session: int) -> dict[str, object]:
         text = {"job": "j", "trainer": 0, "trainers": 1, "epoch": 0, "granted": 0, "session": session, "nonce": session}
-        frame = encode(call=Call.JOIN_JOB, request=1, text=json.dumps(text))
+        frame = encode(call=DataCall.JOIN_JOB, request=1, text=json.dumps(text))
         answer: dict[str, object] = json.loads(decode(calls.answer(frame)).text)
         return answer
 

@@ -10,7 +10,7 @@ from monolith.dataservice.messages import ReadBatch
 from monolith.dataservice.open_splits import OpenSplits
 from monolith.dataservice.split_stream import END
 from monolith.errors import StalePushError, StorageError
-from monolith.transport.answers import Answer
+from monolith.transport.calls import Answer
 
 
 class Stream:

@@ -14,7 +14,7 @@ from monolith.errors import StalePushError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore, tables_of
 from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.ps.messages import Position
-from monolith.transport.calls import Call
+from monolith.ps.protocol.calls import Call
 from same_port import started_again
 
 

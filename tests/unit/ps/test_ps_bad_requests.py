@@ -11,11 +11,12 @@ import pytest
 from monolith.errors import ConfigError, InvalidArgumentError, MonolithError, ProtocolError, ServerError
 from monolith.ps import ParameterServer, RemoteStore, ServerConfig
 from monolith.ps.messages import DeclaredTable, DeclareTables, Join
+from monolith.ps.protocol.calls import Call
 from monolith.ps.server import served_tables
 from monolith.ps.server.dispatch import Dispatcher
 from monolith.table import TableConfig
 from monolith.testing import sgd_table_config
-from monolith.transport.calls import Call
+from monolith.transport.calls import BasicCall
 from monolith.transport.frames import Frame, decode, encode
 from monolith.transport.remote_errors import raised
 from monolith.transport.stream_pool import Transport, connector_to
@@ -38,7 +39,7 @@ def ask(server: Dispatcher, call: int, text: object, *arrays: np.ndarray) -> Fra
     words = text if isinstance(text, str) else json.dumps(text)
     frame = decode(server.answer(encode(call=call, request=9, text=words, arrays=arrays)))
     assert frame.request == 9
-    if frame.call == Call.ERROR:
+    if frame.call == BasicCall.ERROR:
         raise raised(frame.text, "test")
     return frame
 
@@ -159,7 +160,9 @@ def test_a_request_for_an_earlier_life_of_the_server_is_refused(server: Dispatch
     data = encode(call=Call.STATS, request=1, instance=server.instance ^ 2, text="{}")
     answer = decode(server.answer(data))
     assert json.loads(answer.text)["error"] == "ServerRestartedError"
-    assert decode(server.answer(encode(call=1, request=1, instance=server.instance, text="{}"))).call == Call.HEALTH
+    assert (
+        decode(server.answer(encode(call=1, request=1, instance=server.instance, text="{}"))).call == BasicCall.HEALTH
+    )
 
 
 def test_what_breaks_inside_is_the_servers_fault_and_not_the_end(
@@ -187,10 +190,10 @@ def test_over_the_network_the_stream_goes_on_after_each_error(transport: Transpo
         stream = connector.open(deadline=deadline)
         for data in (b"x", b"rubbish", b"MOPS" + bytes(28), encode(call=999, request=4, text="{}").tobytes()):
             stream.send(np.frombuffer(data, dtype=np.uint8), deadline=deadline)
-            assert stream.receive(4, deadline=deadline).call == Call.ERROR
-        stream.send(encode(call=Call.HEALTH, request=5, text="{}"), deadline=deadline)
+            assert stream.receive(4, deadline=deadline).call == BasicCall.ERROR
+        stream.send(encode(call=BasicCall.HEALTH, request=5, text="{}"), deadline=deadline)
         answer = stream.receive(5, deadline=deadline)
-        assert (answer.call, answer.request) == (Call.HEALTH, 5)
+        assert (answer.call, answer.request) == (BasicCall.HEALTH, 5)
         stream.close()
         connector.close()
 

@@ -25,9 +25,9 @@ from monolith.ps.client.server_checkpoints import _is_whole
 from monolith.ps.client.server_group import link_to
 from monolith.ps.client.take_back import SettledPiece
 from monolith.ps.messages import Position
+from monolith.ps.protocol.calls import Call
 from monolith.ps.saving_messages import SaveBegun
 from monolith.testing import sgd_table_config
-from monolith.transport.calls import Call
 from moving_buckets import DeafLink, MuteLink, asked, mover_done, started, wait_for
 
 NAMES = tuple(f"p{number}" for number in range(6))

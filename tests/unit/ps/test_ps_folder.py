@@ -26,12 +26,12 @@ from monolith.errors import (
 from monolith.log import LogReader
 from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, RemoteStore, ServerConfig, ServerParameters
 from monolith.ps.messages import DeclaredTable, HeldPosition, Join, Position, Push, TableWrite
+from monolith.ps.protocol.calls import Call
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.state import ServerState
 from monolith.state import restore_tables
 from monolith.table import Adagrad, Bags, Gradient, Segment, SlidingAdmission, TableConfig
 from monolith.testing import sgd_table_config
-from monolith.transport.calls import Call
 from monolith.transport.frames import decode, encode
 from monolith.transport.remote_errors import raised
 from same_port import started_again

@@ -35,7 +35,7 @@ from monolith.table import Bags, Gradient
 from monolith.testing import sgd_table_config
 from monolith.testing.servers import free_ports
 from monolith.transport import socket_service
-from monolith.transport.calls import Call
+from monolith.transport.calls import BasicCall
 from monolith.transport.deadlines import Deadlines
 from monolith.transport.framed_socket import local_name
 from monolith.transport.frames import decode, encode
@@ -179,8 +179,8 @@ def test_a_stream_that_nobody_uses_for_long_stays_open(monkeypatch: pytest.Monke
         deadline = time.monotonic() + 60
         stream = connector.open(deadline=deadline)
         time.sleep(0.3)  # several times what a stranger has to say who it is
-        stream.send(encode(call=Call.HEALTH, request=1, text="{}"), deadline=deadline)
-        assert stream.receive(1, deadline=deadline).call == Call.HEALTH
+        stream.send(encode(call=BasicCall.HEALTH, request=1, text="{}"), deadline=deadline)
+        assert stream.receive(1, deadline=deadline).call == BasicCall.HEALTH
         stream.close()
 
 
@@ -236,7 +236,7 @@ def test_a_stopping_server_finishes_what_is_under_way_and_refuses_the_rest() -> 
         assert go_on.wait(10)
         return type(server._health(frame))()  # type: ignore[arg-type]
 
-    server._calls[63] = slow  # type: ignore[assignment]
+    server._handlers[63] = slow  # type: ignore[assignment]
     answers = []
     call = threading.Thread(target=lambda: answers.append(decode(server.answer(encode(call=63, request=1, text="")))))
     call.start()

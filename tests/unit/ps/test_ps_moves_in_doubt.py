@@ -13,7 +13,7 @@ import torch
 from monolith.errors import OwnershipChangedError
 from monolith.ps import ParameterServer
 from monolith.ps.messages import TableWrite
-from monolith.transport.calls import Call
+from monolith.ps.protocol.calls import Call
 from monolith.transport.link import Link
 from moving_buckets import BAGS, IDS, DeafLink, MuteLink, asked, filled, moved, started, wait_for
 

@@ -11,8 +11,8 @@ import torch
 
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.ps import ClientConfig, ParameterServer, ServerStore
+from monolith.ps.protocol.calls import Call
 from monolith.table import Adagrad, Bags, Gradient, LocalStore
-from monolith.transport.calls import Call
 from monolith.transport.link import Exchange, Link
 
 TABLE = TableConfig(name="t", segments=(Segment(dim=6, optimizer=Adagrad(learning_rate=0.1)),))

@@ -13,12 +13,12 @@ from monolith.errors import ConfigError, InvalidArgumentError, OwnershipChangedE
 from monolith.ps import ParameterServer, RemoteStore, ServerConfig, ServerStore
 from monolith.ps.bucket_messages import Buckets, InstallBuckets, InstalledTable, MoveBuckets
 from monolith.ps.messages import Apply, DeclaredTable, Lookup, Push, TableGradient, TableRead, TableWrite
+from monolith.ps.protocol.calls import Call
 from monolith.ps.server.ledger_state import ledger_text
 from monolith.ps.server.pushes import PushLedger
 from monolith.table import Bags
 from monolith.table.buckets import bucket_of
 from monolith.testing import sgd_table_config
-from monolith.transport.calls import Call
 from monolith.transport.link import Link
 
 TABLE = sgd_table_config(1, name="t")

@@ -12,9 +12,9 @@ import torch
 from monolith.errors import ServerRestartedError, ServerRestoredError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig, ServerStore
 from monolith.ps.messages import TableWrite
+from monolith.ps.protocol.calls import Call
 from monolith.table import Bags
 from monolith.testing import sgd_table_config
-from monolith.transport.calls import Call
 
 TABLE = sgd_table_config(1, name="t")
 IDS = np.arange(100)

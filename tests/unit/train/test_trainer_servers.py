@@ -27,13 +27,13 @@ from monolith.ps import (
     tables_of,
 )
 from monolith.ps.client.server_checkpoints import begin_server_saves
+from monolith.ps.protocol.calls import Call
 from monolith.state import is_complete, read_manifest
 from monolith.table import Adagrad, Bags
 from monolith.train.hooks import Hook
 from monolith.train.runner import RunnerConfig
 from monolith.train.worker_attempt import client_config
-from monolith.transport.answers import Answer
-from monolith.transport.calls import Call
+from monolith.transport.calls import Answer
 from monolith.transport.frames import Frame
 
 FEATURES = [Feature(name=name, dim=4, optimizer=Adagrad(learning_rate=0.1)) for name in ("user_id", "item_id")]

@@ -8,7 +8,7 @@ import pytest
 
 from monolith.errors import UnavailableError
 from monolith.testing.servers import free_ports
-from monolith.transport.calls import Call
+from monolith.transport.calls import BasicCall
 from monolith.transport.link import Link
 from monolith.transport.pauses import spread
 
@@ -24,5 +24,5 @@ def test_attempts_to_reach_a_server_leave_the_generator_of_the_program_alone() -
     before = random.getstate()
     link = Link(f"127.0.0.1:{free_ports(1)[0]}", timeout=0.2)
     with pytest.raises(UnavailableError, match=r"tried for 0.2 s"):
-        link.call(Call.HEALTH, "{}")
+        link.call(BasicCall.HEALTH, "{}")
     assert random.getstate() == before

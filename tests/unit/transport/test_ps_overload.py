@@ -20,10 +20,10 @@ from monolith.cli import main
 from monolith.console import RareWarnings
 from monolith.errors import OverloadedError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig
+from monolith.ps.protocol.calls import Call
 from monolith.transport import link as link_module
 from monolith.transport import socket_service
-from monolith.transport.answers import Answer
-from monolith.transport.calls import Call
+from monolith.transport.calls import Answer, BasicCall
 from monolith.transport.frame_calls import FrameCalls
 from monolith.transport.framed_socket import FramedSocket, hello
 from monolith.transport.frames import Frame, decode, encode
@@ -58,7 +58,7 @@ def ask_once(address: str, transport: Transport, request: np.ndarray) -> Frame:
     finally:
         stream.close()
         connector.close()
-    if frame.call == Call.ERROR:
+    if frame.call == BasicCall.ERROR:
         raise raised(frame.text, address)
     return frame
 
@@ -85,7 +85,7 @@ def test_health_is_answered_while_all_streams_are_taken(
             ask_once(server.address, transport, encode(call=Call.STATS, request=1, text="{}"))
         link = Link(server.address, timeout=20.0, transport=transport)
         for _ in range(2 * socket_service.HEALTH_STREAMS):
-            assert "tables" in json.loads(link.call(Call.HEALTH).text)
+            assert "tables" in json.loads(link.call(BasicCall.HEALTH).text)
         link.close()
         if transport == "socket":
             assert main(["probe", server.address]) == 0
@@ -197,7 +197,7 @@ def test_an_answer_that_nobody_reads_ends_its_stream(monkeypatch: pytest.MonkeyP
         large = encode(call=1, request=1, text="", arrays=[np.zeros(10_000_000)])
         monkeypatch.setattr(service._calls, "answer", lambda data, **options: large)
         deaf.send(hello(None))
-        deaf.send_frame(encode(call=Call.HEALTH, request=1, text="{}"))
+        deaf.send_frame(encode(call=BasicCall.HEALTH, request=1, text="{}"))
         until(lambda: not service._connections)
 
 
@@ -207,7 +207,7 @@ class Blocked(FrameCalls):
     def __init__(self) -> None:
         super().__init__(max_frame_bytes=4096)
         self.inside, self.go_on = threading.Event(), threading.Event()
-        self._calls = {Call.HEALTH: self._at_once, Call.STATS: self._wait}
+        self._handlers |= {BasicCall.HEALTH: self._at_once, Call.STATS: self._wait}
 
     def _at_once(self, frame: Frame) -> Answer:
         return Answer()
@@ -229,7 +229,7 @@ def test_requests_beyond_the_limit_are_refused_at_once_and_health_is_not() -> No
     refused = json.loads(decode(calls.answer(request)).text)
     assert refused["error"] == "OverloadedError"
     assert "1 requests are under way" in refused["message"]
-    assert decode(calls.answer(encode(call=Call.HEALTH, request=2, text="{}"))).call == Call.HEALTH
+    assert decode(calls.answer(encode(call=BasicCall.HEALTH, request=2, text="{}"))).call == BasicCall.HEALTH
     calls.go_on.set()
     first.join()
     assert answers[0].call == Call.STATS
@@ -254,7 +254,7 @@ class Scripted:
     def receive(self, request: int, *, deadline: float) -> Frame:
         error = self._answers.pop(0)
         text = json.dumps({"error": error, "message": "busy"}) if error else "{}"
-        return Frame(call=Call.ERROR if error else Call.STATS, request=request, instance=1, text=text)
+        return Frame(call=BasicCall.ERROR if error else Call.STATS, request=request, instance=1, text=text)
 
     def close(self) -> None:
         pass

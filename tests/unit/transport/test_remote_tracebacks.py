@@ -10,7 +10,7 @@ import pytest
 
 from monolith.errors import InvalidArgumentError, ServerError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig
-from monolith.transport.calls import Call
+from monolith.ps.protocol.calls import Call
 from monolith.transport.frames import Frame
 from monolith.transport.remote_errors import described
 from monolith.transport.stream_pool import Transport
@@ -30,7 +30,7 @@ def test_a_fault_of_the_server_is_told_in_a_line_and_logged_in_full(
         ParameterServer(ServerConfig(transport=transport)) as server,
         RemoteStore(server.address, config=ClientConfig(transport=transport)) as store,
     ):
-        server._calls._calls[Call.STATS] = fail  # type: ignore[assignment]
+        server._calls._handlers[Call.STATS] = fail  # type: ignore[assignment]
         with pytest.raises(
             ServerError, match="the server failed: ZeroDivisionError: first line; its log has more"
         ) as caught:

@@ -16,9 +16,10 @@ import torch
 
 from monolith.ps import ParameterServer, RemoteStore, ServerConfig, ServerStore
 from monolith.ps.messages import Lookup, TableRead
+from monolith.ps.protocol.calls import Call
+from monolith.ps.server.dispatch import Dispatcher
 from monolith.testing import sgd_table_config
-from monolith.transport.calls import Call
-from monolith.transport.frame_calls import FrameCalls
+from monolith.transport.calls import BasicCall
 from monolith.transport.framed_socket import FramedSocket, hello, local_name
 from monolith.transport.frames import SHARED_FROM, Frame, decode, encode, own
 from monolith.transport.shared_room import ROOM_BYTES, SharedRoom, make_room
@@ -94,12 +95,12 @@ def test_a_system_without_such_memory_uses_the_socket(
 def test_whole_numbers_are_copied_before_they_are_checked_and_floats_only_where_they_are_read_once() -> None:
     seen: list[Frame] = []
 
-    class Keeps(FrameCalls):
+    class Keeps(Dispatcher):
         def _answered(self, frame: Frame, out: np.ndarray | None) -> np.ndarray:
             seen.append(frame)
             return encode(call=frame.call, request=frame.request, text="{}")
 
-    calls = Keeps(max_frame_bytes=2**20)
+    calls = Keeps()
     floats = np.ones(4, dtype=np.float32)
     for call in (Call.APPLY_GRADIENTS, Call.ASSIGN):
         data = encode(call=call, request=1, text="{}", arrays=[np.arange(4), floats])
@@ -204,5 +205,5 @@ def test_a_frame_in_the_room_is_checked_like_any_other() -> None:
         connection.sendall(struct.pack("<Q", SHARED | (SHARED_FROM + 8)))
         (size,) = struct.unpack("<Q", connection.recv(8, socket.MSG_WAITALL))
         answer = decode(connection.recv(size, socket.MSG_WAITALL))
-        assert answer.call == Call.ERROR
+        assert answer.call == BasicCall.ERROR
         assert "magic" in answer.text

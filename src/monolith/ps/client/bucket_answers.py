@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from monolith.errors import DeadlineExceededError, OwnershipChangedError, UnavailableError
 from monolith.ps.bucket_messages import Buckets
-from monolith.transport.calls import Call
+from monolith.ps.protocol.calls import Call
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link, finish_each
 

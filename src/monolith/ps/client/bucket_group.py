@@ -12,9 +12,10 @@ from monolith.ps.client.server_group import FIND_SECONDS, ClientConfig, ServerGr
 from monolith.ps.client.server_routes import ServerRoutes
 from monolith.ps.messages import DeclaredTable, Joined
 from monolith.ps.ownership import OwnershipMap, mask_of, ranges_of
+from monolith.ps.protocol.calls import Call
 from monolith.table.config import TableConfig
 from monolith.transport.addresses import distinct_addresses
-from monolith.transport.calls import Call
+from monolith.transport.calls import CallNumber
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link
 
@@ -105,7 +106,7 @@ class BucketGroup(ServerGroup):
             raise UnavailableError(f"addresses: there is no server at {address}; start it first")
         return link
 
-    def _ask_all(self, call: Call, text: str = "{}") -> list[Frame]:
+    def _ask_all(self, call: CallNumber, text: str = "{}") -> list[Frame]:
         try:
             return super()._ask_all(call, text)
         except OwnershipChangedError:

@@ -12,7 +12,7 @@ from monolith.ps.bucket_messages import MoveBuckets, Moved
 from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.ps.client.rebalance_plan import BucketMove, DenseMove, planned_dense_moves, planned_moves
 from monolith.ps.ownership import OwnershipMap
-from monolith.transport.calls import Call
+from monolith.ps.protocol.calls import Call
 from monolith.transport.link import Link
 
 __all__ = ["rebalance_buckets"]

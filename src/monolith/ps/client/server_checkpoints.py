@@ -16,6 +16,7 @@ import numpy as np
 from monolith.config import Config
 from monolith.errors import InvalidArgumentError, MonolithError, SaveInterruptedError, StorageError
 from monolith.ps.ownership import mask_of
+from monolith.ps.protocol.calls import Call
 from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.state.checkpoint_folder import begin_checkpoint
 from monolith.state.in_use import in_use
@@ -24,7 +25,6 @@ from monolith.state.paths import base_name, is_absolute, parent_folder, relative
 from monolith.state.restore import RestoreChoices
 from monolith.state.roots import RESTORE_ROOTS, is_allowed
 from monolith.state.storage import StrPath
-from monolith.transport.calls import Call
 from monolith.transport.link import Link, finish_all
 
 __all__ = ["ServerSaves", "ServerShard", "begin_server_saves", "prepare_servers", "save_servers", "server_shards"]

@@ -26,11 +26,12 @@ from monolith.ps.client.server_search import follow_server
 from monolith.ps.coordination_messages import CountFrom
 from monolith.ps.messages import DeclaredTable, HeldPosition, Push, Wire
 from monolith.ps.ownership import mask_of
+from monolith.ps.protocol.calls import Call
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import TableStats
 from monolith.transport.addresses import distinct_addresses
-from monolith.transport.calls import Call
+from monolith.transport.calls import BasicCall, CallNumber, Name
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link, finish_all
 from monolith.transport.stream_pool import Transport
@@ -54,7 +55,7 @@ class ClientConfig(Config):
 
     config_group: ClassVar[str] = "run"
 
-    worker: messages.Name | None = None
+    worker: Name | None = None
     """The worker's name, kept when it is started again; None: a new one, and nobody takes its place."""
     epoch: Annotated[int | None, Field(ge=0, lt=2**63)] = None
     """Which life of the worker this is, larger than all before; None: the time in nanoseconds."""
@@ -184,7 +185,7 @@ class ServerGroup:
 
     def health(self) -> list[dict[str, object]]:
         """What each server says about itself: tables, bytes, whether it is initialised, seconds since it started."""
-        return [json.loads(frame.text) for frame in self._ask_all(Call.HEALTH)]
+        return [json.loads(frame.text) for frame in self._ask_all(BasicCall.HEALTH)]
 
     def is_initialised(self) -> bool:
         """Whether every server has been given its state since it started."""
@@ -249,7 +250,7 @@ class ServerGroup:
 
     def shut_down_servers(self) -> None:
         """Ask all servers to end."""
-        self._ask_all(Call.SHUTDOWN)
+        self._ask_all(BasicCall.SHUTDOWN)
 
     def close(self) -> None:
         """Close all connections; the servers go on."""
@@ -324,7 +325,7 @@ class ServerGroup:
 
         return push_of
 
-    def _ask_all(self, call: Call, text: str = "{}") -> list[Frame]:
+    def _ask_all(self, call: CallNumber, text: str = "{}") -> list[Frame]:
         return finish_all([link.begin(call, text) for link in self.links])
 
     def _served(self) -> tuple[DeclaredTable, ...]:

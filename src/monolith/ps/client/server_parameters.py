@@ -18,9 +18,9 @@ from monolith.ps import messages
 from monolith.ps.client.dense_routes import DensePart, DenseRoutes
 from monolith.ps.client.server_group import ServerGroup
 from monolith.ps.dense_optimizers import DenseOptimizer, group_optimizers
+from monolith.ps.protocol.calls import Call
 from monolith.state.optimizer_state import declared_settings
 from monolith.state_bytes import pack_state
-from monolith.transport.calls import Call
 
 __all__ = ["CachedParameters", "ServerOptimizer", "ServerParameters"]
 

@@ -22,8 +22,8 @@ from monolith.errors import (
 from monolith.ps.bucket_messages import Buckets, OwnBuckets
 from monolith.ps.client.bucket_answers import ask_buckets, ask_each, buckets_in, has_left, misses_dense, takers_of
 from monolith.ps.ownership import OwnedByServer, OwnershipMap, mask_of, ranges_of
+from monolith.ps.protocol.calls import Call
 from monolith.table.buckets import NUM_BUCKETS
-from monolith.transport.calls import Call
 from monolith.transport.link import Link
 
 __all__ = ["Route", "ServerRoutes"]

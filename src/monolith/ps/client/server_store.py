@@ -24,10 +24,10 @@ from monolith.ps.client.server_group import ClientConfig, require_known
 from monolith.ps.client.server_routes import Route
 from monolith.ps.messages import DeclaredTable, Position
 from monolith.ps.precision import narrowed, widen
+from monolith.ps.protocol.calls import Call
 from monolith.table.arrays import Ids, Values, id_array
 from monolith.table.config import TableConfig
 from monolith.table.store import Bags, Gradient, join_gradients
-from monolith.transport.calls import Call
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange
 

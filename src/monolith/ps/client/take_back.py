@@ -13,8 +13,8 @@ from monolith.ps.bucket_messages import Buckets, Giving, MoveBuckets, TakeBack, 
 from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.ps.client.server_group import ClientConfig, link_to
 from monolith.ps.ownership import mask_of
+from monolith.ps.protocol.calls import Call
 from monolith.transport.addresses import distinct_addresses
-from monolith.transport.calls import Call
 from monolith.transport.link import Link
 
 __all__ = ["SettledPiece", "take_back_buckets"]

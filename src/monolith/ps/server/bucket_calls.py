@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from monolith.ps.bucket_messages import InstallBuckets, MoveBuckets, OwnBuckets, RefuseTransfer, TakeBack
+from monolith.ps.protocol.calls import Call
 from monolith.ps.server.bucket_installs import BucketInstalls
 from monolith.ps.server.bucket_moves import BucketMoves
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
-from monolith.transport.answers import Answer, Calls, message_of
-from monolith.transport.calls import Call
+from monolith.transport.calls import Answer, Handlers, message_of
 from monolith.transport.frames import Frame
 
 __all__ = ["BucketCalls"]
@@ -23,7 +23,7 @@ class BucketCalls:
         self._state, self._owned, self._durable = state, owned, durable
         self._moves, self._installs = moves, installs
 
-    def calls(self) -> Calls:
+    def calls(self) -> Handlers:
         """What is called for which number."""
         return {
             Call.OWN_BUCKETS: self._own,

@@ -21,7 +21,7 @@ from monolith.config import Config
 from monolith.durable import write_durably
 from monolith.errors import ConfigError, CorruptFileError, StalePushError, StorageError
 from monolith.ps.coordination_messages import Greet
-from monolith.ps.messages import Whole
+from monolith.transport.calls import Whole
 
 __all__ = ["Coordination", "CoordinationFile"]
 

@@ -1,4 +1,4 @@
-"""Calls by which workers find out about each other, and how far they all are."""
+"""Handlers by which workers find out about each other, and how far they all are."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from monolith.errors import OwnershipChangedError
 from monolith.ps import coordination_messages as messages
+from monolith.ps.protocol.calls import Call
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
-from monolith.transport.answers import Answer, Calls, json_answer, message_of
-from monolith.transport.calls import Call
+from monolith.transport.calls import Answer, Handlers, json_answer, message_of
 from monolith.transport.frames import Frame
 
 __all__ = ["CoordinationCalls"]
@@ -30,9 +30,9 @@ class CoordinationCalls:
         self._state, self._owned = state, owned
         self._common = state.coordination
 
-    def calls(self) -> Calls:
+    def calls(self) -> Handlers:
         """What is called for which number."""
-        members: Calls = {
+        members: Handlers = {
             Call.GREET: self._greet,
             Call.MEMBERS: self._members,
             Call.PLACE_BARRIER: self._place,
@@ -41,7 +41,7 @@ class CoordinationCalls:
             Call.END_RUN: self._end_run,
             Call.GLOBAL_STEP: self._global_step,
         }
-        others: Calls = {
+        others: Handlers = {
             Call.READ_KEYS: self._read_keys,
             Call.SET_KEY: self._set_key,
             Call.COUNT_FROM: self._count_from,

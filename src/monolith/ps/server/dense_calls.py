@@ -1,14 +1,14 @@
-"""Calls that read and change dense parameters; those that another server has, or will, are refused before anything happens."""
+"""Handlers that read and change dense parameters; those that another server has, or will, are refused before anything happens."""
 
 from __future__ import annotations
 
 from monolith.ps import messages
+from monolith.ps.protocol.calls import Call
 from monolith.ps.server.dense_transfer import unpacked_dense
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.pushes import WorkerRecord
 from monolith.ps.server.state import ServerState
-from monolith.transport.answers import Answer, Calls, json_answer, message_of
-from monolith.transport.calls import Call
+from monolith.transport.calls import Answer, Handlers, json_answer, message_of
 from monolith.transport.frames import Frame
 
 __all__ = ["DenseCalls"]
@@ -20,7 +20,7 @@ class DenseCalls:
     def __init__(self, state: ServerState, owned: OwnedBuckets) -> None:
         self._gate, self._dense, self._pushes, self._owned = state.gate, state.dense, state.pushes, owned
 
-    def calls(self) -> Calls:
+    def calls(self) -> Handlers:
         """What is called for which number."""
         return {
             Call.DECLARE_DENSE: self._declare_dense,

@@ -14,6 +14,7 @@ from monolith.errors import FencedError, OverloadedError, ProtocolError, ServerR
 from monolith.ps import messages
 from monolith.ps.ownership import mask_of, ranges_of
 from monolith.ps.precision import WIRE_DTYPES
+from monolith.ps.protocol.calls import AUTHORITATIVE, CHANGES, READ_IN_PLACE, Call
 from monolith.ps.server.bucket_calls import BucketCalls
 from monolith.ps.server.bucket_installs import BucketInstalls
 from monolith.ps.server.bucket_moves import PIECE_BYTES, BucketMoves
@@ -32,8 +33,7 @@ from monolith.ps.server.state import ServerState
 from monolith.ps.server.table_calls import TableCalls
 from monolith.state.storage import StrPath
 from monolith.table.buckets import NUM_BUCKETS
-from monolith.transport.answers import Answer, json_answer, message_of
-from monolith.transport.calls import AUTHORITATIVE, CHANGES, Call
+from monolith.transport.calls import Answer, BasicCall, CallNumber, json_answer, message_of
 from monolith.transport.frame_calls import FrameCalls
 from monolith.transport.frames import Frame, allocate
 from monolith.transport.link import Link
@@ -46,6 +46,9 @@ MAX_REMEMBERED = 16384
 """Characters of a lookup's text that is worth keeping: whoever sends long ones must not fill the memory."""
 
 
+_SPIN_SIZE = 256
+
+
 class Dispatcher(FrameCalls):
     """Answers frames. `answer` may run in many threads, and never raises: what is wrong comes back as an error frame.
 
@@ -53,10 +56,12 @@ class Dispatcher(FrameCalls):
         >>> import json
         >>> from monolith.transport.frames import decode, encode
         >>> dispatcher = Dispatcher()
-        >>> answer = decode(dispatcher.answer(encode(call=Call.HEALTH, request=1, text="{}")))
+        >>> answer = decode(dispatcher.answer(encode(call=BasicCall.HEALTH, request=1, text="{}")))
         >>> json.loads(answer.text)["tables"]
         0
     """
+
+    read_in_place = READ_IN_PLACE
 
     def __init__(
         self,
@@ -90,13 +95,12 @@ class Dispatcher(FrameCalls):
         self._moves = BucketMoves(
             state, owned, lease, commit=self.commit, connect=connect, piece_bytes=move_piece_bytes
         )
-        self._calls = {
-            Call.HEALTH: self._health,
+        self._handlers |= {
+            BasicCall.HEALTH: self._health,
             Call.JOIN: self._join,
             Call.IS_INITIALISED: self._is_initialised,
             Call.MARK_INITIALISED: self._mark_initialised,
             Call.MEASURE: self._measure,
-            Call.SHUTDOWN: self._shutdown,
             **TableCalls(state, owned).calls(),
             **BucketCalls(state, owned, self._moves, installs, durable=folder is not None).calls(),
             **DenseCalls(state, owned).calls(),
@@ -167,12 +171,12 @@ class Dispatcher(FrameCalls):
         return self._clock() - self._called_at
 
     def _answered(self, frame: Frame, out: np.ndarray | None) -> np.ndarray:
-        if frame.call != Call.HEALTH:
+        if frame.call != BasicCall.HEALTH:
             self._called_at = self._clock()
         # Rows are written into the answer itself.
         return self._lookup(frame, out) if frame.call == Call.LOOKUP else super()._answered(frame, out)
 
-    def _known(self) -> list[int]:
+    def _known(self) -> list[CallNumber]:
         return sorted([*super()._known(), Call.LOOKUP])
 
     def _health(self, frame: Frame) -> Answer:
@@ -244,13 +248,19 @@ class Dispatcher(FrameCalls):
         return Answer()
 
     def _measure(self, frame: Frame) -> Answer:
-        from monolith.original.ps_benchmark import spin
-
         return json_answer(throughput=spin(message_of(messages.Measure, frame).seconds, clock=self._clock))
 
-    def _shutdown(self, frame: Frame) -> Answer:
-        self.stop_asked.set()
-        return Answer()
+
+def spin(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> float:
+    """Rounds of arithmetic on a matrix per second, tried for `seconds`; at least one round."""
+    matrix = np.linspace(0.1, 1.0, _SPIN_SIZE * _SPIN_SIZE, dtype=np.float32).reshape(_SPIN_SIZE, _SPIN_SIZE)
+    start, rounds = clock(), 0
+    while True:
+        matrix = np.sqrt(matrix @ matrix.T / _SPIN_SIZE + 0.25)
+        rounds += 1
+        elapsed = clock() - start
+        if elapsed >= seconds:
+            return rounds / max(elapsed, 1e-9)
 
 
 # The lookups of a run differ in their arrays; their text is that of the one before.

@@ -13,10 +13,10 @@ from pydantic import Field
 from monolith import errors
 from monolith.config import Config
 from monolith.errors import ConfigError, CorruptFileError
-from monolith.ps.messages import BucketsAt, ParametersAt, Whole
+from monolith.ps.messages import BucketsAt, ParametersAt
 from monolith.ps.server.pushes import PushLedger, WorkerRecord
 from monolith.ps.server.worker_progress import BucketProgress, ParameterProgress
-from monolith.transport.answers import Answer
+from monolith.transport.calls import Answer, Whole
 from monolith.transport.remote_errors import RemoteError, described
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Calls about the log of a server: where it is, commit now, and its segments for readers on other machines."""
+"""Handlers about the log of a server: where it is, commit now, and its segments for readers on other machines."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from monolith.errors import InvalidArgumentError, LogGapError, StorageError
 from monolith.log import LogReader
 from monolith.log.segment_format import sequence_of
+from monolith.ps.protocol.calls import Call
 from monolith.ps.saving_messages import LogState, ReadLog, Segment, Segments
 from monolith.ps.server.folder import ServerFolder
-from monolith.transport.answers import Answer, Calls, json_answer, message_of
-from monolith.transport.calls import Call
+from monolith.transport.calls import Answer, Handlers, json_answer, message_of
 from monolith.transport.frames import Frame
 
 __all__ = ["LogCalls"]
@@ -24,7 +24,7 @@ class LogCalls:
     def __init__(self, folder: Callable[[], ServerFolder | None]) -> None:
         self._maybe = folder
 
-    def calls(self) -> Calls:
+    def calls(self) -> Handlers:
         """What is called for which number."""
         return {Call.LOG_STATE: self._log_state, Call.FLUSH: self._flush, Call.READ_LOG: self._read_log}
 

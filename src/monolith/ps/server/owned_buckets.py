@@ -19,8 +19,8 @@ from monolith.errors import (
     UnavailableError,
 )
 from monolith.ps.bucket_messages import Buckets, Giving, InstallBuckets, RefuseTransfer
-from monolith.ps.messages import Whole
 from monolith.ps.ownership import BucketRange, BucketRanges, mask_of, ranges_of
+from monolith.transport.calls import Whole
 
 __all__ = ["OwnedBuckets"]
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from monolith.errors import InvalidArgumentError, SaveInterruptedError
 from monolith.process_bound import WorkerThreads
+from monolith.ps.protocol.calls import Call
 from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.restore_job import prepare_server, require_settled
@@ -19,8 +20,7 @@ from monolith.ps.server.state import ServerState
 from monolith.state.manifest import FileEntry
 from monolith.state.roots import is_below, reading_below, restore_roots
 from monolith.state.storage import StrPath
-from monolith.transport.answers import Answer, Calls, message_of
-from monolith.transport.calls import Call
+from monolith.transport.calls import Answer, Handlers, message_of
 from monolith.transport.frames import Frame
 
 __all__ = ["SaveCalls"]
@@ -53,7 +53,7 @@ class SaveCalls:
         self._prepared: tuple[int, Future[Callable[[], None]]] | None = None
         self._committed: tuple[int, Future[None]] | None = None
 
-    def calls(self) -> Calls:
+    def calls(self) -> Handlers:
         """What is called for which number."""
         return {
             Call.SAVE: self._begin_save,

@@ -17,7 +17,7 @@ from monolith.ps.server.memory_limit import MemoryLimit
 from monolith.ps.server.pushes import PushLedger
 from monolith.ps.server.served_tables import ServedTables
 from monolith.state_bytes import State
-from monolith.transport.answers import Answer
+from monolith.transport.calls import Answer
 
 __all__ = ["ServerState", "StatePart"]
 

@@ -1,16 +1,16 @@
-"""Calls that read and change tables."""
+"""Handlers that read and change tables."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
 from monolith.ps import messages
+from monolith.ps.protocol.calls import Call
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.pushes import WorkerRecord
 from monolith.ps.server.served_tables import require_count
 from monolith.ps.server.state import ServerState
-from monolith.transport.answers import Answer, Calls, json_answer, message_of
-from monolith.transport.calls import Call
+from monolith.transport.calls import Answer, Handlers, json_answer, message_of
 from monolith.transport.frames import Frame
 
 __all__ = ["TableCalls"]
@@ -22,7 +22,7 @@ class TableCalls:
     def __init__(self, state: ServerState, owned: OwnedBuckets) -> None:
         self._state, self._tables, self._pushes, self._owned = state, state.tables, state.pushes, owned
 
-    def calls(self) -> Calls:
+    def calls(self) -> Handlers:
         """What is called for which number."""
         return {
             Call.DECLARE_TABLES: self._declare_tables,

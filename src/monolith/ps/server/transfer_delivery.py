@@ -20,13 +20,13 @@ from monolith.ps.bucket_messages import (
     TakenBack,
 )
 from monolith.ps.ownership import mask_of
+from monolith.ps.protocol.calls import Call
 from monolith.ps.server.bucket_installs import REFUSALS
 from monolith.ps.server.bucket_transfer import drop_rows, packed_rows
 from monolith.ps.server.dense_transfer import packed_dense
 from monolith.ps.server.ledger_state import put_progress, read_ledger
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
-from monolith.transport.calls import Call
 from monolith.transport.link import Link
 
 __all__ = ["ASK_SECONDS", "TransferDelivery", "keep_piece"]

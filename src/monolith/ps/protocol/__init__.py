@@ -1,0 +1,1 @@
+"""What clients and parameter servers say to each other: calls, messages, ownership and precision."""
