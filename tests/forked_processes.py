@@ -33,7 +33,7 @@ CONTEXT.set_forkserver_preload(
         "monolith.metrics",
         "monolith.serve",
         "monolith.train.distributed",
-        "monolith.transport.socket_service",
+        "monolith.transport.sockets",
         "torch._dynamo",
         "torch.utils.tensorboard",
     ]

@@ -27,7 +27,7 @@ from monolith.table import TableConfig
 from monolith.testing.parameter_servers import ServerProcess
 from monolith.transport.calls import BasicCall
 from monolith.transport.frames import Frame, decode, encode, pieces
-from monolith.transport.socket_stream import SocketConnector
+from monolith.transport.sockets import SocketConnector
 
 # Where setup_peers.sh puts Ray and Redis; behind our own packages, which stay as they are.
 sys.path.append(str(Path(__file__).parents[2] / ".venv-bench" / "exchange"))

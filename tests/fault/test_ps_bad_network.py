@@ -27,7 +27,7 @@ from monolith.ps import (
 from monolith.table import Bags, Zeros
 from monolith.table.config import Segment, TableConfig
 from monolith.transport.framed_socket import HELLO, FramedSocket
-from monolith.transport.stream_pool import Transport
+from monolith.transport.link import Transport
 
 TABLE = TableConfig(name="counts", segments=(Segment(dim=1, initializer=Zeros()),))
 FATES = ("pass", "twice", "again later", "cut before", "cut after", "both answers")

@@ -14,7 +14,7 @@ from monolith.errors import DeadlineExceededError, ServerError, UnavailableError
 from monolith.ps import ClientConfig, RemoteStore
 from monolith.table import Bags, Zeros
 from monolith.table.config import Segment, TableConfig
-from monolith.transport.stream_pool import Transport
+from monolith.transport.link import Transport
 
 TABLE = TableConfig(name="counts", segments=(Segment(dim=1, initializer=Zeros()),))
 BOTH = pytest.mark.parametrize("transport", ["socket", "flight"])

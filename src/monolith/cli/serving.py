@@ -17,7 +17,7 @@ import typer
 from monolith.errors import MonolithError
 
 if TYPE_CHECKING:
-    from monolith.transport.frame_server import FrameServer
+    from monolith.transport.server import FrameServer
 
 __all__ = [
     "Grace",

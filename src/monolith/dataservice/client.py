@@ -8,10 +8,9 @@ from typing import TypeVar
 from monolith.config import Config, Positive
 from monolith.dataservice.messages import DataCall
 from monolith.errors import ConfigError, ProtocolError
-from monolith.transport.frame_server import read_pem
 from monolith.transport.frames import Frame
-from monolith.transport.link import Link
-from monolith.transport.stream_pool import Transport
+from monolith.transport.link import Link, Transport
+from monolith.transport.server import read_pem
 from monolith.transport.tokens import Token, reveal
 
 __all__ = ["DataClientConfig", "Nothing", "ask", "link_to", "told"]

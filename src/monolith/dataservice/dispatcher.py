@@ -19,10 +19,9 @@ from monolith.dataservice.messages import DataCall
 from monolith.dataservice.roots import require_below, require_roots
 from monolith.dataservice.worker_pool import WorkerPool
 from monolith.errors import StorageError
-from monolith.transport.calls import Answer, BasicCall, json_answer, message_of
-from monolith.transport.frame_calls import FrameCalls
-from monolith.transport.frame_server import FrameServer, ListenConfig, require_safe
+from monolith.transport.calls import Answer, BasicCall, FrameCalls, json_answer, message_of
 from monolith.transport.frames import Frame
+from monolith.transport.server import FrameServer, ListenConfig, require_safe
 
 __all__ = ["DataDispatcher", "DispatcherCalls", "DispatcherConfig"]
 

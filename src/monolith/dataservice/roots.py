@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from monolith.errors import ConfigError, InvalidArgumentError
-from monolith.transport.frame_server import ListenConfig, is_loopback
+from monolith.transport.server import ListenConfig, is_loopback
 from monolith.urls import lies_below
 
 __all__ = ["EVERYTHING", "require_below", "require_roots"]

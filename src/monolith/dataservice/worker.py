@@ -16,11 +16,10 @@ from monolith.dataservice.open_splits import OpenSplits
 from monolith.dataservice.roots import require_below, require_roots
 from monolith.dataservice.split_stream import SplitStream
 from monolith.errors import ConfigError, ServerError
-from monolith.transport.calls import Answer, BasicCall, json_answer, message_of
-from monolith.transport.frame_calls import FrameCalls
-from monolith.transport.frame_server import FrameServer, ListenConfig, require_safe
+from monolith.transport.calls import Answer, BasicCall, FrameCalls, json_answer, message_of
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link
+from monolith.transport.server import FrameServer, ListenConfig, require_safe
 
 __all__ = ["DataWorker", "DataWorkerConfig"]
 

@@ -13,7 +13,7 @@ from monolith.features.batch import Batch
 from monolith.original.mlp_roles import HandOver, mlp_pass
 from monolith.state.storage import is_remote
 from monolith.train.runner import RunnerConfig
-from monolith.transport.frame_server import ListenConfig
+from monolith.transport.server import ListenConfig
 
 if TYPE_CHECKING:
     from monolith.dataservice import DatasetConfig

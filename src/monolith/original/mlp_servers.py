@@ -12,7 +12,7 @@ from monolith.dataservice.kinds import Kinds
 from monolith.dataservice.roots import EVERYTHING
 from monolith.dataservice.worker import DataWorker, DataWorkerConfig
 from monolith.errors import InvalidArgumentError
-from monolith.transport.frame_server import FrameServer, ListenConfig
+from monolith.transport.server import FrameServer, ListenConfig
 
 __all__ = ["MlpDataServers"]
 

@@ -1,1 +1,1 @@
-"""Frames between processes: sockets, Arrow Flight, deadlines, errors that travel. What is in a frame is others' business."""
+"""Frames between processes over sockets or Arrow Flight, with deadlines, retries and typed errors."""

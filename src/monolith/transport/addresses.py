@@ -25,16 +25,16 @@ Address = Annotated[str, Field(max_length=512), AfterValidator(_host_and_port)]
 
 
 def connect(host: str, port: int, timeout: float) -> socket.socket:
-    """Connect over TCP. `OSError` also for a `host` that cannot be a name."""
+    """Connect over TCP. Raises `OSError`, also for a `host` that cannot be a name."""
     try:
         return socket.create_connection((host, port), timeout)
     except UnicodeError as error:
-        # Python encodes a name before it asks for it, which fails for "node..local" and for labels above 63 characters.
+        # Python encodes a name before it resolves it, which fails for "node..local" and for labels above 63 characters.
         raise OSError(f"{host!r} is not the name of a host: {error}") from None
 
 
 def distinct_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
-    """`addresses`, after making sure that each is host:port and that none comes twice.
+    """Return `addresses` as a tuple. Raises `InvalidArgumentError` unless each is host:port and none is repeated.
 
     Example:
         >>> distinct_addresses(["10.0.0.1:7100", "10.0.0.2:7100"])

@@ -1,70 +1,148 @@
-"""Frames over a socket: what both ends of the socket transport do.
+"""`FramedSocket`: frames over a TCP or Unix socket, and through shared memory within a machine.
 
     hello     of the client: magic "MOPS", version u16, length of the token u16, the token
-    welcome   of the server: magic "MOPS", version u16, what it says to the hello u16 (`Welcome`)
-    message   either way, any number: length u64, then a frame of that many bytes
-    shared    over a Unix socket, instead: length u64 with the highest bit set; the frame is in the sender's shared room
-    room      over a Unix socket, of the client: size u64 with the second highest bit set, and the descriptor of memory of twice
-              that size: the rooms of the client and of the server (`SharedRoom`)
+    welcome   of the server: magic "MOPS", version u16, its verdict on the hello u16 (`Welcome`)
+    message   either direction, repeated: length u64, then a frame of that many bytes
+    shared    over a Unix socket: length u64 with the highest bit set. The frame is in the sender's half of the shared memory
+    memory    over a Unix socket, of the client: size u64 with the second highest bit set, and the descriptor of memory of twice
+              that size, one half for each direction (`SharedMemory`)
 
-Everything is little endian.
+Everything is little endian. Only one request is in flight on a connection, so that the two ends never write to the same half
+of the shared memory at the same time.
 """
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 import socket
 import struct
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 
 import numpy as np
 
 from monolith.transport.frames import MAGIC, SHARED_FROM, VERSION
-from monolith.transport.shared_room import SharedRoom, make_room
 
-__all__ = ["FramedSocket", "HELLO", "MAX_MESSAGE_BYTES", "TooLongError", "Welcome", "hello", "local_name"]
+__all__ = [
+    "FramedSocket",
+    "HELLO",
+    "MAX_MESSAGE_BYTES",
+    "SHARED_BYTES",
+    "SharedMemory",
+    "TooLongError",
+    "Welcome",
+    "hello",
+    "local_name",
+    "make_shared_memory",
+]
+
+SHARED_BYTES = 2**22
+"""Bytes of shared memory for each direction. Only what is used takes memory. Larger frames go through the socket."""
+MAX_SHARED_BYTES = 2**28
+
+
+class SharedMemory:
+    """Memory that both ends of a connection within a machine see: a half of `size` bytes for each direction.
+
+    The other end may write to `incoming` at any moment: copy values that are checked before they are used.
+    """
+
+    def __init__(self, descriptor: int, size: int, *, made_here: bool) -> None:
+        """Map the memory, after which the descriptor can be closed. Raises `ValueError` if its size is wrong or not sealed."""
+        if not 0 < size <= MAX_SHARED_BYTES or os.fstat(descriptor).st_size != 2 * size:
+            raise ValueError(f"shared memory of {os.fstat(descriptor).st_size:,} bytes for two halves of {size:,}")
+        # Reading memory that has shrunk kills the process by a signal.
+        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() != _seals():
+            raise ValueError("shared memory that could change its size")
+        memory = mmap.mmap(descriptor, 2 * size)
+        halves = [np.frombuffer(memory, dtype=np.uint8, count=size, offset=at) for at in (0, size)]
+        self.outgoing, self.incoming = halves if made_here else halves[::-1]
+        """What this end writes and what it reads."""
+        self.incoming.flags.writeable = False
+
+    def put(self, parts: Sequence[np.ndarray]) -> None:
+        """Write the parts in order. Parts that are in this memory already are not copied."""
+        at = 0
+        for part in parts:
+            if part.base is not self.outgoing:
+                self.outgoing[at : at + len(part)] = part
+            at += len(part)
+
+    def is_incoming(self, data: np.ndarray) -> bool:
+        """Whether `data` is a view of this memory, not a copy."""
+        return data.base is self.incoming
+
+
+def make_shared_memory(size: int = SHARED_BYTES) -> tuple[SharedMemory, int] | None:
+    """Return new memory and the descriptor to pass to the other end, or None if the system has no such memory.
+
+    Example:
+        >>> import sys
+        >>> (make_shared_memory(4096) is not None) == (sys.platform == "linux")
+        True
+    """
+    if not hasattr(os, "memfd_create"):
+        return None
+    try:
+        descriptor = os.memfd_create("monolith-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError:
+        return None
+    try:
+        os.ftruncate(descriptor, 2 * size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _seals())
+        return SharedMemory(descriptor, size, made_here=True), descriptor
+    except OSError:
+        os.close(descriptor)
+        return None
+
+
+def _seals() -> int:
+    # Looked up when used: systems other than Linux lack the names.
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
 
 HELLO = struct.Struct(f"<{len(MAGIC)}sHH")
 """The fixed part of hello and welcome."""
 MAX_MESSAGE_BYTES = 2**31
-"""A longer message is none of ours, whatever the limits are."""
+"""No message is longer, whatever the configured limits."""
 
 _LENGTH = struct.Struct("<Q")
-_SHARED, _ROOM_COMES = 2**63, 2**62
+_SHARED, _MEMORY_FOLLOWS = 2**63, 2**62
 _TIMEOUT = struct.Struct("@ll")
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _SKIPPED_AT_ONCE = 2**16
-_ROOM = 2**21
+_SEND_BUFFER = 2**21
 
 
 class Welcome(IntEnum):
-    """What a server says to a hello."""
+    """The verdict of a server on a hello."""
 
-    COME_IN = 0
+    ACCEPTED = 0
     WRONG_TOKEN = 1
     TOO_MANY_STREAMS = 2
     OTHER_VERSION = 3
 
 
 class TooLongError(Exception):
-    """A message was longer than allowed. It has been skipped; `head` is its beginning."""
+    """A message was longer than allowed and has been skipped. `head` holds its first bytes."""
 
     def __init__(self, size: int, head: np.ndarray) -> None:
         super().__init__(size)
         self.size, self.head = size, head
 
 
-class NoRoomError(TooLongError):
-    """There was no memory for a message. It has been skipped. `head` is its beginning."""
+class NoMemoryError(TooLongError):
+    """There was no memory for a message, which has been skipped. `head` holds its first bytes."""
 
 
 def peer_uid(connected: socket.socket) -> int | None:
-    """The user that the other end of a Unix socket runs as. None over TCP, and where the system does not tell."""
+    """Return the user id of the other end of a Unix socket. None over TCP, and where the system does not say."""
     if connected.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return None
     data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -72,16 +150,15 @@ def peer_uid(connected: socket.socket) -> int | None:
 
 
 def local_name(host: str, port: int) -> str | None:
-    """Where a server that listens on `host` and `port` is found by processes of the same machine, besides; None: nowhere.
+    """Return the Unix socket on which a server of `host` and `port` also listens for its own machine. None outside Linux.
 
-    A Unix socket of Linux' abstract kind: it has no file, and goes with its process as a port does. The same bytes take less of
-    both processors than over TCP.
+    It is in the abstract namespace, so there is no file to clean up. It takes less CPU time on both ends than TCP.
     """
     return f"\0monolith-frames/{host}:{port}" if sys.platform == "linux" else None
 
 
 def hello(token: str | None) -> bytes:
-    """What a client begins with."""
+    """Return the first bytes that a client sends."""
     words = (token or "").encode()
     return HELLO.pack(MAGIC, VERSION, len(words)) + words
 
@@ -89,52 +166,52 @@ def hello(token: str | None) -> bytes:
 class FramedSocket:
     """A connected socket. Errors are those of sockets: `TimeoutError`, `ConnectionError`, other `OSError`."""
 
-    def __init__(self, connected: socket.socket, *, makes_room: bool = False, takes_room: bool = False) -> None:
-        """`makes_room`: for its large frames, if the other end is on this machine; `takes_room`: that the other end makes."""
+    def __init__(self, connected: socket.socket, *, offers_memory: bool = False, accepts_memory: bool = False) -> None:
+        """Wrap `connected`. Within a machine it may offer shared memory to the other end, or accept what the other end offers."""
         self._socket = connected
         is_local = connected.family == socket.AF_UNIX
-        self._makes_room, self._takes_room = makes_room and is_local, takes_room and is_local
-        self.room: SharedRoom | None = None
-        """Memory that the other end sees too, for large frames."""
+        self._offers_memory, self._accepts_memory = offers_memory and is_local, accepts_memory and is_local
+        self.shared: SharedMemory | None = None
+        """Shared memory for large frames, once it is needed."""
         self._limits: dict[int, float] = {}
-        # A store that was dropped without `close` lets go of its connections without a word, as with Flight. Not by __del__:
-        # of objects in a circle the socket may go first, and complain.
+        # A store that is dropped without `close` closes its connections silently, as with Flight. Not in __del__: in a cycle of
+        # objects the socket may be collected first, with a ResourceWarning.
         self._closed = weakref.finalize(self, connected.close)
-        # Waiting with a time limit is left to the kernel: a socket of Python with a timeout would ask it twice for each call.
+        # The kernel applies time limits: a Python socket with a timeout makes two system calls for each read or write.
         connected.settimeout(None)
         if is_local:
-            # Room for a message: each time it is full, both sides wait for each other. TCP finds out by itself.
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+            # The buffer should hold a message: both ends wait for each other whenever it is full. TCP tunes its own.
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         else:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, *parts: bytes | np.ndarray, deadline: float | None = None) -> None:
-        """Send the parts, one behind the other."""
+        """Send the parts in order."""
         left = [memoryview(part if isinstance(part, bytes) else part.data) for part in parts]
         while left:
             self._limit(socket.SO_SNDTIMEO, deadline)
             try:
                 sent = self._socket.sendmsg(left)
             except BlockingIOError:
-                continue  # the limit was over; whether the deadline is too is looked up there
+                continue  # the kernel's limit has passed: `_limit` checks the deadline
             while left and sent >= len(left[0]):
                 sent -= len(left.pop(0))
             if left:
                 left[0] = left[0][sent:]
 
-    def send_frame(self, *pieces: np.ndarray, deadline: float | None = None) -> None:
-        """Send one message, the bytes of all `pieces`."""
-        size = sum(map(len, pieces))
-        room = self._room_for(size, deadline)
-        if room is None:
-            self.send(_LENGTH.pack(size), *pieces, deadline=deadline)
+    def send_frame(self, *parts: np.ndarray, deadline: float | None = None) -> None:
+        """Send one message, the bytes of all `parts`."""
+        size = sum(map(len, parts))
+        shared = self._memory_for(size, deadline)
+        if shared is None:
+            self.send(_LENGTH.pack(size), *parts, deadline=deadline)
         else:
-            room.put(pieces)
+            shared.put(parts)
             self.send(_LENGTH.pack(_SHARED | size), deadline=deadline)
 
     def receive(self, size: int, *, deadline: float | None = None) -> np.ndarray:
-        """The next `size` bytes, in memory that nobody else has; `ConnectionError` if the other side ends before."""
-        # Memory is touched only as bytes come in: one who announces much and sends little costs little.
+        """Return the next `size` bytes in memory of their own. Raises `ConnectionError` if the stream ends before."""
+        # Memory is touched only as bytes arrive, so a peer that announces much and sends little costs little.
         data = np.empty(size, dtype=np.uint8)
         at = 0
         while at < size:
@@ -144,7 +221,7 @@ class FramedSocket:
             except BlockingIOError:
                 continue
             if got == 0:
-                raise ConnectionResetError("the other side has closed the stream")
+                raise ConnectionResetError("the peer has closed the stream")
             at += got
         return data
 
@@ -156,22 +233,21 @@ class FramedSocket:
         finish_by: Callable[[int], float] | None = None,
         take: Callable[[int], bool] = lambda size: True,
     ) -> np.ndarray:
-        """The next message, of at most `max_bytes`; a longer one is skipped, and `TooLongError` has its beginning.
+        """Return the next message. One of more than `max_bytes` is skipped with `TooLongError`.
 
-        It is in memory of its own, or a view of the shared room, valid until the next message is sent.
+        It is in memory of its own, or a view of the shared memory that is valid until the next message is sent.
 
         Args:
-            max_bytes: what is longer is skipped.
-            deadline: when it must have begun; without `finish_by`, when it must be complete.
-            finish_by: when a message of so many bytes must be complete, asked when it begins.
-            take: whether there is memory for a message of so many bytes; without, it is skipped, and `NoRoomError` has its
-                beginning.
+            max_bytes: the longest message to accept.
+            deadline: when the message must have begun, and must be complete if there is no `finish_by`.
+            finish_by: returns the deadline for a message of so many bytes, called when it begins.
+            take: whether there is memory for a message of so many bytes. If not, it is skipped with `NoMemoryError`.
         """
         size = self._receive_length(deadline)
         if finish_by is not None:
             deadline = finish_by(min(size, MAX_MESSAGE_BYTES))
         if size & _SHARED:
-            return self._found_in_room(size ^ _SHARED, max_bytes, take)
+            return self._found_in_memory(size ^ _SHARED, max_bytes, take)
         if size > MAX_MESSAGE_BYTES:
             raise ConnectionAbortedError(f"a message claims {size:,} bytes")
         fits = size <= max_bytes
@@ -180,57 +256,59 @@ class FramedSocket:
         head = self.receive(min(size, _SKIPPED_AT_ONCE), deadline=deadline)
         for left in range(size - len(head), 0, -_SKIPPED_AT_ONCE):
             self.receive(min(left, _SKIPPED_AT_ONCE), deadline=deadline)
-        raise (NoRoomError if fits else TooLongError)(size, head)
+        raise (NoMemoryError if fits else TooLongError)(size, head)
 
-    def _room_for(self, size: int, deadline: float | None) -> SharedRoom | None:
+    def _memory_for(self, size: int, deadline: float | None) -> SharedMemory | None:
         if size < SHARED_FROM:
             return None
-        if self._makes_room and self.room is None:
-            self._makes_room = False
-            made = make_room()
+        if self._offers_memory and self.shared is None:
+            self._offers_memory = False
+            made = make_shared_memory()
             if made is not None:
-                self.room, descriptor = made
+                self.shared, descriptor = made
                 try:
-                    word = _LENGTH.pack(_ROOM_COMES | len(self.room.outgoing))
+                    word = _LENGTH.pack(_MEMORY_FOLLOWS | len(self.shared.outgoing))
                     self._limit(socket.SO_SNDTIMEO, deadline)
                     socket.send_fds(self._socket, [word], [descriptor])
                 finally:
                     os.close(descriptor)
-        return None if self.room is None or size > len(self.room.outgoing) else self.room
+        return None if self.shared is None or size > len(self.shared.outgoing) else self.shared
 
-    def _found_in_room(self, size: int, max_bytes: int, take: Callable[[int], bool]) -> np.ndarray:
-        if self.room is None or size > len(self.room.incoming):
-            raise ConnectionAbortedError(f"a message of {size:,} bytes is said to be in a room that has not got it")
+    def _found_in_memory(self, size: int, max_bytes: int, take: Callable[[int], bool]) -> np.ndarray:
+        if self.shared is None or size > len(self.shared.incoming):
+            raise ConnectionAbortedError(
+                f"a message of {size:,} bytes is said to be in shared memory that does not hold it"
+            )
         if size > max_bytes:
-            raise TooLongError(size, self.room.incoming[:_SKIPPED_AT_ONCE].copy())
+            raise TooLongError(size, self.shared.incoming[:_SKIPPED_AT_ONCE].copy())
         if not take(size):
-            raise NoRoomError(size, self.room.incoming[:_SKIPPED_AT_ONCE].copy())
-        return self.room.incoming[:size]
+            raise NoMemoryError(size, self.shared.incoming[:_SKIPPED_AT_ONCE].copy())
+        return self.shared.incoming[:size]
 
     def _receive_length(self, deadline: float | None) -> int:
-        if self._takes_room and self.room is None:
-            size = self._length_or_room(deadline)
+        if self._accepts_memory and self.shared is None:
+            size = self._length_or_memory(deadline)
             if size is not None:
                 return size
         return self._length(self.receive(_LENGTH.size, deadline=deadline).tobytes())
 
     def _length(self, word: bytes) -> int:
         (size,) = _LENGTH.unpack(word)
-        if size & _ROOM_COMES and not size & _SHARED:
-            raise ConnectionAbortedError("a room was announced where none is taken")
+        if size & _MEMORY_FOLLOWS and not size & _SHARED:
+            raise ConnectionAbortedError("shared memory was offered where none is accepted")
         return int(size)
 
-    def _length_or_room(self, deadline: float | None) -> int | None:
-        """The length of the next message, or None: a room came, and is taken."""
+    def _length_or_memory(self, deadline: float | None) -> int | None:
+        """Return the length of the next message, or None if shared memory came instead."""
         word, descriptors = self._receive_with_descriptors(deadline)
         try:
             (size,) = _LENGTH.unpack(word)
-            if not descriptors or size & _SHARED or not size & _ROOM_COMES:
+            if not descriptors or size & _SHARED or not size & _MEMORY_FOLLOWS:
                 return self._length(word)
-            self.room = SharedRoom(descriptors[0], size ^ _ROOM_COMES, made_here=False)
+            self.shared = SharedMemory(descriptors[0], size ^ _MEMORY_FOLLOWS, made_here=False)
             return None
         except (OSError, ValueError) as error:
-            raise ConnectionAbortedError(f"no room: {error}") from None
+            raise ConnectionAbortedError(f"cannot use the shared memory of the peer: {error}") from None
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -243,29 +321,29 @@ class FramedSocket:
                 word, descriptors, _, _ = socket.recv_fds(self._socket, _LENGTH.size, 1, flags)
                 break
         if not word:
-            raise ConnectionResetError("the other side has closed the stream")
+            raise ConnectionResetError("the peer has closed the stream")
         try:
             return word + self.receive(_LENGTH.size - len(word), deadline=deadline).tobytes(), descriptors
         except BaseException:
-            # Whoever sends a descriptor and half a word must not leave it here.
+            # A peer that sends a descriptor and half a length must not leak it here.
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
 
     @property
     def peer_uid(self) -> int | None:
-        """See the function of this name."""
+        """The user id of the other end, as of the function of this name."""
         return peer_uid(self._socket)
 
     def is_readable(self) -> bool:
-        """Whether bytes have come in, or the other side has closed the connection."""
+        """Whether bytes have arrived or the peer has closed the connection."""
         with suppress(BlockingIOError):
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             return True
         return False
 
     def stop_receiving(self) -> None:
-        """Let a thread that waits for bytes find the end; what is being sent is sent."""
+        """Let a thread that waits for bytes see the end of the stream. Sending continues."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
@@ -274,21 +352,21 @@ class FramedSocket:
         self._closed()
 
     def close(self) -> None:
-        """Close it; a thread that sends or receives gets an error."""
+        """Close the connection. A thread that sends or receives gets an error."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._closed()
 
     def _limit(self, option: int, deadline: float | None) -> None:
-        """Let the kernel wait until `deadline` at most; it may wake up a little before."""
+        """Let the kernel wait until `deadline` at most. It may return a little earlier."""
         if deadline is None:
             if self._limits.pop(option, None) is not None:
                 self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEOUT.pack(0, 0))
             return
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the deadline is over")
-        # Most calls have the same time left as the one before them: then nothing has to be said.
+            raise TimeoutError("the deadline has passed")
+        # Most calls have about as much time left as the one before, which needs no system call.
         if not 0.9 * left <= self._limits.get(option, 0.0) <= left:
             self._limits[option] = left
             # 0 would mean no limit at all.

@@ -31,18 +31,18 @@ __all__ = [
     "call_of",
     "decode",
     "encode",
+    "encode_parts",
     "instance_of",
     "own",
-    "pieces",
     "request_of",
     "set_instance",
 ]
 
 MAGIC = b"MOPS"
 VERSION = 2
-"""The version of the protocol; a server answers frames of its own version only."""
+"""The version of the protocol. A server answers frames of its own version only."""
 SHARED_FROM = 2**15
-"""Bytes of a frame that memory seen by both ends is worth it for: smaller ones go through a socket as fast."""
+"""Bytes of the smallest frame that is passed through shared memory. Smaller ones are as fast through a socket."""
 MAX_DIMENSIONS = 8
 MAX_ARRAYS = 65536
 
@@ -52,7 +52,7 @@ _CALL, _CALL_AT = struct.Struct("<H"), 6
 _INSTANCE, _INSTANCE_AT = struct.Struct("<Q"), 16
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
-"""bfloat16, which NumPy lacks: its 16 bits under a name of their own, so that they are not taken for numbers."""
+"""bfloat16, which NumPy lacks: its 16 bits in a structured dtype, so that they are not mistaken for integers."""
 
 _DTYPES: dict[int, np.dtype] = {
     1: np.dtype("<i8"),
@@ -67,7 +67,7 @@ _FLOATS = (np.dtype("<f4"), np.dtype("<f2"), BFLOAT16)
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 Shape = tuple[np.dtype, tuple[int, ...]]
-"""What an array of a frame is: its dtype and its dimensions."""
+"""The dtype and the dimensions of an array in a frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +81,11 @@ class Frame:
     """
 
     call: int
-    """What is asked for, a `Call`; 0 in an answer that is an error."""
+    """A `CallNumber`. 0 in an answer that is an error."""
     request: int
     """A number chosen by the client, repeated in the answer."""
     instance: int = 0
-    """In an answer: which life of the server gave it. In a request: the one it is meant for; 0 takes any."""
+    """In an answer, the incarnation of the server that sent it. In a request, the incarnation it is for. 0 means any."""
     text: str
     """JSON."""
     arrays: tuple[np.ndarray, ...] = ()
@@ -101,7 +101,7 @@ def encode(
     arrays: Sequence[np.ndarray] = (),
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The bytes of a frame: uint8 [n]; `out` as in `allocate`."""
+    """Return the bytes of a frame, uint8 [n]. `out` as in `allocate`."""
     buffer, views = allocate(
         call=call, request=request, instance=instance, text=text, shapes=[(a.dtype, a.shape) for a in arrays], out=out
     )
@@ -119,7 +119,7 @@ def allocate(
     shapes: Sequence[Shape] = (),
     out: np.ndarray | None = None,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The bytes of a frame whose arrays are still to be filled, and the arrays as views of them.
+    """Return the bytes of a frame whose arrays are still to be filled, and the arrays as views of them.
 
     They are in `out`, uint8 [m], if the frame is large and fits, and in memory of their own otherwise.
     """
@@ -138,13 +138,13 @@ def allocate(
     return buffer, views
 
 
-def pieces(
+def encode_parts(
     *, call: int, request: int, instance: int = 0, text: str, arrays: Sequence[np.ndarray] = ()
 ) -> list[np.ndarray]:
-    """The bytes of a frame, uint8 [n] each, to be sent one behind the other: arrays that are contiguous are not copied.
+    """Return the bytes of a frame in parts, uint8 [n] each, to be sent in order. Contiguous arrays are not copied.
 
     Example:
-        >>> parts = pieces(call=3, request=7, text="{}", arrays=[np.arange(3)])
+        >>> parts = encode_parts(call=3, request=7, text="{}", arrays=[np.arange(3)])
         >>> decode(np.concatenate(parts)).arrays
         (array([0, 1, 2]),)
     """
@@ -159,9 +159,9 @@ def pieces(
 
 
 def decode(data: bytes | memoryview | np.ndarray, *, max_bytes: int = 2**31) -> Frame:
-    """The frame in `data`. Every length is checked before it is used; `ProtocolError` says what is wrong.
+    """Return the frame in `data`. Every length is checked before it is used, and `ProtocolError` says what is wrong.
 
-    Arrays are views of `data` where it is aligned, copies otherwise: the memory taken is at most that of `data`.
+    Arrays are views of `data` where it is aligned, copies otherwise, so they take at most the memory of `data`.
     """
     buffer = np.frombuffer(data, dtype=np.uint8)
     if buffer.size > max_bytes:
@@ -182,17 +182,17 @@ def decode(data: bytes | memoryview | np.ndarray, *, max_bytes: int = 2**31) -> 
 
 
 def own(frame: Frame, *, but_floats: bool) -> Frame:
-    """The frame with copies of its arrays, which nobody else can write to; `but_floats`: those of floats stay where they are.
+    """Return the frame with copies of its arrays, or only of those that hold no floats if `but_floats`.
 
-    What is checked and then used must not change in between. Any float is as good as any other: whoever changes
-    gradients while they are read spoils what it has sent.
+    Values that are checked and then used must not change in between. Floats are not checked: a client that changes
+    gradients while they are read spoils only its own update.
     """
     arrays = tuple(array if but_floats and array.dtype in _FLOATS else array.copy() for array in frame.arrays)
     return replace(frame, arrays=arrays)
 
 
 def request_of(data: bytes | memoryview | np.ndarray) -> int:
-    """The number of the request, as far as the header of a frame that cannot be decoded tells; otherwise 0."""
+    """Return the number of the request in a frame that may be damaged. 0 if it has no readable header."""
     buffer = np.frombuffer(data, dtype=np.uint8)
     if buffer.size < _HEADER.size or bytes(buffer[:4]) != MAGIC:
         return 0
@@ -201,22 +201,22 @@ def request_of(data: bytes | memoryview | np.ndarray) -> int:
 
 
 def call_of(frame: np.ndarray) -> int:
-    """The call of a request, given its first chunk. 0 if it has no header."""
+    """Return the call of a request, given its first part. 0 if it has no header."""
     return int(_CALL.unpack_from(frame.data, _CALL_AT)[0]) if frame.size >= _HEADER.size else 0
 
 
 def instance_of(frame: np.ndarray) -> int:
-    """The life of the server that a request is meant for, given its first piece."""
+    """Return the incarnation of the server that a request is for, given its first part."""
     return int(_INSTANCE.unpack_from(frame.data, _INSTANCE_AT)[0])
 
 
 def set_instance(frame: np.ndarray, instance: int) -> None:
-    """Let a request, given its first piece, be meant for another life of the server."""
+    """Address a request, given its first part, to another incarnation of the server."""
     _INSTANCE.pack_into(frame.data, _INSTANCE_AT, instance)
 
 
 def _start(call: int, request: int, instance: int, text: str, shapes: Sequence[Shape]) -> bytearray:
-    """What is before the arrays."""
+    """Return the bytes before the arrays."""
     words = text.encode()
     start = bytearray(_HEADER.pack(MAGIC, VERSION, call, request, instance, len(shapes), len(words)))
     for dtype, shape in shapes:
@@ -232,19 +232,19 @@ def _shapes(buffer: np.ndarray, count: int) -> tuple[list[Shape], int]:
         raise ProtocolError(f"frame: expected at most {MAX_ARRAYS:,} arrays, got {count:,}")
     shapes: list[Shape] = []
     at = _HEADER.size
-    for place in range(count):
+    for index in range(count):
         if at + _SHAPE.size > buffer.size:
-            raise ProtocolError(f"frame: it ends before the shape of array {place} of {count}")
+            raise ProtocolError(f"frame: it ends before the shape of array {index} of {count}")
         code, dimensions = _SHAPE.unpack_from(buffer.data, at)
         at += _SHAPE.size
         if code not in _DTYPES:
-            raise ProtocolError(f"frame: array {place} has the unknown dtype {code}; known are 1..{max(_DTYPES)}")
+            raise ProtocolError(f"frame: array {index} has the unknown dtype {code}; known are 1..{max(_DTYPES)}")
         if dimensions > MAX_DIMENSIONS:
             raise ProtocolError(
-                f"frame: array {place} has {dimensions} dimensions, at most {MAX_DIMENSIONS} are allowed"
+                f"frame: array {index} has {dimensions} dimensions, at most {MAX_DIMENSIONS} are allowed"
             )
         if at + 8 * dimensions > buffer.size:
-            raise ProtocolError(f"frame: it ends inside the shape of array {place} of {count}")
+            raise ProtocolError(f"frame: it ends inside the shape of array {index} of {count}")
         shapes.append((_DTYPES[code], struct.unpack_from(f"<{dimensions}Q", buffer.data, at)))
         at += 8 * dimensions
     return shapes, at

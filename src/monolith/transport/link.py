@@ -1,19 +1,23 @@
-"""A link: requests to one server, each with a deadline, sent again after a failure. Several links are asked at once.
+"""`Link`: sends requests to one server, with deadlines and retries, over a pool of streams.
 
-Sending again is safe for every call: reads change nothing, declarations may be repeated, and a push carries a number under
-which the server applies it at most once.
+Retries are safe because every call is idempotent: reads change nothing, declarations may be repeated, and a push has a sequence
+number under which the server applies it at most once.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Literal, Protocol
 
 import numpy as np
 
 from monolith.errors import (
+    ConfigError,
     DeadlineExceededError,
     FencedError,
     MonolithError,
@@ -22,22 +26,153 @@ from monolith.errors import (
     ServerRestoredError,
     UnavailableError,
 )
+from monolith.process_bound import ProcessBound
 from monolith.transport.calls import BasicCall, CallNumber
-from monolith.transport.frames import Frame, instance_of, pieces, set_instance
-from monolith.transport.pauses import spread
-from monolith.transport.remote_errors import raised
-from monolith.transport.stream_pool import Stream, StreamPool, Transport, connector_to
+from monolith.transport.errors import decode_error
+from monolith.transport.frames import Frame, encode_parts, instance_of, set_instance
 
-__all__ = ["Exchange", "Link", "finish_all", "finish_each"]
+__all__ = [
+    "Connector",
+    "Exchange",
+    "Link",
+    "Stream",
+    "StreamPool",
+    "Transport",
+    "connector_to",
+    "finish_all",
+    "finish_each",
+    "jittered",
+]
+
+# Not the generator of the process: a retry in some thread would change what a seeded program draws.
+_random = random.SystemRandom()
+
+
+def jittered(seconds: float) -> float:
+    """Return between half of `seconds` and all of it, so that the workers of a cluster do not retry all at once."""
+    return seconds * _random.uniform(0.5, 1.0)
+
+
+Transport = Literal["socket", "flight"]
+"""How frames travel: over plain sockets, or as messages of Arrow Flight, which can encrypt."""
+
+
+class Stream(Protocol):
+    """One open exchange with a server: a request is sent, then its answer received."""
+
+    def send(self, *parts: np.ndarray, deadline: float) -> None:
+        """Send the bytes of a request, in order."""
+
+    def receive(self, request: int, *, deadline: float) -> Frame:
+        """Return the answer to `request`. Answers to other requests, delivered twice by the network, are skipped."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server has not closed it, as far as the client knows."""
+
+    def close(self) -> None:
+        """Close the stream in any state."""
+
+
+class Connector(Protocol):
+    """Opens streams to one server."""
+
+    def open(self, *, deadline: float) -> Stream:
+        """Return a new stream. Raises `UnavailableError` or, if the token is refused, `AuthenticationError`."""
+
+    def close(self) -> None:
+        """Close what the streams share."""
+
+
+def connector_to(
+    address: str, *, transport: Transport | None, timeout: float, token: str | None, tls_root_certs: bytes | None
+) -> Connector:
+    """Return a connector to `address`. If `transport` is None, it uses Flight with TLS and sockets without."""
+    if (transport or ("socket" if tls_root_certs is None else "flight")) == "socket":
+        from monolith.transport.sockets import SocketConnector
+
+        if tls_root_certs is not None:
+            raise ConfigError(
+                "transport: plain sockets cannot encrypt; leave out transport='socket', or tls_root_certs"
+            )
+        return SocketConnector(address, token=token)
+    from monolith.transport.flight import FlightConnector
+
+    return FlightConnector(address, connect_timeout=timeout, token=token, tls_root_certs=tls_root_certs)
+
+
+class StreamPool:
+    """Streams to one server, opened on demand and reused. A thread waits if all are in use."""
+
+    def __init__(self, address: str, connector: Connector, *, max_streams: int = 4) -> None:
+        self._address = address
+        self._connector = connector
+        self._idle: list[Stream] = []
+        self._open = 0
+        self._max_streams = max_streams
+        self._changed = threading.Condition()
+        self._bound = ProcessBound(f"the connection to {address}")
+
+    def take(self, *, deadline: float) -> Stream:
+        """Return a stream for the caller alone, until `give_back` or `discard`. Raises `ForkedProcessError` in a forked child."""
+        self._bound.require()
+        with self._changed:
+            free = self._changed.wait_for(
+                lambda: self._idle or self._open < self._max_streams, timeout=max(0.0, deadline - time.monotonic())
+            )
+            if not free:
+                raise DeadlineExceededError(
+                    f"the server at {self._address}: all {self._max_streams} streams were in use until the deadline"
+                )
+            while self._idle:
+                stream = self._idle.pop()
+                if stream.is_open:
+                    return stream
+                # The server has closed it, as it does with idle streams.
+                stream.close()
+                self._open -= 1
+            self._open += 1
+        try:
+            return self._connector.open(deadline=deadline)
+        except BaseException:
+            self._closed()
+            raise
+
+    def give_back(self, stream: Stream) -> None:
+        """Keep a stream without a request in flight for the next caller."""
+        with self._changed:
+            self._idle.append(stream)
+            self._changed.notify()
+
+    def discard(self, stream: Stream) -> None:
+        """Close a stream that failed, or on which an answer may still arrive."""
+        stream.close()
+        self._closed()
+
+    def close(self) -> None:
+        """Close the idle streams and the connection. In a forked child it does nothing."""
+        if not self._bound.is_here:
+            return
+        with self._changed:
+            idle, self._idle = self._idle, []
+        for stream in idle:
+            self.discard(stream)
+        self._connector.close()
+
+    def _closed(self) -> None:
+        with self._changed:
+            self._open -= 1
+            self._changed.notify()
+
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between two attempts: doubled each time, up to the longest."""
+"""Seconds between two attempts. Doubled each time, up to the longest."""
 LONGEST_OVERLOAD_PAUSE = 5.0
-"""The longest pause before an overloaded server is asked again."""
+"""Seconds of the longest pause before a request to an overloaded server is repeated."""
 
 
 class Link:
-    """The way to one server."""
+    """Sends requests to one server."""
 
     def __init__(
         self,
@@ -51,15 +186,15 @@ class Link:
     ) -> None:
         self.timeout = timeout
         self.instance = 0
-        """The life of the server that is meant; 0 until it has answered."""
+        """The incarnation of the server that requests are for. 0 until it has answered."""
         self.server = 0
-        """The identity of the server, which it keeps in all its lives; 0 if it was not asked."""
+        """The identity of the server, which survives restarts. 0 if it was not asked for."""
         self.left = False
-        """Whether others own what the server owned: what was not sent yet is theirs."""
+        """Whether other servers own the buckets of this one, so that new requests go to them."""
         self.on_restored: Callable[[int], None] | None = None
-        """Called with the life that was meant when the server has restored itself in another one; raises, or has joined that."""
+        """Called with the old incarnation when the server has restored itself in a new one. It joins the new one, or raises."""
         self.on_unavailable: Callable[[], None] | None = None
-        """Called between two attempts to reach the server: it may be elsewhere, or have left."""
+        """Called between two attempts to reach the server, which may have moved or left."""
         self._requests = itertools.count(1)
         self._max_streams = max_streams
         self._connector_to = partial(
@@ -75,20 +210,20 @@ class Link:
     def begin(
         self, call: CallNumber, text: str = "{}", arrays: Sequence[np.ndarray] = (), *, timeout: float | None = None
     ) -> Exchange:
-        """A request that is still to be sent. Its arrays are not copied: nobody may write to them before it has finished."""
+        """Return a request to be sent. Its arrays are not copied and must not change before it has finished."""
         request = next(self._requests)
-        frame = pieces(call=call, request=request, instance=self.instance, text=text, arrays=arrays)
+        frame = encode_parts(call=call, request=request, instance=self.instance, text=text, arrays=arrays)
         limit = self.timeout if timeout is None else timeout
         return Exchange(self, frame, request, limit, changes=call.changes_state)
 
     def call(
         self, call: CallNumber, text: str = "{}", arrays: Sequence[np.ndarray] = (), *, timeout: float | None = None
     ) -> Frame:
-        """The answer to one request."""
+        """Send one request and return its answer."""
         return self.begin(call, text, arrays, timeout=timeout).finish()
 
     def move_to(self, address: str) -> None:
-        """The server is at another address from now on; what is under way is sent there when it fails."""
+        """Use another address of the server from now on, also for the retries of requests in flight."""
         self._earlier.append(self.pool)
         self.address, self.pool = address, self._pool_to(address)
 
@@ -99,7 +234,7 @@ class Link:
 
 
 class Exchange:
-    """One request under way."""
+    """One request in flight."""
 
     def __init__(self, link: Link, frame: list[np.ndarray], request: int, timeout: float, *, changes: bool) -> None:
         self._link = link
@@ -112,17 +247,17 @@ class Exchange:
         self._changes = changes
         self._in_doubt = False
         self.was_refused = False
-        """Whether the error that `finish` raised is the server's answer, and not about the way there."""
+        """Whether the error that `finish` raised came from the server, not from the network."""
 
     def send(self) -> None:
-        """Send the request, once; a failure is dealt with by `finish`."""
+        """Send the request once. `finish` handles a failure."""
         try:
             self._send()
         except (DeadlineExceededError, UnavailableError):
             self._drop()
 
     def finish(self) -> Frame:
-        """The answer. After a failure the request is sent again, with growing pauses, until the deadline."""
+        """Return the answer. A request that failed is retried with exponential backoff until the deadline."""
         pause = FIRST_PAUSE
         while True:
             try:
@@ -134,10 +269,10 @@ class Exchange:
                 if self._link.on_restored is None or time.monotonic() >= self._deadline:
                     raise
                 self._link.on_restored(instance_of(self._frame[0]))
-                # The same request, under the same number: if it was applied before the server died, it is known there.
+                # The same sequence number: if it was applied before the server died, the server knows.
                 set_instance(self._frame[0], self._link.instance)
             except OverloadedError as error:
-                # It is there but overloaded: back off, and do not look for another server.
+                # The server is there but overloaded: back off, and do not look for another server.
                 self._drop()
                 pause = self._paused(pause, LONGEST_OVERLOAD_PAUSE, error)
             except (UnavailableError, FencedError) as error:
@@ -149,8 +284,8 @@ class Exchange:
                 raise
 
     def _paused(self, pause: float, longest: float, error: MonolithError) -> float:
-        """Wait about twice as long as `pause`, the last wait. Returns how long. Raises `error` if the deadline comes first."""
-        pause = spread(min(2 * pause, longest))
+        """Wait about twice as long as `pause`, the last wait. Returns how long. Raises `error` if the deadline is earlier."""
+        pause = jittered(min(2 * pause, longest))
         if time.monotonic() + pause >= self._deadline:
             kind = OverloadedError if isinstance(error, OverloadedError) else UnavailableError
             raise kind(f"{error}; tried for {self._timeout:g} s") from None
@@ -158,14 +293,14 @@ class Exchange:
         return pause
 
     def abandon(self) -> None:
-        """Forget the request; an answer that may still come is not waited for."""
+        """Give up the request without waiting for its answer."""
         self._drop()
 
     def _look_for_server(self) -> None:
         if self._link.on_unavailable is not None:
             self._link.on_unavailable()
         if self._link.left and not self._in_doubt:
-            raise OwnershipChangedError(f"the server at {self._link.address} has given its buckets to others")
+            raise OwnershipChangedError(f"the server at {self._link.address} has moved its buckets to other servers")
 
     def _send(self) -> None:
         self._pool = self._link.pool
@@ -176,8 +311,8 @@ class Exchange:
     def _receive(self) -> Frame:
         assert self._stream is not None
         frame = self._stream.receive(self._request, deadline=self._deadline)
-        error = raised(frame.text, self._link.address) if frame.call == BasicCall.ERROR else None
-        if not isinstance(error, OverloadedError):  # its stream may have been for this answer alone
+        error = decode_error(frame.text, self._link.address) if frame.call == BasicCall.ERROR else None
+        if not isinstance(error, OverloadedError):  # the server may close the stream after this answer
             stream, self._stream = self._stream, None
             self._pool.give_back(stream)
         if error is not None:
@@ -193,7 +328,7 @@ class Exchange:
 
 
 def finish_all(exchanges: Iterable[Exchange]) -> list[Frame]:
-    """As `finish_each`, and the first error is raised."""
+    """Send all requests and return all answers. Raises the first error after all have finished."""
     outcomes = finish_each(exchanges)
     for outcome in outcomes:
         if isinstance(outcome, Exception):
@@ -202,9 +337,9 @@ def finish_all(exchanges: Iterable[Exchange]) -> list[Frame]:
 
 
 def finish_each(exchanges: Iterable[Exchange]) -> list[Frame | Exception]:
-    """Send all requests, then take all answers: servers work beside each other, and no thread is needed for it.
+    """Send all requests, then receive all answers: servers work in parallel without threads here.
 
-    All are waited for, also after a failure, so that nothing is under way any more.
+    Returns an answer or an error for each. Waits for all of them even after a failure, so that nothing is left in flight.
     """
     started = list(exchanges)
     for exchange in started:

@@ -1,4 +1,4 @@
-"""Tokens: the secret that a server asks for and its clients send."""
+"""Tokens: the secret that a server requires of its clients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def reveal(token: str | SecretStr | None) -> str | None:
 
 
 def new_token() -> str:
-    """Draw a token that nobody can guess.
+    """Draw a token that cannot be guessed.
 
     Example:
         >>> new_token() == new_token(), len(new_token())
@@ -62,7 +62,7 @@ def read_token(file: Path | None, environ: Mapping[str, str] | None = None) -> s
     try:
         return data.decode().strip()
     except UnicodeDecodeError:
-        raise ConfigError(f"--token-file: expected text, {file} is none") from None
+        raise ConfigError(f"--token-file: expected UTF-8 text in {file}") from None
 
 
 def read_secret_file(file: Path, option: str) -> bytes:
@@ -74,7 +74,7 @@ def read_secret_file(file: Path, option: str) -> bytes:
     """
     try:
         with file.open("rb") as opened:
-            # Of the open file: a path could lead elsewhere a moment later.
+            # Of the open file: the path could name another one a moment later.
             mode = os.fstat(opened.fileno()).st_mode
             if mode & _OTHERS:
                 raise ConfigError(

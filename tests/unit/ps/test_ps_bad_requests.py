@@ -17,9 +17,9 @@ from monolith.ps.server.dispatch import Dispatcher
 from monolith.table import TableConfig
 from monolith.testing import sgd_table_config
 from monolith.transport.calls import BasicCall
+from monolith.transport.errors import decode_error
 from monolith.transport.frames import Frame, decode, encode
-from monolith.transport.remote_errors import raised
-from monolith.transport.stream_pool import Transport, connector_to
+from monolith.transport.link import Transport, connector_to
 
 PUSH = {"worker": "w", "epoch": 1, "sequence": 1}
 IDS, SPLITS = np.array([1, 2]), np.array([0, 1, 2])
@@ -40,7 +40,7 @@ def ask(server: Dispatcher, call: int, text: object, *arrays: np.ndarray) -> Fra
     frame = decode(server.answer(encode(call=call, request=9, text=words, arrays=arrays)))
     assert frame.request == 9
     if frame.call == BasicCall.ERROR:
-        raise raised(frame.text, "test")
+        raise decode_error(frame.text, "test")
     return frame
 
 
@@ -177,9 +177,9 @@ def test_what_breaks_inside_is_the_servers_fault_and_not_the_end(
 
 def test_an_error_class_that_is_not_ours_is_never_made() -> None:
     for name in ("SystemExit", "os.system", "MonolithError", "__import__", ""):
-        assert type(raised(json.dumps({"error": name, "message": "m"}), "x")) is ServerError
-    assert isinstance(raised("{", "x"), ProtocolError)
-    assert isinstance(raised('{"error": "InvalidArgumentError", "message": "m"}', "x"), InvalidArgumentError)
+        assert type(decode_error(json.dumps({"error": name, "message": "m"}), "x")) is ServerError
+    assert isinstance(decode_error("{", "x"), ProtocolError)
+    assert isinstance(decode_error('{"error": "InvalidArgumentError", "message": "m"}', "x"), InvalidArgumentError)
 
 
 @pytest.mark.parametrize("transport", ["socket", "flight"])

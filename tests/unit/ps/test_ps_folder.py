@@ -32,8 +32,8 @@ from monolith.ps.server.state import ServerState
 from monolith.state import restore_tables
 from monolith.table import Adagrad, Bags, Gradient, Segment, SlidingAdmission, TableConfig
 from monolith.testing import sgd_table_config
+from monolith.transport.errors import decode_error
 from monolith.transport.frames import decode, encode
-from monolith.transport.remote_errors import raised
 from same_port import started_again
 
 ITEM = TableConfig(name="item", segments=(Segment(dim=2, optimizer=Adagrad(learning_rate=0.5)),))
@@ -191,7 +191,7 @@ def test_a_fenced_server_acknowledges_nothing_and_ends(tmp_path: Path) -> None:
                 answer = decode(
                     stale._dispatcher.answer(encode(call=Call.ASSIGN_ADD, request=1, text=write, arrays=arrays))
                 )
-                assert isinstance(raised(answer.text, "stale"), FencedError)
+                assert isinstance(decode_error(answer.text, "stale"), FencedError)
                 assert stale.wait(timeout=10)
                 add(reader, 1)
                 assert rows(reader, "count", [1]) == [[3.0]]

@@ -34,12 +34,12 @@ from monolith.ps.server.dispatch import Dispatcher
 from monolith.table import Bags, Gradient
 from monolith.testing import sgd_table_config
 from monolith.testing.servers import free_ports
-from monolith.transport import socket_service
+from monolith.transport import sockets
 from monolith.transport.calls import BasicCall
-from monolith.transport.deadlines import Deadlines
+from monolith.transport.flight import Deadlines
 from monolith.transport.framed_socket import local_name
 from monolith.transport.frames import decode, encode
-from monolith.transport.stream_pool import StreamPool, Transport, connector_to
+from monolith.transport.link import StreamPool, Transport, connector_to
 from same_port import started_again
 
 BOTH = pytest.mark.parametrize("transport", ["socket", "flight"])
@@ -173,7 +173,7 @@ def test_no_server_at_all_is_unavailable(transport: Transport) -> None:
 
 
 def test_a_stream_that_nobody_uses_for_long_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_service, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(sockets, "HELLO_SECONDS", 0.05)
     with ParameterServer(ServerConfig(max_streams=1)) as server:
         connector = connector_to(server.address, transport="socket", timeout=30, token=None, tls_root_certs=None)
         deadline = time.monotonic() + 60

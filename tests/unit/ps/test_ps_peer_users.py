@@ -11,7 +11,7 @@ import pytest
 from monolith.ps import ParameterServer, RemoteStore
 from monolith.testing.servers import free_ports
 from monolith.transport.framed_socket import FramedSocket, hello, local_name
-from monolith.transport.socket_stream import SocketConnector
+from monolith.transport.sockets import SocketConnector
 from real_servers import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract Unix sockets")

@@ -9,7 +9,7 @@ import pytest
 
 from monolith.ps import ParameterServer, ServerConfig
 from monolith.testing.servers import free_ports
-from monolith.transport.socket_service import SocketService
+from monolith.transport.sockets import SocketService
 
 
 def test_a_server_has_ended_when_nobody_accepts_connections_any_more(monkeypatch: pytest.MonkeyPatch) -> None:

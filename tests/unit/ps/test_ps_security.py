@@ -10,7 +10,7 @@ import pytest
 from monolith.errors import AuthenticationError, ConfigError, StorageError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig, ServerStore
 from monolith.testing import sgd_table_config
-from monolith.transport.stream_pool import Transport
+from monolith.transport.link import Transport
 from tls import TOKEN
 
 
@@ -54,7 +54,7 @@ def test_every_stream_without_the_token_is_turned_away_and_logged(
                 [sgd_table_config(1, name="t")],
                 config=ClientConfig(token=token, transport=transport),
             )
-        assert "turned away a client: its token is missing or wrong" in caplog.text
+        assert "refused a client: its token is missing or wrong" in caplog.text
         with RemoteStore(server.address, config=ClientConfig(token=TOKEN, transport=transport)) as store:
             assert store.stats() == {}
 
@@ -115,7 +115,7 @@ def test_a_weak_token_is_refused_and_never_shown(token: str) -> None:
 
 def test_files_that_are_missing_or_not_pem_are_named(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     cert, _ = certificate
-    with pytest.raises(ConfigError, match="belong together"):
+    with pytest.raises(ConfigError, match="give both tls_cert and tls_key"):
         ParameterServer(ServerConfig(tls_cert=cert))
     with pytest.raises(StorageError, match="tls_key: cannot read"):
         ParameterServer(ServerConfig(tls_cert=cert, tls_key=tmp_path / "absent"))

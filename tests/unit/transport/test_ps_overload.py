@@ -22,14 +22,12 @@ from monolith.errors import OverloadedError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig
 from monolith.ps.protocol.calls import Call
 from monolith.transport import link as link_module
-from monolith.transport import socket_service
-from monolith.transport.calls import Answer, BasicCall
-from monolith.transport.frame_calls import FrameCalls
+from monolith.transport import sockets
+from monolith.transport.calls import Answer, BasicCall, FrameCalls
+from monolith.transport.errors import decode_error
 from monolith.transport.framed_socket import FramedSocket, hello
 from monolith.transport.frames import Frame, decode, encode
-from monolith.transport.link import Link
-from monolith.transport.remote_errors import raised
-from monolith.transport.stream_pool import StreamPool, Transport, connector_to
+from monolith.transport.link import Link, StreamPool, Transport, connector_to
 from real_servers import until
 
 BOTH = pytest.mark.parametrize("transport", ["socket", "flight"])
@@ -59,7 +57,7 @@ def ask_once(address: str, transport: Transport, request: np.ndarray) -> Frame:
         stream.close()
         connector.close()
     if frame.call == BasicCall.ERROR:
-        raise raised(frame.text, address)
+        raise decode_error(frame.text, address)
     return frame
 
 
@@ -84,7 +82,7 @@ def test_health_is_answered_while_all_streams_are_taken(
         with pytest.raises(OverloadedError, match=r"1 streams are open, no more are allowed"):
             ask_once(server.address, transport, encode(call=Call.STATS, request=1, text="{}"))
         link = Link(server.address, timeout=20.0, transport=transport)
-        for _ in range(2 * socket_service.HEALTH_STREAMS):
+        for _ in range(2 * sockets.HEALTH_STREAMS):
             assert "tables" in json.loads(link.call(BasicCall.HEALTH).text)
         link.close()
         if transport == "socket":
@@ -111,7 +109,7 @@ def test_it_accepts_again_when_descriptors_are_back(
         return accept(listener)
 
     with caplog.at_level(logging.WARNING, "monolith.transport"):
-        monkeypatch.setattr(socket_service, "RETRY_SECONDS", 0.001)
+        monkeypatch.setattr(sockets, "RETRY_SECONDS", 0.001)
         monkeypatch.setattr(socket.socket, "accept", failing)
         with ParameterServer() as server, RemoteStore(server.address) as store:
             assert store.stats() == {}
@@ -125,7 +123,7 @@ def test_it_accepts_again_when_descriptors_are_back(
 def test_who_cannot_be_accepted_is_let_go_and_not_left_waiting() -> None:
     with ParameterServer() as server:
         service = server._service
-        assert isinstance(service, socket_service.SocketService)
+        assert isinstance(service, sockets.SocketService)
         with (
             socket.create_server(("127.0.0.1", 0)) as listener,
             socket.create_connection(listener.getsockname()) as client,
@@ -150,7 +148,7 @@ def test_it_goes_on_when_no_thread_can_be_started(
         with RemoteStore(server.address) as store:
             assert store.stats() == {}
         service = server._service
-        assert isinstance(service, socket_service.SocketService)
+        assert isinstance(service, sockets.SocketService)
         until(lambda: not service._connections)
     assert "cannot serve a connection: can't start new thread" in caplog.text
 
@@ -158,7 +156,7 @@ def test_it_goes_on_when_no_thread_can_be_started(
 def test_strangers_who_say_nothing_keep_nobody_out() -> None:
     with ParameterServer(ServerConfig(max_streams=2)) as server, ExitStack() as strangers:
         service = server._service
-        assert isinstance(service, socket_service.SocketService)
+        assert isinstance(service, sockets.SocketService)
         for _ in range(service._most + 5):
             strangers.enter_context(connected(server))
         until(lambda: len(service._connections) >= service._most)
@@ -181,7 +179,7 @@ def test_an_idle_stream_is_closed_and_its_client_opens_another_without_looking_f
 
 @pytest.mark.parametrize("sent", [struct.pack("<Q", 100_000), struct.pack("<Q", 100_000) + b"some"])
 def test_a_request_that_comes_too_slowly_ends_its_stream(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_service, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(sockets, "SLOW_SECONDS", 0.05)
     with ParameterServer(ServerConfig(min_bytes_per_sec=10**9)) as server, connected(server) as slow:
         slow.send(hello(None))
         assert len(slow.receive(8, deadline=time.monotonic() + 30)) == 8
@@ -190,10 +188,10 @@ def test_a_request_that_comes_too_slowly_ends_its_stream(sent: bytes, monkeypatc
 
 
 def test_an_answer_that_nobody_reads_ends_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_service, "SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(sockets, "SLOW_SECONDS", 0.05)
     with ParameterServer(ServerConfig(max_streams=1, min_bytes_per_sec=10**9)) as server, connected(server) as deaf:
         service = server._service
-        assert isinstance(service, socket_service.SocketService)
+        assert isinstance(service, sockets.SocketService)
         large = encode(call=1, request=1, text="", arrays=[np.zeros(10_000_000)])
         monkeypatch.setattr(service._calls, "answer", lambda data, **options: large)
         deaf.send(hello(None))
@@ -228,7 +226,7 @@ def test_requests_beyond_the_limit_are_refused_at_once_and_health_is_not() -> No
     assert calls.inside.wait(30)
     refused = json.loads(decode(calls.answer(request)).text)
     assert refused["error"] == "OverloadedError"
-    assert "1 requests are under way" in refused["message"]
+    assert "1 requests are running" in refused["message"]
     assert decode(calls.answer(encode(call=BasicCall.HEALTH, request=2, text="{}"))).call == BasicCall.HEALTH
     calls.go_on.set()
     first.join()
@@ -303,7 +301,7 @@ def test_warnings_about_the_same_come_once_in_a_while(caplog: pytest.LogCaptureF
 def test_a_server_that_several_threads_shut_down_closes_its_spare_descriptor_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spare = socket_service._Spare()
+    spare = sockets._Spare()
     closed: list[int] = []
     both = threading.Barrier(2)
     real = os.close

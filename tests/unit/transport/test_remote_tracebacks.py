@@ -11,9 +11,9 @@ import pytest
 from monolith.errors import InvalidArgumentError, ServerError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig
 from monolith.ps.protocol.calls import Call
+from monolith.transport.errors import encode_error
 from monolith.transport.frames import Frame
-from monolith.transport.remote_errors import described
-from monolith.transport.stream_pool import Transport
+from monolith.transport.link import Transport
 
 SECRET = "Traceback (most recent call last)"
 
@@ -41,9 +41,9 @@ def test_a_fault_of_the_server_is_told_in_a_line_and_logged_in_full(
 
 
 def test_an_error_that_quotes_a_traceback_is_cut_before_it() -> None:
-    told = described(InvalidArgumentError(f"a source failed: {SECRET}:\n  File secret.py"))
+    told = encode_error(InvalidArgumentError(f"a source failed: {SECRET}:\n  File secret.py"))
     assert told.message == "a source failed: "
-    assert len(described(ValueError("x" * 10_000)).message) < 1000
+    assert len(encode_error(ValueError("x" * 10_000)).message) < 1000
 
 
 @pytest.mark.parametrize("broken", ["answer", "answer_health_only"])

@@ -14,7 +14,7 @@ from monolith.dataservice import DataClientConfig, DataWorkerConfig, DispatcherC
 from monolith.errors import ConfigError, StorageError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig
 from monolith.train.runner import RunnerConfig
-from monolith.transport.frame_server import ListenConfig
+from monolith.transport.server import ListenConfig
 from monolith.transport.tokens import read_token, reveal
 
 TOKEN = "correct-horse-battery"
@@ -106,7 +106,7 @@ def test_a_token_file_that_is_none_is_an_error_that_names_it(tmp_path: Path) -> 
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\xfd" * 10)
     binary.chmod(0o600)
-    with pytest.raises(ConfigError, match="--token-file: expected text"):
+    with pytest.raises(ConfigError, match="--token-file: expected UTF-8 text"):
         read_token(binary)
 
 

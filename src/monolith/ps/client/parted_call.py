@@ -12,8 +12,7 @@ from monolith.errors import DeadlineExceededError, OwnershipChangedError
 from monolith.ps.client.bag_split import split_by_owner
 from monolith.ps.client.server_routes import Route, ServerRoutes
 from monolith.transport.frames import Frame
-from monolith.transport.link import Exchange, Link, finish_each
-from monolith.transport.pauses import spread
+from monolith.transport.link import Exchange, Link, finish_each, jittered
 
 __all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "Part", "Places", "run_parts"]
 
@@ -80,7 +79,7 @@ def run_parts(
         if time.monotonic() >= deadline:
             raise DeadlineExceededError(f"buckets were on their way from one server to another for {timeout:g} s")
         if turn:
-            time.sleep(spread(pause))
+            time.sleep(jittered(pause))
             pause = min(2 * pause, LONGEST_PAUSE)
         route, turn = routes.after(route), turn + 1
         waiting = _split_again(ids, refused, route, kept)

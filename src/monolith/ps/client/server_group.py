@@ -33,8 +33,7 @@ from monolith.table.embedding_table import TableStats
 from monolith.transport.addresses import distinct_addresses
 from monolith.transport.calls import BasicCall, CallNumber, Name
 from monolith.transport.frames import Frame
-from monolith.transport.link import Link, finish_all
-from monolith.transport.stream_pool import Transport
+from monolith.transport.link import Link, Transport, finish_all
 from monolith.transport.tokens import Token, reveal
 
 __all__ = ["ClientConfig", "ServerGroup", "link_to"]

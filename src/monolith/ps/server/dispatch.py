@@ -33,8 +33,7 @@ from monolith.ps.server.state import ServerState
 from monolith.ps.server.table_calls import TableCalls
 from monolith.state.storage import StrPath
 from monolith.table.buckets import NUM_BUCKETS
-from monolith.transport.calls import Answer, BasicCall, CallNumber, json_answer, message_of
-from monolith.transport.frame_calls import FrameCalls
+from monolith.transport.calls import Answer, BasicCall, CallNumber, FrameCalls, json_answer, message_of
 from monolith.transport.frames import Frame, allocate
 from monolith.transport.link import Link
 

@@ -17,7 +17,7 @@ from monolith.ps.messages import BucketsAt, ParametersAt
 from monolith.ps.server.pushes import PushLedger, WorkerRecord
 from monolith.ps.server.worker_progress import BucketProgress, ParameterProgress
 from monolith.transport.calls import Answer, Whole
-from monolith.transport.remote_errors import RemoteError, described
+from monolith.transport.errors import RemoteError, encode_error
 
 __all__ = [
     "KnownWorker",
@@ -143,7 +143,7 @@ def _described(record: WorkerRecord[Answer]) -> dict[str, object]:
 
 def _outcome(outcome: Answer | Exception) -> dict[str, object]:
     if isinstance(outcome, Exception):
-        return {"failure": described(outcome).model_dump()}
+        return {"failure": encode_error(outcome).model_dump()}
     if not outcome.arrays and outcome.text == _DONE.text:
         return {}
     return {"text": outcome.text, "arrays": [array.tolist() for array in outcome.arrays]}

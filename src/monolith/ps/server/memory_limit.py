@@ -7,7 +7,7 @@ import resource
 from collections.abc import Callable
 
 from monolith.errors import MemoryLimitError
-from monolith.transport.frame_memory import FrameMemory
+from monolith.transport.calls import FrameMemory
 
 __all__ = ["MemoryLimit"]
 

@@ -10,8 +10,8 @@ from pydantic import Field
 from monolith.ps.server.bucket_moves import PIECE_BYTES
 from monolith.ps.server.dispatch import PEER_SECONDS, Dispatcher
 from monolith.state.restore_points import Moment
-from monolith.transport.frame_server import FrameServer, ListenConfig, read_pem, require_safe
 from monolith.transport.link import Link
+from monolith.transport.server import FrameServer, ListenConfig, read_pem, require_safe
 from monolith.transport.tokens import reveal
 from monolith.urls import LocalPath, Location
 

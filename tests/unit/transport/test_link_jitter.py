@@ -9,12 +9,11 @@ import pytest
 from monolith.errors import UnavailableError
 from monolith.testing.servers import free_ports
 from monolith.transport.calls import BasicCall
-from monolith.transport.link import Link
-from monolith.transport.pauses import spread
+from monolith.transport.link import Link, jittered
 
 
 def test_a_pause_is_between_half_of_what_was_asked_for_and_all_of_it() -> None:
-    pauses = [spread(2.0) for _ in range(1000)]
+    pauses = [jittered(2.0) for _ in range(1000)]
     assert 1.0 <= min(pauses) < 1.1
     assert 1.9 < max(pauses) <= 2.0
 

@@ -1,4 +1,4 @@
-"""The server's side of the socket transport: a thread for each connection, which waits in the kernel most of the time."""
+"""Frames over plain sockets: the streams of a client, and the service that a server listens with."""
 
 from __future__ import annotations
 
@@ -11,27 +11,164 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from monolith.console import RareWarnings
-from monolith.errors import OverloadedError, ProtocolError, UnavailableError
+from monolith.errors import (
+    AuthenticationError,
+    DeadlineExceededError,
+    MonolithError,
+    OverloadedError,
+    ProtocolError,
+    UnavailableError,
+)
 from monolith.process_bound import let_go_in_children
-from monolith.transport.frame_calls import FrameCalls
-from monolith.transport.framed_socket import HELLO, FramedSocket, NoRoomError, TooLongError, Welcome, local_name
-from monolith.transport.frames import MAGIC, VERSION
-from monolith.transport.services import StreamLimits
+from monolith.transport.addresses import connect
+from monolith.transport.calls import FrameCalls
+from monolith.transport.framed_socket import (
+    HELLO,
+    FramedSocket,
+    NoMemoryError,
+    TooLongError,
+    Welcome,
+    hello,
+    local_name,
+    peer_uid,
+)
+from monolith.transport.frames import MAGIC, VERSION, Frame, decode
 
-__all__ = ["SocketService"]
+if TYPE_CHECKING:
+    from monolith.transport.server import ListenConfig
+
+__all__ = ["SocketConnector", "SocketService", "SocketStream"]
+
+_logger = logging.getLogger(__name__)
+
+
+class SocketStream:
+    """One connection, with one request in flight at a time."""
+
+    def __init__(self, connection: FramedSocket, address: str) -> None:
+        self._connection = connection
+        self._address = address
+
+    def send(self, *parts: np.ndarray, deadline: float) -> None:
+        """Send the bytes of a request."""
+        try:
+            self._connection.send_frame(*parts, deadline=deadline)
+        except OSError as error:
+            raise _failure(self._address, error) from None
+
+    def receive(self, request: int, *, deadline: float) -> Frame:
+        """Return the answer to `request`. Answers to other requests, delivered twice by the network, are skipped."""
+        while True:
+            try:
+                data = self._connection.receive_frame(deadline=deadline)
+            except OSError as error:
+                raise _failure(self._address, error) from None
+            shared = self._connection.shared
+            # The server may overwrite it as soon as the next request is sent.
+            frame = decode(data.copy() if shared is not None and shared.is_incoming(data) else data)
+            # Requests are numbered from 1. 0 answers a frame whose number could not be read.
+            if frame.request in (0, request):
+                return frame
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server has not closed it. Between requests, nothing but the end of the stream can arrive."""
+        return not self._connection.is_readable()
+
+    def close(self) -> None:
+        """Close the stream in any state."""
+        self._connection.close()
+
+
+class SocketConnector:
+    """Opens connections to one server."""
+
+    def __init__(self, address: str, *, token: str | None) -> None:
+        self._address = address
+        host, _, port = address.rpartition(":")
+        self._endpoint = (host.strip("[]"), int(port))
+        self._name = local_name(*self._endpoint)
+        self._hello = hello(token)
+
+    def open(self, *, deadline: float) -> SocketStream:
+        """Return a connection that the server has accepted."""
+        try:
+            connection = FramedSocket(
+                self._nearby() or connect(*self._endpoint, max(0.001, deadline - time.monotonic())), offers_memory=True
+            )
+        except OSError as error:
+            raise _failure(self._address, error) from None
+        try:
+            connection.send(self._hello, deadline=deadline)
+            _require_welcome(connection.receive(HELLO.size, deadline=deadline), self._address)
+        except BaseException as error:
+            connection.close()
+            raise (_failure(self._address, error) if isinstance(error, OSError) else error) from None
+        return SocketStream(connection, self._address)
+
+    def close(self) -> None:
+        """Connections share nothing, so there is nothing to close."""
+
+    def _nearby(self) -> socket.socket | None:
+        """Return a Unix connection if the server is on this machine."""
+        if self._name is None or not hasattr(socket, "SO_PEERCRED"):
+            return None
+        local = socket.socket(socket.AF_UNIX)
+        # A full backlog would block without a time limit. TCP waits within the deadline.
+        local.setblocking(False)
+        try:
+            local.connect(self._name)
+            user = peer_uid(local)
+        except OSError:
+            local.close()
+            return None
+        if user != os.geteuid():
+            # Any user can bind a name that no server has bound yet. Over TCP no memory is shared.
+            _logger.debug("%s: a process of user %s listens on this machine; using TCP", self._address, user)
+            local.close()
+            return None
+        return local
+
+
+def _require_welcome(answer: np.ndarray, address: str) -> None:
+    magic, version, said = HELLO.unpack(answer.data)
+    if magic != MAGIC:
+        raise ProtocolError(
+            f"the server at {address} does not speak frames over plain sockets; if it speaks Flight, "
+            "give ClientConfig(transport='flight'), and tls_root_certs if it has TLS"
+        )
+    if said == Welcome.WRONG_TOKEN:
+        raise AuthenticationError(
+            f"the server at {address} asks for a token, and none or another one was sent; give token=, "
+            "or take RunnerConfig.from_env().client in a script that monolith launch runs"
+        )
+    if said == Welcome.TOO_MANY_STREAMS:
+        raise OverloadedError(f"the server at {address} has reached its limit of streams")
+    if said != Welcome.ACCEPTED:
+        raise ProtocolError(f"the server at {address} speaks version {version}, not {VERSION}; upgrade the older side")
+
+
+def _failure(address: str, error: OSError) -> MonolithError:
+    if isinstance(error, MonolithError):
+        return error
+    if isinstance(error, TimeoutError):
+        return DeadlineExceededError(f"the server at {address} did not answer in time")
+    return UnavailableError(f"the server at {address}: {error.strerror or error}")
+
 
 HELLO_SECONDS = 10.0
-"""How long one who has connected may take to say who it is."""
+"""How long a new connection may take to send its hello."""
 SLOW_SECONDS = 10.0
-"""How long a message may take however slow its sender is."""
+"""How long a message may take however slow the connection is."""
 HEALTH_STREAMS = 8
-"""Streams beyond `max_streams` that are open for one health check each."""
+"""Streams beyond `max_streams`, for one health check each."""
 HEALTH_BYTES = 4096
-"""A health check is smaller."""
+"""Upper limit for the size of a health check."""
 RETRY_SECONDS = 0.05
 """Pause before a connection is accepted again after the system had no descriptor or memory for one."""
 
@@ -39,22 +176,22 @@ _logger = logging.getLogger(__name__)
 
 
 class SocketService:
-    """Hands each frame of each connection to `calls` and sends its answer back."""
+    """Passes each frame of each connection to `calls` and sends the answer back. Each connection has a thread."""
 
-    def __init__(self, calls: FrameCalls, *, host: str, port: int, token: str | None, limits: StreamLimits) -> None:
+    def __init__(self, calls: FrameCalls, config: ListenConfig, *, token: str | None) -> None:
         self._calls = calls
         self._token = (token or "").encode()
-        self._limits = limits
-        self._free = threading.Semaphore(limits.max_streams)
+        self._config = config
+        self._free = threading.Semaphore(config.max_streams)
         self._for_health = threading.Semaphore(HEALTH_STREAMS)
-        self._most = 2 * limits.max_streams + HEALTH_STREAMS
+        self._most = 2 * config.max_streams + HEALTH_STREAMS
         self._connections: dict[FramedSocket, bool] = {}
-        """Each with whether it is known who it is, the oldest first."""
+        """Whether each has sent a valid hello, oldest first."""
         self._ended = threading.Condition()
         self._stopping = False
         self._warnings = RareWarnings(_logger)
         self._spare = _Spare()
-        self._listeners = _listeners(host, port, backlog=limits.max_streams)
+        self._listeners = _listeners(config.host, config.port, backlog=config.max_streams)
         self.port: int = self._listeners[0].getsockname()[1]
         self._accepting = [
             threading.Thread(target=self._accept, args=(listener,), name="monolith-ps-accept", daemon=True)
@@ -65,7 +202,7 @@ class SocketService:
         let_go_in_children(self)
 
     def let_go(self) -> None:
-        """Close the sockets in a forked child: it would keep the port after the death of the server, and answer nobody."""
+        """Close the sockets in a forked child, which would keep the port open after the server has died."""
         for listener in self._listeners:
             listener.close()
         for connection in self._connections:
@@ -73,7 +210,7 @@ class SocketService:
         self._connections, self._ended = {}, threading.Condition()
 
     def shutdown(self) -> None:
-        """Stop listening, send the answers that are on their way, wait until every connection has ended."""
+        """Stop listening, send the answers of running requests, and wait until every connection has ended."""
         with self._ended:
             self._stopping = True
             for connection in self._connections:
@@ -84,14 +221,14 @@ class SocketService:
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
         for thread in self._accepting:
-            # As long as it is in accept, the address is taken: a successor could not listen there.
+            # While it is in accept the address is in use, and a successor could not listen there.
             thread.join()
         with self._ended:
             self._ended.wait_for(lambda: not self._connections)
         self._spare.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept connections until the service stops. Whatever a connection cannot get, the next one is tried."""
+        """Accept connections until the service stops. A connection that cannot be served is closed."""
         while not self._stopping:
             try:
                 connected, _ = listener.accept()
@@ -114,7 +251,7 @@ class SocketService:
             len(self._connections),
         )
         if error.errno == errno.EMFILE:
-            # A client that waits to be accepted would wait for ever: close its connection instead.
+            # A client in the backlog would wait for ever: accept and close its connection.
             with self._spare.given_up(), suppress(OSError):
                 listener.setblocking(False)
                 try:
@@ -124,7 +261,7 @@ class SocketService:
         time.sleep(RETRY_SECONDS)
 
     def _begin(self, connected: socket.socket) -> None:
-        connection = FramedSocket(connected, takes_room=True)
+        connection = FramedSocket(connected, accepts_memory=True)
         uid = connection.peer_uid
         if uid not in (None, 0, os.geteuid()):
             self._warnings.warn(
@@ -148,24 +285,24 @@ class SocketService:
             raise
 
     def _drop_oldest_stranger(self) -> None:
-        """Close the connection that has waited longest without saying who it is. More may connect than are admitted."""
+        """Close the oldest connection that has not sent a hello. More may connect than are served."""
         stranger = next((connection for connection, is_known in self._connections.items() if not is_known), None)
         if stranger is not None:
-            self._warnings.warn("%s connections are open: closed one that did not say who it is", self._most)
+            self._warnings.warn("%s connections are open: closed one that sent no hello", self._most)
             del self._connections[stranger]
             stranger.close()
 
     def _run(self, connection: FramedSocket) -> None:
         try:
-            if self._is_known(connection):
+            if self._is_accepted(connection):
                 with self._ended:
                     if connection in self._connections:
                         self._connections[connection] = True
-                self._let_in(connection)
+                self._serve(connection)
         except TimeoutError as error:
             _logger.info("closed a stream: %s", error)
         except OSError:
-            # The client has gone, or speaks another language: there is nobody to tell.
+            # The client has disconnected or speaks another protocol: there is nobody to answer.
             pass
         finally:
             self._end(connection)
@@ -176,7 +313,7 @@ class SocketService:
             self._connections.pop(connection, None)
             self._ended.notify_all()
 
-    def _is_known(self, connection: FramedSocket) -> bool:
+    def _is_accepted(self, connection: FramedSocket) -> bool:
         deadline = time.monotonic() + HELLO_SECONDS
         magic, version, size = HELLO.unpack(connection.receive(HELLO.size, deadline=deadline).data)
         if magic != MAGIC:
@@ -185,30 +322,30 @@ class SocketService:
             return _say(connection, Welcome.OTHER_VERSION)
         token = connection.receive(size, deadline=deadline).tobytes()
         if self._token and not hmac.compare_digest(token, self._token):
-            self._warnings.warn("turned away a client: its token is missing or wrong")
+            self._warnings.warn("refused a client: its token is missing or wrong")
             return _say(connection, Welcome.WRONG_TOKEN)
         return True
 
-    def _let_in(self, connection: FramedSocket) -> None:
+    def _serve(self, connection: FramedSocket) -> None:
         if not self._free.acquire(blocking=False):
-            self._let_in_for_health(connection)
+            self._serve_health(connection)
             return
         try:
-            _say(connection, Welcome.COME_IN)
+            _say(connection, Welcome.ACCEPTED)
             while True:
                 self._answer_one(connection)
         finally:
             self._free.release()
 
-    def _let_in_for_health(self, connection: FramedSocket) -> None:
-        """Answer one health check. Any other request is refused because there are too many streams."""
-        why = f"{self._limits.max_streams} streams are open, no more are allowed; close some, or raise max_streams"
+    def _serve_health(self, connection: FramedSocket) -> None:
+        """Answer one health check. Any other request is refused with `OverloadedError`."""
+        why = f"{self._config.max_streams} streams are open, no more are allowed; close some, or raise max_streams"
         self._warnings.warn("refused a client: %s", why)
         if not self._for_health.acquire(blocking=False):
             _say(connection, Welcome.TOO_MANY_STREAMS)
             return
         try:
-            _say(connection, Welcome.COME_IN)
+            _say(connection, Welcome.ACCEPTED)
             deadline = time.monotonic() + HELLO_SECONDS
             try:
                 data = connection.receive_frame(max_bytes=HEALTH_BYTES, deadline=deadline)
@@ -226,15 +363,15 @@ class SocketService:
             connection.send_frame(answer, deadline=self._finish_by(len(answer)))
 
     def _answer_to(self, connection: FramedSocket, take: Callable[[int], bool]) -> np.ndarray:
-        """Receive a request and work on it. `take` says whether there is memory for it."""
+        """Receive a request and return its answer. `take` says whether there is memory for it."""
         try:
             data = connection.receive_frame(
-                max_bytes=self._limits.max_message_bytes,
-                deadline=time.monotonic() + self._limits.idle_secs,
+                max_bytes=self._config.max_message_bytes,
+                deadline=time.monotonic() + self._config.idle_secs,
                 finish_by=self._finish_by,
                 take=take,
             )
-        except NoRoomError as long:
+        except NoMemoryError as long:
             why = f"requests and answers of {self._calls.frames.in_use:,} bytes are in memory"
             self._warnings.warn("refused a request of %s bytes: %s", long.size, why)
             return self._calls.refused(
@@ -242,20 +379,20 @@ class SocketService:
             )
         except TooLongError as long:
             error = ProtocolError(
-                f"frame: expected at most {self._limits.max_message_bytes:,} bytes, got {long.size:,}; send smaller batches"
+                f"frame: expected at most {self._config.max_message_bytes:,} bytes, got {long.size:,}; send smaller batches"
             )
             return self._calls.refused(long.head, error)
-        room = connection.room
-        is_shared = room is not None and room.is_incoming(data)
-        return self._calls.answer(data, is_shared=is_shared, out=None if room is None else room.outgoing)
+        shared = connection.shared
+        is_shared = shared is not None and shared.is_incoming(data)
+        return self._calls.answer(data, is_shared=is_shared, out=None if shared is None else shared.outgoing)
 
     def _finish_by(self, size: int) -> float:
-        """When a message of `size` bytes must have been received or sent."""
-        return time.monotonic() + SLOW_SECONDS + size / self._limits.min_bytes_per_sec
+        """Return when a message of `size` bytes must have been received or sent."""
+        return time.monotonic() + SLOW_SECONDS + size / self._config.min_bytes_per_sec
 
 
 class _Spare:
-    """A descriptor that is kept for the moment when no other is left."""
+    """A descriptor in reserve for the moment when no other is left."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
@@ -274,13 +411,13 @@ class _Spare:
                 self._take()
 
     def close(self) -> None:
-        """Close the descriptor for good. May be called again, and by several threads at once."""
+        """Close the descriptor. Idempotent and thread-safe."""
         with self._lock:
             self._closed = True
             self._free()
 
     def _free(self) -> None:
-        # A descriptor that is closed twice may be somebody else's the second time.
+        # Closed twice, the number may belong to another file the second time.
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -292,7 +429,7 @@ class _Spare:
 
 
 def _listeners(host: str, port: int, *, backlog: int) -> list[socket.socket]:
-    """On TCP, and beside it for processes of this machine."""
+    """Listen on TCP, and on a Unix socket for processes of this machine."""
     made: list[socket.socket] = []
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -311,4 +448,4 @@ def _listeners(host: str, port: int, *, backlog: int) -> list[socket.socket]:
 
 def _say(connection: FramedSocket, said: Welcome) -> bool:
     connection.send(HELLO.pack(MAGIC, VERSION, said))
-    return said == Welcome.COME_IN
+    return said == Welcome.ACCEPTED

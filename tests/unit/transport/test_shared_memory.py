@@ -20,9 +20,15 @@ from monolith.ps.protocol.calls import Call
 from monolith.ps.server.dispatch import Dispatcher
 from monolith.testing import sgd_table_config
 from monolith.transport.calls import BasicCall
-from monolith.transport.framed_socket import FramedSocket, hello, local_name
+from monolith.transport.framed_socket import (
+    SHARED_BYTES,
+    FramedSocket,
+    SharedMemory,
+    hello,
+    local_name,
+    make_shared_memory,
+)
 from monolith.transport.frames import SHARED_FROM, Frame, decode, encode, own
-from monolith.transport.shared_room import ROOM_BYTES, SharedRoom, make_room
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no memory of this kind")
 
@@ -32,7 +38,7 @@ SHARED, ROOM_COMES = 2**63, 2**62
 @pytest.fixture
 def ends() -> Iterator[tuple[FramedSocket, FramedSocket]]:
     near, far = socket.socketpair()
-    client, server = FramedSocket(near, makes_room=True), FramedSocket(far, takes_room=True)
+    client, server = FramedSocket(near, offers_memory=True), FramedSocket(far, accepts_memory=True)
     yield client, server
     client.close()
     server.close()
@@ -42,7 +48,7 @@ def data_of(size: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, size=size, dtype=np.uint8)
 
 
-@pytest.mark.parametrize("size", [SHARED_FROM, SHARED_FROM + 1, ROOM_BYTES])
+@pytest.mark.parametrize("size", [SHARED_FROM, SHARED_FROM + 1, SHARED_BYTES])
 def test_a_large_frame_is_read_where_it_was_written_in_both_directions(
     ends: tuple[FramedSocket, FramedSocket], size: int
 ) -> None:
@@ -51,13 +57,13 @@ def test_a_large_frame_is_read_where_it_was_written_in_both_directions(
         asked, answer = data_of(size, turn), data_of(size, 10 + turn)
         client.send_frame(asked[:100], asked[100:])
         got = server.receive_frame()
-        assert server.room is not None
-        assert server.room.is_incoming(got)
+        assert server.shared is not None
+        assert server.shared.is_incoming(got)
         assert np.array_equal(got, asked)
         server.send_frame(answer)
         back = client.receive_frame()
-        assert client.room is not None
-        assert client.room.is_incoming(back)
+        assert client.shared is not None
+        assert client.shared.is_incoming(back)
         assert np.array_equal(back, answer)
 
 
@@ -65,16 +71,16 @@ def test_small_and_huge_frames_go_through_the_socket(ends: tuple[FramedSocket, F
     client, server = ends
     client.send_frame(data_of(SHARED_FROM - 1))
     assert len(server.receive_frame()) == SHARED_FROM - 1
-    assert server.room is None
+    assert server.shared is None
     client.send_frame(data_of(SHARED_FROM))
     server.receive_frame()
-    assert server.room is not None
-    huge = data_of(ROOM_BYTES + 1)
+    assert server.shared is not None
+    huge = data_of(SHARED_BYTES + 1)
     sender = Thread(target=client.send_frame, args=(huge,))
     sender.start()
     got = server.receive_frame()
     sender.join()
-    assert not server.room.is_incoming(got)
+    assert not server.shared.is_incoming(got)
     assert np.array_equal(got, huge)
 
 
@@ -89,7 +95,7 @@ def test_a_system_without_such_memory_uses_the_socket(
     for _ in range(2):
         client.send_frame(data_of(SHARED_FROM))
         assert np.array_equal(server.receive_frame(), data_of(SHARED_FROM))
-        assert server.room is None
+        assert server.shared is None
 
 
 def test_whole_numbers_are_copied_before_they_are_checked_and_floats_only_where_they_are_read_once() -> None:
@@ -129,7 +135,7 @@ def test_what_was_looked_up_stays_when_the_room_is_used_again() -> None:
 
 def plain_memory(size: int, *, sealed: bool = True) -> int:
     if sealed:
-        made = make_room(size // 2)
+        made = make_shared_memory(size // 2)
         assert made is not None
         return made[1]
     descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
@@ -144,7 +150,7 @@ def plain_memory(size: int, *, sealed: bool = True) -> int:
 def test_memory_that_is_not_what_it_is_said_to_be_is_not_taken(size: int, said: int, sealed: bool) -> None:
     descriptor = plain_memory(size, sealed=sealed)
     with pytest.raises(ValueError, match="shared memory"):
-        SharedRoom(descriptor, said, made_here=False)
+        SharedMemory(descriptor, said, made_here=False)
     os.close(descriptor)
 
 
@@ -196,11 +202,11 @@ def test_whoever_lies_about_a_room_is_turned_away_and_others_are_served() -> Non
 
 def test_a_frame_in_the_room_is_checked_like_any_other() -> None:
     with ParameterServer() as server, opened(server) as connection:
-        made = make_room()
+        made = make_shared_memory()
         assert made is not None
-        room, descriptor = made
-        room.outgoing[: SHARED_FROM + 8] = 255
-        socket.send_fds(connection, [struct.pack("<Q", ROOM_COMES | ROOM_BYTES)], [descriptor])
+        shared, descriptor = made
+        shared.outgoing[: SHARED_FROM + 8] = 255
+        socket.send_fds(connection, [struct.pack("<Q", ROOM_COMES | SHARED_BYTES)], [descriptor])
         os.close(descriptor)
         connection.sendall(struct.pack("<Q", SHARED | (SHARED_FROM + 8)))
         (size,) = struct.unpack("<Q", connection.recv(8, socket.MSG_WAITALL))

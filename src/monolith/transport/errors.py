@@ -1,4 +1,4 @@
-"""Errors between server and client: a class of `monolith.errors` by its name, and a message. Never an object."""
+"""Errors that servers send to clients: the name of a class of `monolith.errors` and a message, never a pickled object."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from monolith.errors import (
     StorageError,
 )
 
-__all__ = ["RemoteError", "described", "raised"]
+__all__ = ["RemoteError", "decode_error", "encode_error"]
 
 _CLASSES: dict[str, type[MonolithError]] = {name: getattr(errors, name) for name in errors.__all__}
 
-_TOLD = (
+_SENT = (
     ServerError,
     InvalidArgumentError,
     ConfigError,
@@ -31,7 +31,7 @@ _TOLD = (
     SchemaError,
     StorageError,
 )
-"""Errors that keep their class: those of servers, of what was asked for, and of the files that were read for it."""
+"""Errors that keep their class: those of servers, of requests, and of the files that a request reads."""
 
 
 _TRACEBACK = "Traceback (most recent call last)"
@@ -46,11 +46,11 @@ class RemoteError(Config):
     message: str
 
 
-def described(error: BaseException) -> RemoteError:
-    """What is sent to a client about `error`: what it did wrong, or that the server is at fault. Never a traceback.
+def encode_error(error: BaseException) -> RemoteError:
+    """Return what a client learns about `error`: its own mistake, or that the server failed. Never a traceback.
 
     Example:
-        >>> described(ZeroDivisionError("division by zero")).message
+        >>> encode_error(ZeroDivisionError("division by zero")).message
         'the server failed: ZeroDivisionError: division by zero; its log has more'
     """
     if isinstance(error, MonolithError):
@@ -62,11 +62,11 @@ def described(error: BaseException) -> RemoteError:
     return RemoteError(error="ServerError", message=message)
 
 
-def raised(text: str, address: str) -> MonolithError:
-    """The error that an answer of the server at `address` describes; a class that is not known becomes `ServerError`.
+def decode_error(text: str, address: str) -> MonolithError:
+    """Return the error that an answer of the server at `address` describes. An unknown class becomes `ServerError`.
 
     Example:
-        >>> raised('{"error": "InvalidArgumentError", "message": "ids: expected int64"}', "10.0.0.1:7000")
+        >>> decode_error('{"error": "InvalidArgumentError", "message": "ids: expected int64"}', "10.0.0.1:7000")
         InvalidArgumentError('ids: expected int64 (the server at 10.0.0.1:7000)')
     """
     try:
@@ -74,6 +74,6 @@ def raised(text: str, address: str) -> MonolithError:
     except ConfigError as error:
         return ProtocolError(f"the server at {address} sent an error that cannot be read: {error}")
     known = _CLASSES.get(answer.error, ServerError)
-    # Read-only texts of ours that belong to no call, such as the base of all errors, say nothing about whose fault it is.
-    kind = known if issubclass(known, _TOLD) else ServerError
+    # Other classes, such as the base of all errors, do not say whether the client or the server is at fault.
+    kind = known if issubclass(known, _SENT) else ServerError
     return kind(f"{answer.message} (the server at {address})")

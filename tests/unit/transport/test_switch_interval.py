@@ -9,12 +9,14 @@ from contextlib import ExitStack
 import pytest
 
 from monolith.ps import ParameterServer
-from monolith.transport.turns import TURN_SECONDS, short_turns
+from monolith.transport.server import SWITCH_INTERVAL, short_switch_interval
 from real_servers import until
 
 
 def test_threads_take_short_turns_while_a_process_serves_and_python_s_own_again_afterwards() -> None:
-    until(lambda: sys.getswitchinterval() > 10 * TURN_SECONDS)  # servers of tests before this one may be about to end
+    until(
+        lambda: sys.getswitchinterval() > 10 * SWITCH_INTERVAL
+    )  # servers of tests before this one may be about to end
     before = sys.getswitchinterval()
     seen: list[float] = []
     with ParameterServer() as server:
@@ -23,7 +25,7 @@ def test_threads_take_short_turns_while_a_process_serves_and_python_s_own_again_
         waiting.start()
         while sys.getswitchinterval() == before and waiting.is_alive():
             waiting.join(0.01)
-        assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL)
         server.ask_to_stop()
         waiting.join()
     assert seen == [True]
@@ -31,11 +33,11 @@ def test_threads_take_short_turns_while_a_process_serves_and_python_s_own_again_
 
 
 def test_servers_of_one_process_may_end_in_any_order() -> None:
-    until(lambda: sys.getswitchinterval() > 10 * TURN_SECONDS)
+    until(lambda: sys.getswitchinterval() > 10 * SWITCH_INTERVAL)
     before = sys.getswitchinterval()
     with ExitStack() as first, ExitStack() as second:
-        first.enter_context(short_turns())
-        second.enter_context(short_turns())
+        first.enter_context(short_switch_interval())
+        second.enter_context(short_switch_interval())
         first.close()
-        assert sys.getswitchinterval() == pytest.approx(TURN_SECONDS)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL)
     assert sys.getswitchinterval() == before
