@@ -7,13 +7,13 @@ SHELL := bash
 
 PYTHON ?= python3
 VENV ?= .venv
-# One more than the small machines have processors: many tests wait for processes and disks.
+# One more than the processors of small machines, because many tests wait for processes and disks.
 WORKERS ?= 3
 ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
-# What pip is doing, one line at a time: an installation of minutes must not look like one that hangs.
+# Shows what pip is doing, one line at a time: an installation that takes minutes must not look as if it hangs.
 SHOW := | sed -unE 's/^ *(Collecting [^ ]+|Building [^(]+|Installing collected packages).*/  \1 .../p; s/^ *(Building .* still running).*/  \1 .../p'
 PYTEST := $(BIN)/python -m pytest
 EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
@@ -23,45 +23,45 @@ EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/includ
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.package ## Train, export and query a click model on ids that never collide, and write a report (under a minute)
+demo: $(VENV)/.package ## Train, export and query a click model, and write a report (under a minute)
 	@$(BIN)/python examples/03_demo.py $(ARGS)
 
-test: check test-core servers ## Everything CI runs: check, test-core and the Python tests
+test: check test-core servers ## Run everything that CI runs: check, test-core and the Python tests
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
-check: $(VENV)/.extension ## Lint, formatting and strict types
+check: $(VENV)/.extension ## Run ruff (lint and format) and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.extension ## Fix what `check` can fix by itself
+format: $(VENV)/.extension ## Fix what ruff can fix automatically
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test-core: $(VENV)/.tools ## C++ tests under ASan + UBSan, then under TSan
+test-core: $(VENV)/.tools ## Run the C++ tests under ASan + UBSan, then under TSan
 	$(call run_core_tests,build/asan,address$(comma)undefined)
 	$(call run_core_tests,build/tsan,thread,$(FIXED_ADDRESSES))
 
-test-python: $(VENV)/.extension servers ## The Python tests alone; ARGS goes to pytest, as in ARGS="-k save"
+test-python: $(VENV)/.extension servers ## Run the Python tests; ARGS are for pytest, as in ARGS="-k save"
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-slow: $(VENV)/.extension fuzz ## Long campaigns: soak, crash and corruption runs, fuzzing
+test-slow: $(VENV)/.extension fuzz ## Run the long campaigns: soak, crashes, corruption, fuzzing
 	$(PYTEST) -m slow $(ARGS)
 
-fuzz: $(VENV)/.tools ## Explore the fuzz targets of the core for FUZZ_SECONDS each: with libFuzzer if there is a clang++, else a simple mutator
+fuzz: $(VENV)/.tools ## Fuzz the core, FUZZ_SECONDS per target (libFuzzer if clang++ is installed)
 	$(call fuzz_core,build/fuzz,$(if $(CLANG),CXX=$(CLANG),),$(if $(CLANG),-DMONOLITH_FUZZ=ON,-DMONOLITH_TESTS=ON))
 
-mutants: $(VENV)/.extension ## Change the code at random and see whether tests notice; ARGS="--sample 50 --seed 3 ps" for another draw
+mutants: $(VENV)/.extension ## Mutation tests: do tests notice random changes? ARGS="--sample 50 --seed 3 ps"
 	@$(PIP) coverage pytest-cov
 	nice $(BIN)/python tests/mutants.py $(ARGS)
 
-structure: $(VENV)/.package ## Count modules, imports, names, and what a step, a save, a restore and a prediction cross; ARGS=--markdown for the table
+structure: $(VENV)/.package ## Count modules, imports and names, and trace the main paths; ARGS=--markdown
 	@$(BIN)/python tests/structure.py $(ARGS)
 
-servers: ## The servers some tests talk to: ZooKeeper by apt (as root), Consul below .cache; tests of what is missing skip
+servers: ## Install ZooKeeper (by apt, as root) and Consul (in .cache) for the tests
 	@tests/servers/install.sh
 
-bench: $(VENV)/.extension ## Measure the table, its peers and the memory limit in one run; ARGS=--quick for a first look
+bench: $(VENV)/.extension ## Measure the table and its peers; ARGS=--quick for a short run
 	PYTHON='$(PYTHON)' benchmarks/setup_peers.sh
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
@@ -74,7 +74,8 @@ distclean: clean ## Remove build products, the virtual environment and downloade
 
 # --- C++ tests -----------------------------------------------------------------------------------------------------------
 
-# Optimised just enough to be quick, with asserts on and lines in stack traces (more than -g1 doubles the build). The first report of a race or of undefined behaviour fails the run.
+# Optimised just enough to be fast, with asserts and with line numbers in stack traces (more than -g1 doubles the build time). The first
+# report of a race or of undefined behaviour fails the run.
 define run_core_tests # $(1) = build folder, $(2) = sanitizers, $(3) = prefix of the test command
 $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja --log-level=WARNING \
   -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" -DMONOLITH_SANITIZE='$(2)' \
@@ -88,7 +89,7 @@ comma := ,
 # TSan cannot place its shadow memory where the kernel randomises addresses widely, so randomisation is off for it.
 FIXED_ADDRESSES = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 
-# New inputs are kept in build/fuzz/corpus. One that fails is written to build/fuzz/: add it to core/fuzz/corpus with the fix.
+# New inputs are kept in build/fuzz/corpus. A failing input is written to build/fuzz/: add it to core/fuzz/corpus with the fix.
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS := table_file framing record_parser admission
 CLANG := $(shell command -v clang++)
@@ -121,13 +122,13 @@ $(VENV)/.package: $(VENV)/.tools $(VENV)/.modules pyproject.toml $(EXTENSION_SOU
 	@$(PIP) --no-build-isolation --config-settings=cmake.define.MONOLITH_WERROR=ON -e . $(SHOW)
 	@touch $@
 
-# What developers use in addition: tests, linters, peers of the tests.
+# Additional tools for developers: tests, linters, peers of the tests.
 $(VENV)/.extension: $(VENV)/.package
-	@echo "Installing the tools of developers ..."
+	@echo "Installing the developer tools ..."
 	@$(PIP) --no-build-isolation --config-settings=cmake.define.MONOLITH_WERROR=ON -e '.[dev]' $(SHOW)
 	@touch $@
 
-# An editable install knows modules by name: one that was moved is looked for where it was until the next install.
+# An editable install records the path of each module. After a move it finds the module only when it is installed again.
 $(VENV)/.modules: $(VENV)/.tools FORCE
 	@find src/monolith -name '*.py' | sort | cmp -s - $@ || find src/monolith -name '*.py' | sort > $@
 FORCE:
