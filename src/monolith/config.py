@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from monolith.errors import ConfigError
 
-__all__ = ["Config", "Finite", "Fraction", "NonNegative", "Positive", "nearest_name"]
+__all__ = ["Config", "Count", "Finite", "Fraction", "NonNegative", "Positive", "nearest_name"]
 
 
 def _as_float32(value: float) -> float:
@@ -27,6 +27,8 @@ def _as_float32(value: float) -> float:
 
 Finite = Annotated[float, AfterValidator(_as_float32)]
 """A number that float32 can hold."""
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""A whole number >= 0 that int64 can hold."""
 NonNegative = Annotated[float, Field(ge=0), AfterValidator(_as_float32)]
 """A number >= 0 that float32 can hold."""
 Positive = Annotated[float, Field(gt=0), AfterValidator(_as_float32)]

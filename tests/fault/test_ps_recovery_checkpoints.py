@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
-from monolith.ps.messages import Position
 from monolith.state import read_manifest, read_state
 from monolith.table import SGD, Bags, Gradient, Segment, TableConfig, Zeros, bucket_of
+from monolith.table.store import Position
 
 TABLE = TableConfig(name="counts", segments=(Segment(dim=1, optimizer=SGD(learning_rate=1.0), initializer=Zeros()),))
 IDS = np.arange(3000)

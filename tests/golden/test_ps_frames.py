@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from monolith.dataservice.messages import DataCall
-from monolith.ps.messages import Apply, Lookup, Position, Push, TableGradient, TableRead
+from monolith.ps.messages import Apply, Lookup, Push, TableGradient, TableRead
 from monolith.ps.protocol.calls import Call
 from monolith.ps.server.dispatch import Dispatcher
+from monolith.table.store import Position
 from monolith.transport.calls import BasicCall, CallNumber
 from monolith.transport.frames import BFLOAT16, VERSION, decode, encode
 

@@ -19,7 +19,6 @@ from monolith.nn.bags import TableBags, bags_of
 from monolith.table.admission import AdmissionFilter
 from monolith.table.bag_parts import single_ids
 from monolith.table.embedding_table import EmbeddingTable
-from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Bags, Gradient, LocalStore, Store
 
 __all__ = ["EmbeddingBagCollection", "dense_state_dict", "embedding_collections"]
@@ -141,7 +140,7 @@ class EmbeddingBagCollection(nn.Module):
             raise InvalidArgumentError(
                 "use_store: gradients wait to be applied; call step() or discard_gradients() first"
             )
-        rows = self._rows() if _is_here(self.store) else 0
+        rows = sum(map(len, self.store.tables.values()))
         if rows:
             raise InvalidArgumentError(
                 f"use_store: the collection has {rows:,} rows in this process, which would be left behind; choose its store "
@@ -152,7 +151,8 @@ class EmbeddingBagCollection(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if not (_rows_saved_otherwise.get() or self._warned) and (not _is_here(self.store) or self._rows()):
+        has_rows = self.store.remote or any(map(len, self.store.tables.values()))
+        if has_rows and not (_rows_saved_otherwise.get() or self._warned):
             self._warned = True
             warnings.warn(
                 "state_dict() has the dense parameters alone: the rows of an EmbeddingBagCollection are in its tables. Save both "
@@ -160,9 +160,6 @@ class EmbeddingBagCollection(nn.Module):
                 UserWarning,
                 stacklevel=2,
             )
-
-    def _rows(self) -> int:
-        return sum(stats.rows for stats in self.store.stats().values())
 
     def extra_repr(self) -> str:
         """Features and where their rows are, for `repr`."""
@@ -207,7 +204,7 @@ class EmbeddingBagCollection(nn.Module):
                     f"store: the segments of its table {name!r} are not those of feature {table.features[0].name!r}: "
                     f"{there[name].segments!r}, expected {table.config.segments!r}"
                 )
-            if table.config.needs_snapshot and not _is_here(store):
+            if table.config.needs_snapshot and store.remote:
                 raise ConfigError(
                     f"store: feature {table.features[0].name!r} has DelayCompensation, which needs its rows in this process; "
                     "give it another optimizer to train on servers"
@@ -276,10 +273,6 @@ def _local_store(declaration: Declaration) -> LocalStore:
         EmbeddingTable(table.config, admission=None if table.admission is None else AdmissionFilter(table.admission))
         for table in declaration.tables
     )
-
-
-def _is_here(store: Store) -> bool:
-    return isinstance(store, LocalStore | ShardedStore)
 
 
 def _spread_stacks(declaration: Declaration, features: Sequence[Feature]) -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ from monolith.ps.dense_optimizers import DenseOptimizer
 from monolith.ps.ownership import BucketRanges
 from monolith.table.admission import ProbabilisticAdmission, SlidingAdmission
 from monolith.table.config import TableConfig
+from monolith.table.store import Position
 from monolith.transport.calls import Name, Whole
 
 __all__ = [
@@ -29,10 +30,8 @@ __all__ = [
     "Joined",
     "LoadDense",
     "Lookup",
-    "MAX_POSITION",
     "Measure",
     "ParametersAt",
-    "Position",
     "Push",
     "ReadDense",
     "ReadDenseSettings",
@@ -52,40 +51,23 @@ _NAME = TypeAdapter(Name)
 Time = Annotated[int, Field(ge=0, lt=2**32)]
 Wire = Literal["float32", "float16", "bfloat16"]
 """The precision of rows and gradients between worker and server."""
-MAX_POSITION = 2**20
-"""Characters of the state of a source: servers keep one for each worker."""
 Run = Annotated[str, Field(max_length=255)]
 """Name of the launch of a job that a worker belongs to. "" if it does not say. Only another launch may declare other settings."""
 Pooling = Literal["sum", "mean", "sqrtn", "none"]
 """How a bag becomes one vector; "none": there are no bags, each id is a vector of its own."""
 
 
-class Position(Config):
-    """How far a worker is in its data when the gradients of a batch are pushed. A successor resumes from there.
-
-    Example:
-        >>> Position(batches=7, state='{"file": 2}').ended
-        False
-    """
-
-    batches: Whole
-    """Batches trained, this one included, in all lives of the worker."""
-    state: Annotated[str | None, Field(max_length=MAX_POSITION)] = None
-    """The state of its source after this batch, JSON; None if it cannot tell."""
-    ended: bool = False
-    """The data ended with this batch: a successor that makes another pass starts from the beginning."""
-    epochs: Whole = 0
-    """Complete passes over the data before this batch, or with it if `ended`."""
-
-    def held(self, epoch: int) -> HeldPosition:
-        """The position as a server records it."""
-        return HeldPosition(batches=self.batches, state=self.state, ended=self.ended, epochs=self.epochs, epoch=epoch)
-
-
 class HeldPosition(Position):
     """A position that a server has recorded, with the epoch of the worker that pushed it."""
 
     epoch: Whole
+
+    @classmethod
+    def of(cls, position: Position, epoch: int) -> HeldPosition:
+        """Return `position` as a server records it."""
+        return cls(
+            batches=position.batches, state=position.state, ended=position.ended, epochs=position.epochs, epoch=epoch
+        )
 
 
 class BucketsAt(Config):

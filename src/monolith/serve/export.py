@@ -24,7 +24,7 @@ from monolith.serve.manifest import write_manifest
 from monolith.serve.program import DenseProgram
 from monolith.serve.signature import CollectionSpec, InputSpec, OutputSpec, Signature, serving_features
 from monolith.serve.tracing import collections_by_path, trace_model
-from monolith.table import EmbeddingTable, LocalStore
+from monolith.table import EmbeddingTable
 from monolith.urls import local_path
 
 __all__ = ["export_model", "serving_table"]
@@ -107,7 +107,7 @@ def serving_table(table: EmbeddingTable) -> EmbeddingTable:
 
 def _write_tables(path: str, collection: EmbeddingBagCollection, number: int, folder: Path) -> CollectionSpec:
     store = collection.store
-    if not isinstance(store, LocalStore):
+    if store.remote:
         raise InvalidArgumentError(f"{path}: expected tables in this process, got {type(store).__name__}")
     files: dict[str, str] = {}
     (folder / "tables" / str(number)).mkdir(parents=True)

@@ -17,7 +17,7 @@ from monolith.serve.manifest import Manifest, read_manifest
 from monolith.serve.program import DenseProgram
 from monolith.serve.signature import CollectionSpec, Signature
 from monolith.serve.tracing import program_inputs
-from monolith.table import EmbeddingTable, LocalStore
+from monolith.table import EmbeddingTable, LocalStore, Store
 from monolith.urls import local_path
 
 __all__ = ["Predictor", "import_saved_model", "load"]
@@ -42,10 +42,9 @@ class Predictor:
         self._collections = {path: collection.eval() for path, collection in collections.items()}
 
     @property
-    def stores(self) -> dict[str, LocalStore]:
-        """The tables, by the place of their collection in the model."""
-        stores = {path: collection.store for path, collection in self._collections.items()}
-        return {path: store for path, store in stores.items() if isinstance(store, LocalStore)}
+    def stores(self) -> dict[str, Store]:
+        """The stores of the tables, by the path of their collection in the model."""
+        return {path: collection.store for path, collection in self._collections.items()}
 
     def predict(self, batch: Mapping[str, object]) -> dict[str, Tensor]:
         """Predict by head: [rows], or [rows, classes]. Columns the model does not need are ignored.

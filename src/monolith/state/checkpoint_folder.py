@@ -15,7 +15,6 @@ from monolith.log.commit import Tables
 from monolith.state.lineage import LOG
 from monolith.state.manifest import (
     MANIFEST,
-    FileEntry,
     Manifest,
     check_sizes,
     read_manifest,
@@ -27,6 +26,7 @@ from monolith.state.roots import RESTORE_ROOTS, is_allowed
 from monolith.state.snapshot import OpenSnapshot, SnapshotManifest, group_tables, write_snapshot
 from monolith.state.storage import Folder, StrPath, is_remote, open_folder, safe_name
 from monolith.state_bytes import State, pack_state, unpack_state
+from monolith.table.table_file import FileEntry
 from monolith.urls import checked_location
 
 __all__ = [

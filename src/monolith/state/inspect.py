@@ -9,12 +9,13 @@ from pydantic import JsonValue
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.state.checkpoint_folder import check_complete, part_paths, snapshot_of
-from monolith.state.manifest import FileEntry, TableEntry, read_manifest
+from monolith.state.manifest import TableEntry, read_manifest
 from monolith.state.paths import parent_folder
 from monolith.state.restore_points import RestorePoint
 from monolith.state.storage import StrPath, open_folder
 from monolith.state.table_source import reading
 from monolith.table import EmbeddingTable, Entries, TableConfig, bucket_of
+from monolith.table.table_file import FileEntry
 
 __all__ = ["CheckpointInspection", "TableInspection", "inspect_checkpoint", "read_row"]
 

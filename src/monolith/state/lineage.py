@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from monolith.errors import CorruptFileError, LogGapError, StorageError
 from monolith.log import ChangeLog, LogReader, SegmentInfo
-from monolith.state.manifest import MANIFEST, FileEntry, check_sizes
+from monolith.state.manifest import MANIFEST, check_sizes
 from monolith.state.snapshot import SNAPSHOTS, SnapshotManifest, local_folder, read_snapshot
 from monolith.state.storage import LocalFolder, StrPath
+from monolith.table.table_file import FileEntry
 
 __all__ = ["LOG", "Lineage", "find_lineage", "needs_snapshot"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from typing import Annotated, ClassVar, Literal, TypeVar
@@ -10,39 +9,20 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 from pydantic import Field, JsonValue
 
 from monolith import _core
-from monolith.config import Config
+from monolith.config import Config, Count
 from monolith.errors import ConfigError, CorruptFileError
 from monolith.state.storage import Folder, StrPath, open_folder, safe_name
 from monolith.table import NUM_BUCKETS, ProbabilisticAdmission, SlidingAdmission, TableConfig
+from monolith.table.table_file import FileEntry
 
-__all__ = ["FileEntry", "MANIFEST", "Manifest", "Sealed", "check_sizes", "read_manifest", "read_sealed", "write_sealed"]
+__all__ = ["MANIFEST", "Manifest", "Sealed", "check_sizes", "read_manifest", "read_sealed", "write_sealed"]
 
 MANIFEST = "manifest.json"
 """Its name in the folder of a checkpoint or snapshot."""
 VERSION = 1
 _SEAL = b',"checksum":'
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
 Bucket = Annotated[int, Field(ge=0, le=NUM_BUCKETS)]
-
-
-class FileEntry(Config):
-    """One file: where it is, how long, and what stands for its content.
-
-    Example:
-        >>> FileEntry.of("state.json", b"{}").checksum[:15]
-        'sha256:44136fa3'
-    """
-
-    name: str
-    size: Count
-    checksum: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64}|crc32c:[0-9a-f]{8})$")]
-    """SHA-256; of table files CRC-32C, which is quicker and covers all rows; of segments the checksum in their footer."""
-
-    @classmethod
-    def of(cls, name: str, data: bytes) -> FileEntry:
-        """That of a file with these bytes."""
-        return cls(name=name, size=len(data), checksum=f"sha256:{hashlib.sha256(data).hexdigest()}")
 
 
 class Sealed(Config):

@@ -15,7 +15,6 @@ from monolith.state.in_use import claimed
 from monolith.state.lineage import LOG, find_lineage
 from monolith.state.manifest import (
     MANIFEST,
-    FileEntry,
     Manifest,
     ShardEntry,
     TableEntry,
@@ -29,6 +28,7 @@ from monolith.state.table_files import table_entry, write_tables
 from monolith.state.writing import MARK, Writing, remove_unfinished
 from monolith.state_bytes import PackedState, State
 from monolith.table import AdmissionFilter, EmbeddingTable
+from monolith.table.table_file import FileEntry
 
 __all__ = ["PendingCheckpoint"]
 

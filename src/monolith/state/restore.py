@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from monolith.errors import InvalidArgumentError
 from monolith.log.commit import Tables
@@ -17,24 +17,9 @@ from monolith.state.snapshot import group_tables
 from monolith.state.storage import StrPath
 from monolith.state.table_source import TableSource, open_source, reading
 from monolith.table import EmbeddingTable
+from monolith.table.store import RestoreChoices
 
-__all__ = ["RestoreChoices", "plan_restore", "prepare_tables", "restore_tables"]
-
-
-class RestoreChoices(TypedDict, total=False):
-    """How a restore deals with what changed since the save; all may be left out."""
-
-    aliases: Mapping[str, str]
-    """For tables that have another name now, the old name by the new one."""
-    only: Collection[str] | None
-    """Names of the tables to restore; the others keep what they have."""
-    allow_new_tables: bool
-    """A table that was not saved starts empty, instead of being an error."""
-    allow_new_segments: bool
-    """A table to which segments were added, or from which some were removed, is converted, instead of being an error: what was
-    added is initialised as in a new row."""
-    reset_admission: bool
-    """An admission filter of another size starts counting anew, instead of being an error."""
+__all__ = ["plan_restore", "prepare_tables", "restore_tables"]
 
 
 def restore_tables(

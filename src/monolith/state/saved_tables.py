@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from monolith.errors import CorruptFileError
 from monolith.log import LogSegment, replay
 from monolith.state.checkpoint_folder import read_listed
-from monolith.state.manifest import FileEntry, TableEntry
+from monolith.state.manifest import TableEntry
 from monolith.state.storage import Folder
 from monolith.state.table_files import buckets_of, in_parallel, read_table_file
 from monolith.table import NUM_BUCKETS, EmbeddingTable
+from monolith.table.table_file import FileEntry
 
 __all__ = ["ALL", "PartedSource", "TableSource", "joined_source"]
 

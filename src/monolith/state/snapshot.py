@@ -11,14 +11,16 @@ import time as clock
 from dataclasses import dataclass
 from typing import Literal
 
+from monolith.config import Count
 from monolith.errors import InvalidArgumentError
 from monolith.log import ChangeLog
 from monolith.log.commit import Tables, named_tables
-from monolith.state.manifest import MANIFEST, Count, FileEntry, Sealed, TableEntry, read_sealed, write_sealed
+from monolith.state.manifest import MANIFEST, Sealed, TableEntry, read_sealed, write_sealed
 from monolith.state.storage import LocalFolder, StrPath, open_folder
 from monolith.state.table_files import write_tables
 from monolith.state.writing import Writing
 from monolith.table import EmbeddingTable
+from monolith.table.table_file import FileEntry
 
 __all__ = [
     "OpenSnapshot",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 from urllib.parse import quote
 
 from monolith.errors import CheckpointMismatchError, CorruptFileError, InvalidArgumentError
@@ -18,13 +16,6 @@ from monolith.state.storage import Folder, StrPath, is_remote, open_folder, safe
 from monolith.table.store import Store
 
 __all__ = ["prepare_stores", "remove_assets", "save_stores"]
-
-
-@runtime_checkable
-class _Recoverable(Protocol):
-    """A store of several shards or servers."""
-
-    def prepare_fresh(self, folder: str | os.PathLike[str]) -> Callable[[], None]: ...
 
 
 def save_stores(path: StrPath, stores: Mapping[str, Store]) -> dict[str, str]:
@@ -57,10 +48,8 @@ def prepare_stores(
         folder = _folder(path, str(saved[name]))
         if not folder.is_dir():
             raise CorruptFileError(f"{folder}: is missing, but belongs to the checkpoint {str(path)!r}")
-        if isinstance(store, _Recoverable) and only_fresh:
-            prepared.append(store.prepare_fresh(folder))
-        else:
-            prepared.append(store.prepare_restore(folder))
+        # A store in this process is one shard: whether it is fresh was decided before.
+        prepared.append(store.prepare_restore(folder, only_fresh=only_fresh and store.remote))
     return prepared
 
 

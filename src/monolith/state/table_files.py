@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from monolith import _core
 from monolith.errors import CorruptFileError
-from monolith.state.manifest import FileEntry, TableEntry, check_sizes
+from monolith.state.manifest import TableEntry, check_sizes
 from monolith.state.storage import Folder
 from monolith.table import EmbeddingTable, bucket_ranges, read_rows_into
 from monolith.table.buckets import NUM_BUCKETS
-from monolith.table.table_file import file_checksum
+from monolith.table.table_file import FileEntry, file_checksum
 
 __all__ = ["buckets_of", "in_parallel", "read_table_file", "write_table_files", "write_tables"]
 

@@ -10,12 +10,13 @@ from monolith.log import SegmentInfo
 from monolith.state.checkpoint_folder import check_complete, part_paths, snapshot_of
 from monolith.state.in_use import in_use
 from monolith.state.lineage import LOG, find_lineage
-from monolith.state.manifest import FileEntry, Manifest, ShardEntry, TableEntry
+from monolith.state.manifest import Manifest, ShardEntry, TableEntry
 from monolith.state.paths import parent_folder
 from monolith.state.restore_points import RestorePoint
 from monolith.state.saved_tables import ALL, TableSource, joined_source
 from monolith.state.snapshot import SNAPSHOTS, SnapshotManifest
 from monolith.state.storage import Folder, StrPath, open_folder
+from monolith.table.table_file import FileEntry
 
 __all__ = ["TableSource", "open_source", "reading"]
 

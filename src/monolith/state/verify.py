@@ -13,7 +13,7 @@ from monolith.log.segment_format import sequence_of
 from monolith.state.checkpoint_folder import check_complete, part_paths, read_listed
 from monolith.state.checkpoint_state import read_checkpoint_state
 from monolith.state.lineage import LOG
-from monolith.state.manifest import MANIFEST, FileEntry, Manifest, TableEntry, read_manifest
+from monolith.state.manifest import MANIFEST, Manifest, TableEntry, read_manifest
 from monolith.state.paths import base_name, parent_folder
 from monolith.state.restore_points import find_restore_point
 from monolith.state.snapshot import SNAPSHOTS, read_snapshot
@@ -21,6 +21,7 @@ from monolith.state.storage import Folder, LocalFolder, StrPath, open_folder
 from monolith.state.table_files import read_table_file
 from monolith.state.writing import MARK
 from monolith.table import NUM_BUCKETS, EmbeddingTable
+from monolith.table.table_file import FileEntry
 
 __all__ = ["Problem", "Verification", "verify"]
 

@@ -38,7 +38,6 @@ from monolith.table.optimizers import (
     RMSpropV2,
     RowwiseAdagrad,
 )
-from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Bags, Gradient, LocalStore, Store
 from monolith.table.table_file import read_rows_into
 
@@ -84,7 +83,6 @@ __all__ = [
     "RowwiseAdagrad",
     "SGD",
     "Segment",
-    "ShardedStore",
     "SlidingAdmission",
     "Store",
     "TableConfig",

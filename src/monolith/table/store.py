@@ -7,29 +7,46 @@ in one call, so that the same interface fits tables in this process (`LocalStore
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
 import numpy as np
 import torch
+from pydantic import Field
 
+from monolith.config import Config, Count
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.table.arrays import Ids, Values
-from monolith.table.buckets import NUM_BUCKETS
 from monolith.table.call_threads import CallThreads
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, PoolingMode, TableStats
 from monolith.table.store_folder import read_store, write_store
+from monolith.table.table_file import FileEntry
 
-__all__ = ["Bags", "Gradient", "LocalStore", "Store", "join_gradients"]
+__all__ = [
+    "Bags",
+    "FollowedLog",
+    "Gradient",
+    "LocalStore",
+    "MAX_POSITION",
+    "Position",
+    "RestoreChoices",
+    "Store",
+    "StoreSave",
+    "WorkerProgress",
+    "join_gradients",
+]
 
 Result = TypeVar("Result")
 
 THREADED_IDS = 4096
-"""Ids in one call from which it pays to serve tables beside each other."""
+"""Ids in one call from which it pays to serve tables in parallel."""
+
+MAX_POSITION = 2**20
+"""Characters of the state of a source. Servers keep one for each worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +74,116 @@ class Gradient:
     """float32 [n, dim], what each id of `bags` was when it was looked up. For tables with `DelayCompensation`."""
 
 
+class Position(Config):
+    """How far a worker is in its data when the gradients of a batch are pushed. A successor resumes from there.
+
+    Example:
+        >>> Position(batches=7, state='{"file": 2}').ended
+        False
+    """
+
+    batches: Count
+    """Batches trained, this one included, in all incarnations of the worker."""
+    state: Annotated[str | None, Field(max_length=MAX_POSITION)] = None
+    """The state of its source after this batch, JSON. None if the source cannot be resumed."""
+    ended: bool = False
+    """The data ended with this batch. A successor that makes another pass starts from the beginning."""
+    epochs: Count = 0
+    """Complete passes over the data before this batch, or with it if `ended`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerProgress:
+    """What the holders of the rows have recorded about the worker that a store pushes for."""
+
+    behind: Position | None = None
+    """The position of whatever has had the fewest batches of an earlier incarnation. None if there was none."""
+    last_batch: int = 0
+    """The last batch that any of them has had."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSave:
+    """The part of a checkpoint that the holders of a store's rows are writing. What is in it is decided."""
+
+    dense: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """The values that the dense parameters they hold have in it."""
+    finish: Callable[[], tuple[FileEntry, ...]] = tuple
+    """Waits until it is durable. Returns the manifests of its parts. Raises `StorageError` for what may be tried again."""
+
+
+class RestoreChoices(TypedDict, total=False):
+    """How a restore deals with what changed since the save. All may be left out."""
+
+    aliases: Mapping[str, str]
+    """For tables that have another name now, the old name by the new one."""
+    only: Collection[str] | None
+    """Names of the tables to restore. The others keep what they have."""
+    allow_new_tables: bool
+    """A table that was not saved starts empty, instead of being an error."""
+    allow_new_segments: bool
+    """A table to which segments were added, or from which some were removed, is converted, instead of being an error: what was
+    added is initialised as in a new row."""
+    reset_admission: bool
+    """An admission filter of another size starts counting from zero, instead of being an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowedLog:
+    """The change log of one holder of rows, which a replica can follow."""
+
+    address: str
+    """The server that sends its segments."""
+    folder: str
+    """Where the log is on that server's disk."""
+    sequence: int
+    """The last number that is durable."""
+
+
 @runtime_checkable
 class Store(Protocol):
-    """Tables by name. Calls take effect when they return; `lookup` may run beside any other call."""
+    """All tables of a model by name, wherever their rows are. Callers never ask for its class.
+
+    Rows are either here, in `tables`, and then the caller logs, saves and restores them; or with other processes (`remote`),
+    which do all that themselves: `begin_save` and `begin_restore` ask them to.
+
+    A call takes effect before it returns. `lookup` may run concurrently with any other call.
+    """
+
+    @property
+    def remote(self) -> bool:
+        """Whether other processes hold the rows. Other clients may then change them between two calls."""
+
+    @property
+    def collective(self) -> frozenset[str]:
+        """Names of the methods that all processes of the run must call together, as often and in the same order.
+
+        A store whose rows are spread over the ranks of a run needs them; one process alone would wait for ever.
+        """
+
+    @property
+    def tables(self) -> Mapping[str, EmbeddingTable]:
+        """The tables in this process. Empty if `remote`."""
 
     def configs(self) -> dict[str, TableConfig]:
-        """The configuration of every table."""
+        """Return the configuration of every table."""
+
+    def stats(self) -> dict[str, TableStats]:
+        """Return the size of every table."""
 
     def lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
-        """One float32 [bags, dim] per request, on the CPU; an empty bag is zeros. Never inserts."""
+        """Return one float32 [bags, dim] per request, on the CPU. An empty bag is zeros. Never inserts."""
 
-    def apply(self, gradients: Sequence[Gradient], *, step: int = 0, event_time: int = 0) -> None:
-        """One optimizer step per table and id, with the sum of its gradients in all `gradients`."""
+    def prefetch(self, requests: Sequence[Bags]) -> None:
+        """Begin a lookup whose answer the next `lookup` with equal `requests` takes. Does nothing where rows are at hand."""
+
+    def apply(
+        self, gradients: Sequence[Gradient], *, step: int = 0, event_time: int = 0, position: Position | None = None
+    ) -> None:
+        """Make one optimizer step per table and id, with the sum of its gradients in all `gradients`.
+
+        `position` says which batch of this worker they are of. A successor that resumes from there counts it once.
+        """
 
     def assign(self, table: str, ids: Ids, values: Values, *, event_time: int = 0) -> None:
         """Set the embeddings of `ids` to `values` [n, dim]."""
@@ -77,30 +192,59 @@ class Store(Protocol):
         """Add `values` [n, dim] to the embeddings of `ids`."""
 
     def reinitialize(self, table: str, ids: Ids, *, event_time: int = 0) -> torch.Tensor:
-        """Reset value and state of `ids`; int32 [n]: 1 it had a row, 0 it is new."""
+        """Reset value and optimizer state of `ids`. Returns int32 [n]: 1 if the id had a row, 0 if it is new."""
 
     def evict(self, *, now: int | Mapping[str, int] | None = None) -> dict[str, int]:
-        """Remove expired rows of all tables, at one time or at one by table; how many, by table."""
+        """Remove expired rows of all tables at event time `now`, by default the newest of each table.
+
+        Returns how many were removed, by table.
+        """
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write all tables into a new folder, which appears complete or not at all."""
+        """Write all rows into a new folder, which appears complete or not at all."""
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
-        """Replace the rows of all tables by those that a store saved; on an error nothing has changed."""
+        """Replace the rows of all tables by those of a folder that `save` wrote. On an error nothing has changed."""
 
-    def prepare_restore(
-        self, folder: str | os.PathLike[str], *, buckets: range = range(NUM_BUCKETS)
+    def prepare_restore(self, folder: str | os.PathLike[str], *, only_fresh: bool = False) -> Callable[[], None]:
+        """Read and check what `restore` would. Returns a function that puts it in place and does not fail.
+
+        With `only_fresh`, whoever holds rows that are to be kept (`is_initialised`) keeps them.
+        """
+
+    def begin_save(self, path: str, *, step: int) -> StoreSave:
+        """Let other processes take the rows they hold as they are now into their parts of the checkpoint `path`."""
+
+    def begin_restore(
+        self, path: str, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
     ) -> Callable[[], None]:
-        """Read and check the rows of `buckets` now; calling the answer puts them in place, which cannot fail."""
+        """Let other processes read their rows from the checkpoint `path`. Returns a function that puts them in place.
+
+        With `only_fresh`, those that hold rows that are to be kept keep them. With `rows_only`, dense parameters are left as they
+        are.
+        """
 
     def is_initialised(self) -> bool:
-        """Whether it holds a state that is to be kept: False in a process that has just started."""
+        """Whether all holders of rows have a state that is to be kept: False in a process that has just started."""
 
     def mark_initialised(self) -> None:
-        """Say that what it holds now is to be kept, as after a restore or when training begins."""
+        """Declare that the present state is to be kept, as after a restore or when training begins."""
 
-    def stats(self) -> dict[str, TableStats]:
-        """The size of every table."""
+    def lost(self, checkpoint: str, *, trained: bool) -> list[str]:
+        """Return the addresses of holders that have no rows, although more was trained on them than `checkpoint` has.
+
+        More was trained if the caller knows it (`trained`), or if other holders are not at that checkpoint. `checkpoint` is its
+        name, "" if there is none.
+        """
+
+    def progress(self) -> WorkerProgress | None:
+        """Return how far this worker's batches have come. None if nobody records the positions given to `apply`."""
+
+    def followed_logs(self) -> list[FollowedLog]:
+        """Return the change logs that other processes keep of the rows. Rows in `tables` are in the log of the run."""
+
+    def close(self) -> None:
+        """Release connections and threads. The rows stay with whoever holds them."""
 
 
 class LocalStore:
@@ -115,6 +259,9 @@ class LocalStore:
         >>> store.lookup([bags])[0].tolist()
         [[2.0, 2.0], [1.0, 1.0]]
     """
+
+    remote = False
+    collective: frozenset[str] = frozenset()
 
     def __init__(self, tables: Iterable[EmbeddingTable]) -> None:
         self._tables: dict[str, EmbeddingTable] = {}
@@ -145,8 +292,16 @@ class LocalStore:
         calls = [partial(_lookup, table, request) for table, request in zip(tables, requests, strict=True)]
         return self._run(calls, sum(len(request.ids) for request in requests))
 
-    def apply(self, gradients: Sequence[Gradient], *, step: int = 0, event_time: int = 0) -> None:
-        """One optimizer step per table and id, with the sum of its gradients in all `gradients`."""
+    def prefetch(self, requests: Sequence[Bags]) -> None:
+        """Do nothing: the rows are at hand."""
+
+    def apply(
+        self, gradients: Sequence[Gradient], *, step: int = 0, event_time: int = 0, position: Position | None = None
+    ) -> None:
+        """Make one optimizer step per table and id, with the sum of its gradients in all `gradients`.
+
+        Nobody records the `position`: the rows are lost with the worker.
+        """
         joined = join_gradients(gradients)
         tables = [self._table(gradient.bags.table) for gradient in joined]
         calls = [partial(_apply, table, g, step, event_time) for table, g in zip(tables, joined, strict=True)]
@@ -184,11 +339,11 @@ class LocalStore:
         """
         self.prepare_restore(folder)()
 
-    def prepare_restore(
-        self, folder: str | os.PathLike[str], *, buckets: range = range(NUM_BUCKETS)
-    ) -> Callable[[], None]:
-        """Read and check the rows of `buckets` now; calling the answer puts them in place, which cannot fail."""
-        fresh = read_store(self._tables, folder, buckets)
+    def prepare_restore(self, folder: str | os.PathLike[str], *, only_fresh: bool = False) -> Callable[[], None]:
+        """Read and check what `restore` would. Returns a function that puts it in place and does not fail."""
+        if only_fresh and self._initialised:
+            return lambda: None
+        fresh = read_store(self._tables, folder)
 
         def put_in_place() -> None:
             for name, table in self._tables.items():
@@ -196,6 +351,16 @@ class LocalStore:
             self.mark_initialised()
 
         return put_in_place
+
+    def begin_save(self, path: str, *, step: int) -> StoreSave:
+        """Return an empty save: all rows are in `tables`, which the caller saves."""
+        return StoreSave()
+
+    def begin_restore(
+        self, path: str, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
+    ) -> Callable[[], None]:
+        """Return a function that does nothing: all rows are in `tables`, which the caller restores."""
+        return lambda: None
 
     def is_initialised(self) -> bool:
         """Whether it holds a state that is to be kept: since `mark_initialised` or a restore."""
@@ -205,8 +370,22 @@ class LocalStore:
         """Say that what it holds now is to be kept."""
         self._initialised = True
 
+    def lost(self, checkpoint: str, *, trained: bool) -> list[str]:
+        """Return nothing: rows in this process are lost with the caller."""
+        return []
+
+    def progress(self) -> None:
+        """Return None: nobody records positions."""
+
+    def followed_logs(self) -> list[FollowedLog]:
+        """Return nothing: the run that trains the tables logs them."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing: threads end with the process."""
+
     def stats(self) -> dict[str, TableStats]:
-        """The size of every table."""
+        """Return the size of every table."""
         return {name: table.stats() for name, table in self._tables.items()}
 
     def __repr__(self) -> str:

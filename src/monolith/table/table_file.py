@@ -1,11 +1,15 @@
-"""Rows of table files into tables that are in use."""
+"""Table files: reading their rows into tables, and the entry by which a checkpoint lists a file."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from monolith import _core
+from monolith.config import Config, Count
 from monolith.errors import CorruptFileError
 from monolith.table.arrays import file_name
 from monolith.table.buckets import bucket_bounds
@@ -13,7 +17,26 @@ from monolith.table.buckets import bucket_bounds
 if TYPE_CHECKING:
     from monolith.table.embedding_table import EmbeddingTable
 
-__all__ = ["file_checksum", "read_rows_into"]
+__all__ = ["FileEntry", "file_checksum", "read_rows_into"]
+
+
+class FileEntry(Config):
+    """A file of a checkpoint: its name, size and checksum.
+
+    Example:
+        >>> FileEntry.of("state.json", b"{}").checksum[:15]
+        'sha256:44136fa3'
+    """
+
+    name: str
+    size: Count
+    checksum: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64}|crc32c:[0-9a-f]{8})$")]
+    """SHA-256. For table files CRC-32C, which is quicker and covers all rows. For segments the checksum in their footer."""
+
+    @classmethod
+    def of(cls, name: str, data: bytes) -> FileEntry:
+        """Return the entry of a file with these bytes."""
+        return cls(name=name, size=len(data), checksum=f"sha256:{hashlib.sha256(data).hexdigest()}")
 
 
 def read_rows_into(

@@ -14,7 +14,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from monolith.errors import InvalidArgumentError, LogGapError
+from monolith.errors import LogGapError
 from monolith.log import ChangeLog, Flusher
 from monolith.process_bound import WorkerThreads
 from monolith.ps.client.server_parameters import ServerOptimizer
@@ -34,17 +34,14 @@ from monolith.state.retention import CheckpointHistory
 from monolith.state.save_names import BASENAME, SaveHelper, step_of_name
 from monolith.state.snapshot import OpenSnapshot, write_snapshot
 from monolith.state.storage import LocalFolder, is_remote, open_folder
-from monolith.table import EmbeddingTable, LocalStore
-from monolith.table.sharded_store import ShardedStore
-from monolith.table.store import Store
+from monolith.table import EmbeddingTable
+from monolith.table.store import StoreSave
 from monolith.train.config import RunConfig
-from monolith.train.served_stores import ServedSaves, begin_saves, served_stores
 
 if TYPE_CHECKING:
-    from monolith.ps.client.server_group import ServerGroup
     from monolith.train.trainer import Trainer
 
-__all__ = ["DENSE_ONLY", "DenseOnlyCheckpoints", "RunCheckpoints", "tables_of"]
+__all__ = ["DENSE_ONLY", "DenseOnlyCheckpoints", "RunCheckpoints"]
 
 DENSE_ONLY = "dense_only"
 """The folder of the model_dir with checkpoints without tables."""
@@ -52,25 +49,6 @@ DENSE_ONLY = "dense_only"
 Tables = Mapping[str, Sequence[EmbeddingTable]]
 
 _logger = logging.getLogger(__name__)
-
-
-def tables_of(store: Store) -> dict[str, list[EmbeddingTable]]:
-    """The tables of a store in this process by name, of a sharded one with all shards.
-
-    Example:
-        >>> from monolith.table import LocalStore
-        >>> tables_of(LocalStore([]))
-        {}
-    """
-    if isinstance(store, LocalStore):
-        return {name: [table] for name, table in store.tables.items()}
-    if isinstance(store, ShardedStore):
-        found: dict[str, list[EmbeddingTable]] = {}
-        for shard in store.shards:
-            for name, tables in tables_of(shard).items():
-                found.setdefault(name, []).extend(tables)
-        return found
-    raise InvalidArgumentError(f"model_dir: a {type(store).__name__} has no tables in this process to save")
 
 
 class RunCheckpoints:
@@ -178,7 +156,7 @@ class RunCheckpoints:
         scan, self._scan = self._scan, None
         path = self._names.get_ckpt_prefix(trainer.step)
         # What the servers hold is decided first, and what this process holds while it does nothing else.
-        servers = begin_saves(self._served(trainer), path, step=trainer.step)
+        servers = self._begin_remote(trainer, path)
         state: dict[str, Any] = trainer.state_dict()
         if isinstance(trainer.optimizer, ServerOptimizer):
             # The model's copies are some batches behind the servers, and so behind the rows.
@@ -227,7 +205,7 @@ class RunCheckpoints:
     def flush(self, trainer: Trainer) -> None:
         """Commit what changed to the log, if it is time; called between two steps."""
         # An entry of this log has no rows of servers, which have logs of their own.
-        if self._flusher is not None and self._flushes and not served_stores(trainer.stores):
+        if self._flusher is not None and self._flushes and not trainer.remote_stores:
 
             def dense() -> Mapping[str, object]:
                 trainer.settle()
@@ -240,10 +218,15 @@ class RunCheckpoints:
         self._history.recover_from_index(self.folder)
         create_monolith_checkpoint_state(self.folder)
 
-    def _served(self, trainer: Trainer) -> list[ServerGroup]:
-        return served_stores(trainer.stores)
+    def _begin_remote(self, trainer: Trainer, path: str) -> StoreSave:
+        """Let those that hold rows elsewhere decide what is in the checkpoint at `path`."""
+        saves = [store.begin_save(path, step=trainer.step) for store in trainer.remote_stores]
+        return StoreSave(
+            dense={name: values for save in saves for name, values in save.dense.items()},
+            finish=lambda: tuple(entry for save in saves for entry in save.finish()),
+        )
 
-    def _dense_on_servers(self, optimizer: ServerOptimizer, saves: ServedSaves) -> Mapping[str, Tensor]:
+    def _dense_on_servers(self, optimizer: ServerOptimizer, saves: StoreSave) -> Mapping[str, Tensor]:
         """The values of dense parameters at the moment of the rows."""
         return {name: torch.from_numpy(values.copy()) for name, values in saves.dense.items()}
 
@@ -295,10 +278,10 @@ class DenseOnlyCheckpoints(RunCheckpoints):
         """Begin to write, without tables and so without a log."""
         self._begin_folder()
 
-    def _served(self, trainer: Trainer) -> list[ServerGroup]:
-        return []
+    def _begin_remote(self, trainer: Trainer, path: str) -> StoreSave:
+        return StoreSave()
 
-    def _dense_on_servers(self, optimizer: ServerOptimizer, saves: ServedSaves) -> Mapping[str, Tensor]:
+    def _dense_on_servers(self, optimizer: ServerOptimizer, saves: StoreSave) -> Mapping[str, Tensor]:
         return optimizer.origin.read()
 
     def is_saved(self, trainer: Trainer) -> bool:

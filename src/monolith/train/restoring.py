@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monolith.errors import (
@@ -15,7 +15,6 @@ from monolith.errors import (
     StorageError,
 )
 from monolith.nn import dense_state_dict, embedding_collections
-from monolith.ps.client.server_group import ServerGroup
 from monolith.state.checkpoint_folder import part_paths, read_state
 from monolith.state.dense import DenseReport, plan_dense
 from monolith.state.fit import RestoreReport
@@ -23,10 +22,10 @@ from monolith.state.in_use import in_use
 from monolith.state.manifest import read_manifest
 from monolith.state.optimizer_state import OptimizerPlan
 from monolith.state.paths import base_name
-from monolith.state.restore import RestoreChoices, prepare_tables
+from monolith.state.restore import prepare_tables
 from monolith.state.restore_points import RestorePoint, find_restore_point, restore_points
+from monolith.table.store import RestoreChoices
 from monolith.train.restore_choice import RestoreChoice, choose_restore_point, cleared_before
-from monolith.train.served_stores import lost_servers, mark_initialised, prepare_stores, served_stores
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
@@ -46,7 +45,7 @@ def restore_chosen(trainer: Trainer, *, training: bool) -> tuple[RestoreChoice |
         # Only training sends servers back, which others may be using.
         goes_back = training and choice.went_back
         if training and not goes_back:
-            _require_no_loss(trainer, served_stores(trainer.stores), choice.point)
+            _require_no_loss(trainer, choice.point)
         try:
             return choice, _restore(trainer, choice, only_fresh=not goes_back)
         except (CorruptFileError, LogGapError, StorageError):
@@ -80,21 +79,20 @@ def recover_servers(trainer: Trainer) -> None:
     Raises:
         ServerLostError: a server has lost what was trained on it, and `trainer.accepts_lost_servers` is False.
     """
-    served = served_stores(trainer.stores)
-    if not served:
-        return
-    if not all(store.is_initialised() for store in served):
+    stores = trainer.remote_stores
+    if not all(store.is_initialised() for store in stores):
         choice = choose_restore_point(trainer.config, training=True)
-        _require_no_loss(trainer, served, None if choice is None else choice.point)
+        _require_no_loss(trainer, None if choice is None else choice.point)
         if choice is not None:
-            path = _checkpoint_of(choice.point, served)
-            prepare_stores(served, path, only_fresh=True, **_choices(trainer))()
-    mark_initialised(served)
+            _begin_remote(trainer, choice.point, only_fresh=True)()
+    for store in stores:
+        store.mark_initialised()
 
 
-def _require_no_loss(trainer: Trainer, served: Sequence[ServerGroup], point: RestorePoint | None) -> None:
+def _require_no_loss(trainer: Trainer, point: RestorePoint | None) -> None:
     name = "" if point is None else base_name(str(point.checkpoint))
-    lost = lost_servers(served, name, trained=trainer.step > (0 if point is None else point.step))
+    trained = trainer.step > (0 if point is None else point.step)
+    lost = [address for store in trainer.stores for address in store.lost(name, trained=trained)]
     if not lost:
         return
     instead = "begin empty" if point is None else f"go back to step {point.step} of {point.checkpoint}"
@@ -150,7 +148,7 @@ def _read(
     With `only_fresh`, servers that hold a state worth keeping are left alone. With `rows_only` servers read no dense parameters:
     they get those of the model, without the state of an optimizer.
     """
-    config, served = trainer.config, served_stores(trainer.stores)
+    config = trainer.config
     with in_use(point.checkpoint or point.model_dir):
         state = _with_slots_of_servers(point, point.state()) if trainer.dense.served is None else point.state()
         model, step = state.get("model"), state.get("step")
@@ -166,20 +164,18 @@ def _read(
             continue_training=config.continue_training,
         )
         choices, own = _choices(trainer), trainer.tables()
-        mine: RestoreChoices = {**choices, "only": [*own] if served else None}
+        mine: RestoreChoices = {**choices, "only": [*own] if trainer.remote_stores else None}
         try:
             local, put_local = prepare_tables(point, own, **mine)
         except CheckpointMismatchError as error:
             # Both at once: new dense parameters alone do not help if tables do not fit.
             raise CheckpointMismatchError(f"{error}{dense.also()}") from None
         dense.require(point.checkpoint or point.model_dir, cleared=cleared_before(config))
-        put_served = prepare_stores(
-            served, _checkpoint_of(point, served), only_fresh=only_fresh, clear_nn=clear_nn or rows_only, **choices
-        )
+        put_remote = _begin_remote(trainer, point, only_fresh=only_fresh, rows_only=clear_nn or rows_only)
 
     def put_in_place() -> None:
-        # The servers first: they may be gone, and then nothing here has changed.
-        put_served()
+        # The servers first: if one of them is gone, nothing here has changed.
+        put_remote()
         put_local()
 
     return state, dense, local, put_in_place
@@ -201,7 +197,19 @@ def _with_slots_of_servers(point: RestorePoint, state: dict[str, Any]) -> dict[s
     return {**state, "optimizer": {**optimizer, "state": {**optimizer["state"], **slots}}}
 
 
-def _checkpoint_of(point: RestorePoint, served: Sequence[object]) -> str:
-    if point.checkpoint is None and served:
+def _begin_remote(
+    trainer: Trainer, point: RestorePoint, *, only_fresh: bool, rows_only: bool = False
+) -> Callable[[], None]:
+    """Let those that hold rows elsewhere read them from `point`. Returns a function that puts them in place."""
+    if point.checkpoint is None and trainer.remote_stores:
         raise InvalidArgumentError(f"{point.model_dir}: an entry of its log does not have the rows of servers")
-    return str(point.checkpoint)
+    prepared = [
+        store.begin_restore(str(point.checkpoint), only_fresh=only_fresh, rows_only=rows_only, **_choices(trainer))
+        for store in trainer.remote_stores
+    ]
+
+    def put_in_place() -> None:
+        for put in prepared:
+            put()
+
+    return put_in_place

@@ -10,7 +10,6 @@ from monolith.train.hooks.checkpoint import NoFirstSaveCheckpointSaverHook
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.log_flush import LogFlushHook
 from monolith.train.restore_choice import RestoreChoice, leave_markers
-from monolith.train.served_stores import served_stores
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
@@ -74,7 +73,7 @@ class TrainerSaving:
     def open(self, restored: RestoreChoice | None) -> None:
         """Begin a run, with what it was `restored` from just now. One that was sent back is saved at once."""
         self._full.open(self._trainer.tables(), parent=self._parent)
-        if restored is not None and restored.is_newest_checkpoint and not served_stores(self._trainer.stores):
+        if restored is not None and restored.is_newest_checkpoint and not self._trainer.remote_stores:
             # A run that makes no step has nothing to save.
             self._full.saved_version = self._trainer.version
         if self._dense is not None:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from monolith.nn import embedding_collections
 from monolith.process_bound import WorkerThreads
-from monolith.table.store import Gradient, Store
-from monolith.train.served_stores import served_stores
-
-if TYPE_CHECKING:
-    from monolith.ps.messages import Position
+from monolith.table.store import Gradient, Position, Store
 
 __all__ = ["SparsePush"]
 
@@ -64,17 +59,16 @@ class SparsePush:
             _apply(taken)
 
     def _taken(self, step: int) -> list[tuple[Store, list[Gradient]]]:
-        """What each collection has; those of one store on servers together, since a batch is pushed there once."""
+        """Take what each collection has. Collections of one remote store are joined: a batch is pushed there once."""
         taken: list[tuple[Store, list[Gradient]]] = []
         together: dict[int, list[Gradient]] = {}
-        served = {id(store) for store in served_stores(collection.store for collection in self._collections)}
         for collection in self._collections:
             key, gradients = id(collection.store), collection.take_gradients(step)
             if key in together:
                 together[key].extend(gradients)
                 continue
             taken.append((collection.store, gradients))
-            if key in served:
+            if collection.store.remote:
                 together[key] = gradients
         return taken
 
@@ -109,5 +103,4 @@ class SparsePush:
 
 def _apply(updates: list[_Update]) -> None:
     for update in updates:
-        told = {} if update.position is None else {"position": update.position}
-        update.store.apply(update.gradients, step=update.step, event_time=update.event_time, **told)
+        update.store.apply(update.gradients, step=update.step, event_time=update.event_time, position=update.position)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,7 @@ from monolith.nn import auxiliary_loss, clip_grads_, dense_state_dict, embedding
 from monolith.nn.heads import Head, column, heads_of, logits_by_head, sums_over_examples, total_loss
 from monolith.nn.layers.mlp import HasAuxiliaryLoss
 from monolith.table import EmbeddingTable, TableStats
-from monolith.table.store import Store
-from monolith.train.checkpoints import tables_of
+from monolith.table.store import Position, Store
 from monolith.train.config import RunConfig
 from monolith.train.dense_state import DenseState
 from monolith.train.hooks.checkpoint import Metric, log_metric
@@ -33,12 +32,8 @@ from monolith.train.processors import use_threads
 from monolith.train.restore_choice import RestoreChoice, has_wishes
 from monolith.train.restoring import recover_servers, restore_chosen, warm_start
 from monolith.train.saving import TrainerSaving
-from monolith.train.served_stores import served_stores
 from monolith.train.sparse_push import SparsePush
 from monolith.train.worker_positions import WorkerPositions
-
-if TYPE_CHECKING:
-    from monolith.ps.messages import Position
 
 _log = logging.getLogger(__name__)
 
@@ -170,13 +165,17 @@ class Trainer:
         stores = {id(c.store): c.store for c in self._collections}
         return list(stores.values())
 
+    @property
+    def remote_stores(self) -> list[Store]:
+        """Those of `stores` whose rows other processes hold."""
+        return [store for store in self.stores if store.remote]
+
     def tables(self) -> dict[str, list[EmbeddingTable]]:
         """The tables in this process by the name they have in checkpoints; several of one name are its shards."""
-        served = {id(store) for store in served_stores(self.stores)}
-        stores = [{} if id(store) in served else tables_of(store) for store in self.stores]
+        stores = self.stores
         if len(stores) == 1:
-            return stores[0]
-        return {f"{n}/{name}": tables for n, store in enumerate(stores) for name, tables in store.items()}
+            return {name: [table] for name, table in stores[0].tables.items()}
+        return {f"{n}/{name}": [table] for n, store in enumerate(stores) for name, table in store.tables.items()}
 
     @property
     def version(self) -> tuple[int, int]:
@@ -549,9 +548,8 @@ class Trainer:
                     parameter.grad.add_(parameter.detach(), alpha=self.config.dense_weight_decay)
         if self.optimizer is not None:
             self.dense.follow(self.step)
-            set_position = getattr(self.optimizer, "set_position", None)
-            if set_position is not None:
-                set_position(self._position)
+            if self.dense.served is not None:
+                self.dense.served.set_position(self._position)
             self.optimizer.step()
         self._push.push(self.step, self._event_time(batch), self._position)
         self.step += 1

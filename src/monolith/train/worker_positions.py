@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from safetensors.torch import save
 
 from monolith.errors import InvalidArgumentError
-from monolith.ps.client.server_group import ServerGroup
-from monolith.ps.messages import MAX_POSITION, HeldPosition, Position
 from monolith.state_bytes import State, pack_state, unpack_state
-from monolith.table.store import Store
-from monolith.train.served_stores import served_stores
+from monolith.table.store import MAX_POSITION, Position, Store
 
 __all__ = ["Place", "WorkerPositions"]
 
@@ -49,7 +46,7 @@ class WorkerPositions:
     def __init__(self) -> None:
         self.batches = 0
         """Batches trained in all lives of the worker."""
-        self._stores: list[ServerGroup] = []
+        self._stores: list[Store] = []
         self._resume = True
         self._current: Position | None = None
         self._warned = False
@@ -66,22 +63,22 @@ class WorkerPositions:
         that any server has.
         """
         self._current, self._resume = None, resume
-        self._stores = [store for store in served_stores(stores) if store.config.worker is not None]
-        behind = [found for store in self._stores if (found := _furthest_behind(store)) is not None]
+        known = [(store, progress) for store in stores if (progress := store.progress()) is not None]
+        self._stores = [store for store, _ in known]
+        behind = [progress.behind for _, progress in known if progress.behind is not None]
+        last_batch = max((progress.last_batch for _, progress in known), default=0)
         if not resume:
-            self.batches = max([0, *(_last_batch(store) for store in self._stores)])
+            self.batches = last_batch
             epochs = min((position.epochs for position in behind), default=0)
             return Place(batches=self.batches, state=None, epochs=epochs) if behind else None
         if not behind:
-            if not any(map(_last_batch, self._stores)):
+            if not last_batch:
                 # The count of a checkpoint is that of the worker that wrote it, which may have been another one.
                 self.batches = 0
             return None
         last = min(behind, key=lambda position: position.batches)
         if last.state is None and last.batches and not last.ended:
-            _log.warning(
-                "the source of worker %s could not tell its place; its data begins anew", self._stores[0].worker
-            )
+            _log.warning("the source of this worker has no position to resume from: its data starts from the beginning")
             return None
         state = None if last.state is None else _decoded(last.state)
         return Place(batches=last.batches, state=state, epochs=last.epochs)
@@ -110,26 +107,9 @@ class WorkerPositions:
         if self.active and self._current is not None:
             ended = self._current.model_copy(update={"ended": True, "state": None, "epochs": epochs})
             for store in self._stores:
-                store.apply([], position=ended)  # type: ignore[attr-defined]
+                store.apply([], position=ended)
             # Told once: a later run of the trainer may be over other stores, and these closed.
             self._current = None
-
-
-def _furthest_behind(store: ServerGroup) -> HeldPosition | None:
-    """The position of whatever has had the fewest batches. None in the first epoch, and in one that has pushed already."""
-    buckets, parameters = store.positions()
-    found = [*buckets, *parameters]
-    if not any(position.batches for position in found) or any(position.epoch == store.epoch for position in found):
-        return None
-    # Only pushes to tables say that the data ended, so of a batch that everything has had the buckets know more.
-    last = [min(buckets, key=lambda position: (position.batches, position.ended))] if buckets else []
-    return min([*last, *parameters], key=lambda position: position.batches)
-
-
-def _last_batch(store: ServerGroup) -> int:
-    """The last batch of this worker that any server has."""
-    buckets, parameters = store.positions()
-    return max([0, *(position.batches for position in (*buckets, *parameters))])
 
 
 def _encoded(state: State) -> str | None:

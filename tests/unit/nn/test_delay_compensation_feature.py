@@ -14,7 +14,7 @@ from monolith.errors import ConfigError
 from monolith.features import Feature, Ragged
 from monolith.features.batch import Batch
 from monolith.nn import Embedding, EmbeddingBag, EmbeddingBagCollection
-from monolith.table import SGD, Constant, DelayCompensation, LocalStore, ShardedStore
+from monolith.table import SGD, Constant, DelayCompensation, LocalStore
 from monolith.train import Head, RunConfig, Trainer
 
 RATE, STRENGTH = 0.5, 0.25
@@ -50,14 +50,6 @@ def test_a_gradient_that_comes_late_is_corrected_by_what_changed_since() -> None
     moved = stepped(1.0, 1.0, 1.0)
     assert two == [stepped(moved, 6.0, 1.0)] * 2
     assert two != [moved - RATE * 6.0] * 2
-
-
-@pytest.mark.parametrize("slot", [None, 7])
-def test_shards_give_the_same(slot: int | None) -> None:
-    whole = EmbeddingBagCollection([feature(slot=slot)])
-    (table,) = whole.declaration.tables
-    shards = ShardedStore([LocalStore([EmbeddingTable(table.config)]) for _ in range(3)])
-    assert late(EmbeddingBagCollection([feature(slot=slot)], shards)) == late(whole)
 
 
 def test_a_gradient_in_time_is_the_base_optimizers() -> None:
@@ -110,7 +102,7 @@ def test_postponed_pushes_of_a_trainer_are_corrected() -> None:
 def test_rows_that_are_elsewhere_are_refused_before_training() -> None:
     class Elsewhere:
         def __init__(self, store: LocalStore) -> None:
-            self.configs = store.configs
+            self.configs, self.remote = store.configs, True
 
     embeddings = EmbeddingBagCollection([feature()])
     with pytest.raises(ConfigError, match="feature 'item' has DelayCompensation"):

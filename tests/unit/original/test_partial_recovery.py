@@ -10,7 +10,9 @@ import torch
 from monolith import EmbeddingTable
 from monolith.errors import CheckpointMismatchError, CorruptFileError, InvalidArgumentError
 from monolith.original import PartialRecoverySaver, PsMonitor
-from monolith.table import Bags, LocalStore, ShardedStore
+from monolith.ps import ParameterServer, ServerConfig, ServerStore
+from monolith.ps.client.server_checkpoints import server_shards
+from monolith.table import Bags, LocalStore
 from monolith.testing import sgd_table_config
 
 IDS = torch.arange(1, 101)
@@ -87,26 +89,38 @@ def shard() -> LocalStore:
     return LocalStore([EmbeddingTable(sgd_table_config(1, name="table"))])
 
 
-def rows(store: LocalStore | ShardedStore) -> torch.Tensor:
+def rows(store: ServerStore) -> torch.Tensor:
     bags = Bags(table="table", ids=IDS.numpy(), offsets=torch.arange(101).numpy())
     return store.lookup([bags])[0][:, 0]
 
 
 def test_of_a_table_spread_over_servers_only_the_lost_part_comes_back(tmp_path: Path) -> None:
-    shards = [shard(), shard(), shard()]
-    store = ShardedStore(shards)
-    store.assign("table", IDS, torch.ones(100, 1))
-    store.mark_initialised()
-    path = PartialRecoverySaver({"store": store}).save(tmp_path / "ckpt")
-    assert path is not None
-    store.assign("table", IDS, torch.full((100, 1), 2.0))
-    mine = rows(shards[1]) == 2.0
-    assert 0 < mine.sum() < 100
-    shards[1] = shard()
-    recovered = ShardedStore(shards)
-    PartialRecoverySaver({"store": recovered}, ps_monitor=PsMonitor(shards)).restore(path)
-    assert torch.equal(rows(recovered), torch.where(mine, 1.0, 2.0))
-    assert shards[1].is_initialised()
+    def server(name: str) -> ParameterServer:
+        return ParameterServer(ServerConfig(folder=tmp_path / name, restore_roots=(str(tmp_path),)))
+
+    config = [sgd_table_config(1, name="table")]
+    with server("0") as first, server("2") as third:
+        with server("1") as second:
+            addresses = [first.address, second.address, third.address]
+            with ServerStore(addresses, config) as store:
+                store.assign("table", IDS, torch.ones(100, 1))
+                store.mark_initialised()
+                path = PartialRecoverySaver({"store": store}).save(tmp_path / "ckpt")
+                assert path is not None
+                store.assign("table", IDS, torch.full((100, 1), 2.0))
+                owned = [server.ranges for server in store.ownership.servers]
+        with (
+            server("new") as replacement,
+            ServerStore([first.address, replacement.address, third.address], config, replace_lost=True) as recovered,
+        ):
+            assert [server.ranges for server in recovered.ownership.servers] == owned
+            monitor = PsMonitor(server_shards(recovered.links))
+            assert [monitor.is_ps_uninitialized(number) for number in range(3)] == [False, True, False]
+            lost = rows(recovered) == 0.0
+            assert 0 < lost.sum() < 100
+            PartialRecoverySaver({"store": recovered}, ps_monitor=monitor).restore(path)
+            assert torch.equal(rows(recovered), torch.where(lost, 1.0, 2.0))
+            assert recovered.is_initialised()
 
 
 def test_a_store_that_does_not_fit_leaves_everything_as_it_was(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from counting_model import COUNTED
 from monolith.errors import StalePushError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore, tables_of
 from monolith.ps.client.coordination_client import CoordinationClient
-from monolith.ps.messages import Position
 from monolith.ps.protocol.calls import Call
+from monolith.table.store import Position
 from same_port import started_again
 
 

@@ -15,8 +15,8 @@ from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.ps.client.server_group import link_to
 from monolith.ps.coordination_messages import Greet
-from monolith.ps.messages import Position
 from monolith.ps.protocol.calls import Call
+from monolith.table.store import Position
 from monolith.transport.frames import decode, encode
 
 FOREVER = 1000.0

@@ -175,7 +175,7 @@ def test_only_servers_that_lost_their_state_are_restored(tmp_path: Path) -> None
             mixed = ServerStore(
                 [store.addresses[0], fresh.address], [ITEM], config=ClientConfig(worker="w1", timeout=60.0)
             )
-            mixed.prepare_fresh(tmp_path / "model.ckpt-1")()
+            mixed.prepare_restore(tmp_path / "model.ckpt-1", only_fresh=True)()
             lost = bucket_of(IDS) >= 2048
             assert values(mixed) == [saved[i] if lost[i] else kept[i] for i in range(len(IDS))]
             mixed.close()

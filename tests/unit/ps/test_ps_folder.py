@@ -25,12 +25,13 @@ from monolith.errors import (
 )
 from monolith.log import LogReader
 from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, RemoteStore, ServerConfig, ServerParameters
-from monolith.ps.messages import DeclaredTable, HeldPosition, Join, Position, Push, TableWrite
+from monolith.ps.messages import DeclaredTable, HeldPosition, Join, Push, TableWrite
 from monolith.ps.protocol.calls import Call
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.state import ServerState
 from monolith.state import restore_tables
 from monolith.table import Adagrad, Bags, Gradient, Segment, SlidingAdmission, TableConfig
+from monolith.table.store import Position
 from monolith.testing import sgd_table_config
 from monolith.transport.errors import decode_error
 from monolith.transport.frames import decode, encode

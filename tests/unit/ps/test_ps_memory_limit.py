@@ -15,11 +15,12 @@ import torch
 from monolith import Segment, TableConfig
 from monolith.errors import MemoryLimitError, MonolithError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig
-from monolith.ps.messages import Apply, DeclaredTable, Join, Position, Push, TableGradient
+from monolith.ps.messages import Apply, DeclaredTable, Join, Push, TableGradient
 from monolith.ps.protocol.calls import Call
 from monolith.ps.server.memory_limit import MemoryLimit
 from monolith.ps.server.served_tables import ServedTables
 from monolith.table import Bags, Gradient
+from monolith.table.store import Position
 from moving_buckets import wait_for
 
 TABLES = [TableConfig(name=name, segments=(Segment(dim=dim),)) for name, dim in (("a", 8), ("b", 64), ("c", 16))]

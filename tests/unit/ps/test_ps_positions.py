@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, ServerConfig, ServerParameters, ServerStore
-from monolith.ps.messages import BucketsAt, HeldPosition, Joined, Position
+from monolith.ps.messages import BucketsAt, HeldPosition, Joined
 from monolith.ps.server.ledger_state import progress_text
 from monolith.ps.server.transfer_delivery import keep_piece
 from monolith.ps.server.worker_progress import BucketProgress
 from monolith.table import SGD, Bags, Gradient, Segment, TableConfig, Zeros
 from monolith.table.buckets import NUM_BUCKETS, bucket_of
+from monolith.table.store import Position
 from monolith.transport.frames import Frame, decode, encode
 
 TABLE = TableConfig(name="t", segments=(Segment(dim=1, optimizer=SGD(learning_rate=1.0), initializer=Zeros()),))

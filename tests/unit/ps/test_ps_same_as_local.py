@@ -12,11 +12,10 @@ import torch
 
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, InvalidArgumentError
-from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerStore
+from monolith.ps import ClientConfig, ParameterServer, ServerStore
 from monolith.ps.messages import DeclaredTable
 from monolith.table import SGD, Adagrad, Bags, Expiry, Ftrl, Gradient, LocalStore, OneBit, SlidingAdmission
 from monolith.table.admission import AdmissionFilter
-from monolith.table.sharded_store import ShardedStore
 from monolith.table.store import Store
 
 CONFIGS = (
@@ -33,19 +32,15 @@ FILTERED = TableConfig(name="filtered", segments=(Segment(dim=2),))
 DECLARED = [*(DeclaredTable(config=config) for config in CONFIGS), DeclaredTable(config=FILTERED, admission=ADMISSION)]
 
 
-@pytest.fixture(params=[1, 2, 3, "remote", "sharded"])
+@pytest.fixture(params=[1, 2, 3, "pooled"])
 def remote(request: pytest.FixtureRequest) -> Iterator[Store]:
     """The same tables in every home away from home."""
     with ExitStack() as stack:
-        count = {"remote": 1, "sharded": 2}.get(request.param, request.param)
+        count = 1 if request.param == "pooled" else request.param
         addresses = [stack.enter_context(ParameterServer()).address for _ in range(count)]
-        if isinstance(request.param, int):
-            # Sums of long bags that several servers pool are added in another order, which may change their last bits.
-            config = ClientConfig(pool_on_servers=False)
-            yield stack.enter_context(ServerStore(addresses, DECLARED, config=config))
-            return
-        singles = [stack.enter_context(RemoteStore(address, DECLARED)) for address in addresses]
-        yield singles[0] if request.param == "remote" else ShardedStore(singles)
+        # Sums of long bags that several servers pool are added in another order, which may change their last bits.
+        config = ClientConfig(pool_on_servers=request.param == "pooled")
+        yield stack.enter_context(ServerStore(addresses, DECLARED, config=config))
 
 
 def local_store() -> LocalStore:
@@ -163,7 +158,7 @@ def test_gradients_on_a_narrow_wire_are_rounded_after_they_were_summed() -> None
     with (
         ParameterServer() as server,
         ServerStore([server.address], [config], config=ClientConfig(wire="bfloat16")) as store,
-        RemoteStore(server.address) as exact,
+        ServerStore([server.address], [config]) as exact,
     ):
         before = exact.lookup([bags])[0][0, 0]
         store.apply([Gradient(bags=bags, values=values)])

@@ -9,7 +9,7 @@ import pytest
 from checkpoint_tables import new_table, train
 from monolith.state import read_row, restore_tables, saved_tables, write_checkpoint
 from monolith.state.in_use import claimed
-from monolith.state.manifest import FileEntry
+from monolith.table.table_file import FileEntry
 
 
 def test_a_checkpoint_is_in_use_while_its_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from monolith import CorruptFileError, _core
-from monolith.state.manifest import FileEntry, Manifest, check_sizes, read_manifest, write_sealed
+from monolith.state.manifest import Manifest, check_sizes, read_manifest, write_sealed
 from monolith.state.storage import LocalFolder
+from monolith.table.table_file import FileEntry
 from monolith.testing import bit_flips, scrambles, truncations
 
 MANIFEST = Manifest(step=7, time=12.5, files=(FileEntry.of("state.json", b"{}"),), config={"seed": 3})

@@ -162,4 +162,4 @@ def test_a_wrapper_that_has_no_place_to_tell_counts_as_one_that_cannot(
         ids = torch.cat([batch["user_id"] for batch in clicks()]).unique().numpy()
         (rows,) = run.stores[0].lookup([Bags(table="user_id", ids=ids, offsets=np.arange(len(ids) + 1))])
         assert rows.sum() == -8  # 4 batches of 2
-    assert "could not tell its place; its data begins anew" in caplog.text
+    assert "no position to resume from" in caplog.text

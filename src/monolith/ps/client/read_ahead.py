@@ -9,7 +9,6 @@ from torch import nn
 from monolith.features.batch import Batch
 from monolith.nn import embedding_collections
 from monolith.nn.bags import bags_of
-from monolith.ps.client.server_store import ServerStore
 
 __all__ = ["ReadAhead"]
 
@@ -36,7 +35,7 @@ class ReadAhead:
 
     def __init__(self, source: Iterable[Batch], model: nn.Module) -> None:
         self._source = source
-        self._collections = [one for one in embedding_collections(model) if isinstance(one.store, ServerStore)]
+        self._collections = embedding_collections(model)
         self._place: object = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -67,6 +66,5 @@ class ReadAhead:
 
     def _prefetch(self, batch: Batch) -> None:
         for collection in self._collections:
-            store = collection.store
-            assert isinstance(store, ServerStore)
-            store.prefetch([table.bags for table in bags_of(collection.declaration, batch)])
+            if collection.store.remote:
+                collection.store.prefetch([table.bags for table in bags_of(collection.declaration, batch)])

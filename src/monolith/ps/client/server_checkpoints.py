@@ -6,8 +6,9 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -20,67 +21,60 @@ from monolith.ps.protocol.calls import Call
 from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.state.checkpoint_folder import begin_checkpoint
 from monolith.state.in_use import in_use
-from monolith.state.manifest import FileEntry
 from monolith.state.paths import base_name, is_absolute, parent_folder, relative_name
-from monolith.state.restore import RestoreChoices
 from monolith.state.roots import RESTORE_ROOTS, is_allowed
 from monolith.state.storage import StrPath
+from monolith.table.store import RestoreChoices, StoreSave
+from monolith.table.table_file import FileEntry
 from monolith.transport.link import Link, finish_all
 
-__all__ = ["ServerSaves", "ServerShard", "begin_server_saves", "prepare_servers", "save_servers", "server_shards"]
+__all__ = ["ServerShard", "begin_server_saves", "prepare_servers", "save_servers", "server_shards"]
 
 ATTEMPTS = 20
 """How often a save is begun until no bucket is on its way between two servers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerSaves:
-    """Checkpoints that servers are writing: what is in them is decided."""
-
-    links: Sequence[Link]
-    model_dir: str
-    token: int
-    dense: Mapping[str, np.ndarray]
-    """The values that dense parameters have in them."""
-    wait: float = field(default=1.0)
-
-    def finish(self) -> tuple[FileEntry, ...]:
-        """Wait until all are complete and durable; their manifests, as the checkpoint that they belong to names them.
-
-        `StorageError` if one failed: it may be tried again. `SaveInterruptedError` if it was begun by a server that is gone.
-        """
-        try:
-            saved = _until_done(self.links, Call.SAVED, WaitForSave(token=self.token, wait=self.wait))
-        except SaveInterruptedError:
-            raise
-        except MonolithError as error:
-            raise StorageError(f"the servers could not save: {error}") from error
-        return tuple(self._entry(one) for one in saved)
-
-    def _entry(self, saved: Saved) -> FileEntry:
-        assert saved.manifest is not None
-        path = f"{saved.folder}/{saved.manifest.name}"
-        if not is_allowed(saved.folder, self.model_dir):
-            raise InvalidArgumentError(
-                f"save: a server keeps its folder outside of the model_dir {self.model_dir!r}, in {saved.folder!r}, where "
-                f"readers of the checkpoint would not look; start it with a folder below, or set {RESTORE_ROOTS} for all who read"
-            )
-        return saved.manifest.model_copy(update={"name": relative_name(path, self.model_dir)})
-
-
-def begin_server_saves(links: Sequence[Link], path: StrPath, *, step: int, name: str | None = None) -> ServerSaves:
-    """Let every server take a checkpoint, named as the one at `path`; when this returns the servers go on changing."""
+def begin_server_saves(links: Sequence[Link], path: StrPath, *, step: int, name: str | None = None) -> StoreSave:
+    """Let every server take a checkpoint, named as the one at `path`. When this returns, the servers accept changes again."""
+    model_dir = _absolute(parent_folder(path))
     for attempt in range(ATTEMPTS):
         save = Save(name=name or base_name(path), step=step, token=secrets.randbits(63))
         frames = finish_all([link.begin(Call.SAVE, save.model_dump_json()) for link in links])
         begun = [SaveBegun.from_json(frame.text) for frame in frames]
         dense = {n: a for one, f in zip(begun, frames, strict=True) for n, a in zip(one.dense, f.arrays, strict=True)}
-        saves = ServerSaves(links=links, model_dir=_absolute(parent_folder(path)), token=save.token, dense=dense)
+        finish = partial(_finish_saves, links, model_dir, save.token)
         if _is_whole(begun):
-            return saves
-        saves.finish()
+            return StoreSave(dense=dense, finish=finish)
+        finish()
         time.sleep(0.05 * 2 ** min(attempt, 5))
-    raise StorageError(f"{path}: buckets were on their way between servers in {ATTEMPTS} attempts; save again later")
+    raise StorageError(f"{path}: buckets were in transit between servers in {ATTEMPTS} attempts; save again later")
+
+
+def _finish_saves(links: Sequence[Link], model_dir: str, token: int) -> tuple[FileEntry, ...]:
+    """Wait until all servers have written their parts. Returns their manifests, named as seen from `model_dir`.
+
+    Raises:
+        StorageError: a server failed, the save may be tried again.
+        SaveInterruptedError: the save was begun by a server process that has ended.
+    """
+    try:
+        saved = _until_done(links, Call.SAVED, WaitForSave(token=token, wait=1.0))
+    except SaveInterruptedError:
+        raise
+    except MonolithError as error:
+        raise StorageError(f"the servers could not save: {error}") from error
+    return tuple(_entry(one, model_dir) for one in saved)
+
+
+def _entry(saved: Saved, model_dir: str) -> FileEntry:
+    assert saved.manifest is not None
+    path = f"{saved.folder}/{saved.manifest.name}"
+    if not is_allowed(saved.folder, model_dir):
+        raise InvalidArgumentError(
+            f"save: a server keeps its folder outside of the model_dir {model_dir!r}, in {saved.folder!r}, where "
+            f"readers of the checkpoint would not look; start it with a folder below, or set {RESTORE_ROOTS} for all who read"
+        )
+    return saved.manifest.model_copy(update={"name": relative_name(path, model_dir)})
 
 
 def save_servers(links: Sequence[Link], path: StrPath, *, step: int = 0) -> None:
@@ -95,13 +89,13 @@ def prepare_servers(
     path: StrPath,
     *,
     only_fresh: bool = False,
-    clear_nn: bool = False,
+    rows_only: bool = False,
     **choices: Unpack[RestoreChoices],
 ) -> Callable[[], None]:
-    """Let the servers read what each gets of a checkpoint; calling the answer lets all of them put it in place.
+    """Let the servers read what each gets of a checkpoint. Returns a function that lets all of them put it in place.
 
-    Their number need not be that of the save. With `only_fresh`, servers that hold a state worth keeping keep it. With `clear_nn`
-    dense parameters stay as they are.
+    Their number need not be that of the save. With `only_fresh`, servers that hold a state worth keeping keep it, even if it is
+    newer than the checkpoint. With `rows_only`, dense parameters stay as they are.
     """
     wanted = [shard.link for shard in server_shards(links) if not (only_fresh and shard.is_initialised())]
     token = secrets.randbits(63)
@@ -113,7 +107,7 @@ def prepare_servers(
         allow_new_tables=choices.get("allow_new_tables", False),
         allow_new_segments=choices.get("allow_new_segments", False),
         reset_admission=choices.get("reset_admission", False),
-        clear_nn=clear_nn,
+        clear_nn=rows_only,
     )
     with in_use(path):
         _until_done(wanted, Call.RESTORE, restore)

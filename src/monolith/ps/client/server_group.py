@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, ClassVar, Literal, NoReturn, Self
+from types import MappingProxyType, TracebackType
+from typing import Annotated, ClassVar, Literal, NoReturn, Self, Unpack
 
 from pydantic import Field
 
@@ -21,15 +21,16 @@ from monolith.config import Config, Positive
 from monolith.errors import ConfigError, InvalidArgumentError, StorageError
 from monolith.ps import messages
 from monolith.ps.client.bucket_answers import ask_buckets
-from monolith.ps.client.server_checkpoints import prepare_servers, save_servers
+from monolith.ps.client.server_checkpoints import begin_server_saves, prepare_servers, save_servers
 from monolith.ps.client.server_search import follow_server
 from monolith.ps.coordination_messages import CountFrom
 from monolith.ps.messages import DeclaredTable, HeldPosition, Push, Wire
 from monolith.ps.ownership import mask_of
 from monolith.ps.protocol.calls import Call
-from monolith.table.buckets import NUM_BUCKETS
+from monolith.ps.saving_messages import LogState
 from monolith.table.config import TableConfig
-from monolith.table.embedding_table import TableStats
+from monolith.table.embedding_table import EmbeddingTable, TableStats
+from monolith.table.store import FollowedLog, RestoreChoices, StoreSave, WorkerProgress
 from monolith.transport.addresses import distinct_addresses
 from monolith.transport.calls import BasicCall, CallNumber, Name
 from monolith.transport.frames import Frame
@@ -99,6 +100,10 @@ def link_to(address: str, config: ClientConfig) -> Link:
 
 class ServerGroup:
     """Links to servers, joined as one worker. Base of `RemoteStore` and `ServerStore`."""
+
+    remote = True
+    collective: frozenset[str] = frozenset()
+    tables: Mapping[str, EmbeddingTable] = MappingProxyType({})
 
     def __init__(
         self,
@@ -209,17 +214,35 @@ class ServerGroup:
         """Let the servers restore a checkpoint, whatever number of servers has saved it; on an error nothing has changed."""
         self.prepare_restore(folder)()
 
-    def prepare_restore(
-        self, folder: str | os.PathLike[str], *, buckets: range = range(NUM_BUCKETS)
-    ) -> Callable[[], None]:
-        """Let every server read the buckets it owns; calling the answer lets all of them put them in place."""
-        if len(buckets) != NUM_BUCKETS:
-            raise InvalidArgumentError(f"buckets: a server restores what it owns, expected all of them, got {buckets}")
-        return prepare_servers(self.links, folder)
+    def prepare_restore(self, folder: str | os.PathLike[str], *, only_fresh: bool = False) -> Callable[[], None]:
+        """Let every server read the buckets it owns. Returns a function that lets all of them put them in place."""
+        return prepare_servers(self.links, folder, only_fresh=only_fresh)
 
-    def prepare_fresh(self, folder: str | os.PathLike[str]) -> Callable[[], None]:
-        """Like `prepare_restore`, but servers that hold a state worth keeping keep it."""
-        return prepare_servers(self.links, folder, only_fresh=True)
+    def begin_save(self, path: str, *, step: int) -> StoreSave:
+        """Let the servers take what they hold into their parts of the checkpoint `path`."""
+        return begin_server_saves(self.links, path, step=step)
+
+    def begin_restore(
+        self, path: str, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
+    ) -> Callable[[], None]:
+        """Let the servers read what they get of the checkpoint `path`. Returns a function that puts it in place."""
+        return prepare_servers(self.links, path, only_fresh=only_fresh, rows_only=rows_only, **choices)
+
+    def lost(self, checkpoint: str, *, trained: bool) -> list[str]:
+        """Return the addresses of servers that hold nothing, although more was trained on them than `checkpoint` has."""
+        health = dict(zip(self.addresses, self.health(), strict=True))
+        if trained or any(one["initialised"] and one["checkpoint"] != checkpoint for one in health.values()):
+            # A server that owns nothing, as one that has just been added, has nothing to lose.
+            return [address for address, one in health.items() if not one["initialised"] and one["owns"]]
+        return []
+
+    def followed_logs(self) -> list[FollowedLog]:
+        """Return the change log of each server. Servers without a folder have none, and are refused."""
+        states = [LogState.from_json(frame.text) for frame in self._ask_all(Call.LOG_STATE)]
+        return [
+            FollowedLog(address=address, folder=state.folder, sequence=state.sequence)
+            for address, state in zip(self.addresses, states, strict=True)
+        ]
 
     def look_around(self) -> None:
         """Find servers that what these had was given to; here there are none."""
@@ -246,6 +269,20 @@ class ServerGroup:
             if joined.known and (mask_of(joined.ranges) & ~seen).any():
                 buckets.append(HeldPosition(batches=0, epoch=0))
         return buckets, parameters
+
+    def progress(self) -> WorkerProgress | None:
+        """Return what the servers have recorded of this worker. None if it has no name that a successor could have."""
+        if self.config.worker is None:
+            return None
+        buckets, parameters = self.positions()
+        found = [*buckets, *parameters]
+        last_batch = max((position.batches for position in found), default=0)
+        if not last_batch or any(position.epoch == self.epoch for position in found):
+            return WorkerProgress(last_batch=last_batch)
+        # Only pushes to tables say that the data ended, so of a batch that everything has had the buckets know more.
+        last = [min(buckets, key=lambda position: (position.batches, position.ended))] if buckets else []
+        behind = min([*last, *parameters], key=lambda position: position.batches)
+        return WorkerProgress(behind=behind, last_batch=last_batch)
 
     def shut_down_servers(self) -> None:
         """Ask all servers to end."""

@@ -21,6 +21,7 @@ from monolith.ps.dense_optimizers import DenseOptimizer, group_optimizers
 from monolith.ps.protocol.calls import Call
 from monolith.state.optimizer_state import declared_settings
 from monolith.state_bytes import pack_state
+from monolith.table.store import Position
 
 __all__ = ["CachedParameters", "ServerOptimizer", "ServerParameters"]
 
@@ -119,7 +120,7 @@ class ServerParameters:
         gradients: Mapping[str, Tensor],
         *,
         optimizers: Mapping[str, DenseOptimizer] | None = None,
-        position: messages.Position | None = None,
+        position: Position | None = None,
     ) -> None:
         """One step of the servers' optimizer for each parameter that has a gradient here.
 
@@ -248,7 +249,7 @@ class CachedParameters:
             replace_other=replace_other,
         )
         """The parameters on the servers."""
-        self.position: messages.Position | None = None
+        self.position: Position | None = None
         """The batch that the next `push` is of, if servers are told."""
         self._thread = WorkerThreads(1, thread_name_prefix="monolith-fetch")
         self._fetched: Future[dict[str, Tensor]] | None = None
@@ -374,7 +375,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         named = {key: name_of.get(id(found), "") for key, found in module.named_parameters(remove_duplicate=False)}
         return {key: values[name] for key, name in named.items() if name in values}
 
-    def set_position(self, position: messages.Position | None) -> None:
+    def set_position(self, position: Position | None) -> None:
         """Say which batch the next step is of; a successor of this worker then counts it once."""
         self._cached.position = position
 

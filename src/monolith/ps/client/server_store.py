@@ -22,12 +22,12 @@ from monolith.ps.client.parted_call import Part, Places, run_parts
 from monolith.ps.client.remote_store import float_rows, row_matrix
 from monolith.ps.client.server_group import ClientConfig, require_known
 from monolith.ps.client.server_routes import Route
-from monolith.ps.messages import DeclaredTable, Position
+from monolith.ps.messages import DeclaredTable
 from monolith.ps.precision import narrowed, widen
 from monolith.ps.protocol.calls import Call
 from monolith.table.arrays import Ids, Values, id_array
 from monolith.table.config import TableConfig
-from monolith.table.store import Bags, Gradient, join_gradients
+from monolith.table.store import Bags, Gradient, Position, join_gradients
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange
 

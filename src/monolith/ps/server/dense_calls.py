@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monolith.ps import messages
+from monolith.ps.messages import HeldPosition
 from monolith.ps.protocol.calls import Call
 from monolith.ps.server.dense_transfer import unpacked_dense
 from monolith.ps.server.owned_buckets import OwnedBuckets
@@ -76,7 +77,7 @@ class DenseCalls:
             optimizers = [apply.groups[number] for number in apply.group_of] or None
             self._dense.apply(apply.names, frame.arrays, optimizers, only=missing)
             if position is not None:
-                worker.parameters.advance(position.held(epoch), missing)
+                worker.parameters.advance(HeldPosition.of(position, epoch), missing)
             return Answer()
 
         return self._pushes.once(apply.push, action)

@@ -19,13 +19,14 @@ from monolith.ps.saving_messages import SaveBegun
 from monolith.ps.server.state import ServerState
 from monolith.state.checkpoint_folder import begin_checkpoint
 from monolith.state.lineage import LOG, needs_snapshot
-from monolith.state.manifest import MANIFEST, FileEntry
+from monolith.state.manifest import MANIFEST
 from monolith.state.pending import PendingCheckpoint
 from monolith.state.reachability import remove_unreachable
 from monolith.state.restore import prepare_tables
 from monolith.state.restore_points import RestorePoint, find_restore_point, restore_point_at
 from monolith.state.snapshot import OpenSnapshot, write_snapshot
 from monolith.state.verify import SERVERS
+from monolith.table.table_file import FileEntry
 
 __all__ = ["ServerFolder"]
 

@@ -17,9 +17,9 @@ from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun,
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.restore_job import prepare_server, require_settled
 from monolith.ps.server.state import ServerState
-from monolith.state.manifest import FileEntry
 from monolith.state.roots import is_below, reading_below, restore_roots
 from monolith.state.storage import StrPath
+from monolith.table.table_file import FileEntry
 from monolith.transport.calls import Answer, Handlers, message_of
 from monolith.transport.frames import Frame
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from monolith.ps import messages
+from monolith.ps.messages import HeldPosition
 from monolith.ps.protocol.calls import Call
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.pushes import WorkerRecord
@@ -60,7 +61,7 @@ class TableCalls:
             if position is not None:
                 known = self._owned.known_at(apply.map)
                 changed = known if had is None else ~had if known is None else known & ~had
-                worker.buckets.advance(position.held(epoch), changed)
+                worker.buckets.advance(HeldPosition.of(position, epoch), changed)
             self._state.step, self._state.checkpoint = max(self._state.step, apply.step), None
             return Answer()
 

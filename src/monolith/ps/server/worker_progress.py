@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from monolith.ps.messages import BucketsAt, HeldPosition, ParametersAt, Position
+from monolith.ps.messages import BucketsAt, HeldPosition, ParametersAt
 from monolith.ps.ownership import mask_of, ranges_of
 from monolith.table.buckets import NUM_BUCKETS
+from monolith.table.store import Position
 
 __all__ = ["BucketProgress", "ParameterProgress"]
 
