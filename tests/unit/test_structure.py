@@ -26,7 +26,7 @@ KNOWN_LAYER_BREAKS = {
     "monolith.train.distributed -> monolith.original.ps_benchmark",
     "monolith.train.distributed -> monolith.original.ps_benchmark_round",
     "monolith.train.estimator -> monolith.original.mlp_hand_over",
-    "monolith.train.job_end -> monolith.original.yarn",
+    "monolith.train.distributed -> monolith.original.yarn",
     "monolith.train.server_role -> monolith.original.mlp_discovery",
     "monolith.train.server_role -> monolith.original.yarn",
 }

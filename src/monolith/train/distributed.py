@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING, get_args
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, get_args
 
 from monolith.cluster.coordination import Coordination
 from monolith.cluster.discovery import ServiceDiscovery
@@ -19,28 +23,147 @@ from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.zookeeper_coordination import ZKCoordination, ZKSession
 from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 from monolith.console import log_to_stderr
-from monolith.errors import ConfigError, RunInterruptedError
+from monolith.errors import ConfigError, MonolithError, RunInterruptedError
 from monolith.features.batch import Batch
 from monolith.original.mlp_discovery import MLPServiceDiscovery
 from monolith.original.mlp_hand_over import serve_data, service_dispatcher, service_source
 from monolith.original.ps_benchmark import measure_servers
 from monolith.original.ps_benchmark_round import BenchmarkConfig, ServerKeys, choose_servers
+from monolith.original.yarn import maybe_finish_application, maybe_kill_application
 from monolith.ps.client.coordination_client import HostLink, ServerSteps
-from monolith.ps.client.server_group import ClientConfig
+from monolith.ps.client.server_group import ClientConfig, link_to
+from monolith.state.storage import open_folder
 from monolith.train.config import other_runs
+from monolith.train.hooks.checkpoint import Metric
 from monolith.train.hooks.hook import Hook
-from monolith.train.job_end import HeartBeat, shut_down, tell_scheduler
 from monolith.train.retry import run_with_retries
 from monolith.train.runner import RunnerConfig
-from monolith.train.server_list import ServerListFile
 from monolith.train.server_role import serve
 from monolith.train.worker_attempt import Meet, WorkerAttempt, client_config
+from monolith.transport.calls import BasicCall
 
 if TYPE_CHECKING:
     from monolith.original.mlp_hand_over import TrainingData
     from monolith.train.trainer import Trainer
 
-__all__ = ["distributed_train"]
+__all__ = ["HeartBeat", "ServerListFile", "distributed_train", "shut_down", "tell_scheduler"]
+
+FOLDER = "ps_cluster_dir"
+"""The folder of the model_dir with one file for each job."""
+DEFAULT_NAME = "ps_info"
+"""The file of a job without a name."""
+
+
+class ServerListFile:
+    """An `AddressList`: addresses with commas in `<model_dir>/ps_cluster_dir/<uuid>`, written as a whole.
+
+    Example:
+        >>> servers = ServerListFile("memory://run", uuid="job-7")
+        >>> servers.read()
+        ()
+        >>> servers.write(["10.0.0.7:2222", "10.0.0.8:2222"])
+        >>> ServerListFile("memory://run", uuid="job-7").read()
+        ('10.0.0.7:2222', '10.0.0.8:2222')
+    """
+
+    def __init__(self, model_dir: str, *, uuid: str = "") -> None:
+        self._name = uuid or DEFAULT_NAME
+        # It becomes the name of a file: nothing that leads elsewhere.
+        if not re.fullmatch(r"[\w.:@+-]+", self._name) or not self._name.strip("."):
+            raise ConfigError(f"RunnerConfig.uuid: expected letters, digits and _.:@+-, got {uuid!r}")
+        self._folder = f"{model_dir.rstrip('/')}/{FOLDER}"
+
+    def read(self) -> tuple[str, ...]:
+        """The addresses; none if there is no file."""
+        folder = open_folder(self._folder)
+        if folder.size(self._name) is None:
+            return ()
+        return tuple(filter(None, folder.read(self._name).decode(errors="replace").strip().split(",")))
+
+    def write(self, addresses: Sequence[str]) -> None:
+        """Replace the file."""
+        open_folder(self._folder).write(self._name, ",".join(addresses).encode())
+
+
+SHUTDOWN_SECS = 10.0
+"""Seconds that a server has to say that it will stop; then the run ends without it."""
+BEAT_SECS = 30.0
+"""Seconds between two heartbeats of the chief."""
+
+
+def shut_down(addresses: Sequence[str], config: ClientConfig, *, timeout: float = SHUTDOWN_SECS) -> list[str]:
+    """Ask all servers to stop, each at once and once; those that did not answer, which are not waited for.
+
+    Example:
+        >>> from monolith.ps import ParameterServer
+        >>> with ParameterServer() as server:
+        ...     shut_down([server.address], ClientConfig()), server.wait(timeout=10)
+        ([], True)
+    """
+    patient = config.model_copy(update={"timeout": timeout})
+
+    def hears(address: str) -> bool:
+        link = link_to(address, patient)
+        try:
+            link.call(BasicCall.SHUTDOWN)
+        except MonolithError as error:
+            _log.warning("server %s was not told to stop: %s", address, error)
+            return False
+        finally:
+            link.close()
+        return True
+
+    # A thread for each: one that accepts a connection and says nothing more must not take the time of the others.
+    with ThreadPoolExecutor(max(1, len(addresses)), thread_name_prefix="monolith-shut-down") as threads:
+        heard = list(threads.map(hears, addresses))
+    return [address for address, told in zip(addresses, heard, strict=True) if not told]
+
+
+def tell_scheduler(
+    error: BaseException | None,
+    *,
+    succeed: Callable[[], bool] = maybe_finish_application,
+    kill: Callable[[str], bool] = maybe_kill_application,
+) -> None:
+    """Tell the application master, if there is one, that the run has succeeded, or what broke it."""
+    if error is None:
+        succeed()
+    else:
+        kill(f"{type(error).__name__}: {error}")
+
+
+class HeartBeat:
+    """Tells `metric` now and then that the run goes on, and at last that it does not.
+
+    Example:
+        >>> with HeartBeat(lambda name, value, tags: print(name, dict(tags))):
+        ...     pass
+        training_heart_beat {'type': 'running'}
+        training_heart_beat {'type': 'stopped'}
+    """
+
+    def __init__(self, metric: Metric, *, every_secs: float = BEAT_SECS) -> None:
+        self._metric, self._every_secs = metric, every_secs
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="monolith-training-heart-beat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._tell("running")
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._tell("stopped")
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._every_secs):
+            self._tell("running")
+
+    def _tell(self, state: str) -> None:
+        self._metric("training_heart_beat", 1, {"type": state})
+
 
 _log = logging.getLogger(__name__)
 

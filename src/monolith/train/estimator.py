@@ -20,8 +20,7 @@ from monolith.nn.heads import Head, column
 from monolith.original.mlp_hand_over import serve_data, service_dispatcher, service_source
 from monolith.state.storage import is_remote
 from monolith.train.config import RunConfig
-from monolith.train.evaluation import HeadMetrics
-from monolith.train.forward import forward_passes
+from monolith.train.evaluation import HeadMetrics, forward_passes
 from monolith.train.hooks import Hook, LoggingHook, ProgressHook, TensorBoardHook
 from monolith.train.hooks.tensorboard import write_evaluation
 from monolith.train.processors import StarvationHook

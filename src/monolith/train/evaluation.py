@@ -1,17 +1,23 @@
-"""Streaming metrics of every head while batches pass by."""
+"""Forward passes without training, and the streaming metrics of every head over them."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
-from monolith.features.batch import Batch
+from monolith.errors import InvalidArgumentError
+from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.metrics import AUC, GAUC, MAE, MSE, Calibration, LogLoss, Metric, NormalizedEntropy
-from monolith.nn.heads import Head, column
+from monolith.nn.heads import Head, column, logits_by_head, sums_over_examples, total_loss
+from monolith.train.hooks.hook import Hook
+from monolith.train.hooks.run import hooks_running
+from monolith.train.trainer import StepResult, Trainer
 
-__all__ = ["HeadMetrics"]
+__all__ = ["HeadMetrics", "forward_passes"]
 
 _METRICS: dict[str, Callable[[], Metric]] = {
     "auc": AUC,
@@ -66,3 +72,64 @@ class HeadMetrics:
             results[f"{head.name}/loss"] = self._losses[head.name] / examples if examples else math.nan
             results[f"{head.name}/examples"] = examples
         return results
+
+
+def forward_passes(
+    trainer: Trainer, source: Iterable[Batch], *, steps: int | None, hooks: Sequence[Hook] = (), labelled: bool
+) -> Generator[tuple[Batch, dict[str, Tensor]]]:
+    """Yield each batch, or the first `steps`, with the logits that the trainer's model has for it; nothing is trained.
+
+    Of the hooks all moments but `before_update` are called; `trainer.step` stays. Their `StepResult` has the loss if the
+    batches are `labelled`, otherwise NaN. A stop that they request ends this pass only.
+
+    Example:
+        >>> from torch import nn
+        >>> class Half(nn.Module):
+        ...     def forward(self, batch):
+        ...         return batch["x"] / 2
+        >>> passes = forward_passes(Trainer(Half()), [{"x": torch.tensor([4.0])}], steps=None, labelled=False)
+        >>> [logits for _, logits in passes]
+        [{'output': tensor([2.])}]
+    """
+    if steps is not None and steps < 0:
+        raise InvalidArgumentError(f"steps: expected at least 0, got {steps}")
+    with hooks_running(hooks, trainer, start=trainer.restore):
+        batches = iter(source)
+        for _ in itertools.count() if steps is None else range(steps):
+            if _asked_to_stop(trainer, hooks, lambda hook: hook.before_step(trainer)):
+                return
+            batch = next(batches, None)
+            if batch is None:
+                return
+            batch = as_batch(batch)
+            trainer.model.eval()
+            with torch.no_grad():
+                logits = logits_by_head(trainer.model(batch), trainer.heads)
+            stop = bool(hooks) and _seen(trainer, hooks, batch, logits, labelled)
+            yield batch, logits
+            if stop:
+                return
+
+
+def _seen(trainer: Trainer, hooks: Sequence[Hook], batch: Batch, logits: dict[str, Tensor], labelled: bool) -> bool:
+    result = StepResult(
+        step=trainer.step,
+        loss=total_loss(logits, batch, trainer.heads) if labelled else torch.tensor(math.nan),
+        grad_norm=None,
+        logits=logits,
+        batch=batch,
+        examples=num_rows(batch),
+        loss_is_sum=sums_over_examples(trainer.heads),
+    )
+    return _asked_to_stop(trainer, hooks, lambda hook: hook.after_step(trainer, result))
+
+
+def _asked_to_stop(trainer: Trainer, hooks: Sequence[Hook], moment: Callable[[Hook], None]) -> bool:
+    # A hook of a training run may evaluate: what that run has been told must outlive the evaluation.
+    outer, trainer.stop_reason = trainer.stop_reason, None
+    try:
+        for hook in hooks:
+            moment(hook)
+        return trainer.stop_reason is not None
+    finally:
+        trainer.stop_reason = outer

@@ -9,7 +9,7 @@ import pytest
 
 from monolith.ps import ClientConfig, ParameterServer
 from monolith.testing.servers import free_ports
-from monolith.train.job_end import HeartBeat, shut_down, tell_scheduler
+from monolith.train.distributed import HeartBeat, shut_down, tell_scheduler
 
 
 def test_all_servers_are_told_though_one_never_answers() -> None:

@@ -13,8 +13,8 @@ from monolith.cli import main
 from monolith.cluster import DiscoveryConfig, monolith_discovery
 from monolith.errors import DivergedError
 from monolith.train import Estimator, RunConfig
+from monolith.train.distributed import tell_scheduler
 from monolith.train.hooks import Hook, LoggingHook, ProgressHook
-from monolith.train.job_end import tell_scheduler
 from training import ClickModel, Stream
 
 

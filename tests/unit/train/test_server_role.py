@@ -17,7 +17,7 @@ from monolith.ps import ClientConfig, ParameterServer, ServerConfig
 from monolith.ps.client.server_group import ServerGroup
 from monolith.testing.servers import free_ports
 from monolith.train import RunnerConfig
-from monolith.train.job_end import shut_down
+from monolith.train.distributed import shut_down
 from monolith.train.server_role import announced, place_server, serve, wait_for_end
 from real_servers import until
 
