@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from monolith.errors import InvalidArgumentError
 from monolith.serve.budget import Budget, tensors_in
 from monolith.serve.operators import ALLOWED
-from monolith.serve.program import _check_types, _Step
+from monolith.serve.program import _Ref, _Step
 
 Calls = dict[str, list[tuple[list[Any], dict[str, Any]]]]
 X, W = torch.randn(5, 7), torch.randn(7)
@@ -183,6 +183,17 @@ def damaged(value: Any, chance: random.Random) -> Any:  # noqa: ANN401 - argumen
     return chance.choice(FLOATS) if isinstance(value, float) else value
 
 
+def referred(value: Any, values: dict[str, Any]) -> Any:  # noqa: ANN401 - arguments of operators
+    """Put the tensors of arguments into `values`, and references to them into their places."""
+    if isinstance(value, torch.Tensor):
+        name = f"tensor {len(values)}"
+        values[name] = value
+        return _Ref(name)
+    if isinstance(value, list):
+        return [referred(item, values) for item in value]
+    return {key: referred(item, values) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def attack(name: str, calls: list[tuple[list[Any], dict[str, Any]]], times: int, seed: int) -> None:
     chance = random.Random(f"{name} {seed}")
     step = _Step({"name": "step", "operator": name, "args": [], "kwargs": {}}, set())
@@ -190,10 +201,11 @@ def attack(name: str, calls: list[tuple[list[Any], dict[str, Any]]], times: int,
         args, kwargs = chance.choice(calls)
         if number:  # the first is as torch's own tests have it
             args, kwargs = damaged(args, chance), damaged(kwargs, chance)
-        step.args, step.kwargs = args, kwargs
+        tensors = list(tensors_in([args, list(kwargs.values())]))
+        values: dict[str, Any] = {}
         try:
-            _check_types(step._function, args, kwargs)
-            step.run({}, Budget(tensors_in([args, list(kwargs.values())])))
+            step.connect(referred(args, values), referred(kwargs, values))
+            step.run(values, Budget(sum(t.nbytes for t in tensors), sum(t.numel() for t in tensors)))
         except (InvalidArgumentError, ValueError):
             continue
 

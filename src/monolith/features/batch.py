@@ -105,9 +105,11 @@ def column_of(batch: Mapping[str, object], name: str) -> BatchColumn:
         [1, 2]
     """
     try:
-        column = _converted(batch[name])
+        column = batch[name]
     except KeyError:
         raise InvalidArgumentError(f"batch[{name!r}]: there is no such column; {nearest_column(batch, name)}") from None
+    if not isinstance(column, torch.Tensor | Ragged):
+        column = _converted(column)
     if isinstance(column, Ragged) or (isinstance(column, torch.Tensor) and column.ndim > 0):
         return column
     raise InvalidArgumentError(

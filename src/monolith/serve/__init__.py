@@ -1,7 +1,7 @@
 """Exported models: a folder with everything a prediction needs, and the predictor that loads it."""
 
 from monolith.serve.export import export_model
+from monolith.serve.manifest import Signature
 from monolith.serve.predictor import Predictor, import_saved_model, load
-from monolith.serve.signature import Signature
 
 __all__ = ["Predictor", "Signature", "export_model", "import_saved_model", "load"]

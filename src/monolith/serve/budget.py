@@ -8,7 +8,7 @@ step runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,37 +37,28 @@ _PRODUCTS = {"addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "dot",
 
 
 class Budget:
-    """What is left of the memory and the work of one run.
+    """What is left of the memory and the work of one run, given the bytes and elements of its inputs and weights.
 
     Example:
-        >>> budget = Budget([torch.ones(10)])
-        >>> budget.take((2**20, 100), "zeros")
-        >>> budget.take((2**40, 100), "zeros")
-        Traceback (most recent call last):
-        monolith.errors.InvalidArgumentError: zeros: takes 1,099,512 MB, but the inputs and weights of this program allow 1,073 MB
+        >>> Budget(40, 10).exceeded(2**40, "zeros")
+        InvalidArgumentError('zeros: takes 1,099,512 MB, but the inputs and weights of this program allow 1,074 MB')
     """
 
-    def __init__(self, given: Iterable[Tensor]) -> None:
-        sizes = [(tensor.nbytes, tensor.numel()) for tensor in given]
-        self._allowed = self._bytes = FREE_BYTES + BYTES_PER_BYTE * sum(size for size, _ in sizes)
-        self._work = FREE_WORK + WORK_PER_ELEMENT * sum(count for _, count in sizes)
+    def __init__(self, nbytes: int, elements: int) -> None:
+        self.allowed = FREE_BYTES + BYTES_PER_BYTE * nbytes
+        """Bytes that may be held at a time."""
+        self.bytes = self.allowed
+        """Bytes that may still be taken."""
+        self.work = FREE_WORK + WORK_PER_ELEMENT * elements
+        """Additions and multiplications that may still be done."""
 
-    def take(self, cost: Cost, what: str) -> None:
-        """Account for `what`. Raises `InvalidArgumentError` if too little is left for it."""
-        taken, work = cost
-        if taken > self._bytes:
-            raise InvalidArgumentError(
-                f"{what}: takes {taken / 1e6:,.0f} MB, but the inputs and weights of this program allow "
-                f"{self._bytes / 1e6:,.0f} MB"
-            )
-        if work > self._work:
-            raise InvalidArgumentError(f"{what}: takes more time than the inputs and weights of this program allow")
-        self._bytes -= taken
-        self._work -= work
-
-    def give_back(self, size: int) -> None:
-        """Let `size` bytes be used again, which nobody needs any more."""
-        self._bytes = min(self._allowed, self._bytes + size)
+    def exceeded(self, taken: int, what: str) -> InvalidArgumentError:
+        """Return the error for `what`, which would take `taken` bytes or too much work."""
+        if taken <= self.bytes:
+            return InvalidArgumentError(f"{what}: takes more time than the inputs and weights of this program allow")
+        return InvalidArgumentError(
+            f"{what}: takes {taken / 1e6:,.0f} MB, but the inputs and weights of this program allow {self.bytes / 1e6:,.0f} MB"
+        )
 
 
 def known_cost(name: str, tensors: Sequence[Tensor]) -> Cost | None:

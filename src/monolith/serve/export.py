@@ -20,9 +20,15 @@ from monolith.errors import InvalidArgumentError, StorageError
 from monolith.features.batch import Batch
 from monolith.nn import EmbeddingBagCollection
 from monolith.nn.heads import Head
-from monolith.serve.manifest import write_manifest
+from monolith.serve.manifest import (
+    CollectionSpec,
+    InputSpec,
+    OutputSpec,
+    Signature,
+    serving_features,
+    write_export_manifest,
+)
 from monolith.serve.program import DenseProgram
-from monolith.serve.signature import CollectionSpec, InputSpec, OutputSpec, Signature, serving_features
 from monolith.serve.tracing import collections_by_path, trace_model
 from monolith.table import EmbeddingTable
 from monolith.urls import local_path
@@ -78,7 +84,7 @@ def export_model(
                 collections=specs,
             )
             _write_program(program, signature, temporary)
-            write_manifest(temporary)
+            write_export_manifest(temporary)
             temporary.rename(Path(base) / str(version))
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -1,65 +1,83 @@
-"""The list of an export's files with their checksums, written last: unless all of it is true, there is no export."""
+"""What an export says about itself: the checksums of its files, written last, and the columns and predictions of its model."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import field_serializer
 
 from monolith.config import Config
 from monolith.durable import sync_to_disk
-from monolith.errors import ConfigError, CorruptFileError, StorageError
+from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError, StorageError
+from monolith.features import Feature
+from monolith.features.batch import BatchColumn, column_of
+from monolith.nn import EmbeddingBagCollection
 
-__all__ = ["FORMAT_VERSION", "Manifest", "read_manifest", "write_manifest"]
+__all__ = [
+    "CollectionSpec",
+    "ExportManifest",
+    "FORMAT_VERSION",
+    "InputSpec",
+    "OutputSpec",
+    "Signature",
+    "read_export_manifest",
+    "serving_features",
+    "write_export_manifest",
+]
 
 FORMAT_VERSION = 1
 """Of the folder as a whole. A newer one is refused, so raise it whenever an older release would misread the folder."""
-NAME = "manifest.json"
+_NAME = "manifest.json"
 
 
-class FileEntry(Config):
+class ExportedFile(Config):
     """One file of an export."""
 
     bytes: int
     sha256: str
 
 
-class Manifest(Config):
+class ExportManifest(Config):
     """Every file of an export, by its path inside the folder."""
 
     format_version: int = FORMAT_VERSION
-    files: dict[str, FileEntry]
+    files: dict[str, ExportedFile]
     checksum: str
     """SHA-256 over the lines `path size sha256`, so that the list itself is protected too."""
 
 
-def write_manifest(folder: Path) -> Manifest:
+def write_export_manifest(folder: Path) -> ExportManifest:
     """List all files of `folder`, make them durable, and write the list.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = (Path(folder) / "a.txt").write_text("hello")
-        ...     _ = write_manifest(Path(folder))
-        ...     list(read_manifest(Path(folder)).files)
+        ...     _ = write_export_manifest(Path(folder))
+        ...     list(read_export_manifest(Path(folder)).files)
         ['a.txt']
     """
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _NAME)
     files = {path.relative_to(folder).as_posix(): _entry(path) for path in paths}
-    manifest = Manifest(files=files, checksum=_checksum(files))
-    target = folder / NAME
+    manifest = ExportManifest(files=files, checksum=_checksum(files))
+    target = folder / _NAME
     target.write_text(manifest.model_dump_json(indent=1))
     for path in (*paths, target, *(path for path in folder.rglob("*") if path.is_dir()), folder):
         sync_to_disk(path)
     return manifest
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_export_manifest(folder: Path) -> ExportManifest:
     """Read the list and check every file against it."""
-    target = folder / NAME
+    target = folder / _NAME
     try:
-        manifest = Manifest.from_json(target.read_text())
+        manifest = ExportManifest.from_json(target.read_text())
     except FileNotFoundError:
-        raise CorruptFileError(f"{folder}: has no {NAME}: it is not an export, or writing it did not finish") from None
+        raise CorruptFileError(f"{folder}: has no {_NAME}: it is not an export, or writing it did not finish") from None
     except (ConfigError, UnicodeDecodeError) as error:
         raise CorruptFileError(f"{target}: {error}") from None
     if manifest.format_version != FORMAT_VERSION:
@@ -73,10 +91,10 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _check(folder: Path, name: str, expected: FileEntry) -> None:
+def _check(folder: Path, name: str, expected: ExportedFile) -> None:
     path = folder / name
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise CorruptFileError(f"{folder / NAME}: names {name!r}, which is outside of the export")
+        raise CorruptFileError(f"{folder / _NAME}: names {name!r}, which is outside of the export")
     try:
         found = _entry(path)
     except FileNotFoundError:
@@ -89,12 +107,107 @@ def _check(folder: Path, name: str, expected: FileEntry) -> None:
         raise CorruptFileError(f"{path}: its SHA-256 is {found.sha256}, expected {expected.sha256}: it was altered")
 
 
-def _entry(path: Path) -> FileEntry:
+def _entry(path: Path) -> ExportedFile:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileEntry(bytes=file.tell(), sha256=digest)
+        return ExportedFile(bytes=file.tell(), sha256=digest)
 
 
-def _checksum(files: dict[str, FileEntry]) -> str:
+def _checksum(files: dict[str, ExportedFile]) -> str:
     lines = (f"{name} {entry.bytes} {entry.sha256}\n" for name, entry in sorted(files.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+class InputSpec(Config):
+    """A dense column the model reads beside its features."""
+
+    name: str
+    dtype: str
+    """As in torch, "float32"."""
+    shape: tuple[int, ...]
+    """Of one row."""
+
+    def check(self, batch: Mapping[str, BatchColumn]) -> torch.Tensor:
+        """The column of `batch`, if it is as promised."""
+        value = column_of(batch, self.name)
+        found = (
+            f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
+        )
+        if not isinstance(value, torch.Tensor) or found != f"{self.dtype} {[len(value), *self.shape]}":
+            sizes = "".join(f", {size}" for size in self.shape)
+            raise InvalidArgumentError(
+                f"batch[{self.name!r}]: expected {self.dtype} [rows{sizes}], got {found or type(value).__name__}"
+            )
+        return value
+
+
+class OutputSpec(Config):
+    """One prediction of the model."""
+
+    name: str
+    kind: Literal["binary", "multiclass", "regression"]
+    shape: tuple[int, ...]
+    """Of one row."""
+
+
+class CollectionSpec(Config):
+    """One `EmbeddingBagCollection` of the model."""
+
+    path: str
+    """Where it was in the model, "embeddings" for one."""
+    seed: int
+    features: tuple[Feature, ...]
+    tables: dict[str, str]
+    """Path of the file of each table, inside the export."""
+
+    @field_serializer("features")
+    def _explicit(self, features: tuple[Feature, ...]) -> list[dict[str, object]]:
+        # Only what was said: a feature that shares rows refuses a word about them. Schedules are functions, and only train.
+        return [
+            feature.model_dump(mode="json", include=feature.model_fields_set - {"learning_rate"})
+            for feature in features
+        ]
+
+
+class Signature(Config):
+    """Everything a caller has to know."""
+
+    version: int
+    """Number of the export, newer ones are greater."""
+    step: int
+    """Global step of the model."""
+    inputs: tuple[InputSpec, ...]
+    """Dense columns; the columns of ids are those of the features."""
+    outputs: tuple[OutputSpec, ...]
+    collections: tuple[CollectionSpec, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of all columns that a batch must have."""
+        features = (feature.name for collection in self.collections for feature in collection.features)
+        return tuple(dict.fromkeys((*features, *(spec.name for spec in self.inputs))))
+
+
+def serving_features(collection: EmbeddingBagCollection) -> tuple[Feature, ...]:
+    """The features of a collection with all defaults written out and without what only training needs.
+
+    Example:
+        >>> collection = EmbeddingBagCollection([Feature(name="user", dim=2, occurrence_threshold=3)])
+        >>> (feature,) = serving_features(collection)
+        >>> feature.table, feature.occurrence_threshold, len(feature.segments)
+        ('user', 0, 1)
+    """
+    tables = collection.declaration.assignment
+    return tuple(_serving_feature(feature, tables[feature.name]) for feature in collection.features)
+
+
+def _serving_feature(feature: Feature, table: str) -> Feature:
+    if feature.shared_with is not None:
+        return feature
+    kept = {name: getattr(feature, name) for name in feature.model_fields_set - _OF_ROW_OR_TRAINING}
+    bias, vector = (feature.row[0], feature.row[1:]) if feature.bias else (False, feature.row)
+    return Feature(**kept, segments=vector, bias=bias, table=table)
+
+
+_OF_ROW = {"dim", "segments", "initializer", "optimizer", "compressor", "precision", "bias", "table"}
+_OF_ROW_OR_TRAINING = _OF_ROW | {"occurrence_threshold", "expire_seconds", "learning_rate"}

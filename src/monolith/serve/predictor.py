@@ -13,10 +13,8 @@ from torch import Tensor
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.features.batch import as_batch, num_rows
 from monolith.nn import EmbeddingBagCollection
-from monolith.serve.manifest import Manifest, read_manifest
-from monolith.serve.program import DenseProgram
-from monolith.serve.signature import CollectionSpec, Signature
-from monolith.serve.tracing import program_inputs
+from monolith.serve.manifest import CollectionSpec, ExportManifest, Signature, read_export_manifest
+from monolith.serve.program import DenseProgram, program_inputs
 from monolith.table import EmbeddingTable, LocalStore, Store
 from monolith.urls import local_path
 
@@ -39,6 +37,7 @@ class Predictor:
         self.signature = signature
         """Columns it needs, predictions it makes, version."""
         self._program = program
+        self._columns = signature.columns
         self._collections = {path: collection.eval() for path, collection in collections.items()}
 
     @property
@@ -52,7 +51,7 @@ class Predictor:
         Columns are tensors, `Ragged`, NumPy arrays or lists of numbers, see `monolith.features.as_batch`.
         """
         known = as_batch(batch)
-        num_rows(known, self.signature.columns)
+        num_rows(known, self._columns)
         columns = {spec.name: spec.check(known) for spec in self.signature.inputs}
         embeddings = {path: collection(known) for path, collection in self._collections.items()}
         return self._program(program_inputs(columns, embeddings))
@@ -68,7 +67,7 @@ def load(path: str | Path) -> Predictor:
     Every file is checked against the manifest first. Nothing in an export can run code of its own.
     """
     folder = _version_folder(Path(local_path(path, "path")))
-    manifest = read_manifest(folder)
+    manifest = read_export_manifest(folder)
     try:
         signature = Signature.from_json((folder / "signature.json").read_text())
         weights = load_file(folder / "weights.safetensors")
@@ -94,7 +93,7 @@ def _version_folder(path: Path) -> Path:
     return max(versions, key=lambda folder: int(folder.name)) if versions else path
 
 
-def _collection(spec: CollectionSpec, folder: Path, manifest: Manifest) -> EmbeddingBagCollection:
+def _collection(spec: CollectionSpec, folder: Path, manifest: ExportManifest) -> EmbeddingBagCollection:
     unlisted = [file for file in spec.tables.values() if file not in manifest.files]
     if unlisted:
         raise CorruptFileError(f"{folder / 'signature.json'}: names {unlisted[0]!r}, which the manifest does not list")

@@ -1,12 +1,16 @@
-"""From a model to its dense program: the embeddings become inputs, everything behind them is traced."""
+"""From a model to its dense program: embeddings become inputs, and everything behind them is traced by `torch.export`."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import InputKind, OutputKind
 
 from monolith.data.transforms import select_rows
 from monolith.errors import InvalidArgumentError
@@ -14,34 +18,18 @@ from monolith.features import Ragged
 from monolith.features.batch import Batch, BatchColumn, num_rows
 from monolith.nn import EmbeddingBagCollection
 from monolith.nn.heads import Head, logits_by_head
-from monolith.serve.program import DenseProgram
+from monolith.serve.operators import name_of
+from monolith.serve.program import CONSTANTS, DenseProgram, program_inputs
 
-__all__ = ["collections_by_path", "program_inputs", "trace_model"]
+__all__ = ["collections_by_path", "trace_model", "trace_program"]
+
+
+_Json = Any  # what json.dumps takes
 
 
 def collections_by_path(model: nn.Module) -> dict[str, EmbeddingBagCollection]:
     """The collections of a model by their place in it."""
     return {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingBagCollection)}
-
-
-def program_inputs(
-    columns: Mapping[str, BatchColumn], embeddings: Mapping[str, Mapping[str, BatchColumn]]
-) -> dict[str, Tensor]:
-    """Dense columns and looked-up embeddings under the names the program knows; a `Ragged` becomes two tensors.
-
-    Example:
-        >>> list(program_inputs({"age": torch.ones(2)}, {"embeddings": {"user": torch.ones(2, 4)}}))
-        ['column/age', 'embeddings/user']
-    """
-    inputs = {f"column/{name}": value for name, value in columns.items() if isinstance(value, Tensor)}
-    for path, outputs in embeddings.items():
-        for name, value in outputs.items():
-            if isinstance(value, Ragged):
-                inputs[f"{path}/{name}/values"] = value.values
-                inputs[f"{path}/{name}/row_splits"] = value.offsets
-            else:
-                inputs[f"{path}/{name}"] = value
-    return inputs
 
 
 def trace_model(model: nn.Module, example: Batch, heads: Sequence[Head]) -> tuple[DenseProgram, dict[str, Tensor]]:
@@ -61,7 +49,7 @@ def trace_model(model: nn.Module, example: Batch, heads: Sequence[Head]) -> tupl
             embeddings = {path: collection(batch) for path, collection in collections.items()}
         inputs = program_inputs(columns, embeddings)
         module = _DenseModel(model, collections, heads, list(columns), embeddings)
-        return DenseProgram.trace(module, inputs, [head.name for head in heads]), inputs
+        return trace_program(module, inputs, [head.name for head in heads]), inputs
     finally:
         model.train(was_training)
 
@@ -151,3 +139,121 @@ def _traceable_rows(model: nn.Module, example: Batch) -> Batch:
         sizes |= {segment.dim for feature in collection.features for segment in feature.row}
     rows = next(rows for rows in range(11, 100_000) if not {rows, rows + 1} & sizes)
     return select_rows(example, torch.arange(rows) % num_rows(example))
+
+
+def trace_program(module: nn.Module, example: Mapping[str, Tensor], outputs: Sequence[str]) -> DenseProgram:
+    """Trace `module(*example.values())`, a tuple with one tensor per name of `outputs`.
+
+    The first dimension of every input may vary; the example needs at least two rows, so that one is not taken for a rule.
+    """
+    varying = {0: torch.export.Dim.DYNAMIC}
+    shapes = tuple(varying if tensor.ndim else None for tensor in example.values())
+    try:
+        # Without gradients: a no_grad block inside the model would otherwise become a region of its own.
+        with torch.no_grad(), warnings.catch_warnings():
+            # Of nn.LSTM and its like, which list their weights again each time.
+            warnings.filterwarnings("ignore", message=r"The tensor attributes? self\..*_flat_weights")
+            exported = torch.export.export(module, tuple(example.values()), dynamic_shapes=_shapes(module, shapes))
+    except InvalidArgumentError:
+        raise
+    except Exception as error:  # torch.export has no common base of its errors
+        reason = str(error).strip().partition("\n\n")[0]
+        raise InvalidArgumentError(f"forward cannot be traced for export: {reason}") from error
+    exported = _functional(exported)
+    _refuse_changed_weights(exported)
+    return DenseProgram(*_encode_program(exported, list(example), outputs))
+
+
+def _shapes(module: nn.Module, shapes: tuple[object, ...]) -> tuple[object, ...]:
+    code = module.forward.__code__
+    takes_any_number = bool(code.co_flags & 0x04)
+    return (shapes,) if takes_any_number else shapes
+
+
+def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Replace changes in place, and regions such as those under autocast, by operators that only return something."""
+    with warnings.catch_warnings():
+        # torch warns of its own use of a deprecated class of its own.
+        warnings.simplefilter("ignore", FutureWarning)
+        flat: torch.export.ExportedProgram = exported.run_decompositions({})
+    flat.graph.eliminate_dead_code()
+    return flat
+
+
+def _refuse_changed_weights(exported: torch.export.ExportedProgram) -> None:
+    """A program is run many times, from several threads: it must find its weights as they were."""
+    for spec in exported.graph_signature.output_specs:
+        if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION):
+            raise InvalidArgumentError(
+                f"forward changes {spec.target!r} even in eval mode; such a model cannot be exported"
+            )
+
+
+def _encode_program(
+    exported: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]
+) -> tuple[_Json, dict[str, Tensor]]:
+    weights, weight_nodes, input_nodes = {}, {}, []
+    used = {node.name for node in exported.graph.nodes if node.users}
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            input_nodes.append(spec.arg.name)
+        elif spec.arg.name in used and spec.target is not None:
+            weight_nodes[spec.arg.name] = spec.target
+            tensor = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
+            weights[spec.target] = tensor.detach().cpu().clone().contiguous()
+    steps = [
+        {
+            "name": node.name,
+            "operator": _operator(node),
+            "args": [_encode(argument) for argument in node.args],
+            "kwargs": {key: _encode(argument) for key, argument in node.kwargs.items()},
+        }
+        for node in exported.graph.nodes
+        if node.op == "call_function" and node.target not in _ASSERTIONS
+    ]
+    (returned,) = exported.graph.output_node().args
+    specs = exported.graph_signature.output_specs
+    answers = [node for node, spec in zip(returned, specs, strict=True) if spec.kind == OutputKind.USER_OUTPUT]
+    program = {
+        "inputs": {name: node for name, node in zip(inputs, input_nodes, strict=True) if node in used},
+        "weights": weight_nodes,
+        "steps": steps,
+        "outputs": {name: _encode(node) for name, node in zip(outputs, answers, strict=True)},
+    }
+    return program, weights
+
+
+_ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_tensor_metadata.default)
+
+
+def _operator(node: fx.Node) -> str:
+    name = name_of(node.target)
+    if name is None:
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        path, kind = stack[-1] if stack else ("", "")
+        where = f"{path or 'forward'} ({str(kind).rpartition('.')[2]})" if stack else "forward"
+        raise InvalidArgumentError(
+            f"{where} uses {node.target}, which an exported model may not: only operators of torch that check their arguments "
+            "and change nothing are allowed (monolith.serve.operators.ALLOWED); use other torch functions in that part of forward"
+        )
+    return name
+
+
+def _encode(argument: object) -> _Json:
+    match argument:
+        case fx.Node():
+            return {"node": argument.name}
+        case float() if not math.isfinite(argument):
+            return {"float": str(argument)}
+        case None | bool() | int() | float() | str():
+            return argument
+        case list() | tuple():
+            return [_encode(item) for item in argument]
+        case torch.device():
+            # A program runs where its inputs are served, not where it was traced.
+            return {"device": "cpu"}
+    for kind, constants in CONSTANTS.items():
+        for name, constant in constants.items():
+            if argument is constant or (kind == "memory_format" and argument == constant):
+                return {kind: name}
+    raise InvalidArgumentError(f"the model passes a {type(argument).__name__} to an operator, which cannot be exported")

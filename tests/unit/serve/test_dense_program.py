@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.serve.operators import name_of, resolve
 from monolith.serve.program import DenseProgram
+from monolith.serve.tracing import trace_program
 
 
 class Everything(nn.Module):
@@ -45,7 +46,7 @@ class Everything(nn.Module):
 def traced() -> tuple[Everything, DenseProgram]:
     model = Everything().eval()
     example = {"x": torch.randn(5, 4), "ids": torch.zeros(5, dtype=torch.int64)}
-    return model, DenseProgram.trace(model, example, ["a", "b", "c"])
+    return model, trace_program(model, example, ["a", "b", "c"])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 64])
@@ -76,7 +77,7 @@ def test_inputs_that_are_not_read_are_not_asked_for() -> None:
         def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor]:
             return (x + 1,)
 
-    program = DenseProgram.trace(First(), {"x": torch.ones(5), "y": torch.ones(5)}, ["out"])
+    program = trace_program(First(), {"x": torch.ones(5), "y": torch.ones(5)}, ["out"])
     assert list(program.inputs) == ["x"]
     assert program({"x": torch.zeros(2)})["out"].tolist() == [1.0, 1.0]
 
@@ -87,7 +88,7 @@ def test_a_forward_that_fixes_the_rows_is_refused() -> None:
             return (x.reshape(5, 1) + 1,)
 
     with pytest.raises(InvalidArgumentError, match="cannot be traced"):
-        DenseProgram.trace(Fixed(), {"x": torch.ones(5)}, ["out"])
+        trace_program(Fixed(), {"x": torch.ones(5)}, ["out"])
 
 
 def test_a_forward_that_changes_the_model_is_refused() -> None:
@@ -103,7 +104,7 @@ def test_a_forward_that_changes_the_model_is_refused() -> None:
             return (x + self.count,)
 
     with pytest.raises(InvalidArgumentError, match="count"):
-        DenseProgram.trace(Counting(), {"x": torch.ones(5)}, ["out"])
+        trace_program(Counting(), {"x": torch.ones(5)}, ["out"])
 
 
 def test_operators_of_others_are_refused_when_exporting() -> None:
@@ -120,7 +121,7 @@ def test_operators_of_others_are_refused_when_exporting() -> None:
             return (twice(x),)
 
     with pytest.raises(InvalidArgumentError, match="monolith_test"):
-        DenseProgram.trace(Custom(), {"x": torch.ones(5)}, ["out"])
+        trace_program(Custom(), {"x": torch.ones(5)}, ["out"])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from layer_catalog import CATALOG, B, build, inputs
 from monolith.serve.program import DenseProgram
+from monolith.serve.tracing import trace_program
 
 
 class Side(nn.Module):
@@ -35,7 +36,7 @@ def test_every_layer_runs_as_data(first: int) -> None:
     model = Side(names, spec).eval()
     example = {str(number): tensor for number, tensor in enumerate(flat)}
     outputs = [str(number) for number in range(len(model(*flat)))]
-    traced = DenseProgram.trace(model, example, outputs)
+    traced = trace_program(model, example, outputs)
     program = DenseProgram.from_json(traced.to_json(), traced.weights)
     for rows in (B, 1, 17):
         others = pytree.tree_leaves([inputs(name, rows) for name in names])

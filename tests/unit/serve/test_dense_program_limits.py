@@ -17,6 +17,7 @@ from monolith.serve import program as program_module
 from monolith.serve.budget import known_cost, measure, tensors_in
 from monolith.serve.operators import ALLOWED, name_of, resolve
 from monolith.serve.program import DenseProgram
+from monolith.serve.tracing import trace_program
 
 Step = dict[str, Any]
 
@@ -286,7 +287,7 @@ def test_large_batches_of_ordinary_models_are_within_the_limits() -> None:
             seen, _ = self.attention(y.view(-1, 4, 64), y.view(-1, 4, 64), y.view(-1, 4, 64), need_weights=False)
             return y @ y.T, seen
 
-    program = DenseProgram.trace(Wide().eval(), {"x": torch.randn(8, 64)}, ["scores", "seen"])
+    program = trace_program(Wide().eval(), {"x": torch.randn(8, 64)}, ["scores", "seen"])
     assert program({"x": torch.randn(4096, 64)})["scores"].shape == (4096, 4096)
 
 
@@ -334,7 +335,7 @@ def test_export_names_the_module_that_cannot_be_exported() -> None:
     with pytest.raises(
         InvalidArgumentError, match=r"^bags\.0 \(EmbeddingBag\) uses aten\.embedding_bag.*use other torch functions"
     ):
-        DenseProgram.trace(Tower(), {"x": torch.zeros(5, 2, dtype=torch.int64)}, ["y"])
+        trace_program(Tower(), {"x": torch.zeros(5, 2, dtype=torch.int64)}, ["y"])
 
 
 def test_a_batch_is_not_changed_by_a_forward_that_works_in_place() -> None:
@@ -342,7 +343,7 @@ def test_a_batch_is_not_changed_by_a_forward_that_works_in_place() -> None:
         def forward(self, x: Tensor) -> tuple[Tensor]:
             return (x.mul_(2).add_(1),)
 
-    program = DenseProgram.trace(InPlace(), {"x": torch.ones(5)}, ["y"])
+    program = trace_program(InPlace(), {"x": torch.ones(5)}, ["y"])
     x = torch.ones(3)
     assert program({"x": x})["y"].tolist() == [3.0, 3.0, 3.0]
     assert x.tolist() == [1.0, 1.0, 1.0]

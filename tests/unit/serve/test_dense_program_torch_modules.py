@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from monolith.errors import InvalidArgumentError
 from monolith.serve.program import DenseProgram
+from monolith.serve.tracing import trace_program
 
 ROWS = 7
 ACTIVATIONS = (
@@ -64,7 +65,7 @@ def test_usual_modules_are_exported_and_compute_the_same(shape: tuple[int, ...])
     torch.manual_seed(0)
     model = Together(BY_SHAPE[shape]).eval()
     outputs = [str(number) for number in range(len(model(torch.randn(ROWS, *shape))))]
-    traced = DenseProgram.trace(model, {"x": torch.randn(ROWS, *shape)}, outputs)
+    traced = trace_program(model, {"x": torch.randn(ROWS, *shape)}, outputs)
     program = DenseProgram.from_json(traced.to_json(), traced.weights)
     for rows in (2, 13):  # one row has no statistics of its own
         x = torch.randn(rows, *shape)
@@ -88,7 +89,7 @@ def test_modules_with_several_inputs_are_exported() -> None:
 
     model = Pairs().eval()
     example = {"x": torch.randn(7, 4), "y": torch.randn(7, 4), "ids": torch.arange(7)}
-    program = DenseProgram.trace(model, example, list("abcde"))
+    program = trace_program(model, example, list("abcde"))
     with torch.no_grad():
         for answer, own in zip(program(example).values(), model(**example), strict=True):
             torch.testing.assert_close(answer, own, rtol=1e-5, atol=1e-6)
@@ -101,4 +102,4 @@ def test_modules_with_several_inputs_are_exported() -> None:
 )
 def test_modules_that_are_not_exported_are_named(module: nn.Module, shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"parts\.0 \({type(module).__name__}\) uses aten\."):
-        DenseProgram.trace(Together([module]).eval(), {"x": torch.randn(ROWS, *shape)}, ["y"])
+        trace_program(Together([module]).eval(), {"x": torch.randn(ROWS, *shape)}, ["y"])

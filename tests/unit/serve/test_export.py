@@ -216,7 +216,7 @@ def test_a_failed_export_leaves_nothing(trained: Estimator, tmp_path: Path, monk
     def refuse(folder: Path) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("monolith.serve.export.write_manifest", refuse)
+    monkeypatch.setattr("monolith.serve.export.write_export_manifest", refuse)
     with pytest.raises(StorageError, match="disk full"):
         trained.export_saved_model(tmp_path / "exports")
     assert list((tmp_path / "exports").iterdir()) == []
@@ -256,11 +256,11 @@ def test_every_file_is_protected(exported: Path, tmp_path: Path) -> None:
 
 def forge(folder: Path, name: str, text: str) -> None:
     """Replace a file and make the manifest agree, as someone with bad intentions would."""
-    from monolith.serve.manifest import write_manifest
+    from monolith.serve.manifest import write_export_manifest
 
     (folder / name).write_text(text)
     (folder / "manifest.json").unlink()
-    write_manifest(folder)
+    write_export_manifest(folder)
 
 
 def test_a_forged_program_runs_nothing(exported: Path, tmp_path: Path) -> None:
