@@ -20,9 +20,9 @@ from typing import Protocol
 
 import numpy as np
 
-from monolith.ps import messages
-from monolith.ps.messages import DeclaredTable, DeclareTables, Join, Push, TableGradient, TableRead
+from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.messages import DeclaredTable, DeclareTables, Join, Push, TableGradient, TableRead
 from monolith.table import TableConfig
 from monolith.testing.parameter_servers import ServerProcess
 from monolith.transport.calls import BasicCall

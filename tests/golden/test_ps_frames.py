@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from monolith.dataservice.messages import DataCall
-from monolith.ps.messages import Apply, Lookup, Push, TableGradient, TableRead
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.messages import Apply, Lookup, Push, TableGradient, TableRead
 from monolith.ps.server.dispatch import Dispatcher
 from monolith.table.store import Position
 from monolith.transport.calls import BasicCall, CallNumber

@@ -10,7 +10,7 @@ import json
 import pytest
 
 from monolith.errors import CorruptFileError
-from monolith.ps.messages import BucketsAt, HeldPosition, Join, Push
+from monolith.ps.protocol.messages import BucketsAt, HeldPosition, Join, Push
 from monolith.ps.server.ledger_state import ledger_text, load_ledger, read_ledger
 from monolith.ps.server.pushes import PushLedger
 from monolith.transport.calls import Answer

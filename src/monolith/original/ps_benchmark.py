@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from monolith.errors import InvalidArgumentError
 from monolith.ps.client.server_group import ClientConfig, ServerGroup
-from monolith.ps.messages import Measure
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.messages import Measure
 from monolith.transport.link import finish_all
 
 __all__ = ["Measured", "measure_servers", "overriding_servers", "select_servers"]

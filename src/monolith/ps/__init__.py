@@ -5,8 +5,8 @@ from monolith.ps.client.remote_store import RemoteStore
 from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.client.server_parameters import CachedParameters, ServerOptimizer, ServerParameters
 from monolith.ps.client.server_store import ServerStore, tables_of
-from monolith.ps.client.take_back import take_back_buckets
-from monolith.ps.dense_optimizers import DenseOptimizer
+from monolith.ps.protocol.dense_optimizers import DenseOptimizer
+from monolith.ps.rebalance.take_back import take_back_buckets
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
 
 __all__ = [

@@ -11,8 +11,8 @@ from monolith.errors import ConfigError
 from monolith.nn import embedding_collections
 from monolith.ps.client.server_parameters import CachedParameters, ServerOptimizer
 from monolith.ps.client.server_store import ServerStore
-from monolith.ps.dense_optimizers import group_optimizers
-from monolith.ps.messages import DeclaredTable
+from monolith.ps.protocol.dense_optimizers import group_optimizers
+from monolith.ps.protocol.messages import DeclaredTable
 from monolith.train.cached import FetchCachedVariablesHook
 from monolith.train.hooks.hook import Hook
 

@@ -14,8 +14,8 @@ from monolith.errors import FencedError, OwnershipChangedError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore, tables_of
 from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.ps.client.server_group import link_to
-from monolith.ps.coordination_messages import Greet
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.coordination_messages import Greet
 from monolith.table.store import Position
 from monolith.transport.frames import decode, encode
 

@@ -10,8 +10,8 @@ import pytest
 
 from monolith.errors import ConfigError, InvalidArgumentError, MonolithError, ProtocolError, ServerError
 from monolith.ps import ParameterServer, RemoteStore, ServerConfig
-from monolith.ps.messages import DeclaredTable, DeclareTables, Join
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.messages import DeclaredTable, DeclareTables, Join
 from monolith.ps.server import served_tables
 from monolith.ps.server.dispatch import Dispatcher
 from monolith.table import TableConfig

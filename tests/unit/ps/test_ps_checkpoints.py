@@ -33,7 +33,7 @@ from monolith.ps import (
 )
 from monolith.ps.client.remote_log import RemoteLog
 from monolith.ps.client.server_checkpoints import begin_server_saves, prepare_servers, server_shards
-from monolith.ps.messages import DeclaredTable
+from monolith.ps.protocol.messages import DeclaredTable
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.state import inspect_checkpoint, is_complete, read_manifest, read_row, remove_checkpoint, restore_tables

@@ -22,7 +22,7 @@ from monolith.ps import (
     ServerParameters,
     ServerStore,
 )
-from monolith.ps.dense_optimizers import _CLASSES, group_optimizers, make_optimizer
+from monolith.ps.protocol.dense_optimizers import _CLASSES, group_optimizers, make_optimizer
 
 SGD = torch.optim.SGD
 

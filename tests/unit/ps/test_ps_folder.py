@@ -25,8 +25,8 @@ from monolith.errors import (
 )
 from monolith.log import LogReader
 from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, RemoteStore, ServerConfig, ServerParameters
-from monolith.ps.messages import DeclaredTable, HeldPosition, Join, Push, TableWrite
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.messages import DeclaredTable, HeldPosition, Join, Push, TableWrite
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.state import ServerState
 from monolith.state import restore_tables

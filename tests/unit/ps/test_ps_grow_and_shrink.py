@@ -15,7 +15,7 @@ import torch
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import ConfigError, InvalidArgumentError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
-from monolith.ps.ownership import OwnershipMap
+from monolith.ps.protocol.ownership import OwnershipMap
 from monolith.table import SGD, Adagrad, Bags, Gradient, LocalStore, OneBit, Zeros
 from same_port import started_again
 

@@ -15,8 +15,8 @@ import torch
 from monolith import Segment, TableConfig
 from monolith.errors import MemoryLimitError, MonolithError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig
-from monolith.ps.messages import Apply, DeclaredTable, Join, Push, TableGradient
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.messages import Apply, DeclaredTable, Join, Push, TableGradient
 from monolith.ps.server.memory_limit import MemoryLimit
 from monolith.ps.server.served_tables import ServedTables
 from monolith.table import Bags, Gradient

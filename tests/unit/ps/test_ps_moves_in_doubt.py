@@ -12,8 +12,8 @@ import torch
 
 from monolith.errors import OwnershipChangedError
 from monolith.ps import ParameterServer
-from monolith.ps.messages import TableWrite
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.messages import TableWrite
 from monolith.transport.link import Link
 from moving_buckets import BAGS, IDS, DeafLink, MuteLink, asked, filled, moved, started, wait_for
 

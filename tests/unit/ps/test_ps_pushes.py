@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from monolith.errors import ConfigError, InvalidArgumentError, ProtocolError, StalePushError
-from monolith.ps.messages import Join, Push
+from monolith.ps.protocol.messages import Join, Push
 from monolith.ps.server.gate import ChangeGate
 from monolith.ps.server.pushes import WINDOW, PushLedger
 

@@ -11,8 +11,8 @@ import torch
 
 from monolith.errors import ServerRestartedError, ServerRestoredError
 from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig, ServerStore
-from monolith.ps.messages import TableWrite
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.messages import TableWrite
 from monolith.table import Bags
 from monolith.testing import sgd_table_config
 

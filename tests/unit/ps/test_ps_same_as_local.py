@@ -13,7 +13,7 @@ import torch
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.ps import ClientConfig, ParameterServer, ServerStore
-from monolith.ps.messages import DeclaredTable
+from monolith.ps.protocol.messages import DeclaredTable
 from monolith.table import SGD, Adagrad, Bags, Expiry, Ftrl, Gradient, LocalStore, OneBit, SlidingAdmission
 from monolith.table.admission import AdmissionFilter
 from monolith.table.store import Store

@@ -10,7 +10,7 @@ import torch
 from monolith import ConfigError, Segment, TableConfig
 from monolith.errors import CheckpointMismatchError
 from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, ServerParameters, ServerStore
-from monolith.ps.messages import DeclaredTable
+from monolith.ps.protocol.messages import DeclaredTable
 from monolith.ps.server.served_tables import ServedTables
 from monolith.table import SGD, Zeros
 from monolith.train.runner import RunnerConfig

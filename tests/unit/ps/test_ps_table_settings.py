@@ -10,7 +10,7 @@ import torch
 
 from monolith import ConfigError, Segment, TableConfig
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
-from monolith.ps.messages import DeclaredTable
+from monolith.ps.protocol.messages import DeclaredTable
 from monolith.table import SGD, Adagrad, Bags, Expiry, Gradient, SlidingAdmission, Zeros
 
 

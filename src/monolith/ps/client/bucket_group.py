@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from monolith.errors import DeadlineExceededError, OwnershipChangedError, ServerRestartedError, UnavailableError
 from monolith.ps.client.parted_call import FIRST_PAUSE
-from monolith.ps.client.rebalance import rebalance_buckets
 from monolith.ps.client.server_group import FIND_SECONDS, ClientConfig, ServerGroup
 from monolith.ps.client.server_routes import ServerRoutes
-from monolith.ps.messages import DeclaredTable, Joined
-from monolith.ps.ownership import OwnershipMap, mask_of, ranges_of
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.messages import DeclaredTable, Joined
+from monolith.ps.protocol.ownership import OwnershipMap, mask_of, ranges_of
+from monolith.ps.rebalance.rebalance import rebalance_buckets
 from monolith.table.config import TableConfig
 from monolith.transport.addresses import distinct_addresses
 from monolith.transport.calls import CallNumber

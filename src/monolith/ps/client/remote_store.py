@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from monolith.errors import InvalidArgumentError
-from monolith.ps import messages
 from monolith.ps.client.server_group import ClientConfig, ServerGroup
-from monolith.ps.messages import DeclaredTable
-from monolith.ps.precision import narrowed, widen
+from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.messages import DeclaredTable
+from monolith.ps.protocol.precision import narrowed, widen
 from monolith.table.arrays import Ids, Values, contiguous, id_array
 from monolith.table.config import TableConfig
 from monolith.table.store import Bags, Gradient, Position, join_gradients

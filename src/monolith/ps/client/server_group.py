@@ -19,15 +19,15 @@ from pydantic import Field
 
 from monolith.config import Config, Positive
 from monolith.errors import ConfigError, InvalidArgumentError, StorageError
-from monolith.ps import messages
 from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.ps.client.server_checkpoints import begin_server_saves, prepare_servers, save_servers
 from monolith.ps.client.server_search import follow_server
-from monolith.ps.coordination_messages import CountFrom
-from monolith.ps.messages import DeclaredTable, HeldPosition, Push, Wire
-from monolith.ps.ownership import mask_of
+from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
-from monolith.ps.saving_messages import LogState
+from monolith.ps.protocol.coordination_messages import CountFrom
+from monolith.ps.protocol.messages import DeclaredTable, HeldPosition, Push, Wire
+from monolith.ps.protocol.ownership import mask_of
+from monolith.ps.protocol.saving_messages import LogState
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats
 from monolith.table.store import FollowedLog, RestoreChoices, StoreSave, WorkerProgress

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.process_bound import WorkerThreads
-from monolith.ps import messages
 from monolith.ps.client.dense_routes import DensePart, DenseRoutes
 from monolith.ps.client.server_group import ServerGroup
-from monolith.ps.dense_optimizers import DenseOptimizer, group_optimizers
+from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.dense_optimizers import DenseOptimizer, group_optimizers
 from monolith.state.optimizer_state import declared_settings
 from monolith.state_bytes import pack_state
 from monolith.table.store import Position

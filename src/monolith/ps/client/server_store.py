@@ -15,16 +15,16 @@ from monolith.errors import InvalidArgumentError
 from monolith.features.declaration import declare_tables
 from monolith.features.feature import Feature
 from monolith.process_bound import WorkerThreads
-from monolith.ps import messages
 from monolith.ps.client.bag_split import BagSplit, CutBags, DistinctIds, are_long, split_by_owner
 from monolith.ps.client.bucket_group import BucketGroup
 from monolith.ps.client.parted_call import Part, Places, run_parts
 from monolith.ps.client.remote_store import float_rows, row_matrix
 from monolith.ps.client.server_group import ClientConfig, require_known
 from monolith.ps.client.server_routes import Route
-from monolith.ps.messages import DeclaredTable
-from monolith.ps.precision import narrowed, widen
+from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.messages import DeclaredTable
+from monolith.ps.protocol.precision import narrowed, widen
 from monolith.table.arrays import Ids, Values, id_array
 from monolith.table.config import TableConfig
 from monolith.table.store import Bags, Gradient, Position, join_gradients

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from monolith.ps.bucket_messages import InstallBuckets, MoveBuckets, OwnBuckets, RefuseTransfer, TakeBack
+from monolith.ps.protocol.bucket_messages import InstallBuckets, MoveBuckets, OwnBuckets, RefuseTransfer, TakeBack
 from monolith.ps.protocol.calls import Call
-from monolith.ps.server.bucket_installs import BucketInstalls
-from monolith.ps.server.bucket_moves import BucketMoves
+from monolith.ps.rebalance.installs import BucketInstalls
+from monolith.ps.rebalance.moves import BucketMoves
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
 from monolith.transport.calls import Answer, Handlers, message_of

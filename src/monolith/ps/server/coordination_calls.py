@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from monolith.errors import OwnershipChangedError
-from monolith.ps import coordination_messages as messages
+from monolith.ps.protocol import coordination_messages as messages
 from monolith.ps.protocol.calls import Call
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState

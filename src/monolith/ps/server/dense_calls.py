@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from monolith.ps import messages
-from monolith.ps.messages import HeldPosition
+from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
-from monolith.ps.server.dense_transfer import unpacked_dense
+from monolith.ps.protocol.messages import HeldPosition
+from monolith.ps.rebalance.dense_transfer import unpacked_dense
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.pushes import WorkerRecord
 from monolith.ps.server.state import ServerState

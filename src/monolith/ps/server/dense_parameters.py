@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from monolith.errors import CheckpointMismatchError, ConfigError, CorruptFileError, InvalidArgumentError
-from monolith.ps.dense_optimizers import DenseOptimizer, make_optimizer, state_numbers
-from monolith.ps.messages import DenseSettings, DenseSettingsOf
+from monolith.ps.protocol.dense_optimizers import DenseOptimizer, make_optimizer, state_numbers
+from monolith.ps.protocol.messages import DenseSettings, DenseSettingsOf
 from monolith.state.optimizer_state import complete_slots, other_optimizer
 from monolith.state_bytes import State
 

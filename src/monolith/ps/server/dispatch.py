@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from monolith.errors import FencedError, OverloadedError, ProtocolError, ServerRestoredError
-from monolith.ps import messages
-from monolith.ps.ownership import mask_of, ranges_of
-from monolith.ps.precision import WIRE_DTYPES
+from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import AUTHORITATIVE, CHANGES, READ_IN_PLACE, Call
+from monolith.ps.protocol.ownership import mask_of, ranges_of
+from monolith.ps.protocol.precision import WIRE_DTYPES
+from monolith.ps.rebalance.installs import BucketInstalls
+from monolith.ps.rebalance.lease import MoverLease
+from monolith.ps.rebalance.moves import PIECE_BYTES, BucketMoves
 from monolith.ps.server.bucket_calls import BucketCalls
-from monolith.ps.server.bucket_installs import BucketInstalls
-from monolith.ps.server.bucket_moves import PIECE_BYTES, BucketMoves
 from monolith.ps.server.coordination import CoordinationFile
 from monolith.ps.server.coordination_calls import CoordinationCalls
 from monolith.ps.server.dense_calls import DenseCalls
@@ -25,7 +26,6 @@ from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.identity import kept_identity
 from monolith.ps.server.ledger_state import read_ledger
 from monolith.ps.server.log_calls import LogCalls
-from monolith.ps.server.mover_lease import MoverLease
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.pushes import WorkerRecord
 from monolith.ps.server.save_calls import SaveCalls

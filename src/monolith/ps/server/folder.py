@@ -15,7 +15,7 @@ from monolith.durable import write_durably
 from monolith.errors import InvalidArgumentError, MonolithError
 from monolith.log import ChangeLog
 from monolith.process_bound import WorkerThreads
-from monolith.ps.saving_messages import SaveBegun
+from monolith.ps.protocol.saving_messages import SaveBegun
 from monolith.ps.server.state import ServerState
 from monolith.state.checkpoint_folder import begin_checkpoint
 from monolith.state.lineage import LOG, needs_snapshot

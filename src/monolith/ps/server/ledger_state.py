@@ -13,7 +13,7 @@ from pydantic import Field
 from monolith import errors
 from monolith.config import Config
 from monolith.errors import ConfigError, CorruptFileError
-from monolith.ps.messages import BucketsAt, ParametersAt
+from monolith.ps.protocol.messages import BucketsAt, ParametersAt
 from monolith.ps.server.pushes import PushLedger, WorkerRecord
 from monolith.ps.server.worker_progress import BucketProgress, ParameterProgress
 from monolith.transport.calls import Answer, Whole
@@ -66,7 +66,7 @@ def ledger_text(ledger: PushLedger[Answer]) -> str:
     """Everything `ledger` knows, as JSON; while the gate is closed.
 
     Example:
-        >>> from monolith.ps.messages import Join
+        >>> from monolith.ps.protocol.messages import Join
         >>> ledger = PushLedger()
         >>> _ = ledger.join(Join(worker="w0", epoch=3, nonce=1))
         >>> copy = PushLedger()

@@ -10,7 +10,7 @@ from monolith.errors import InvalidArgumentError, LogGapError, StorageError
 from monolith.log import LogReader
 from monolith.log.segment_format import sequence_of
 from monolith.ps.protocol.calls import Call
-from monolith.ps.saving_messages import LogState, ReadLog, Segment, Segments
+from monolith.ps.protocol.saving_messages import LogState, ReadLog, Segment, Segments
 from monolith.ps.server.folder import ServerFolder
 from monolith.transport.calls import Answer, Handlers, json_answer, message_of
 from monolith.transport.frames import Frame

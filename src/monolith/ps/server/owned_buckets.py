@@ -18,8 +18,8 @@ from monolith.errors import (
     OwnershipChangedError,
     UnavailableError,
 )
-from monolith.ps.bucket_messages import Buckets, Giving, InstallBuckets, RefuseTransfer
-from monolith.ps.ownership import BucketRange, BucketRanges, mask_of, ranges_of
+from monolith.ps.protocol.bucket_messages import Buckets, Giving, InstallBuckets, RefuseTransfer
+from monolith.ps.protocol.ownership import BucketRange, BucketRanges, mask_of, ranges_of
 from monolith.transport.calls import Whole
 
 __all__ = ["OwnedBuckets"]

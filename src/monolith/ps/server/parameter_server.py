@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from monolith.ps.server.bucket_moves import PIECE_BYTES
+from monolith.ps.rebalance.moves import PIECE_BYTES
 from monolith.ps.server.dispatch import PEER_SECONDS, Dispatcher
 from monolith.state.restore_points import Moment
 from monolith.transport.link import Link

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from monolith.errors import ConfigError, ProtocolError, StalePushError
-from monolith.ps.messages import Join, Push
+from monolith.ps.protocol.messages import Join, Push
 from monolith.ps.server.gate import ChangeGate
 from monolith.ps.server.worker_progress import BucketProgress, ParameterProgress
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
-from monolith.ps.ownership import mask_of
-from monolith.ps.saving_messages import Restore
+from monolith.ps.protocol.ownership import mask_of
+from monolith.ps.protocol.saving_messages import Restore
 from monolith.ps.server.ledger_state import forget_progress, put_progress, read_base_step, read_ledger
 from monolith.ps.server.state import ServerState, source_of
 from monolith.state.checkpoint_folder import part_paths, read_state

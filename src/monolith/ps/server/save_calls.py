@@ -13,7 +13,7 @@ import numpy as np
 from monolith.errors import InvalidArgumentError, SaveInterruptedError
 from monolith.process_bound import WorkerThreads
 from monolith.ps.protocol.calls import Call
-from monolith.ps.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
+from monolith.ps.protocol.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.restore_job import prepare_server, require_settled
 from monolith.ps.server.state import ServerState

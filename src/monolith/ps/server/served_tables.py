@@ -12,8 +12,8 @@ import numpy as np
 
 from monolith import _core
 from monolith.errors import ConfigError, InvalidArgumentError
-from monolith.ps.messages import Apply, DeclaredTable, Lookup, Pooling, TableGradient, TableRead
-from monolith.ps.precision import narrow, widen
+from monolith.ps.protocol.messages import Apply, DeclaredTable, Lookup, Pooling, TableGradient, TableRead
+from monolith.ps.protocol.precision import narrow, widen
 from monolith.ps.server.memory_limit import MemoryLimit
 from monolith.state.fit import changed_settings, filters_fit
 from monolith.table.admission import AdmissionFilter

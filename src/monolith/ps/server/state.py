@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from monolith.errors import ConfigError, CorruptFileError
-from monolith.ps.messages import DeclareTables
+from monolith.ps.protocol.messages import DeclareTables
 from monolith.ps.server.coordination import Coordination
 from monolith.ps.server.dense_parameters import DenseParameters
 from monolith.ps.server.gate import ChangeGate

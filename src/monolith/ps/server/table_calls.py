@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from monolith.ps import messages
-from monolith.ps.messages import HeldPosition
+from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.messages import HeldPosition
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.pushes import WorkerRecord
 from monolith.ps.server.served_tables import require_count

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from monolith.ps.messages import BucketsAt, HeldPosition, ParametersAt
-from monolith.ps.ownership import mask_of, ranges_of
+from monolith.ps.protocol.messages import BucketsAt, HeldPosition, ParametersAt
+from monolith.ps.protocol.ownership import mask_of, ranges_of
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.table.store import Position
 

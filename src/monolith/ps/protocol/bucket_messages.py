@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from monolith.config import Config, Finite
-from monolith.ps.messages import DeclaredTable, Time
-from monolith.ps.ownership import BucketRange, BucketRanges
+from monolith.ps.protocol.messages import DeclaredTable, Time
+from monolith.ps.protocol.ownership import BucketRange, BucketRanges
 from monolith.transport.addresses import Address
 from monolith.transport.calls import Name, Whole
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from monolith.errors import InvalidArgumentError
-from monolith.ps.ownership import OwnershipMap, mask_of, ranges_of
+from monolith.ps.protocol.ownership import OwnershipMap, mask_of, ranges_of
 from monolith.table.buckets import NUM_BUCKETS
 
 __all__ = ["BucketMove", "DenseMove", "planned_dense_moves", "planned_moves"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from monolith.errors import DeadlineExceededError, InvalidArgumentError, MonolithError, UnavailableError
-from monolith.ps.bucket_messages import (
+from monolith.ps.protocol.bucket_messages import (
     Buckets,
     Giving,
     InstallBuckets,
@@ -19,11 +19,11 @@ from monolith.ps.bucket_messages import (
     RefuseTransfer,
     TakenBack,
 )
-from monolith.ps.ownership import mask_of
 from monolith.ps.protocol.calls import Call
-from monolith.ps.server.bucket_installs import REFUSALS
-from monolith.ps.server.bucket_transfer import drop_rows, packed_rows
-from monolith.ps.server.dense_transfer import packed_dense
+from monolith.ps.protocol.ownership import mask_of
+from monolith.ps.rebalance.bucket_transfer import drop_rows, packed_rows
+from monolith.ps.rebalance.dense_transfer import packed_dense
+from monolith.ps.rebalance.installs import REFUSALS
 from monolith.ps.server.ledger_state import put_progress, read_ledger
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState

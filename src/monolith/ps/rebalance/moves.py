@@ -13,16 +13,16 @@ import threading
 from collections.abc import Callable
 
 from monolith.errors import DeadlineExceededError, InvalidArgumentError, MonolithError, UnavailableError
-from monolith.ps.bucket_messages import Buckets, Giving, MoveBuckets, Moved, TakeBack, TakenBack
-from monolith.ps.ownership import mask_of, ranges_of
+from monolith.ps.protocol.bucket_messages import Buckets, Giving, MoveBuckets, Moved, TakeBack, TakenBack
 from monolith.ps.protocol.calls import Call
-from monolith.ps.server.bucket_transfer import piece_size
-from monolith.ps.server.dense_transfer import dense_piece
+from monolith.ps.protocol.ownership import mask_of, ranges_of
+from monolith.ps.rebalance.bucket_transfer import piece_size
+from monolith.ps.rebalance.delivery import ASK_SECONDS, TransferDelivery, keep_piece
+from monolith.ps.rebalance.dense_transfer import dense_piece
+from monolith.ps.rebalance.lease import MoverLease
 from monolith.ps.server.ledger_state import progress_text
-from monolith.ps.server.mover_lease import MoverLease
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
-from monolith.ps.server.transfer_delivery import ASK_SECONDS, TransferDelivery, keep_piece
 from monolith.transport.link import Link
 
 __all__ = ["BucketMoves"]

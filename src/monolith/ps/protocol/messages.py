@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from monolith.config import Config, Finite, Positive
-from monolith.ps.dense_optimizers import DenseOptimizer
-from monolith.ps.ownership import BucketRanges
+from monolith.ps.protocol.dense_optimizers import DenseOptimizer
+from monolith.ps.protocol.ownership import BucketRanges
 from monolith.table.admission import ProbabilisticAdmission, SlidingAdmission
 from monolith.table.config import TableConfig
 from monolith.table.store import Position

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from monolith.errors import ProtocolError
-from monolith.ps.messages import Wire
+from monolith.ps.protocol.messages import Wire
 from monolith.transport.frames import BFLOAT16
 
 __all__ = ["WIRE_DTYPES", "narrow", "narrowed", "widen"]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from monolith.errors import MonolithError, UnavailableError
-from monolith.ps.bucket_messages import MoveBuckets, Moved
 from monolith.ps.client.bucket_answers import ask_buckets
-from monolith.ps.client.rebalance_plan import BucketMove, DenseMove, planned_dense_moves, planned_moves
-from monolith.ps.ownership import OwnershipMap
+from monolith.ps.protocol.bucket_messages import MoveBuckets, Moved
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.ownership import OwnershipMap
+from monolith.ps.rebalance.plan import BucketMove, DenseMove, planned_dense_moves, planned_moves
 from monolith.transport.link import Link
 
 __all__ = ["rebalance_buckets"]

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from monolith.config import Config, NonNegative
-from monolith.ps.ownership import BucketRanges
+from monolith.ps.protocol.ownership import BucketRanges
 from monolith.state.paths import is_absolute
 from monolith.table.table_file import FileEntry
 from monolith.transport.calls import Name, Whole

@@ -1,4 +1,4 @@
-"""Buckets and dense parameters that another server gives to this one. See `monolith.ps.server.bucket_moves`."""
+"""Buckets and dense parameters that another server gives to this one. See `monolith.ps.rebalance.moves`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError, MemoryLimitError, ProtocolError
-from monolith.ps.bucket_messages import InstallBuckets, Installed, Refused, RefuseTransfer
-from monolith.ps.ownership import mask_of
-from monolith.ps.server.bucket_transfer import put_rows
-from monolith.ps.server.dense_transfer import put_dense
+from monolith.ps.protocol.bucket_messages import InstallBuckets, Installed, Refused, RefuseTransfer
+from monolith.ps.protocol.ownership import mask_of
+from monolith.ps.rebalance.bucket_transfer import put_rows
+from monolith.ps.rebalance.dense_transfer import put_dense
+from monolith.ps.rebalance.lease import MoverLease
 from monolith.ps.server.ledger_state import put_progress, read_ledger
-from monolith.ps.server.mover_lease import MoverLease
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
 

@@ -9,11 +9,11 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
 from monolith.errors import InvalidArgumentError, MonolithError, UnavailableError
-from monolith.ps.bucket_messages import Buckets, Giving, MoveBuckets, TakeBack, TakenBack
 from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.ps.client.server_group import ClientConfig, link_to
-from monolith.ps.ownership import mask_of
+from monolith.ps.protocol.bucket_messages import Buckets, Giving, MoveBuckets, TakeBack, TakenBack
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.ownership import mask_of
 from monolith.transport.addresses import distinct_addresses
 from monolith.transport.link import Link
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from monolith.errors import InvalidArgumentError
-from monolith.ps.bucket_messages import Giving, InstallBuckets, InstalledTable
+from monolith.ps.protocol.bucket_messages import Giving, InstallBuckets, InstalledTable
 from monolith.ps.server.served_tables import ServedTables, require_count
 from monolith.table.buckets import bucket_of
 from monolith.table.embedding_table import EmbeddingTable

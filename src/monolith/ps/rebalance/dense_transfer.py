@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
-from monolith.ps.bucket_messages import Giving, InstallBuckets
+from monolith.ps.protocol.bucket_messages import Giving, InstallBuckets
 from monolith.ps.server.dense_parameters import DenseParameters
 from monolith.ps.server.served_tables import require_count
 from monolith.state_bytes import State, pack_state, unpack_state
