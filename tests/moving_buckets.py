@@ -13,8 +13,8 @@ import torch
 from monolith.errors import UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.client.server_group import link_to
-from monolith.ps.protocol.bucket_messages import Buckets, MoveBuckets
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.control_messages import Buckets, MoveBuckets
 from monolith.table import Bags
 from monolith.testing import sgd_table_config
 from monolith.transport.link import Exchange, Link

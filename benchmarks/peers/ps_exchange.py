@@ -37,7 +37,7 @@ GRPC_SERVER = """
 import sys, threading
 from concurrent.futures import ThreadPoolExecutor
 import grpc
-from monolith.ps.server.dispatch import Dispatcher
+from monolith.ps.server.parameter_server import Dispatcher
 
 dispatcher = Dispatcher()
 
@@ -159,7 +159,7 @@ class RayActor(_Framed):
             import ray
         except ImportError as error:
             raise Unavailable("run benchmarks/setup_peers.sh") from error
-        from monolith.ps.server.dispatch import Dispatcher
+        from monolith.ps.server.parameter_server import Dispatcher
 
         self._ray = ray
         environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

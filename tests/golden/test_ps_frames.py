@@ -11,7 +11,7 @@ import pytest
 from monolith.dataservice.messages import DataCall
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import Apply, Lookup, Push, TableGradient, TableRead
-from monolith.ps.server.dispatch import Dispatcher
+from monolith.ps.server.parameter_server import Dispatcher
 from monolith.table.store import Position
 from monolith.transport.calls import BasicCall, CallNumber
 from monolith.transport.frames import BFLOAT16, VERSION, decode, encode

@@ -16,7 +16,7 @@ from monolith.errors import DeadlineExceededError, ServerRestartedError
 from monolith.original.ps_benchmark import Measured, overriding_servers, select_servers
 from monolith.ps.client.server_group import ClientConfig, link_to
 from monolith.ps.protocol.calls import Call
-from monolith.ps.protocol.coordination_messages import ReadKeys, SetKey
+from monolith.ps.protocol.messages import ReadKeys, SetKey
 
 __all__ = ["BenchmarkConfig", "ServerKeys", "choose_servers"]
 

@@ -6,7 +6,7 @@ from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.client.server_parameters import CachedParameters, ServerOptimizer, ServerParameters
 from monolith.ps.client.server_store import ServerStore, tables_of
 from monolith.ps.protocol.dense_optimizers import DenseOptimizer
-from monolith.ps.rebalance.take_back import take_back_buckets
+from monolith.ps.rebalance.client import take_back_buckets
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
 
 __all__ = [

@@ -9,8 +9,8 @@ import pytest
 from monolith.errors import InvalidArgumentError
 from monolith.original.ps_benchmark import Measured, measure_servers, select_servers
 from monolith.ps import ParameterServer
-from monolith.ps.server import dispatch
-from monolith.ps.server.dispatch import spin
+from monolith.ps.server import parameter_server
+from monolith.ps.server.parameter_server import spin
 
 
 def measured(*pairs: tuple[str, float]) -> list[Measured]:
@@ -60,7 +60,7 @@ def test_throughput_is_rounds_by_time() -> None:
 
 def test_a_server_computes_for_the_seconds_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
-    monkeypatch.setattr(dispatch, "spin", lambda seconds, *, clock: asked.append(seconds) or 3.0)
+    monkeypatch.setattr(parameter_server, "spin", lambda seconds, *, clock: asked.append(seconds) or 3.0)
     with ParameterServer() as server:
         assert measure_servers([server.address], seconds=0.125)[0].throughput == 3.0
         measure_servers([server.address])

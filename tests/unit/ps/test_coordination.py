@@ -6,7 +6,7 @@ import pytest
 
 from monolith.cluster.coordination import Phase, Seen
 from monolith.errors import ConfigError, CorruptFileError, StalePushError
-from monolith.ps.protocol.coordination_messages import Greet
+from monolith.ps.protocol.messages import Greet
 from monolith.ps.server import coordination
 from monolith.ps.server.coordination import Coordination
 

@@ -15,7 +15,7 @@ from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.ps.client.server_group import link_to
 from monolith.ps.protocol.calls import Call
-from monolith.ps.protocol.coordination_messages import Greet
+from monolith.ps.protocol.messages import Greet
 from monolith.table.store import Position
 from monolith.transport.frames import decode, encode
 

@@ -13,7 +13,7 @@ from monolith.ps import ParameterServer, RemoteStore, ServerConfig
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import DeclaredTable, DeclareTables, Join
 from monolith.ps.server import served_tables
-from monolith.ps.server.dispatch import Dispatcher
+from monolith.ps.server.parameter_server import Dispatcher
 from monolith.table import TableConfig
 from monolith.testing import sgd_table_config
 from monolith.transport.calls import BasicCall

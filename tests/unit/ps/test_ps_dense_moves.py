@@ -22,10 +22,9 @@ from monolith.ps import (
 )
 from monolith.ps.client.server_checkpoints import _is_whole
 from monolith.ps.client.server_group import link_to
-from monolith.ps.protocol.bucket_messages import MoveBuckets
 from monolith.ps.protocol.calls import Call
-from monolith.ps.protocol.saving_messages import SaveBegun
-from monolith.ps.rebalance.take_back import SettledPiece
+from monolith.ps.protocol.control_messages import MoveBuckets, SaveBegun
+from monolith.ps.rebalance.client import SettledPiece
 from monolith.table.store import Position
 from monolith.testing import sgd_table_config
 from moving_buckets import DeafLink, MuteLink, asked, mover_done, started, wait_for

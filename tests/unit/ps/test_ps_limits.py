@@ -30,7 +30,7 @@ from monolith.ps import (
     ServerConfig,
     ServerParameters,
 )
-from monolith.ps.server.dispatch import Dispatcher
+from monolith.ps.server.parameter_server import Dispatcher
 from monolith.table import Bags, Gradient
 from monolith.testing import sgd_table_config
 from monolith.testing.servers import free_ports

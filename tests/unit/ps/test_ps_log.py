@@ -13,7 +13,7 @@ from monolith.log import LogReader, replay
 from monolith.ps import ParameterServer, RemoteStore, ServerConfig
 from monolith.ps.client.remote_log import RemoteLog
 from monolith.ps.protocol.calls import Call
-from monolith.ps.protocol.saving_messages import ReadLog
+from monolith.ps.protocol.control_messages import ReadLog
 from monolith.testing import sgd_table_config
 
 COUNT = sgd_table_config(1, name="count")

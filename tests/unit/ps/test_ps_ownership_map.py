@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from monolith.errors import ConfigError, InvalidArgumentError
-from monolith.ps.protocol.bucket_messages import Buckets
+from monolith.ps.protocol.control_messages import Buckets
 from monolith.ps.protocol.ownership import NOBODY, OwnedByServer, OwnershipMap, mask_of, ranges_of
-from monolith.ps.rebalance.plan import planned_moves
+from monolith.ps.rebalance.client import planned_moves
 from monolith.table.buckets import NUM_BUCKETS
 
 

@@ -13,9 +13,9 @@ import torch
 
 from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, ServerConfig, ServerParameters, ServerStore
 from monolith.ps.protocol.messages import BucketsAt, HeldPosition, Joined
-from monolith.ps.rebalance.delivery import keep_piece
+from monolith.ps.rebalance.moves import keep_piece
 from monolith.ps.server.ledger_state import progress_text
-from monolith.ps.server.worker_progress import BucketProgress
+from monolith.ps.server.pushes import BucketProgress
 from monolith.table import SGD, Bags, Gradient, Segment, TableConfig, Zeros
 from monolith.table.buckets import NUM_BUCKETS, bucket_of
 from monolith.table.store import Position

@@ -11,8 +11,8 @@ import torch
 
 from monolith.errors import ConfigError, InvalidArgumentError, OwnershipChangedError, ServerError
 from monolith.ps import ParameterServer, RemoteStore, ServerConfig, ServerStore
-from monolith.ps.protocol.bucket_messages import Buckets, InstallBuckets, InstalledTable, MoveBuckets
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.control_messages import Buckets, InstallBuckets, InstalledTable, MoveBuckets
 from monolith.ps.protocol.messages import Apply, DeclaredTable, Lookup, Push, TableGradient, TableRead, TableWrite
 from monolith.ps.server.ledger_state import ledger_text
 from monolith.ps.server.pushes import PushLedger

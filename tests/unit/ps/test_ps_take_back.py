@@ -14,7 +14,7 @@ from monolith.errors import ConfigError, InvalidArgumentError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerStore, take_back_buckets
 from monolith.ps.client.server_group import link_to
 from monolith.ps.protocol.calls import Call
-from monolith.ps.rebalance.take_back import SettledPiece
+from monolith.ps.rebalance.client import SettledPiece
 from monolith.transport.link import Exchange, Link
 from moving_buckets import BAGS, IDS, DeafLink, MuteLink, asked, filled, moved, mover_done, started, wait_for
 

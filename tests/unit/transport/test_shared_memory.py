@@ -17,7 +17,7 @@ import torch
 from monolith.ps import ParameterServer, RemoteStore, ServerConfig, ServerStore
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import Lookup, TableRead
-from monolith.ps.server.dispatch import Dispatcher
+from monolith.ps.server.parameter_server import Dispatcher
 from monolith.testing import sgd_table_config
 from monolith.transport.calls import BasicCall
 from monolith.transport.framed_socket import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from monolith.errors import DeadlineExceededError, OwnershipChangedError, UnavailableError
-from monolith.ps.protocol.bucket_messages import Buckets
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.control_messages import Buckets
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link, finish_each
 

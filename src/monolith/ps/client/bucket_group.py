@@ -12,7 +12,7 @@ from monolith.ps.client.server_routes import ServerRoutes
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import DeclaredTable, Joined
 from monolith.ps.protocol.ownership import OwnershipMap, mask_of, ranges_of
-from monolith.ps.rebalance.rebalance import rebalance_buckets
+from monolith.ps.rebalance.client import rebalance_buckets
 from monolith.table.config import TableConfig
 from monolith.transport.addresses import distinct_addresses
 from monolith.transport.calls import CallNumber

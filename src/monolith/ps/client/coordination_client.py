@@ -24,9 +24,9 @@ from monolith.errors import (
 )
 from monolith.ps.client.bucket_answers import ask_each, takers_of
 from monolith.ps.client.server_group import FIND_SECONDS, ClientConfig, link_to
-from monolith.ps.protocol.bucket_messages import Buckets
 from monolith.ps.protocol.calls import Call
-from monolith.ps.protocol.coordination_messages import Greet, Hold, PlaceBarrier
+from monolith.ps.protocol.control_messages import Buckets
+from monolith.ps.protocol.messages import Greet, Hold, PlaceBarrier
 from monolith.transport.addresses import distinct_addresses
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange, Link

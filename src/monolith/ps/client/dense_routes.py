@@ -13,8 +13,8 @@ from monolith.errors import DeadlineExceededError, OwnershipChangedError, Unavai
 from monolith.ps.client.bucket_answers import ask_buckets
 from monolith.ps.client.parted_call import FIRST_PAUSE, LONGEST_PAUSE
 from monolith.ps.client.server_group import ServerGroup
-from monolith.ps.protocol.bucket_messages import Buckets
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.control_messages import Buckets
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link, finish_each
 

@@ -10,7 +10,7 @@ from monolith.durable import write_durably
 from monolith.errors import StorageError
 from monolith.log.segment import LogSegment
 from monolith.ps.protocol.calls import Call
-from monolith.ps.protocol.saving_messages import LogState, ReadLog, Segment, Segments
+from monolith.ps.protocol.control_messages import LogState, ReadLog, Segment, Segments
 from monolith.transport.link import Link
 
 __all__ = ["RemoteLog"]

@@ -17,8 +17,8 @@ import numpy as np
 from monolith.config import Config
 from monolith.errors import InvalidArgumentError, MonolithError, SaveInterruptedError, StorageError
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.control_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.ps.protocol.ownership import mask_of
-from monolith.ps.protocol.saving_messages import CommitRestore, Restore, Save, SaveBegun, Saved, WaitForSave
 from monolith.state.checkpoint_folder import begin_checkpoint
 from monolith.state.in_use import in_use
 from monolith.state.paths import base_name, is_absolute, parent_folder, relative_name

@@ -24,10 +24,9 @@ from monolith.ps.client.server_checkpoints import begin_server_saves, prepare_se
 from monolith.ps.client.server_search import follow_server
 from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
-from monolith.ps.protocol.coordination_messages import CountFrom
-from monolith.ps.protocol.messages import DeclaredTable, HeldPosition, Push, Wire
+from monolith.ps.protocol.control_messages import LogState
+from monolith.ps.protocol.messages import CountFrom, DeclaredTable, HeldPosition, Push, Wire
 from monolith.ps.protocol.ownership import mask_of
-from monolith.ps.protocol.saving_messages import LogState
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats
 from monolith.table.store import FollowedLog, RestoreChoices, StoreSave, WorkerProgress

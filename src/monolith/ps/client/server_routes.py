@@ -20,8 +20,8 @@ from monolith.errors import (
     UnavailableError,
 )
 from monolith.ps.client.bucket_answers import ask_buckets, ask_each, buckets_in, has_left, misses_dense, takers_of
-from monolith.ps.protocol.bucket_messages import Buckets, OwnBuckets
 from monolith.ps.protocol.calls import Call
+from monolith.ps.protocol.control_messages import Buckets, OwnBuckets
 from monolith.ps.protocol.ownership import OwnedByServer, OwnershipMap, mask_of, ranges_of
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.transport.link import Link

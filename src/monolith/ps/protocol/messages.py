@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
+from monolith.cluster.coordination import Phase
 from monolith.config import Config, Finite, Positive
 from monolith.ps.protocol.dense_optimizers import DenseOptimizer
 from monolith.ps.protocol.ownership import BucketRanges
@@ -19,22 +20,28 @@ __all__ = [
     "ApplyDense",
     "AssignDense",
     "BucketsAt",
+    "CountFrom",
     "DeclareDense",
     "DeclareTables",
     "DeclaredTable",
     "DenseSettings",
     "DenseSettingsOf",
     "Evict",
+    "Greet",
     "HeldPosition",
+    "Hold",
     "Join",
     "Joined",
     "LoadDense",
     "Lookup",
     "Measure",
     "ParametersAt",
+    "PlaceBarrier",
     "Push",
     "ReadDense",
     "ReadDenseSettings",
+    "ReadKeys",
+    "SetKey",
     "TableGradient",
     "TableRead",
     "TableWrite",
@@ -300,3 +307,58 @@ class Measure(Config):
     """Compute for a while, to see how fast the server is. Answer: `{"throughput": rounds per second}`."""
 
     seconds: Annotated[Positive, Field(le=300)]
+
+
+_Value = Annotated[str, Field(max_length=65536)]
+
+
+class Greet(Config):
+    """Who calls. Every call has it and renews the worker's lease, so a server that was started again knows its workers soon.
+
+    Answer of a call that has nothing else: `Seen`.
+    """
+
+    index: Annotated[int, Field(ge=0, lt=65536)]
+    """Number of the worker; 0 is the chief."""
+    epoch: Whole
+    """Which incarnation of the worker it is. From the moment a larger one is seen, smaller ones are refused."""
+    lease: Annotated[Positive, Field(le=86400)]
+    """Seconds for which the worker counts as alive after each call."""
+    phase: Phase = "joined"
+    run: Annotated[str, Field(max_length=255)] = ""
+    """Name of this launch of the job. Members of an earlier launch are forgotten when a worker of the next one calls."""
+
+
+class PlaceBarrier(Config):
+    """Hold all workers. Answer: `{"placed": bool, "barrier": Barrier}`, with the barrier that is there then."""
+
+    who: Greet
+    action: Annotated[str, Field(max_length=255)] = ""
+    token: Whole
+    """Drawn by the caller: the same one again, because the answer was lost, finds the barrier placed."""
+
+
+class Hold(Config):
+    """A worker waits behind a barrier, and asks whether it still has to. Answer: `{"held": bool}`."""
+
+    who: Greet
+    number: Whole
+
+
+class CountFrom(Config):
+    """The chief has restored global step `step`. Changes nothing on a server that knows the global step already."""
+
+    step: Whole
+
+
+class ReadKeys(Config):
+    """Answer: `{"values": {key: value}}` of all keys that begin with `prefix`."""
+
+    prefix: Annotated[str, Field(max_length=255)]
+
+
+class SetKey(Config):
+    """Set a key that has no value yet. Answer: `{"value": the one it has then}`."""
+
+    key: Name
+    value: _Value

@@ -20,7 +20,7 @@ from monolith.cluster.coordination import Barrier, Member, Members, Phase, Seen
 from monolith.config import Config
 from monolith.durable import write_durably
 from monolith.errors import ConfigError, CorruptFileError, StalePushError, StorageError
-from monolith.ps.protocol.coordination_messages import Greet
+from monolith.ps.protocol.messages import Greet
 from monolith.transport.calls import Whole
 
 __all__ = ["Coordination", "CoordinationFile"]

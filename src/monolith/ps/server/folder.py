@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from monolith.durable import write_durably
-from monolith.errors import InvalidArgumentError, MonolithError
+from monolith.errors import CorruptFileError, InvalidArgumentError, MonolithError, StorageError
 from monolith.log import ChangeLog
 from monolith.process_bound import WorkerThreads
-from monolith.ps.protocol.saving_messages import SaveBegun
+from monolith.ps.protocol.control_messages import SaveBegun
 from monolith.ps.server.state import ServerState
 from monolith.state.checkpoint_folder import begin_checkpoint
 from monolith.state.lineage import LOG, needs_snapshot
@@ -28,7 +28,7 @@ from monolith.state.snapshot import OpenSnapshot, write_snapshot
 from monolith.state.verify import SERVERS
 from monolith.table.table_file import FileEntry
 
-__all__ = ["ServerFolder"]
+__all__ = ["ServerFolder", "kept_identity"]
 
 _RESTORING = "restoring"
 """A file that is there while the folder does not yet have what the server was given."""
@@ -339,3 +339,28 @@ def _newest(folder: Path) -> RestorePoint | None:
         return find_restore_point(folder)
     except InvalidArgumentError:
         return None  # there is nothing, not even something damaged
+
+
+IDENTITY = "server"
+"""The file of the folder that has it. Not in the log: whoever gives buckets to a server must know it again from the start."""
+
+
+def kept_identity(folder: Path, otherwise: int) -> int:
+    """The identity of the server of `folder`; at first it is `otherwise`, durable from then on.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     kept_identity(Path(folder), 5), kept_identity(Path(folder), 6)
+        (5, 5)
+    """
+    path = folder / IDENTITY
+    try:
+        if not path.exists():
+            write_durably(path, str(otherwise).encode())
+        text = path.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read or written: {error.strerror}") from error
+    if not text.isdecimal() or not 0 < int(text) < 2**63:
+        raise CorruptFileError(f"{path}: expected the number of a server, got {text[:40]!r}")
+    return int(text)

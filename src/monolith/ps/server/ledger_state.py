@@ -14,8 +14,7 @@ from monolith import errors
 from monolith.config import Config
 from monolith.errors import ConfigError, CorruptFileError
 from monolith.ps.protocol.messages import BucketsAt, ParametersAt
-from monolith.ps.server.pushes import PushLedger, WorkerRecord
-from monolith.ps.server.worker_progress import BucketProgress, ParameterProgress
+from monolith.ps.server.pushes import BucketProgress, ParameterProgress, PushLedger, WorkerRecord
 from monolith.transport.calls import Answer, Whole
 from monolith.transport.errors import RemoteError, encode_error
 

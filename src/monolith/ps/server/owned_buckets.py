@@ -18,7 +18,7 @@ from monolith.errors import (
     OwnershipChangedError,
     UnavailableError,
 )
-from monolith.ps.protocol.bucket_messages import Buckets, Giving, InstallBuckets, RefuseTransfer
+from monolith.ps.protocol.control_messages import Buckets, Giving, InstallBuckets, RefuseTransfer
 from monolith.ps.protocol.ownership import BucketRange, BucketRanges, mask_of, ranges_of
 from monolith.transport.calls import Whole
 
