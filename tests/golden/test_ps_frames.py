@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from monolith.dataservice.messages import DataCall
+from monolith.dataservice.protocol import DataCall
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import Apply, Lookup, Push, TableGradient, TableRead
 from monolith.ps.server.parameter_server import Dispatcher

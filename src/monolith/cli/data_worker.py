@@ -25,7 +25,7 @@ from monolith.errors import ConfigError
 from monolith.transport.tokens import read_token
 
 if TYPE_CHECKING:
-    from monolith.dataservice.kinds import MakeSource
+    from monolith.dataservice.dataset import MakeSource
 
 __all__ = ["data_worker"]
 

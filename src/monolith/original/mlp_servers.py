@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from monolith.dataservice.client import DataClientConfig
+from monolith.dataservice.dataset import EVERYTHING, Kinds
 from monolith.dataservice.dispatcher import DataDispatcher, DispatcherConfig
-from monolith.dataservice.kinds import Kinds
-from monolith.dataservice.roots import EVERYTHING
+from monolith.dataservice.protocol import DataClientConfig
 from monolith.dataservice.worker import DataWorker, DataWorkerConfig
 from monolith.errors import InvalidArgumentError
 from monolith.transport.server import FrameServer, ListenConfig

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from monolith.dataservice.batch_frames import ColumnHead, arrays_of, batch_of
+from monolith.dataservice.protocol import ColumnHead, arrays_of, batch_of
 from monolith.errors import InvalidArgumentError, ProtocolError
 from monolith.features import Ragged
 from monolith.transport.frames import decode, encode

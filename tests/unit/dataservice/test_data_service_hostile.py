@@ -22,7 +22,7 @@ from monolith.dataservice import (
     DispatcherConfig,
 )
 from monolith.dataservice.dispatcher import DispatcherCalls
-from monolith.dataservice.messages import DataCall
+from monolith.dataservice.protocol import DataCall
 from monolith.errors import AuthenticationError, ConfigError, MonolithError
 from monolith.ps.protocol.calls import Call
 from monolith.transport.calls import BasicCall

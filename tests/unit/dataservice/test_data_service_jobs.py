@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from monolith.dataservice.dataset import DatasetConfig
-from monolith.dataservice.events import EVENTS, Event
 from monolith.dataservice.jobs import Jobs
-from monolith.dataservice.messages import DescribeSplit, Granted, Joined, JoinJob, NextSplit, RegisterDataset
+from monolith.dataservice.journal import EVENTS, Event
+from monolith.dataservice.protocol import DescribeSplit, Granted, Joined, JoinJob, NextSplit, RegisterDataset
 from monolith.errors import InvalidArgumentError, StalePushError, StorageError
 
 JOB = "clicks"

@@ -11,9 +11,8 @@ import pytest
 
 from monolith.dataservice.dataset import DatasetConfig, Split
 from monolith.dataservice.dispatcher import DispatcherCalls, DispatcherConfig
-from monolith.dataservice.events import Event, Registered, SplitGranted, SplitMade, TrainerJoined
-from monolith.dataservice.journal import Journal
-from monolith.dataservice.messages import DataCall, RegisterDataset
+from monolith.dataservice.journal import Event, Journal, Registered, SplitGranted, SplitMade, TrainerJoined
+from monolith.dataservice.protocol import DataCall, RegisterDataset
 from monolith.errors import CorruptFileError, FencedError, StorageError
 from monolith.testing import bit_flips
 from monolith.transport.frames import decode, encode

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from monolith.dataservice.messages import ReadBatch
-from monolith.dataservice.open_splits import OpenSplits
-from monolith.dataservice.split_stream import END
+from monolith.dataservice.protocol import ReadBatch
+from monolith.dataservice.worker import END, OpenSplits
 from monolith.errors import StalePushError, StorageError
 from monolith.transport.calls import Answer
 

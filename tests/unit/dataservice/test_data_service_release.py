@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from monolith.dataservice import DataDispatcher, DataServiceSource, DatasetConfig, DispatcherConfig
-from monolith.dataservice.events import Event
 from monolith.dataservice.jobs import Jobs
-from monolith.dataservice.messages import JoinJob, LeaveJob, NextSplit, RegisterDataset
+from monolith.dataservice.journal import Event
+from monolith.dataservice.protocol import JoinJob, LeaveJob, NextSplit, RegisterDataset
 from monolith.errors import InvalidArgumentError, StalePushError
 from monolith.features import Batch
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from monolith.dataservice import DataDispatcher, DatasetConfig, DataWorker, DataWorkerConfig, DispatcherConfig
-from monolith.dataservice.roots import EVERYTHING, require_below
+from monolith.dataservice.dataset import EVERYTHING, require_below
 from monolith.errors import ConfigError, InvalidArgumentError
 
 TOKEN = "correct-horse-battery"

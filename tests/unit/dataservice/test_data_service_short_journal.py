@@ -12,10 +12,9 @@ import pytest
 from monolith.dataservice import journal as journal_module
 from monolith.dataservice.dataset import DatasetConfig
 from monolith.dataservice.dispatcher import DispatcherCalls, DispatcherConfig
-from monolith.dataservice.events import Registered
 from monolith.dataservice.jobs import Jobs
-from monolith.dataservice.journal import Journal
-from monolith.dataservice.messages import JoinJob, NextSplit, RegisterDataset
+from monolith.dataservice.journal import Journal, Registered
+from monolith.dataservice.protocol import JoinJob, NextSplit, RegisterDataset
 from monolith.errors import CorruptFileError, FencedError, StorageError
 
 JOB = "clicks"

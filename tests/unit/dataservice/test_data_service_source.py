@@ -28,7 +28,7 @@ from monolith.dataservice import (
     TransformConfig,
     open_split,
 )
-from monolith.dataservice.kinds import Kinds
+from monolith.dataservice.dataset import Kinds
 from monolith.errors import (
     ConfigError,
     CorruptFileError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monolith.dataservice.worker_pool import WorkerPool
+from monolith.dataservice.dispatcher import WorkerPool
 
 
 class Clock:
