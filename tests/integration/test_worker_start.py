@@ -11,8 +11,8 @@ import pytest
 
 from cluster_threads import BATCH, Cluster, phases
 from monolith.cluster import HostServiceDiscovery
-from monolith.original.ps_benchmark import Measured, measure_servers
 from monolith.ps import ClientConfig, ServerStore
+from monolith.ps.client.benchmark import Measured, measure_servers
 from monolith.train import Trainer, distributed
 from monolith.train.hooks import CustomGlobalStepWaiterHook, Hook
 

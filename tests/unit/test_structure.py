@@ -23,8 +23,6 @@ KNOWN_LAYER_BREAKS = {
     "monolith.table.exchange -> monolith.original.dump.dump_files",
     "monolith.train.distributed -> monolith.original.mlp_discovery",
     "monolith.train.distributed -> monolith.original.mlp_hand_over",
-    "monolith.train.distributed -> monolith.original.ps_benchmark",
-    "monolith.train.distributed -> monolith.original.ps_benchmark_round",
     "monolith.train.estimator -> monolith.original.mlp_hand_over",
     "monolith.train.distributed -> monolith.original.yarn",
     "monolith.train.server_role -> monolith.original.mlp_discovery",

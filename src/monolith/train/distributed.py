@@ -27,9 +27,8 @@ from monolith.errors import ConfigError, MonolithError, RunInterruptedError
 from monolith.features.batch import Batch
 from monolith.original.mlp_discovery import MLPServiceDiscovery
 from monolith.original.mlp_hand_over import serve_data, service_dispatcher, service_source
-from monolith.original.ps_benchmark import measure_servers
-from monolith.original.ps_benchmark_round import BenchmarkConfig, ServerKeys, choose_servers
 from monolith.original.yarn import maybe_finish_application, maybe_kill_application
+from monolith.ps.client.benchmark import BenchmarkConfig, ServerKeys, choose_servers, measure_servers
 from monolith.ps.client.coordination_client import HostLink, ServerSteps
 from monolith.ps.client.server_group import ClientConfig, link_to
 from monolith.state.storage import open_folder

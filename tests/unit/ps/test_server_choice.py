@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from monolith.errors import DeadlineExceededError
-from monolith.original.ps_benchmark import Measured, measure_servers
-from monolith.original.ps_benchmark_round import BenchmarkConfig, ServerKeys, choose_servers
 from monolith.ps import ParameterServer, ServerConfig
+from monolith.ps.client.benchmark import BenchmarkConfig, Measured, ServerKeys, choose_servers, measure_servers
 from monolith.ps.client.server_group import ClientConfig
 
 SERVERS = ("a:1", "b:1", "b:2")
@@ -107,7 +106,7 @@ def choose_ready(board: Keys, index: int) -> None:
 @pytest.mark.parametrize("index", [0, 1])
 def test_nobody_waits_for_ever(index: int) -> None:
     clock = Clock()
-    with pytest.raises(DeadlineExceededError, match="2 of 3 workers have not come"):
+    with pytest.raises(DeadlineExceededError, match="2 of 3 workers to be ready"):
         choose_servers(config(index, 3), Keys(), measure=never, clock=clock, sleep=clock.sleep)
     assert clock.now == 3600.0
 
