@@ -7,10 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["REMIND_SECS", "RareWarnings", "Reminder", "log_to_stderr"]
+__all__ = ["Progress", "REMIND_SECS", "RareWarnings", "Reminder", "log_to_stderr"]
 
 REMIND_SECS = 30.0
 """Seconds between two lines about the same wait."""
+
+Progress = Callable[[int, int], None]
+"""Called with how much is done and of how much: bytes of what is read, rows of what is written."""
 
 
 def log_to_stderr() -> None:

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "parity.md"
+from parity_page import ROOT, names, resolved, tables
+
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
-
-
-def tables() -> list[list[list[str]]]:
-    """The cells of every row of every table, the header first, without the line under it."""
-    found: list[list[list[str]]] = [[]]
-    for line in PAGE.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
-        if not line.startswith("|"):
-            found.append([])
-        elif set("".join(cells)) != {"-"}:
-            found[-1].append(cells)
-    return [table for table in found if table]
 
 
 def rows() -> list[list[str]]:
     """The rows of the tables that say how far something is."""
     return [row for table in tables() if table[0][2] == "status" for row in table[1:]]
-
-
-def names(kind: str) -> list[list[str]]:
-    """The rows of the tables whose first column is `kind` of the original."""
-    return [row for table in tables() if table[0][0] == f"{kind} of the original" for row in table[1:]]
 
 
 @pytest.mark.parametrize("page", ["parity.md", "differences.md"])
@@ -86,23 +68,11 @@ def test_no_field_is_listed_twice() -> None:
 
 def resolves(dotted: str) -> bool:
     """Whether a dotted name is a module, something in one, or a field or attribute of a class."""
-    parts = dotted.split(".")
-    for cut in range(len(parts), 0, -1):
-        try:
-            found: object = importlib.import_module(".".join(parts[:cut]))
-        except ModuleNotFoundError:
-            continue
-        return all((found := member(found, part)) is not None for part in parts[cut:])
-    return False
-
-
-def member(owner: object, name: str) -> object:
-    fields = getattr(owner, "model_fields", None) or getattr(owner, "__dataclass_fields__", {})
-    return fields[name] if name in fields else getattr(owner, name, None)
+    return resolved(dotted) is not None
 
 
 def test_a_name_that_is_not_there_does_not_resolve() -> None:
     assert resolves("monolith.train.RunConfig.restore_dir")
-    assert resolves("monolith.original.mlp_roles.HandOver.servers")
+    assert resolves("monolith.original.mlp_scheduler.HandOver.servers")
     for wrong in ("monolith.train.RunConfig.num_ps", "monolith.train.Nothing", "monolith.nothing", "nothing"):
         assert not resolves(wrong)

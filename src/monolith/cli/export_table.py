@@ -13,9 +13,9 @@ from monolith.cli.options import Json
 from monolith.cli.output import show
 from monolith.cli.progress import showing_progress
 from monolith.cli.table_source import open_tables
+from monolith.console import Progress
 from monolith.errors import InvalidArgumentError
-from monolith.original import export_dump, export_multi_dump
-from monolith.original.dump.dump_files import Progress
+from monolith.original.dump import export_dump, export_multi_dump
 from monolith.table import EmbeddingTable
 from monolith.table.exchange import export_parquet, export_safetensors
 

@@ -13,9 +13,10 @@ from monolith.cli.given_files import read_yaml
 from monolith.cli.options import Json
 from monolith.cli.output import show
 from monolith.cli.progress import showing_progress
+from monolith.console import Progress
 from monolith.errors import ConfigError, InvalidArgumentError, StorageError
-from monolith.original import import_dump, import_multi_dump
-from monolith.original.dump.dump_files import Progress, has_dump
+from monolith.original.dump import import_dump, import_multi_dump
+from monolith.original.dump_files import has_dump
 from monolith.table import EmbeddingTable, TableConfig
 from monolith.table.exchange import import_parquet
 

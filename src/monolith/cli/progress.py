@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from monolith.original.dump.dump_files import Progress as Report
+from monolith.console import Progress as Report
 
 __all__ = ["showing_progress"]
 

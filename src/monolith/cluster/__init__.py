@@ -21,6 +21,7 @@ from monolith.cluster.net import (
     NodeAliveChecker,
     check_port,
     concat_ip_and_port,
+    get_local_host,
     get_local_ip,
     get_local_server_addr,
     is_ipv4_supported,
@@ -28,7 +29,8 @@ from monolith.cluster.net import (
     split_address,
 )
 from monolith.cluster.ray_discovery import RayServiceDiscovery
-from monolith.cluster.role import ScheduledRole, role_from_environment
+from monolith.cluster.role import role_from_environment
+from monolith.cluster.scheduler import ScheduledRole, Scheduler
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.zookeeper import clear_zk_path, default_zk_servers, get_zk_auth_data, is_ipv6_only
 from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
@@ -43,6 +45,7 @@ __all__ = [
     "NodeAliveChecker",
     "RayServiceDiscovery",
     "ScheduledRole",
+    "Scheduler",
     "ServiceDiscovery",
     "ServiceDiscoveryType",
     "Task",
@@ -55,6 +58,7 @@ __all__ = [
     "default_zk_servers",
     "deregister_all",
     "get_discovery",
+    "get_local_host",
     "get_local_ip",
     "get_local_server_addr",
     "get_mpi_local_rank",

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from monolith.cluster.net import split_address
 from monolith.errors import DiscoveryError, InvalidArgumentError
 
-__all__ = ["ServiceDiscovery", "ServiceDiscoveryType", "retry_with_socket_error"]
+__all__ = ["ScheduledDiscovery", "ServiceDiscovery", "ServiceDiscoveryType", "retry_with_socket_error"]
 
 _logger = logging.getLogger(__name__)
 # Names become parts of paths and tags: nothing that means something else there.
@@ -70,6 +70,10 @@ class ServiceDiscovery(ABC):
     def query(self, name: str) -> dict[int, str]:
         """Addresses of a service by index, in order; empty if nobody has announced one."""
 
+    def query_now(self, name: str) -> dict[int, str]:
+        """Return the addresses that `query` would, without waiting for processes that have not started."""
+        return self.query(name)
+
     @abstractmethod
     def deregister_all(self) -> None:
         """Take back every announcement of the job, whoever made it."""
@@ -84,6 +88,25 @@ class ServiceDiscovery(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class ScheduledDiscovery(ServiceDiscovery):
+    """The discovery of a scheduler, which also says which process of the job this one is."""
+
+    @property
+    @abstractmethod
+    def server_type(self) -> str:
+        """The service this process belongs to."""
+
+    @property
+    @abstractmethod
+    def index(self) -> int:
+        """The index of this process in its service."""
+
+    @property
+    @abstractmethod
+    def addr(self) -> str:
+        """The address this process should serve at."""
 
 
 def check_entry(name: str, index: int, addr: str) -> tuple[str, int]:

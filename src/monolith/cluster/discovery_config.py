@@ -15,12 +15,12 @@ from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType
 from monolith.cluster.file_discovery import HostServiceDiscovery
 from monolith.cluster.net import AddressFamily
 from monolith.cluster.ray_discovery import RayServiceDiscovery
+from monolith.cluster.scheduler import load_scheduler
 from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.zookeeper import default_zk_servers
 from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 from monolith.config import Config
 from monolith.errors import ConfigError
-from monolith.original.mlp_discovery import MLPServiceDiscovery
 
 __all__ = ["DiscoveryConfig", "get_discovery", "monolith_discovery"]
 
@@ -77,7 +77,7 @@ def get_discovery(config: DiscoveryConfig, psm: str | None = None) -> ServiceDis
             servers = config.zk_server or (default_zk_servers(use_ipv6=True) if use_ipv6 else None)
             return ZKServiceDiscovery(_needed("deep_insight_name", config.deep_insight_name), servers)
         case ServiceDiscoveryType.MLP:
-            return MLPServiceDiscovery()
+            return load_scheduler("mlp", os.environ).discovery()
         case ServiceDiscoveryType.FILE:
             return HostServiceDiscovery(_needed("discovery_folder", config.discovery_folder))
         case ServiceDiscoveryType.RAY:

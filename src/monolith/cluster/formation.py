@@ -11,7 +11,6 @@ from monolith.cluster.discovery import ServiceDiscovery
 from monolith.cluster.net import NodeAliveChecker, split_address
 from monolith.console import Reminder
 from monolith.errors import DeadlineExceededError, InvalidArgumentError
-from monolith.original.mlp_discovery import MLPServiceDiscovery
 
 __all__ = ["AddressList", "Formation", "wait_for_servers"]
 
@@ -39,13 +38,6 @@ def _is_address(address: str) -> bool:
         _logger.warning("a server has announced something that is not an address, and is left out: %s", error)
         return False
     return True
-
-
-def _announced(discovery: ServiceDiscovery) -> dict[int, str]:
-    if isinstance(discovery, MLPServiceDiscovery):
-        # Who answers is found out here, of all at once; there it is waited for, one after the other.
-        return discovery.query("ps", skip_port_check=True)
-    return discovery.query("ps")
 
 
 class AddressList(Protocol):
@@ -82,7 +74,7 @@ def wait_for_servers(
     """
     reminder = Reminder(_logger, clock=clock)
     while True:
-        announced = _announced(discovery)
+        announced = discovery.query_now("ps")
         answering = set(alive(list(announced.values())))
         found = [address for _, address in sorted(announced.items()) if address in answering]
         if len(found) >= count:
@@ -138,7 +130,7 @@ class Formation:
 
     def announced(self) -> tuple[str, ...]:
         """All servers there are, those in reserve too, without waiting for any."""
-        return tuple(address for _, address in sorted(_announced(self._discovery).items()))
+        return tuple(address for _, address in sorted(self._discovery.query_now("ps").items()))
 
     def _wait(self) -> tuple[str, ...]:
         return wait_for_servers(self._discovery, self._count, alive=self._alive, clock=self._clock, sleep=self._sleep)

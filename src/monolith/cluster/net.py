@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 
-from monolith.errors import InvalidArgumentError
+from monolith.errors import DiscoveryError, InvalidArgumentError
 from monolith.transport import addresses
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "NodeAliveChecker",
     "check_port",
     "concat_ip_and_port",
+    "get_local_host",
     "get_local_ip",
     "get_local_server_addr",
     "is_ipv4_supported",
@@ -81,13 +83,37 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def get_local_ip() -> str:
-    """The first address this machine's own name stands for, IPv6 if there is no other; OSError if there is none."""
+    """Return the first address of this machine's own name, an IPv6 one if there is no other. Raises OSError without any."""
     name = socket.gethostname()
-    try:
-        found = socket.getaddrinfo(name, None)
-    except socket.gaierror:
-        found = socket.getaddrinfo(name, None, family=socket.AF_INET6)
-    return str(found[0][4][0])
+    # On macOS often only `<name>.local` is known.
+    for host, family in ((name, 0), (name, socket.AF_INET6), (f"{name}.local", 0)):
+        try:
+            return str(socket.getaddrinfo(host, None, family=family)[0][4][0])
+        except socket.gaierror as error:
+            failure = error
+    raise failure
+
+
+def get_local_host(environ: Mapping[str, str] | None = None) -> str:
+    """Return the host under which other machines reach this process.
+
+    It is the first entry of CLOUDNATIVE_INET_ADDR if that is set, else YARN_INET_ADDR, else `get_local_ip()`.
+
+    Raises:
+        DiscoveryError: the variable is set to an empty string.
+
+    Example:
+        >>> get_local_host({"CLOUDNATIVE_INET_ADDR": "1.2.3.4,5.6.7.8", "YARN_INET_ADDR": "9.9.9.9"})
+        '1.2.3.4'
+    """
+    environ = os.environ if environ is None else environ
+    if "CLOUDNATIVE_INET_ADDR" in environ:
+        host = environ["CLOUDNATIVE_INET_ADDR"].split(",")[0]
+    else:
+        host = environ["YARN_INET_ADDR"] if "YARN_INET_ADDR" in environ else get_local_ip()
+    if not host:
+        raise DiscoveryError("this host has no address: CLOUDNATIVE_INET_ADDR or YARN_INET_ADDR is set to nothing")
+    return host
 
 
 def is_ipv4_supported() -> bool:

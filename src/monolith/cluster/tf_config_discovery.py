@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 
 from monolith.cluster.cluster_spec import parse_tf_config
-from monolith.cluster.discovery import ServiceDiscovery
+from monolith.cluster.discovery import ScheduledDiscovery
 from monolith.errors import ConfigError
 
 __all__ = ["TfConfigServiceDiscovery"]
 
 
-class TfConfigServiceDiscovery(ServiceDiscovery):
+class TfConfigServiceDiscovery(ScheduledDiscovery):
     """The job as TF_CONFIG describes it; registering changes nothing, because nothing can change.
 
     A chief is worker 0, and the workers count on from 1.

@@ -1,111 +1,109 @@
-"""What exists for compatibility with the TensorFlow original, under the original's own names.
+"""The names, files and schedulers of the TensorFlow original, as a thin layer over the native packages.
 
-Everything here is a thin layer over the native packages. docs/parity.md lists every name of the original with its home.
+Every name of the original that has a counterpart is found here under the original's own name. docs/parity.md lists them all.
+Names are loaded when they are first used, so that one of them does not load every package below.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from monolith.original.async_functions import AsyncFunctionManager as AsyncFunctionManager
-    from monolith.original.copy_files import copy_file as copy_file
-    from monolith.original.copy_files import copy_recursively as copy_recursively
-    from monolith.original.dump.export_dump import export_dump as export_dump
-    from monolith.original.dump.export_dump import export_multi_dump as export_multi_dump
-    from monolith.original.dump.import_dump import dump_counts as dump_counts
-    from monolith.original.dump.import_dump import import_dump as import_dump
-    from monolith.original.dump.import_dump import import_multi_dump as import_multi_dump
-    from monolith.original.flows import CacheOneDataset as CacheOneDataset
-    from monolith.original.flows import merge_flow as merge_flow
-    from monolith.original.flows import split_flow as split_flow
-    from monolith.original.fused_lookup import FusedLayout as FusedLayout
-    from monolith.original.gradients import propagate_back_dict_gradients as propagate_back_dict_gradients
-    from monolith.original.gradients import propagate_back_gradients as propagate_back_gradients
-    from monolith.original.mlp import MLPEnv as MLPEnv
-    from monolith.original.mlp_discovery import MLPServiceDiscovery as MLPServiceDiscovery
-    from monolith.original.mlp_roles import DataServers as DataServers
-    from monolith.original.mlp_roles import HandOver as HandOver
-    from monolith.original.mlp_roles import mlp_pass as mlp_pass
-    from monolith.original.mlp_servers import MlpDataServers as MlpDataServers
-    from monolith.original.nested import NestedTensors as NestedTensors
-    from monolith.original.ps_monitor import PsMonitor as PsMonitor
-    from monolith.original.saver import PartialRecoverySaver as PartialRecoverySaver
-    from monolith.original.touched_keys import TouchedKeySet as TouchedKeySet
-    from monolith.original.yarn import create_primus_save_point as create_primus_save_point
-    from monolith.original.yarn import get_local_host as get_local_host
-    from monolith.original.yarn import maybe_finish_application as maybe_finish_application
-    from monolith.original.yarn import maybe_kill_application as maybe_kill_application
+PS_JOB_NAME = "ps"
+"""The job of parameter servers in a cluster."""
 
-__all__ = [
-    "AsyncFunctionManager",
-    "CacheOneDataset",
-    "DataServers",
-    "FusedLayout",
-    "HandOver",
-    "MLPEnv",
-    "MLPServiceDiscovery",
-    "MlpDataServers",
-    "NestedTensors",
-    "PartialRecoverySaver",
-    "PsMonitor",
-    "TouchedKeySet",
-    "copy_file",
-    "copy_recursively",
-    "create_primus_save_point",
-    "dump_counts",
-    "export_dump",
-    "export_multi_dump",
-    "get_local_host",
-    "import_dump",
-    "import_multi_dump",
-    "maybe_finish_application",
-    "maybe_kill_application",
-    "merge_flow",
-    "mlp_pass",
-    "propagate_back_dict_gradients",
-    "propagate_back_gradients",
-    "split_flow",
-]
-
-# Loaded when first used: one name of the original should not load every package below it.
-_HOMES = {
-    "AsyncFunctionManager": "async_functions",
-    "CacheOneDataset": "flows",
-    "DataServers": "mlp_roles",
-    "FusedLayout": "fused_lookup",
-    "HandOver": "mlp_roles",
-    "MLPEnv": "mlp",
-    "MLPServiceDiscovery": "mlp_discovery",
-    "MlpDataServers": "mlp_servers",
-    "NestedTensors": "nested",
-    "PartialRecoverySaver": "saver",
-    "PsMonitor": "ps_monitor",
-    "TouchedKeySet": "touched_keys",
-    "copy_file": "copy_files",
-    "copy_recursively": "copy_files",
-    "create_primus_save_point": "yarn",
-    "dump_counts": "dump.import_dump",
-    "export_dump": "dump.export_dump",
-    "export_multi_dump": "dump.export_dump",
-    "get_local_host": "yarn",
-    "import_dump": "dump.import_dump",
-    "import_multi_dump": "dump.import_dump",
-    "maybe_finish_application": "yarn",
-    "maybe_kill_application": "yarn",
-    "merge_flow": "flows",
-    "mlp_pass": "mlp_roles",
-    "propagate_back_dict_gradients": "gradients",
-    "propagate_back_gradients": "gradients",
-    "split_flow": "flows",
+# By module: names that are the same there.
+_SAME = {
+    "monolith.cluster": """AddressFamily ConsulServiceDiscovery HostServiceDiscovery NodeAliveChecker ServiceDiscovery
+        ServiceDiscoveryType TfConfigServiceDiscovery ZKServiceDiscovery add_mpi_exception_hook check_port clear_zk_path
+        concat_ip_and_port default_zk_servers deregister_all get_discovery get_local_host get_local_ip get_local_server_addr
+        is_ipv4_supported is_ipv6_address is_ipv6_only monolith_discovery retry_with_socket_error""",
+    "monolith.cli.signals": "add_siguser1_handler",
+    "monolith.original.nested": "NestedTensors",
+    "monolith.data.prefetch": "enqueue_dicts_with_queue_return",
+    "monolith.features.ragged": "fused_value_rowids",
+    "monolith.metrics.summary": """MONOLITH_FI_DATA MONOLITH_NAS_DATA PLUGIN_NAME SummaryType create_summary_metadata
+        feature_insight_data get_nas_weight_json nas_data prepare_head""",
+    "monolith.optim.optimizers": "apply_sparse_precond eigen_inverse_root",
+    "monolith.original.async_functions": "AsyncFunctionManager",
+    "monolith.original.copy_files": "copy_file copy_recursively",
+    "monolith.original.dump": "dump_counts export_dump export_multi_dump import_dump import_multi_dump",
+    "monolith.original.feature_list": "FeatureList",
+    "monolith.original.flows": "CacheOneDataset merge_flow split_flow",
+    "monolith.original.fused_layout": "FeatureConfig FeatureConfigs OutConfig OutType PoolingType SliceConfig",
+    "monolith.original.fused_lookup": """FusedLayout batch_from_examples feature_configs_from_proto
+        feature_configs_to_proto""",
+    "monolith.original.gradients": "propagate_back_dict_gradients propagate_back_gradients",
+    "monolith.original.mlp": "MLPEnv MLPServiceDiscovery",
+    "monolith.original.mlp_scheduler": "DataServers HandOver MlpDataServers mlp_pass",
+    "monolith.original.packing": """StaticReshapeNBuilder maybe_squeeze_3d_tensor merge_dicts pack_tensors
+        pack_typed_keyed_tensors split_tensors_with_type static_reshape unpack_packed_tensors unpack_tensors""",
+    "monolith.original.saver": "PartialRecoverySaver PsMonitor",
+    "monolith.original.slices": "EmbeddingSlices",
+    "monolith.original.touched_keys": """TOUCHED_KEY_SET_CAPACITY TOUCHED_KEY_SET_CONCURRENCY_LEVEL TouchedKeySet
+        create_touched_key_set""",
+    "monolith.original.yarn": "create_primus_save_point maybe_finish_application maybe_kill_application",
+    "monolith.ps.client.benchmark": "BenchmarkConfig",
+    "monolith.serve": "import_saved_model",
+    "monolith.state.checkpoint_state": "get_latest_checkpoint_state get_monolith_checkpoint_state",
+    "monolith.state.save_names": "SaveHelper",
+    "monolith.train": "RunnerConfig",
+    "monolith.train.distributed": "distributed_train",
+    "monolith.train.environment": "get_metric_prefix set_metric_prefix",
+    "monolith.train.hooks": """ChiefSyncHook CustomGlobalStepWaiterHook NoFirstSaveCheckpointSaverHook
+        SecondOrStepTimerWithTideSetting SyncHelper TideStoppingHook TrainingHooksHelper WorkerSyncHook before
+        tide_available_now""",
 }
+# By name of the original: module and name of what replaces it.
+_RENAMED = {
+    "AdamomOptimizer": ("monolith.optim", "Adamom"),
+    "AsyncFunctionMgr": ("monolith.original.async_functions", "AsyncFunctionManager"),
+    "CachedVariableAssociates": ("monolith.train.cached", "CachedVariables"),
+    "CachedVariableMeta": ("monolith.train.cached", "CachedVariables"),
+    "CopyFile": ("monolith.original.copy_files", "copy_file"),
+    "CopyRecursively": ("monolith.original.copy_files", "copy_recursively"),
+    "CpuTraining": ("monolith.train", "Trainer"),
+    "CpuTrainingConfig": ("monolith.train", "RunConfig"),
+    "DistributedCpuTrainingConfig": ("monolith.train", "RunConfig"),
+    "EnqueueHook": ("monolith.data.prefetch", "Prefetch"),
+    "FetchAllCachedVariablesHook": ("monolith.train.cached", "FetchCachedVariablesHook"),
+    "MonolithKazooClient": ("monolith.cluster.zookeeper", "make_zk_client"),
+    "MultiQueueRunner": ("monolith.data.prefetch", "Prefetch"),
+    "PsBenchMarkTask": ("monolith.ps.client.benchmark", "measure_servers"),
+    "RmspropOptimizer": ("monolith.optim", "RMSprop"),
+    "SaverBuilder": ("monolith.original.saver", "PartialRecoverySaver"),
+    "ShampooOptimizer": ("monolith.optim", "Shampoo"),
+    "SyncTrainingInfoHook": ("monolith.train.hooks", "ProgressHook"),
+    "ZKListener": ("monolith.cluster", "ZKServiceDiscovery"),
+    "assign_all_cached_variables": ("monolith.train.cached", "CachedVariables.assign"),
+    "cached_value": ("monolith.train.cached", "CachedVariables.forward"),
+    "cached_variable_creator": ("monolith.train.cached", "CachedVariables"),
+    "create_test_ps_cluster": ("monolith.ps", "ParameterServer"),
+    "fetch_all_cached_variables": ("monolith.train.cached", "CachedVariables.fetch"),
+    "gen_get_checkpoint_state": ("monolith.state.redirect", "get_checkpoint_state"),
+    "gen_monolith_ops_base": ("monolith._core", ""),
+    "generate_test_hash_table_config": ("monolith.testing", "sgd_table_config"),
+    "get_saved_model_path": ("monolith.serve", "load"),
+    "isabs": ("monolith.state.paths", "is_absolute"),
+    "local_train": ("monolith.train", "Estimator.train"),
+    "params": ("monolith.config", "Config"),
+    "print_stack_trace": ("monolith.cli.signals", "add_siguser1_handler"),
+    "profile_it": ("monolith.train.hooks", "ProfilerHook"),
+    "run": ("monolith.train", "Estimator"),
+    "with_params": ("monolith.config", "Config"),
+    "write_deep_insight": ("monolith.train.hooks", "DeepInsightHook"),
+}
+_HOMES = {**{name: (module, name) for module, names in _SAME.items() for name in names.split()}, **_RENAMED}
 
-if not TYPE_CHECKING:
+__all__ = sorted([*_HOMES, "PS_JOB_NAME"])
 
-    def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"monolith.original.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, path = _HOMES[name]
+    value: Any = import_module(module)
+    for part in filter(None, path.split(".")):
+        value = getattr(value, part)
+    globals()[name] = value
+    return value

@@ -1,7 +1,7 @@
 """The fused layout: which slices of which features' embeddings make up each named output.
 
 `FeatureConfigs` is the typed form of the original's message of the same name, with the same field names and numbers. It says
-what a model reads. `FusedLayout` looks the features up and arranges them, `feature_messages` converts the messages themselves.
+what a model reads. `fused_lookup` looks the features up, arranges them, and converts the messages themselves.
 """
 
 from __future__ import annotations

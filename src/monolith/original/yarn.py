@@ -1,4 +1,4 @@
-"""YARN and Primus: the address this process has for others, and calls to the application master that runs the job."""
+"""Primus on YARN: calls to the application master that runs the job."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, TypeVar
 from google.protobuf.message import Message
 from google.protobuf.wrappers_pb2 import Int64Value
 
-from monolith.cluster.net import concat_ip_and_port, get_local_ip
-from monolith.errors import DiscoveryError
+from monolith.cluster.net import concat_ip_and_port
+from monolith.cluster.scheduler import Scheduler
 from monolith.proto import primus_am_service_pb2 as primus
 
 if TYPE_CHECKING:
     import grpc
 
-__all__ = ["create_primus_save_point", "get_local_host", "maybe_finish_application", "maybe_kill_application"]
+__all__ = ["PrimusScheduler", "create_primus_save_point", "maybe_finish_application", "maybe_kill_application"]
 
 _logger = logging.getLogger(__name__)
 _SERVICE = primus.DESCRIPTOR.services_by_name["AppMasterService"].full_name
@@ -29,36 +29,31 @@ _POLL_SECS = 5.0
 Response = TypeVar("Response", bound=Message)
 
 
-def get_local_host(environ: Mapping[str, str] | None = None) -> str:
-    """The host under which others reach this process.
+class PrimusScheduler(Scheduler):
+    """Reports the end of a job to the Primus application master."""
 
-    The first entry of the variable CLOUDNATIVE_INET_ADDR, else YARN_INET_ADDR, else the address of the machine's own name.
+    title = "a Primus application"
 
-    Example:
-        >>> get_local_host({"CLOUDNATIVE_INET_ADDR": "1.2.3.4,5.6.7.8", "YARN_INET_ADDR": "9.9.9.9"})
-        '1.2.3.4'
-    """
-    environ = os.environ if environ is None else environ
-    if "CLOUDNATIVE_INET_ADDR" in environ:
-        host = environ["CLOUDNATIVE_INET_ADDR"].split(",")[0]
-    else:
-        host = environ["YARN_INET_ADDR"] if "YARN_INET_ADDR" in environ else get_local_ip()
-    if not host:
-        raise DiscoveryError("this host has no address: CLOUDNATIVE_INET_ADDR or YARN_INET_ADDR is set to nothing")
-    return host
+    def job_ended(self, failure: BaseException | None) -> None:
+        """Tell the application master that the job has succeeded, or which error broke it."""
+        if failure is None:
+            maybe_finish_application(environ=self.environ)
+        else:
+            maybe_kill_application(f"{type(failure).__name__}: {failure}", environ=self.environ)
 
 
 def maybe_kill_application(reason: str, *, environ: Mapping[str, str] | None = None) -> bool:
-    """Ask the application master to end the job as failed because of `reason`; whether it took the request.
+    """Ask the application master to end the job as failed because of `reason`. Returns whether it accepted the request.
 
-    False, and a line in the log, without a master (PRIMUS_AM_RPC_HOST and PRIMUS_AM_RPC_PORT) or when it does not answer.
+    Returns False, with a line in the log, if there is no master (PRIMUS_AM_RPC_HOST and PRIMUS_AM_RPC_PORT) or it does not
+    answer.
     """
     request = primus.KillRequest(exit_code=1, diagnose=reason, graceful_shutdown_timeout_ms=Int64Value(value=_GRACE_MS))
     return _tell("kill", request, primus.KillResponse, environ)
 
 
 def maybe_finish_application(*, environ: Mapping[str, str] | None = None) -> bool:
-    """Tell the application master that the job has succeeded; whether it took the message, as for `maybe_kill_application`."""
+    """Tell the application master that the job has succeeded. Returns as `maybe_kill_application` does."""
     request = primus.SucceedRequest(graceful_shutdown_timeout_ms=Int64Value(value=_GRACE_MS))
     return _tell("succeed", request, primus.SucceedResponse, environ)
 
@@ -68,11 +63,11 @@ def create_primus_save_point(
 ) -> bool:
     """Ask the application master for a savepoint of its data positions in the folder `dst`, and wait until it is made.
 
-    False, and a line in the log, without a master, when it does not answer, and when it refuses or fails.
+    Returns False, with a line in the log, if there is no master, or it does not answer, refuses or fails.
     """
     address = _primus_am_address(environ)
     if not address:
-        _logger.info("no Primus application master, no savepoint")
+        _logger.info("no Primus application master, so no savepoint is made")
         return False
     import grpc
 
@@ -85,7 +80,7 @@ def create_primus_save_point(
 
 
 def _primus_am_address(environ: Mapping[str, str] | None) -> str:
-    """`host:port` of the application master, `unix:path` for a socket, empty if there is none."""
+    """Return `host:port` of the application master, `unix:path` for a socket, or an empty string if there is none."""
     environ = os.environ if environ is None else environ
     host, port = environ.get("PRIMUS_AM_RPC_HOST", ""), environ.get("PRIMUS_AM_RPC_PORT", "")
     return concat_ip_and_port(host, port) if host and port else ""
@@ -104,7 +99,7 @@ def _call(channel: grpc.Channel, method: str, request: Message, response: type[R
 def _tell(method: str, request: Message, response: type[Message], environ: Mapping[str, str] | None) -> bool:
     address = _primus_am_address(environ)
     if not address:
-        _logger.debug("no Primus application master, nobody to ask for %r", method)
+        _logger.debug("no Primus application master, so %r is not sent", method)
         return False
     import grpc
 
@@ -138,5 +133,5 @@ def _create_save_point(channel: grpc.Channel, dst: str, sleep: Callable[[float],
 
 
 def _reason(error: grpc.RpcError) -> str:
-    # Every error of a call has these; the class itself does not promise them.
+    # Errors of calls have both, though their common class does not declare them.
     return f"{error.code().name}, {error.details()}"

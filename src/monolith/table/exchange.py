@@ -20,9 +20,9 @@ import torch
 from safetensors.numpy import save
 from torch import nn
 
+from monolith.console import Progress
 from monolith.durable import sync_to_disk
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError, SchemaError, StorageError
-from monolith.original.dump.dump_files import Progress
 from monolith.table.arrays import Ids, id_array
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable

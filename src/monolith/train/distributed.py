@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, get_args
 
 from monolith.cluster.coordination import Coordination
-from monolith.cluster.discovery import ServiceDiscovery
+from monolith.cluster.discovery import ScheduledDiscovery, ServiceDiscovery
 from monolith.cluster.formation import Formation
 from monolith.cluster.launch.exit_code import tell_wrong_usage
 from monolith.cluster.launch.heartbeat import beating
 from monolith.cluster.mpi import add_mpi_exception_hook
-from monolith.cluster.role import DATA_ROLES, ServerType
-from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
+from monolith.cluster.scheduler import DATA_ROLES, ServerType, schedulers_of
 from monolith.cluster.zookeeper_coordination import ZKCoordination, ZKSession
 from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 from monolith.console import log_to_stderr
 from monolith.errors import ConfigError, MonolithError, RunInterruptedError
 from monolith.features.batch import Batch
-from monolith.original.mlp_discovery import MLPServiceDiscovery
-from monolith.original.mlp_hand_over import serve_data, service_dispatcher, service_source
-from monolith.original.yarn import maybe_finish_application, maybe_kill_application
 from monolith.ps.client.benchmark import BenchmarkConfig, ServerKeys, choose_servers, measure_servers
 from monolith.ps.client.coordination_client import HostLink, ServerSteps
 from monolith.ps.client.server_group import ClientConfig, link_to
 from monolith.state.storage import open_folder
 from monolith.train.config import other_runs
+from monolith.train.data_service import serve_data, service_dispatcher, service_source
 from monolith.train.hooks.checkpoint import Metric
 from monolith.train.hooks.hook import Hook
 from monolith.train.retry import run_with_retries
@@ -42,7 +40,7 @@ from monolith.train.worker_attempt import Meet, WorkerAttempt, client_config
 from monolith.transport.calls import BasicCall
 
 if TYPE_CHECKING:
-    from monolith.original.mlp_hand_over import TrainingData
+    from monolith.train.data_service import TrainingData
     from monolith.train.trainer import Trainer
 
 __all__ = ["HeartBeat", "ServerListFile", "distributed_train", "shut_down", "tell_scheduler"]
@@ -85,13 +83,13 @@ class ServerListFile:
 
 
 SHUTDOWN_SECS = 10.0
-"""Seconds that a server has to say that it will stop; then the run ends without it."""
+"""Seconds that a server has to confirm that it will stop. Then the run ends without it."""
 BEAT_SECS = 30.0
 """Seconds between two heartbeats of the chief."""
 
 
 def shut_down(addresses: Sequence[str], config: ClientConfig, *, timeout: float = SHUTDOWN_SECS) -> list[str]:
-    """Ask all servers to stop, each at once and once; those that did not answer, which are not waited for.
+    """Ask all servers to stop, in parallel and once. Returns those that did not answer, which are not waited for.
 
     Example:
         >>> from monolith.ps import ParameterServer
@@ -106,33 +104,26 @@ def shut_down(addresses: Sequence[str], config: ClientConfig, *, timeout: float 
         try:
             link.call(BasicCall.SHUTDOWN)
         except MonolithError as error:
-            _log.warning("server %s was not told to stop: %s", address, error)
+            _log.warning("server %s did not confirm that it stops: %s", address, error)
             return False
         finally:
             link.close()
         return True
 
-    # A thread for each: one that accepts a connection and says nothing more must not take the time of the others.
+    # A thread for each: a server that accepts a connection and never answers must not delay the others.
     with ThreadPoolExecutor(max(1, len(addresses)), thread_name_prefix="monolith-shut-down") as threads:
         heard = list(threads.map(hears, addresses))
     return [address for address, told in zip(addresses, heard, strict=True) if not told]
 
 
-def tell_scheduler(
-    error: BaseException | None,
-    *,
-    succeed: Callable[[], bool] = maybe_finish_application,
-    kill: Callable[[str], bool] = maybe_kill_application,
-) -> None:
-    """Tell the application master, if there is one, that the run has succeeded, or what broke it."""
-    if error is None:
-        succeed()
-    else:
-        kill(f"{type(error).__name__}: {error}")
+def tell_scheduler(error: BaseException | None, *, environ: Mapping[str, str] = os.environ) -> None:
+    """Tell the schedulers that started this process, if any, that the run has succeeded or which error broke it."""
+    for scheduler in schedulers_of(environ):
+        scheduler.job_ended(error)
 
 
 class HeartBeat:
-    """Tells `metric` now and then that the run goes on, and at last that it does not.
+    """Reports to `metric` at intervals that the run is going on, and at the end that it has stopped.
 
     Example:
         >>> with HeartBeat(lambda name, value, tags: print(name, dict(tags))):
@@ -340,8 +331,8 @@ def _share(data: Iterable[Batch], config: RunnerConfig) -> Iterable[Batch]:
 
 
 def _as_discovered(config: RunnerConfig, discovery: ServiceDiscovery) -> RunnerConfig:
-    """`config` with the role that a discovery knows which is a scheduler's own."""
-    if not isinstance(discovery, TfConfigServiceDiscovery | MLPServiceDiscovery):
+    """Return `config` with the role that the discovery of a scheduler gives this process."""
+    if not isinstance(discovery, ScheduledDiscovery):
         return config
     kinds = get_args(ServerType)
     if discovery.server_type not in kinds:

@@ -1,11 +1,9 @@
-"""The environment of a training process: its MONOLITH_ variables, the prefix of its metrics, the address of its machine."""
+"""The environment of a training process: its MONOLITH_ variables and the prefix of its metrics."""
 
 from __future__ import annotations
 
 import logging
 import os
-import platform
-import socket
 from collections.abc import Iterable, Mapping
 
 from monolith.cluster.launch.heartbeat import HEARTBEAT_VARIABLE
@@ -14,7 +12,7 @@ from monolith.errors import ConfigError
 from monolith.state.roots import RESTORE_ROOTS
 from monolith.transport.tokens import TOKEN_VARIABLE
 
-__all__ = ["OTHER_VARIABLES", "get_local_host", "get_metric_prefix", "require_known_variables", "set_metric_prefix"]
+__all__ = ["OTHER_VARIABLES", "get_metric_prefix", "require_known_variables", "set_metric_prefix"]
 
 _PREFIX = "MONOLITH_"
 _METRIC_PREFIX = "MONOLITH_METRIC_PREFIX"
@@ -74,10 +72,3 @@ def get_metric_prefix() -> str:
 def set_metric_prefix(prefix: str) -> None:
     """Set the prefix for this process and those it starts, by the environment variable MONOLITH_METRIC_PREFIX."""
     os.environ[_METRIC_PREFIX] = prefix
-
-
-def get_local_host() -> str:
-    """The IPv4 address that this machine's own name stands for; OSError if it stands for none."""
-    # Elsewhere, on macOS above all, the bare name of a machine is known to no resolver.
-    ending = "" if platform.system() in ("Linux", "Windows") else ".local"
-    return socket.gethostbyname(socket.gethostname() + ending)

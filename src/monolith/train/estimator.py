@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from monolith.cluster.discovery_config import monolith_discovery
-from monolith.cluster.role import DATA_ROLES
+from monolith.cluster.scheduler import DATA_ROLES
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.nn.heads import Head, column
-from monolith.original.mlp_hand_over import serve_data, service_dispatcher, service_source
 from monolith.state.storage import is_remote
 from monolith.train.config import RunConfig
+from monolith.train.data_service import serve_data, service_dispatcher, service_source
 from monolith.train.evaluation import HeadMetrics, forward_passes
 from monolith.train.hooks import Hook, LoggingHook, ProgressHook, TensorBoardHook
 from monolith.train.hooks.tensorboard import write_evaluation
@@ -28,7 +28,7 @@ from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import DATA_ENDED, Trainer
 
 if TYPE_CHECKING:
-    from monolith.original.mlp_hand_over import TrainingData
+    from monolith.train.data_service import TrainingData
     from monolith.train.local_servers import LocalServers
 
 __all__ = ["Estimator", "Mode"]

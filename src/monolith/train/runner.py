@@ -13,7 +13,8 @@ from pydantic import Field, SecretStr
 from monolith.cluster.discovery import ServiceDiscoveryType
 from monolith.cluster.discovery_config import DiscoveryConfig
 from monolith.cluster.liveness import Liveness
-from monolith.cluster.role import ServerType, role_from_environment
+from monolith.cluster.role import role_from_environment
+from monolith.cluster.scheduler import ServerType
 from monolith.config import NonNegative, Positive
 from monolith.errors import ConfigError
 from monolith.ps.client.server_group import ClientConfig

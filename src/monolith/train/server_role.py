@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from monolith.cluster.discovery import ServiceDiscovery
+from monolith.cluster.discovery import ScheduledDiscovery, ServiceDiscovery
 from monolith.cluster.file_discovery import HostServiceDiscovery
-from monolith.cluster.net import concat_ip_and_port, split_address
+from monolith.cluster.net import concat_ip_and_port, get_local_host, split_address
 from monolith.cluster.ray_discovery import RayServiceDiscovery
-from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.console import Reminder
 from monolith.errors import WorkerLostError
-from monolith.original.mlp_discovery import MLPServiceDiscovery
-from monolith.original.yarn import get_local_host
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
 from monolith.state.storage import is_remote
 from monolith.state.verify import SERVERS
@@ -43,7 +40,7 @@ def place_server(config: ServerConfig, runner: RunnerConfig, discovery: ServiceD
         PosixPath('/mnt/run/ps/1')
     """
     decided: dict[str, object] = {}
-    if isinstance(discovery, TfConfigServiceDiscovery | MLPServiceDiscovery):
+    if isinstance(discovery, ScheduledDiscovery):
         decided["host"], decided["port"] = split_address(discovery.addr)
     elif isinstance(discovery, HostServiceDiscovery | RayServiceDiscovery):
         decided["port"] = _earlier_port(config.host, discovery.query("ps").get(runner.index))

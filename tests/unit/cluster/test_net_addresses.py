@@ -38,12 +38,11 @@ def test_what_is_no_address_is_refused(wrong: str) -> None:
         split_address(wrong)
 
 
-def resolver(answers: dict[int, list[str] | None]) -> object:
-    """A getaddrinfo that knows these addresses by family."""
+def resolver(answers: dict[int, list[str] | None], name: str = "box") -> object:
+    """A getaddrinfo that knows these addresses of `name` by family."""
 
     def getaddrinfo(host: str, port: object, family: int = 0) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-        assert host == "box"
-        found = answers.get(family)
+        found = answers.get(family) if host == name else None
         if found is None:
             raise socket.gaierror("unknown")
         return [(family, 0, 0, "", (address, 0)) for address in found]
@@ -67,6 +66,11 @@ def test_a_machine_known_only_by_ipv6_is_found_by_asking_for_it(monkeypatch: pyt
     monkeypatch.setattr(socket, "getaddrinfo", resolver({socket.AF_INET6: ["2001:db8::7"]}))
     assert get_local_server_addr(80) == "[2001:db8::7]:80"
     assert not is_ipv4_supported()
+
+
+def test_a_machine_whose_bare_name_nobody_knows_is_asked_for_as_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolver({0: ["192.0.2.7"]}, "box.local"))
+    assert get_local_ip() == "192.0.2.7"
 
 
 def test_a_machine_without_an_address_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

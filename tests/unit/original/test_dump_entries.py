@@ -13,8 +13,7 @@ from dumps import adagrad, assert_same_rows, entry, write_dump
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.original import export_dump, import_dump
-from monolith.original.dump.dump_files import plain_pieces
-from monolith.original.dump.records import split_records
+from monolith.original.dump_files import plain_pieces, split_records
 from monolith.proto import table_dump_pb2
 from monolith.table import SGD, Adagrad, Adam, Adamom, BatchSoftmax, Ftrl, MovingAverage, RowwiseAdagrad
 from monolith.table.optimizers import Optimizer

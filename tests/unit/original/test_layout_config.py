@@ -9,7 +9,6 @@ import torch
 
 from monolith import ConfigError, InvalidArgumentError, Segment
 from monolith.features import Ragged
-from monolith.original.feature_messages import batch_from_examples, feature_configs_from_proto, feature_configs_to_proto
 from monolith.original.fused_layout import (
     FeatureConfig,
     FeatureConfigs,
@@ -20,6 +19,7 @@ from monolith.original.fused_layout import (
     arrange,
     features_of,
 )
+from monolith.original.fused_lookup import batch_from_examples, feature_configs_from_proto, feature_configs_to_proto
 from monolith.proto import example_pb2
 
 FEATURES = {

@@ -9,10 +9,11 @@ import pytest
 from torch import nn
 
 from monolith.features import Batch
-from monolith.original import HandOver, MLPServiceDiscovery, mlp_hand_over
+from monolith.original import HandOver, MLPServiceDiscovery, mlp_scheduler
 from monolith.original.mlp import MLPEnv
 from monolith.train import RunnerConfig, Trainer
 from monolith.train import distributed as module
+from monolith.train.data_service import service_dispatcher
 from monolith.train.distributed import distributed_train
 
 ENVIRON = {
@@ -32,12 +33,13 @@ def data() -> Iterable[Batch]:
 def test_the_data_service_serves_and_does_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
 
-    def mlp_pass(**given: object) -> HandOver:
+    def mlp_pass(env: MLPEnv, servers: object, **given: object) -> HandOver:
         asked.append(given)
         return HandOver(role="DISPATCHER", finished=True)
 
-    monkeypatch.setattr(mlp_hand_over, "mlp_pass", mlp_pass)
+    monkeypatch.setattr(mlp_scheduler, "mlp_pass", mlp_pass)
     config = RunnerConfig(num_ps=1, model_dir=str(tmp_path), use_dataservice=True, num_extra_dsworker_on_gpu_worker=2)
+    monkeypatch.setenv("MLP_DISPATCHER_NUM", "1")
     discovery = MLPServiceDiscovery(MLPEnv(ENVIRON))
     assert distributed_train(Trainer(nn.Identity()), data, config, discovery) == 0
     assert (asked[0]["use_dataservice"], asked[0]["num_extra_dsworkers"]) == (True, 2)
@@ -46,21 +48,22 @@ def test_the_data_service_serves_and_does_nothing_else(tmp_path: Path, monkeypat
 def test_a_server_reads_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[int] = []
     monkeypatch.setattr(module, "serve", lambda config, discovery, **given: served.append(config.index))
-    monkeypatch.setattr(mlp_hand_over, "mlp_pass", lambda **given: HandOver(role="PS"))
     config = RunnerConfig(num_ps=1, model_dir=str(tmp_path))
     discovery = MLPServiceDiscovery(MLPEnv({**ENVIRON, "MLP_ROLE": "ps"}))
     assert distributed_train(Trainer(nn.Identity()), data, config, discovery) == 0
     assert served == [0]
 
 
-def test_what_a_worker_starts_beside_itself_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_starts_beside_itself_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
     class Server:
         def close(self) -> None:
             closed.append("closed")
 
-    monkeypatch.setattr(mlp_hand_over, "mlp_pass", lambda **given: HandOver(role="WORKER", servers=(Server(),)))
-    with mlp_hand_over.handed_over(RunnerConfig(num_ps=1, model_dir=str(tmp_path))):
-        assert closed == []
+    found = HandOver(role="WORKER", dispatcher="h:1", servers=(Server(),))
+    monkeypatch.setattr(mlp_scheduler, "mlp_pass", lambda *given, **more: found)
+    monkeypatch.setenv("MLP_WORKER_NUM", "1")
+    with service_dispatcher(RunnerConfig(num_ps=1, use_dataservice=True)) as dispatcher:
+        assert (dispatcher, closed) == ("h:1", [])
     assert closed == ["closed"]

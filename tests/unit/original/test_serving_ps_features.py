@@ -15,7 +15,6 @@ import torch
 from monolith import Segment
 from monolith.features import fid_v2, to_fids
 from monolith.original import FusedLayout
-from monolith.original.feature_messages import batch_from_examples, feature_configs_from_proto, feature_configs_to_proto
 from monolith.original.fused_layout import (
     FeatureConfig,
     FeatureConfigs,
@@ -25,6 +24,7 @@ from monolith.original.fused_layout import (
     SliceConfig,
     features_of,
 )
+from monolith.original.fused_lookup import batch_from_examples, feature_configs_from_proto, feature_configs_to_proto
 from monolith.proto import example_pb2
 from monolith.table import SGD
 

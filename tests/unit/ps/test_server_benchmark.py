@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from monolith.errors import InvalidArgumentError
-from monolith.ps.client.benchmark import Measured, measure_servers, select_servers
 from monolith.ps import ParameterServer
+from monolith.ps.client.benchmark import Measured, measure_servers, select_servers
 from monolith.ps.server import parameter_server
 from monolith.ps.server.parameter_server import spin
 

@@ -9,7 +9,7 @@ import pytest
 
 from monolith.errors import ConfigError
 from monolith.features import Batch
-from monolith.original import HandOver, mlp_hand_over
+from monolith.original import HandOver, mlp_scheduler
 from monolith.train import Estimator, RunConfig, RunnerConfig
 from training import ClickModel, batch_of
 
@@ -41,11 +41,13 @@ def test_whatever_the_script_does_first_it_serves_and_ends(
 ) -> None:
     served: list[str] = []
 
-    def mlp_pass(**given: object) -> HandOver:
+    def mlp_pass(*given: object, **more: object) -> HandOver:
         served.append("served")
         return HandOver(role="DISPATCHER", finished=True)
 
-    monkeypatch.setattr(mlp_hand_over, "mlp_pass", mlp_pass)
+    monkeypatch.setattr(mlp_scheduler, "mlp_pass", mlp_pass)
+    for name, value in DISPATCHER.items():
+        monkeypatch.setenv(name, value)
     estimator = dispatcher(tmp_path, **more)
     with pytest.raises(SystemExit) as ended:
         method(estimator)
@@ -53,7 +55,6 @@ def test_whatever_the_script_does_first_it_serves_and_ends(
     assert not estimator.runner.is_chief
 
 
-def test_a_role_that_no_scheduler_gave_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlp_hand_over, "mlp_pass", lambda **given: HandOver(role=""))
-    with pytest.raises(ConfigError, match="MLP_ROLE, which is not set; elsewhere run `monolith dispatcher`"):
+def test_a_role_that_no_scheduler_gave_is_refused() -> None:
+    with pytest.raises(ConfigError, match="it did not give it to this process; elsewhere run `monolith dispatcher`"):
         Estimator(Model(), runner=RunnerConfig(server_type="dispatcher")).train()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
+from typing import ClassVar
 
 import pytest
 
+from monolith.cluster import Scheduler, scheduler
 from monolith.ps import ClientConfig, ParameterServer
 from monolith.testing.servers import free_ports
 from monolith.train.distributed import HeartBeat, shut_down, tell_scheduler
@@ -26,17 +29,20 @@ def test_a_server_that_is_gone_is_not_waited_for() -> None:
     assert shut_down([address], ClientConfig(), timeout=0.2) == [address]
 
 
-@pytest.mark.parametrize(
-    ("error", "told"), [(None, ["succeed"]), (ValueError("bad data"), ["kill ValueError: bad data"])]
-)
-def test_the_scheduler_hears_how_it_went(error: Exception | None, told: list[str]) -> None:
-    heard: list[str] = []
-    tell_scheduler(
-        error,
-        succeed=lambda: heard.append("succeed") is None,
-        kill=lambda reason: heard.append(f"kill {reason}") is None,
-    )
-    assert heard == told
+class Listening(Scheduler):
+    heard: ClassVar[list[str]] = []
+
+    def job_ended(self, failure: BaseException | None) -> None:
+        self.heard.append(f"{self.environ['MADE_UP']} {failure!r}")
+
+
+def test_the_scheduler_that_started_the_process_hears_how_it_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "SCHEDULERS", {"made_up": ("MADE_.*", f"{__name__}:Listening")})
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Listening.__module__])
+    for error in (None, ValueError("bad data")):
+        tell_scheduler(error, environ={"MADE_UP": "1"})
+        tell_scheduler(error, environ={"OTHER": "1", "MADE_UP": ""})
+    assert Listening.heard == ["1 None", "1 ValueError('bad data')"]
 
 
 def test_the_heart_beats_until_the_end() -> None:

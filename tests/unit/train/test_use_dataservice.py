@@ -21,10 +21,10 @@ from monolith.dataservice import (
 )
 from monolith.errors import ConfigError
 from monolith.features import Batch
-from monolith.original import HandOver, mlp_hand_over
-from monolith.original.mlp_hand_over import service_dispatcher, service_source
+from monolith.original import HandOver, mlp_scheduler
 from monolith.ps import ClientConfig
 from monolith.train import Estimator, RunnerConfig
+from monolith.train.data_service import service_dispatcher, service_source
 
 DATASET = DatasetConfig(kind="click_stream", fields={"batches": 4, "batch_size": 2, "users": 9}, splits=2)
 HERE: list[Batch] = [{"user_id": torch.tensor([1]), "label": torch.ones(1)}]
@@ -82,7 +82,8 @@ def test_the_service_is_asked_with_the_token_and_certificates_of_the_run() -> No
 def test_the_dispatcher_is_the_one_that_the_scheduler_started(monkeypatch: pytest.MonkeyPatch) -> None:
     with service() as address:
         found = HandOver(role="WORKER", dispatcher=f"grpc://{address}")
-        monkeypatch.setattr(mlp_hand_over, "mlp_pass", lambda **given: found)
+        monkeypatch.setattr(mlp_scheduler, "mlp_pass", lambda *given, **more: found)
+        monkeypatch.setenv("MLP_WORKER_NUM", "1")
         assert Estimator(Model(), runner=runner()).train(DATASET) == 4
 
 

@@ -1,16 +1,17 @@
-"""The data service of a run: the processes that serve it, and the workers that read from it."""
+"""The data service of a run: its processes, and the workers that read from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monolith.cluster.scheduler import DataServicePart, schedulers_of
 from monolith.config import Config
 from monolith.errors import ConfigError
 from monolith.features.batch import Batch
-from monolith.original.mlp_roles import HandOver, mlp_pass
 from monolith.state.storage import is_remote
 from monolith.train.runner import RunnerConfig
 from monolith.transport.server import ListenConfig
@@ -20,46 +21,43 @@ if TYPE_CHECKING:
 
     TrainingData = Iterable[Batch] | DatasetConfig
 
-__all__ = ["handed_over", "serve_data", "service_dispatcher", "service_source"]
+__all__ = ["serve_data", "service_dispatcher", "service_source"]
 
 FOLDER = "data_service"
 """The folder of the model_dir with the dispatcher's journal."""
 
 
 @contextmanager
-def handed_over(config: RunnerConfig) -> Iterator[HandOver]:
-    """Do what the MLP scheduler wants of this process before, or instead of, training. See `mlp_pass`.
-
-    A dispatcher or data worker serves here until worker 0 has ended. Data workers that a worker starts in its own process live as
-    long as the block.
-    """
-    from monolith.original.mlp_servers import MlpDataServers
-
+def _scheduled(config: RunnerConfig, environ: Mapping[str, str] = os.environ) -> Iterator[DataServicePart]:
+    """Take the part in the data service that the scheduler gives this process, for the time of a block."""
     listen = ListenConfig(**{name: getattr(config.server, name) for name in ListenConfig.model_fields})
     keeps = bool(config.model_dir) and not is_remote(config.model_dir)
-    found = mlp_pass(
-        data_servers=MlpDataServers(listen=listen, folder=Path(config.model_dir, FOLDER) if keeps else None),
-        use_dataservice=config.use_dataservice,
-        num_extra_dsworkers=config.num_extra_dsworker_on_gpu_worker,
-    )
-    try:
-        yield found
-    finally:
-        for server in found.servers:
-            server.close()
+    with ExitStack() as stack:
+        parts = [
+            stack.enter_context(
+                scheduler.data_service(
+                    listen=listen,
+                    folder=Path(config.model_dir, FOLDER) if keeps else None,
+                    reads=config.use_dataservice,
+                    num_extra_workers=config.num_extra_dsworker_on_gpu_worker,
+                )
+            )
+            for scheduler in schedulers_of(environ)
+        ]
+        yield next((part for part in parts if part.finished or part.dispatcher), DataServicePart())
 
 
 def serve_data(config: RunnerConfig) -> None:
-    """Be the dispatcher or the data worker that the MLP scheduler made of this process, until worker 0 has ended.
+    """Be the dispatcher or the data worker that the scheduler made of this process, until worker 0 has ended.
 
     Raises:
-        ConfigError: the scheduler did not start this process for that, so there is no worker 0 to wait for.
+        ConfigError: no scheduler gave this process that role, so there is no worker 0 to wait for.
     """
-    with handed_over(config) as served:
-        if not served.finished:
+    with _scheduled(config) as part:
+        if not part.finished:
             raise ConfigError(
-                f"RunnerConfig.server_type: {config.server_type!r} is a role that the MLP scheduler gives in MLP_ROLE, which is "
-                f"{served.role or 'not set'}; elsewhere run `monolith dispatcher` and `monolith data-worker`"
+                f"RunnerConfig.server_type: {config.server_type!r} is a role that only the MLP scheduler gives, in MLP_ROLE, and "
+                "it did not give it to this process; elsewhere run `monolith dispatcher` and `monolith data-worker`"
             )
 
 
@@ -67,7 +65,7 @@ def serve_data(config: RunnerConfig) -> None:
 def service_dispatcher(config: RunnerConfig) -> Iterator[str]:
     """Yield the address of the dispatcher that this worker reads from, empty without `use_dataservice`.
 
-    Waits until the data service that the MLP scheduler started is there.
+    Waits until the data service that the scheduler started is ready.
 
     Raises:
         ConfigError: `use_dataservice` is set and nothing says where the data service is.
@@ -81,13 +79,13 @@ def service_dispatcher(config: RunnerConfig) -> Iterator[str]:
     if config.data_service_dispatcher or not config.use_dataservice:
         yield config.data_service_dispatcher if config.use_dataservice else ""
         return
-    with handed_over(config) as found:
-        if not found.dispatcher:
+    with _scheduled(config) as part:
+        if not part.dispatcher:
             raise ConfigError(
                 "RunnerConfig.data_service_dispatcher: expected host:port of the data service to read from: use_dataservice is "
-                "set, and there is no MLP scheduler that says where it is. `monolith dispatcher` starts one"
+                "set, and there is no scheduler that says where it is. `monolith dispatcher` starts one"
             )
-        yield found.dispatcher
+        yield part.dispatcher
 
 
 def service_source(source: TrainingData, config: RunnerConfig, dispatcher: str) -> Iterable[Batch]:
@@ -110,7 +108,7 @@ def service_source(source: TrainingData, config: RunnerConfig, dispatcher: str) 
         return DataServiceSource(dispatcher, source, config=talking)
     innermost: object = source
     while not isinstance(innermost, DataServiceSource) and hasattr(innermost, "_source"):
-        innermost = innermost._source  # transforms and reading ahead wrap a source
+        innermost = innermost._source  # transforms and prefetching wrap a source
     if not isinstance(innermost, DataServiceSource):
         raise ConfigError(
             f"RunnerConfig.use_dataservice: the batches come from a {type(source).__name__}, which this process would read "

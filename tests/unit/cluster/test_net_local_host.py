@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monolith.cluster import get_local_ip
+from monolith.cluster import get_local_host, get_local_ip
 from monolith.errors import DiscoveryError
-from monolith.original import get_local_host
 
 
 @pytest.mark.parametrize(

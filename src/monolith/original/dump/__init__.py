@@ -1,1 +1,0 @@
-"""Tables from and to the dumps that the original writes beside its checkpoints."""
