@@ -1,7 +1,6 @@
 """Data on the way to the model: sources of batches, transforms, synthetic data, shuffling and prefetching."""
 
 from monolith.data.prefetch import Prefetch, PrefetchQueue
-from monolith.data.shuffle import Shuffle
 from monolith.data.sources.arrow import IteratorSource
 from monolith.data.sources.files import FileQueue, expand_pattern, gen_patterns
 from monolith.data.sources.records import (
@@ -16,6 +15,7 @@ from monolith.data.sources.records import (
 )
 from monolith.data.sources.source import Column, Source
 from monolith.data.sources.tables import CsvSource, ParquetSource
+from monolith.data.transforms.compose import Shuffle
 
 __all__ = [
     "Column",

@@ -11,18 +11,12 @@ from typing import Annotated, Any, Literal, Protocol, Self, cast
 from pydantic import Field, JsonValue, model_validator
 
 from monolith.config import Config, nearest_name
-from monolith.data import (
-    Column,
-    CsvSource,
-    ParquetSource,
-    RecordFileSource,
-    RecordHeader,
-    Source,
-    TFRecordSource,
-    transforms,
-)
+from monolith.data import transforms
 from monolith.data.sources.files import STDIN
-from monolith.data.synthetic import ClickStream, ClickStreamConfig
+from monolith.data.sources.records import RecordFileSource, RecordHeader, TFRecordSource
+from monolith.data.sources.source import Column, Source
+from monolith.data.sources.tables import CsvSource, ParquetSource
+from monolith.data.synthetic.clicks import ClickStream, ClickStreamConfig
 from monolith.data.transforms import AddLabel, Compose, NegativeSample, Transformed
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features import Batch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from monolith.errors import ConfigError
-from monolith.features.feature import Feature, Schedule
+from monolith.features.feature import Feature, RateFunction
 from monolith.table.admission import SlidingAdmission
 from monolith.table.config import Expiry, Segment, TableConfig
 
@@ -33,7 +33,7 @@ class TableDeclaration:
     config: TableConfig
     admission: SlidingAdmission | None
     """How often an id must come before it gets a row; None admits at once."""
-    schedules: tuple[Schedule | None, ...]
+    schedules: tuple[RateFunction | None, ...]
     """A learning rate by step for each segment; None: the optimizer's own."""
     features: tuple[Feature, ...]
     """In the order of declaration."""

@@ -9,14 +9,15 @@ from pydantic import Field, model_validator
 
 from monolith.config import Config
 from monolith.table.config import Compressor, Fp32, Segment
+from monolith.table.embedding_table import PoolingMode
 from monolith.table.initializers import Initializer, RandomUniform, Zeros
 from monolith.table.optimizers import Adagrad, Ftrl, Optimizer
 
-__all__ = ["BIAS", "Feature", "Pooling", "Schedule"]
+__all__ = ["BIAS", "Feature", "FeaturePooling", "RateFunction"]
 
-Schedule = Callable[[int], float]
+RateFunction = Callable[[int], float]
 """A learning rate as a function of the global step."""
-Pooling = Literal["sum", "mean", "sqrtn", "first_n", "last_n", "none"]
+FeaturePooling = Literal[PoolingMode, "first_n", "last_n", "none"]
 """How the embeddings of a row's ids become one entry of the batch."""
 
 BIAS = Segment(dim=1, initializer=Zeros(), optimizer=Ftrl(initial_accumulator_value=1e-6, beta=1.0))
@@ -64,7 +65,7 @@ class Feature(Config):
     """With `dim`: how weights are stored while training."""
     bias: bool | Segment = False
     """True or a segment of dim 1: a number per id beside the embedding, pooled alike, returned as `<name>.bias`."""
-    pooling: Pooling = "sum"
+    pooling: FeaturePooling = "sum"
     """How the ids of a row become one entry."""
     max_length: Annotated[int, Field(gt=0)] | None = None
     """Ids kept of each row; needed by, and only for, "first_n" and "last_n"."""
@@ -77,7 +78,7 @@ class Feature(Config):
     """Occurrences of an id that are dropped before it gets a row."""
     expire_seconds: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Event time without an update after which `evict` removes a row; None: a hundred years."""
-    learning_rate: Schedule | tuple[Schedule | None, ...] | None = None
+    learning_rate: RateFunction | tuple[RateFunction | None, ...] | None = None
     """A schedule for all segments, or one for each (that of the bias first); None: the optimizer's own rate."""
     table: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     """The table's name, in files and as part of what initial values depend on. None: the feature's name, or, with a slot, one
@@ -104,7 +105,7 @@ class Feature(Config):
         return (name, *([f"{name}.bias"] if self.bias else []), *([f"{name}.mask"] if self.max_length else []))
 
     @property
-    def schedules(self) -> tuple[Schedule | None, ...]:
+    def schedules(self) -> tuple[RateFunction | None, ...]:
         """One schedule or None per segment of `row`."""
         if isinstance(self.learning_rate, tuple):
             return self.learning_rate

@@ -25,7 +25,7 @@ __all__ = [
     "unique_with_inverse",
 ]
 
-Mode = Literal["sum", "mean", "sqrtn", "l2"]
+PoolReduction = Literal["sum", "mean", "sqrtn", "l2"]
 
 _REDUCTIONS = {
     "sum": _core.Reduction.SUM,
@@ -35,7 +35,7 @@ _REDUCTIONS = {
 }
 
 
-def pool(rows: torch.Tensor, offsets: Ragged | Ids, *, mode: Mode = "sum") -> torch.Tensor:
+def pool(rows: torch.Tensor, offsets: Ragged | Ids, *, mode: PoolReduction = "sum") -> torch.Tensor:
     """One row per bag: float32 [n, dim] -> [bags, dim], differentiable in `rows`; an empty bag gives zeros.
 
     `offsets` may also be the `Ragged` of ids whose embeddings `rows` are. Modes, with n rows x in a bag:

@@ -1,10 +1,20 @@
-"""Area under the ROC curve over a stream, and over its most recent part."""
+"""Area under the ROC curve over a stream, and over its most recent part.
+
+Scores are kept as cells: an interval of scores and the weight of the positives and negatives in it. A new score is a cell of its
+own, so results are exact. When there are too many cells, neighbours are merged. Pairs inside one cell, or in a cell and another
+that contains it, can then no longer be ordered. They count as ties, and the weight of these pairs bounds the error.
+
+Which neighbours merge is a q-digest (Shrivastava et al., 2004): scores are 64-bit keys, keys are leaves of a binary tree, and
+every subtree lighter than a threshold becomes one cell. Cells from different moments or workers are then nested or disjoint,
+never partly overlapping, so the uncertainty does not add up over merges, however long the stream is.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -12,10 +22,155 @@ import numpy.typing as npt
 import torch
 
 from monolith.errors import InvalidArgumentError
-from monolith.metrics.metric import Examples, Metric, require_fractions
-from monolith.metrics.ranked import CELL_COLUMNS, Cells, Keys, append, cells_of, compress, in_order, points, score_keys
+from monolith.metrics.metric import Examples, Floats, Metric, require_fractions
 
-__all__ = ["AUC", "GAUC", "WindowedAUC"]
+__all__ = [
+    "AUC",
+    "CELL_COLUMNS",
+    "Cells",
+    "Keys",
+    "WindowedAUC",
+    "append",
+    "cells_of",
+    "compress",
+    "in_order",
+    "points",
+    "score_keys",
+]
+
+Keys = npt.NDArray[np.int64]
+
+_ALL_BITS = (1 << 64) - 1
+_TINY = np.finfo(np.float64).tiny
+
+CELL_COLUMNS = ("low", "high", "positive", "negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Columns of equal length, sorted by `low`: first and last key of a cell, weight of its positives and negatives."""
+
+    low: Keys
+    high: Keys
+    positive: Floats
+    negative: Floats
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def __getitem__(self, index: slice | npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Cells:
+        return Cells(self.low[index], self.high[index], self.positive[index], self.negative[index])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Copies of the columns by name."""
+        return {name: torch.from_numpy(getattr(self, name).copy()) for name in CELL_COLUMNS}
+
+    def area_and_error(self) -> tuple[float, float]:
+        """The area under the ROC curve and how far at most it is from that of the scores; NaN with one class only."""
+        positives, negatives = self.positive.sum(), self.negative.sum()
+        if not (positives > 0 and negatives > 0):
+            return np.nan, np.nan
+        by_high = np.argsort(self.high)
+        below = _running(self.negative[by_high])[np.searchsorted(self.high[by_high], self.low, side="left")]
+        up_to = _running(self.negative)[np.searchsorted(self.low, self.high, side="right")]
+        pairs = 2 * positives * negatives
+        area = self.positive @ (below + up_to) / pairs
+        merged = self.low != self.high
+        if not merged.any():
+            return float(area), 0.0
+        ties = np.where(merged, 0.0, self.negative)
+        return float(area), max(0.0, float(self.positive @ (up_to - below - ties) / pairs))
+
+
+def score_keys(scores: Floats) -> Keys:
+    """Integers in the order of the scores, equal where the scores are. NaN has no place in it."""
+    bits = (scores + 0.0).view(np.int64)  # + 0.0 turns -0.0 into 0.0
+    keys: Keys = bits ^ ((bits >> 63) & np.iinfo(np.int64).max)
+    return keys
+
+
+def cells_of(columns: Mapping[str, npt.NDArray[np.generic]]) -> Cells:
+    """The cells whose `tensors()` these are; columns that are not vectors of one length are refused."""
+    low, high, positive, negative = (columns[name] for name in CELL_COLUMNS)
+    if not low.shape == high.shape == positive.shape == negative.shape == (low.size,):
+        raise InvalidArgumentError(f"state: expected {', '.join(CELL_COLUMNS)} to be vectors of equal length")
+    return Cells(low.astype(np.int64), high.astype(np.int64), positive.astype(np.float64), negative.astype(np.float64))
+
+
+def points(keys: Keys, positive: Floats, negative: Floats) -> Cells:
+    """One cell per example, in the order of the examples; `in_order` sorts them."""
+    return Cells(keys, keys, positive, negative)
+
+
+def append(parts: list[Cells]) -> Cells:
+    """All cells of `parts`, one after the other."""
+    return Cells(
+        np.concatenate([part.low for part in parts]),
+        np.concatenate([part.high for part in parts]),
+        np.concatenate([part.positive for part in parts]),
+        np.concatenate([part.negative for part in parts]),
+    )
+
+
+def in_order(parts: list[Cells]) -> Cells:
+    """All cells of `parts` in order, equal ones summed."""
+    cells = append(parts)
+    # Stable: a merged cell stays before later scores equal to its lowest one, so that these are neighbours and get summed.
+    cells = cells[np.argsort(cells.low, kind="stable")]
+    if not len(cells):
+        return cells
+    repeats = (cells.low[1:] == cells.low[:-1]) & (cells.high[1:] == cells.high[:-1])
+    starts = np.flatnonzero(np.append(True, ~repeats))
+    return Cells(
+        cells.low[starts],
+        cells.high[starts],
+        np.add.reduceat(cells.positive, starts),
+        np.add.reduceat(cells.negative, starts),
+    )
+
+
+def compress(cells: Cells, most: int) -> Cells:
+    """At most `most` (>= 4) cells, merged so that no merged cell has much of either class."""
+    threshold = 4 / most
+    smaller = cells
+    while len(smaller) > most:
+        smaller = _merge_light_subtrees(cells, threshold)
+        threshold *= 2
+    return smaller
+
+
+def _merge_light_subtrees(cells: Cells, threshold: float) -> Cells:
+    """Merge every largest subtree whose share of all positives plus share of all negatives is at most `threshold`."""
+    share = cells.positive / max(cells.positive.sum(), _TINY) + cells.negative / max(cells.negative.sum(), _TINY)
+    spread = (cells.low ^ cells.high).view(np.uint64)
+    owner = np.arange(len(cells))
+    undecided = owner.copy()
+    root = (int(cells.low[0] ^ cells.high.max()) & _ALL_BITS).bit_length()
+    for bits in range(root, 0, -1):
+        # A cell that spans several subtrees of this height stays as it is.
+        undecided = undecided[spread[undecided] >> np.uint64(bits) == 0]
+        if not len(undecided):
+            break
+        subtree = cells.low[undecided] >> bits
+        starts = np.flatnonzero(np.concatenate(([True], subtree[1:] != subtree[:-1])))
+        sizes = np.diff(starts, append=len(undecided))
+        light = np.repeat(np.add.reduceat(share[undecided], starts) <= threshold, sizes)
+        owner[undecided[light]] = np.repeat(undecided[starts], sizes)[light]
+        undecided = undecided[~light]
+    kept = np.flatnonzero(owner == np.arange(len(cells)))
+    high = cells.high.copy()
+    np.maximum.at(high, owner, cells.high)
+    return Cells(
+        cells.low[kept],
+        high[kept],
+        np.bincount(owner, cells.positive)[kept].astype(np.float64, copy=False),
+        np.bincount(owner, cells.negative)[kept].astype(np.float64, copy=False),
+    )
+
+
+def _running(values: Floats) -> Floats:
+    return np.concatenate(([0.0], np.cumsum(values)))
+
 
 _NO_CELLS = points(np.empty(0, np.int64), np.empty(0), np.empty(0))
 
@@ -160,163 +315,3 @@ class WindowedAUC(Metric):
 
     def _columns(self) -> np.ndarray:
         return np.concatenate([np.empty((3, 0)), *self._batches], axis=1)
-
-
-class GAUC(Metric):
-    """Group AUC: Σ w_g AUC_g / Σ w_g over groups g with both classes, w_g the weight of the group's examples (impressions).
-
-    `update` needs `groups`, int64 ids such as users; the rest is as in `AUC`. NaN while no group has both classes.
-
-    Exact up to `capacity` examples. Beyond that it is computed from a sample of the groups: half of them, chosen by a hash
-    of their id, are left out as often as needed, with all their examples, past and future. `sampled_fraction()` says
-    what is left; the error is that of a mean over so many groups. All workers leave out the same groups, so `merge` is as
-    good as one stream. A group with more than a 16th of `capacity` scores keeps them merged, as `AUC` does.
-    Memory: about 72 bytes times `capacity`, 72 MiB unless set otherwise, and as much again while sorting.
-
-    Example:
-        >>> metric = GAUC()
-        >>> metric.update([0.9, 0.1, 0.3, 0.2], [1, 0, 0, 1], groups=[7, 7, 8, 8])
-        >>> metric.compute()
-        0.5
-    """
-
-    def __init__(self, capacity: int = 1 << 20) -> None:
-        if capacity < 256:
-            raise InvalidArgumentError(f"capacity: expected at least 256 examples, got {capacity}")
-        self.capacity = capacity
-        self.reset()
-
-    def compute(self) -> float:
-        """The mean over groups since the last `reset`."""
-        self._fold()
-        return math.nan if self._nans else _mean_area(self._groups, self._cells)
-
-    def sampled_fraction(self) -> float:
-        """The fraction of groups the result is computed from; 1 while all are."""
-        self._fold()
-        return math.ldexp(1.0, -self._halvings)
-
-    def reset(self) -> None:
-        """Forget all examples and take in all groups again."""
-        self._groups: Keys = np.empty(0, np.int64)
-        self._cells = points(self._groups, np.empty(0), np.empty(0))
-        self._pending: list[tuple[Keys, Cells]] = []
-        self._pending_length = 0
-        self._halvings = 0
-        self._nans = 0
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The scores held by group, the sampling and the number of NaN predictions."""
-        self._fold()
-        return {
-            "group": torch.from_numpy(self._groups.copy()),
-            **self._cells.tensors(),
-            "halvings": torch.tensor(self._halvings),
-            "nans": torch.tensor(self._nans),
-        }
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue from what `state_dict` returned; another `capacity` is fine."""
-        columns = self._tensors(state, {"group", *CELL_COLUMNS, "halvings", "nans"})
-        cells, group = cells_of(columns), columns["group"].astype(np.int64)
-        if group.shape != cells.low.shape:
-            raise InvalidArgumentError(f"state: expected {len(cells)} groups, got shape {list(group.shape)}")
-        self.reset()
-        self._halvings, self._nans = int(columns["halvings"]), int(columns["nans"])
-        self._append(group, cells)
-
-    def _add(self, examples: Examples) -> None:
-        if examples.groups is None:
-            raise InvalidArgumentError("groups: GAUC needs an int64 group id per example, such as the user's; got None")
-        require_fractions(examples, predictions=False)
-        self._nans += int(np.isnan(examples.predictions).sum())
-        if not self._nans:
-            positive = examples.weights * examples.labels
-            cells = points(score_keys(examples.predictions), positive, examples.weights - positive)
-            self._append(examples.groups.copy(), cells)
-
-    def _merge(self, other: Self) -> None:
-        other._fold()
-        self._nans += other._nans
-        self._halvings = max(self._halvings, other._halvings)
-        self._append(other._groups, other._cells)
-
-    def _append(self, groups: Keys, cells: Cells) -> None:
-        self._pending.append((groups, cells))
-        self._pending_length += len(groups)
-        if self._pending_length >= self.capacity:
-            self._fold()
-
-    def _fold(self) -> None:
-        """Bring the pending examples in order, and all that is held below `capacity`."""
-        if not self._pending:
-            return
-        parts = [(self._groups, self._cells), *self._pending]
-        self._pending, self._pending_length = [], 0
-        groups = np.concatenate([group for group, _ in parts])
-        cells = append([part for _, part in parts])
-        kept = _is_sampled(groups, self._halvings)
-        groups, cells = groups[kept], cells[kept]
-        order = np.lexsort((cells.low, groups))
-        groups, cells = _shrink_large_groups(groups[order], cells[order], self.capacity // 16)
-        while len(groups) > self.capacity:
-            self._halvings += 1
-            kept = _is_sampled(groups, self._halvings)
-            groups, cells = groups[kept], cells[kept]
-        self._groups, self._cells = groups, cells
-
-
-def _is_sampled(groups: Keys, halvings: int) -> npt.NDArray[np.bool_]:
-    """Whether the hash of a group id (splitmix64) begins with `halvings` zero bits: one group in 2 ** halvings."""
-    if halvings == 0:
-        return np.ones(len(groups), dtype=bool)
-    mixed = groups.view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    sampled: npt.NDArray[np.bool_] = (mixed ^ (mixed >> np.uint64(31))) >> np.uint64(64 - halvings) == 0
-    return sampled
-
-
-def _shrink_large_groups(groups: Keys, cells: Cells, most: int) -> tuple[Keys, Cells]:
-    """Merge cells of groups that have more than `most` of them; both columns are and stay ordered by group."""
-    starts, sizes = _runs(groups)
-    large = sizes > most
-    if not large.any():
-        return groups, cells
-    shrunk = [
-        (groups[start], compress(in_order([cells[start : start + size]]), most // 2))
-        for start, size in zip(starts[large], sizes[large], strict=True)
-    ]
-    small = np.repeat(~large, sizes)
-    groups = np.concatenate([groups[small], *(np.full(len(part), group) for group, part in shrunk)])
-    cells = append([cells[small], *(part for _, part in shrunk)])
-    order = np.argsort(groups, kind="stable")
-    return groups[order], cells[order]
-
-
-def _mean_area(groups: Keys, cells: Cells) -> float:
-    """The mean over groups; a merged cell counts at its lowest score, off by its share of the group at most."""
-    starts, sizes = _runs(groups)
-    if not len(starts):
-        return math.nan
-    tie_starts, tie_sizes = _runs(groups, cells.low)
-    running = np.append(0.0, np.cumsum(cells.negative))
-    before = np.repeat(running[starts], sizes)
-    below = np.repeat(running[tie_starts], tie_sizes) - before
-    up_to = np.repeat(running[tie_starts + tie_sizes], tie_sizes) - before
-    wins = np.add.reduceat(cells.positive * (below + up_to) / 2, starts)
-    positive, negative = np.add.reduceat(cells.positive, starts), np.add.reduceat(cells.negative, starts)
-    mixed = (positive > 0) & (negative > 0)
-    if not mixed.any():
-        return math.nan
-    weight = (positive + negative)[mixed]
-    return float(weight @ (wins[mixed] / (positive * negative)[mixed]) / weight.sum())
-
-
-def _runs(*columns: Keys) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Starts and lengths of the runs of rows that are equal in all columns."""
-    differs = np.zeros(max(0, len(columns[0]) - 1), dtype=bool)
-    for column in columns:
-        differs |= column[1:] != column[:-1]
-    starts = np.flatnonzero(np.append(True, differs)) if len(columns[0]) else np.empty(0, np.intp)
-    return starts, np.diff(starts, append=len(columns[0]))

@@ -46,7 +46,7 @@ MONOLITH_NAS_DATA = f"{PLUGIN_NAME}_nas_weight"
 MONOLITH_FI_DATA = f"{PLUGIN_NAME}_feature_insight"
 
 Sizes = Sequence[int] | Sequence[Sequence[int]]
-Head = dict[str, str | int | list[int] | list[str] | list[int | list[int]]]
+_Head = dict[str, str | int | list[int] | list[str] | list[int | list[int]]]
 
 
 class SummaryType(StrEnum):
@@ -229,7 +229,7 @@ def write_summary(writer: SummaryWriter, summary: Summary, step: int) -> None:
 
 def _head(
     segment_names: Sequence[str], segment_sizes: Sizes, group_info: Sequence[Sequence[str]] | None, raw_tag: str | None
-) -> Head:
+) -> _Head:
     if len(segment_names) != len(segment_sizes):
         raise InvalidArgumentError(
             f"segment_sizes: expected one per name, got {len(segment_sizes)} sizes for {len(segment_names)} names"
@@ -238,7 +238,7 @@ def _head(
     by_sizes = SummaryType.GATING if all(isinstance(size, int) for size in sizes) else SummaryType.SELECTING
     kind = str(raw_tag or by_sizes)
     # The order of the keys is part of the format.
-    head: Head = {"tag_type": kind, "segment_names": list(segment_names), "segment_sizes": sizes}
+    head: _Head = {"tag_type": kind, "segment_names": list(segment_names), "segment_sizes": sizes}
     if kind in (SummaryType.GATING, SummaryType.FEATURE_INSIGHT_TRAIN):
         head["group_index"] = _group_index(segment_names, group_info or [[name] for name in segment_names])
     return head

@@ -14,10 +14,9 @@ from monolith.errors import InvalidArgumentError
 
 __all__ = [
     "Adamom",
-    "DenseOptimizer",
+    "DenseGradientOptimizer",
     "RMSprop",
     "Shampoo",
-    "Tensors",
     "apply_sparse_precond",
     "eigen_inverse_root",
     "require",
@@ -25,10 +24,10 @@ __all__ = [
 
 _CHUNK_NUMBERS = 1 << 15
 
-Tensors = list[Tensor] | tuple[Tensor, ...]
+_Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
-class DenseOptimizer(torch.optim.Optimizer):
+class DenseGradientOptimizer(torch.optim.Optimizer):
     """A `torch.optim.Optimizer` for parameters with dense gradients; parameters without a gradient are left alone.
 
     Works with parameter groups, learning-rate schedulers, `state_dict` and closures as every torch optimizer does.
@@ -57,7 +56,7 @@ class DenseOptimizer(torch.optim.Optimizer):
         return loss
 
     @abstractmethod
-    def _update(self, parameters: list[Tensor], gradients: Tensors, group: dict[str, Any]) -> None:
+    def _update(self, parameters: list[Tensor], gradients: _Tensors, group: dict[str, Any]) -> None:
         """One step of the parameters of a group, in place; `gradients` must not be changed."""
 
     def _slots(self, parameters: list[Tensor], *names: str) -> list[list[Tensor]]:
@@ -105,7 +104,7 @@ def require(name: str, value: float, low: float, high: float = float("inf")) -> 
         raise InvalidArgumentError(f"{name}: expected {bounds}, got {value}")
 
 
-class Adamom(DenseOptimizer):
+class Adamom(DenseGradientOptimizer):
     """Momentum over the root of a decaying average of squared gradients, which needs no bias correction.
 
     With g the gradient after coupled weight decay, g + weight_decay * w:
@@ -149,7 +148,7 @@ class Adamom(DenseOptimizer):
         }
         super().__init__(params, defaults)
 
-    def _update(self, parameters: list[Tensor], gradients: Tensors, group: dict[str, Any]) -> None:
+    def _update(self, parameters: list[Tensor], gradients: _Tensors, group: dict[str, Any]) -> None:
         m, v, c = self._slots(parameters, "m", "v", "c")
         if group["weight_decay"]:
             gradients = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
@@ -164,7 +163,7 @@ class Adamom(DenseOptimizer):
         torch._foreach_addcdiv_(parameters, m, scale, value=-group["lr"])
 
 
-class RMSprop(DenseOptimizer):
+class RMSprop(DenseGradientOptimizer):
     """RMSprop whose momentum holds steps, learning rate included: a new rate acts on new gradients only.
 
     With g the gradient after coupled weight decay, g + weight_decay * w:
@@ -210,7 +209,7 @@ class RMSprop(DenseOptimizer):
         }
         super().__init__(params, defaults)
 
-    def _update(self, parameters: list[Tensor], gradients: Tensors, group: dict[str, Any]) -> None:
+    def _update(self, parameters: list[Tensor], gradients: _Tensors, group: dict[str, Any]) -> None:
         m, v = self._slots(parameters, "m", "v")
         if group["weight_decay"]:
             gradients = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
@@ -271,7 +270,7 @@ def apply_sparse_precond(tensor: Tensor, pvec: Tensor, pval: Tensor, offset: Ten
     return multiplied + tensor.movedim(0, -1) * offset
 
 
-class Shampoo(DenseOptimizer):
+class Shampoo(DenseGradientOptimizer):
     """Shampoo with AdaGrad step sizes and an AdaGrad start.
 
     Along each axis i of a parameter of rank r, with step counting from 0:
@@ -332,7 +331,7 @@ class Shampoo(DenseOptimizer):
         }
         super().__init__(params, defaults)
 
-    def _update(self, parameters: list[Tensor], gradients: Tensors, group: dict[str, Any]) -> None:
+    def _update(self, parameters: list[Tensor], gradients: _Tensors, group: dict[str, Any]) -> None:
         self._slots(parameters, "d", "m", "pm")
         for parameter, gradient in zip(parameters, gradients, strict=True):
             state = self.state[parameter]

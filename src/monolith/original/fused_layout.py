@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from monolith.config import Config
 from monolith.errors import ConfigError
 from monolith.features.batch import BatchColumn, column_of
-from monolith.features.feature import Feature, Pooling
+from monolith.features.feature import Feature, FeaturePooling
 from monolith.features.ragged import Ragged
 from monolith.table.config import Segment
 
@@ -56,7 +56,7 @@ class OutType(IntEnum):
     NONE = 3
 
 
-_POOLING: dict[PoolingType, Pooling] = {
+_POOLING: dict[PoolingType, FeaturePooling] = {
     PoolingType.SUM: "sum",
     PoolingType.MEAN: "mean",
     PoolingType.FIRSTN: "first_n",

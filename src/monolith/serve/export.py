@@ -1,25 +1,35 @@
-"""Write a model as a folder that predicts without the code that made it.
+"""Trace a model and write it as a folder that predicts without the code that made it.
 
 `<base>/<version>/` holds `program.json` and `weights.safetensors` (the dense part), `tables/` (what the embeddings need, without
-optimizer state), `signature.json`, and `manifest.json`, which makes it an export.
+optimizer state), `signature.json`, and `manifest.json`, without which it is not an export.
+
+Embeddings become inputs of the program, and everything behind them is traced by `torch.export`.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import InputKind, OutputKind
 
+from monolith.data.transforms import select_rows
 from monolith.errors import InvalidArgumentError, StorageError
-from monolith.features.batch import Batch
+from monolith.features import Ragged
+from monolith.features.batch import Batch, BatchColumn, num_rows
 from monolith.nn import EmbeddingBagCollection
-from monolith.nn.heads import Head
+from monolith.nn.heads import Head, logits_by_head
 from monolith.serve.manifest import (
     CollectionSpec,
     InputSpec,
@@ -28,12 +38,12 @@ from monolith.serve.manifest import (
     serving_features,
     write_export_manifest,
 )
-from monolith.serve.program import DenseProgram
-from monolith.serve.tracing import collections_by_path, trace_model
+from monolith.serve.operators import name_of
+from monolith.serve.program import CONSTANTS, DenseProgram, program_inputs
 from monolith.table import EmbeddingTable
 from monolith.urls import local_path
 
-__all__ = ["export_model", "serving_table"]
+__all__ = ["collections_by_path", "export_model", "serving_table", "trace_model", "trace_program"]
 
 
 def export_model(
@@ -153,3 +163,238 @@ def _output_specs(program: DenseProgram, inputs: Mapping[str, Tensor], heads: Se
 def _next_version(base: Path, now: int) -> int:
     there = [int(path.name) for path in base.glob("*") if path.name.isdecimal()]
     return max([now, *(version + 1 for version in there)])
+
+
+_Json = Any  # what json.dumps takes
+
+
+def collections_by_path(model: nn.Module) -> dict[str, EmbeddingBagCollection]:
+    """The collections of a model by their place in it."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingBagCollection)}
+
+
+def trace_model(model: nn.Module, example: Batch, heads: Sequence[Head]) -> tuple[DenseProgram, dict[str, Tensor]]:
+    """The program that makes the predictions of `heads`, and the inputs it was traced with.
+
+    Columns of labels are not part of what the model may read: they do not exist when it serves.
+    """
+    collections = collections_by_path(model)
+    batch = _traceable_rows(model, example)
+    hidden = {name for head in heads for name in head.label_columns}
+    hidden |= {feature.name for collection in collections.values() for feature in collection.features}
+    columns = {name: value for name, value in batch.items() if name not in hidden and isinstance(value, Tensor)}
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            embeddings = {path: collection(batch) for path, collection in collections.items()}
+        inputs = program_inputs(columns, embeddings)
+        module = _DenseModel(model, collections, heads, list(columns), embeddings)
+        return trace_program(module, inputs, [head.name for head in heads]), inputs
+    finally:
+        model.train(was_training)
+
+
+class _DenseModel(nn.Module):
+    """The model with its embeddings given: tensors in the order of `program_inputs` -> a prediction per head."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        collections: Mapping[str, EmbeddingBagCollection],
+        heads: Sequence[Head],
+        columns: Sequence[str],
+        embeddings: Mapping[str, Mapping[str, BatchColumn]],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._collections, self._heads, self._columns = collections, heads, columns
+        self._ragged = {
+            path: {name: isinstance(value, Ragged) for name, value in outputs.items()}
+            for path, outputs in embeddings.items()
+        }
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given = iter(tensors)
+        batch = _Columns({name: next(given) for name in self._columns})
+        embeddings = {
+            path: {
+                name: _TracedRagged(next(given), next(given)) if ragged else next(given)
+                for name, ragged in names.items()
+            }
+            for path, names in self._ragged.items()
+        }
+        with _answers(self._collections, embeddings):
+            logits = logits_by_head(self.model(batch), self._heads)
+        return tuple(head.predict(logits[head.name]) for head in self._heads)
+
+
+class _Columns(dict[str, Tensor]):
+    def __missing__(self, name: str) -> Tensor:
+        raise InvalidArgumentError(
+            f"forward reads column {name!r}, which an exported model does not have: expected dense columns other than labels; "
+            "give ids to an EmbeddingBagCollection"
+        )
+
+
+class _TracedRagged(Ragged):
+    """A `Ragged` of tensors without values: what it computes, it computes by torch, so that it is traced."""
+
+    __slots__ = ()
+
+    def __init__(self, values: Tensor, offsets: Tensor) -> None:
+        self.values, self.offsets = values, offsets
+
+    def value_rowids(self) -> Tensor:
+        """The row of each value."""
+        rows = torch.arange(self.offsets.shape[0] - 1)
+        return torch.repeat_interleave(rows, self.row_lengths(), output_size=self.values.shape[0])
+
+    def __len__(self) -> int:
+        raise InvalidArgumentError(
+            "forward asks for len() of a Ragged, which would fix the number of rows; use row_lengths().shape[0]"
+        )
+
+
+@contextmanager
+def _answers(
+    collections: Mapping[str, EmbeddingBagCollection], embeddings: Mapping[str, Mapping[str, BatchColumn]]
+) -> Iterator[None]:
+    """Let the collections return what is given instead of looking up."""
+    for path, collection in collections.items():
+        collection.forward = lambda batch, given=embeddings[path]: given  # type: ignore[method-assign, misc]
+    try:
+        yield
+    finally:
+        for collection in collections.values():
+            del collection.forward
+
+
+def _traceable_rows(model: nn.Module, example: Batch) -> Batch:
+    # A number of rows that is a dim of the model too would look like a rule: "as many rows as dims".
+    if not num_rows(example):
+        raise InvalidArgumentError("example: expected a batch with at least one row to trace the model with")
+    sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
+    sizes |= {size for column in example.values() if isinstance(column, Tensor) for size in column.shape[1:]}
+    for collection in collections_by_path(model).values():
+        sizes |= {segment.dim for feature in collection.features for segment in feature.row}
+    rows = next(rows for rows in range(11, 100_000) if not {rows, rows + 1} & sizes)
+    return select_rows(example, torch.arange(rows) % num_rows(example))
+
+
+def trace_program(module: nn.Module, example: Mapping[str, Tensor], outputs: Sequence[str]) -> DenseProgram:
+    """Trace `module(*example.values())`, a tuple with one tensor per name of `outputs`.
+
+    The first dimension of every input may vary; the example needs at least two rows, so that one is not taken for a rule.
+    """
+    varying = {0: torch.export.Dim.DYNAMIC}
+    shapes = tuple(varying if tensor.ndim else None for tensor in example.values())
+    try:
+        # Without gradients: a no_grad block inside the model would otherwise become a region of its own.
+        with torch.no_grad(), warnings.catch_warnings():
+            # Of nn.LSTM and its like, which list their weights again each time.
+            warnings.filterwarnings("ignore", message=r"The tensor attributes? self\..*_flat_weights")
+            exported = torch.export.export(module, tuple(example.values()), dynamic_shapes=_shapes(module, shapes))
+    except InvalidArgumentError:
+        raise
+    except Exception as error:  # torch.export has no common base of its errors
+        reason = str(error).strip().partition("\n\n")[0]
+        raise InvalidArgumentError(f"forward cannot be traced for export: {reason}") from error
+    exported = _functional(exported)
+    _refuse_changed_weights(exported)
+    return DenseProgram(*_encode_program(exported, list(example), outputs))
+
+
+def _shapes(module: nn.Module, shapes: tuple[object, ...]) -> tuple[object, ...]:
+    code = module.forward.__code__
+    takes_any_number = bool(code.co_flags & 0x04)
+    return (shapes,) if takes_any_number else shapes
+
+
+def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Replace changes in place, and regions such as those under autocast, by operators that only return something."""
+    with warnings.catch_warnings():
+        # torch warns of its own use of a deprecated class of its own.
+        warnings.simplefilter("ignore", FutureWarning)
+        flat: torch.export.ExportedProgram = exported.run_decompositions({})
+    flat.graph.eliminate_dead_code()
+    return flat
+
+
+def _refuse_changed_weights(exported: torch.export.ExportedProgram) -> None:
+    """A program is run many times, from several threads: it must find its weights as they were."""
+    for spec in exported.graph_signature.output_specs:
+        if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION):
+            raise InvalidArgumentError(
+                f"forward changes {spec.target!r} even in eval mode; such a model cannot be exported"
+            )
+
+
+def _encode_program(
+    exported: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]
+) -> tuple[_Json, dict[str, Tensor]]:
+    weights, weight_nodes, input_nodes = {}, {}, []
+    used = {node.name for node in exported.graph.nodes if node.users}
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            input_nodes.append(spec.arg.name)
+        elif spec.arg.name in used and spec.target is not None:
+            weight_nodes[spec.arg.name] = spec.target
+            tensor = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
+            weights[spec.target] = tensor.detach().cpu().clone().contiguous()
+    steps = [
+        {
+            "name": node.name,
+            "operator": _operator(node),
+            "args": [_encode(argument) for argument in node.args],
+            "kwargs": {key: _encode(argument) for key, argument in node.kwargs.items()},
+        }
+        for node in exported.graph.nodes
+        if node.op == "call_function" and node.target not in _ASSERTIONS
+    ]
+    (returned,) = exported.graph.output_node().args
+    specs = exported.graph_signature.output_specs
+    answers = [node for node, spec in zip(returned, specs, strict=True) if spec.kind == OutputKind.USER_OUTPUT]
+    program = {
+        "inputs": {name: node for name, node in zip(inputs, input_nodes, strict=True) if node in used},
+        "weights": weight_nodes,
+        "steps": steps,
+        "outputs": {name: _encode(node) for name, node in zip(outputs, answers, strict=True)},
+    }
+    return program, weights
+
+
+_ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_tensor_metadata.default)
+
+
+def _operator(node: fx.Node) -> str:
+    name = name_of(node.target)
+    if name is None:
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        path, kind = stack[-1] if stack else ("", "")
+        where = f"{path or 'forward'} ({str(kind).rpartition('.')[2]})" if stack else "forward"
+        raise InvalidArgumentError(
+            f"{where} uses {node.target}, which an exported model may not: only operators of torch that check their arguments "
+            "and change nothing are allowed (monolith.serve.operators.ALLOWED); use other torch functions in that part of forward"
+        )
+    return name
+
+
+def _encode(argument: object) -> _Json:
+    match argument:
+        case fx.Node():
+            return {"node": argument.name}
+        case float() if not math.isfinite(argument):
+            return {"float": str(argument)}
+        case None | bool() | int() | float() | str():
+            return argument
+        case list() | tuple():
+            return [_encode(item) for item in argument]
+        case torch.device():
+            # A program runs where its inputs are served, not where it was traced.
+            return {"device": "cpu"}
+    for kind, constants in CONSTANTS.items():
+        for name, constant in constants.items():
+            if argument is constant or (kind == "memory_format" and argument == constant):
+                return {kind: name}
+    raise InvalidArgumentError(f"the model passes a {type(argument).__name__} to an operator, which cannot be exported")

@@ -2,7 +2,7 @@
 
 torch's own file of an exported program holds pickles, code for guards, and expressions that are evaluated: opening one can run
 any code. Here a program is a list of operators in JSON and its weights in safetensors. `operators.py` lists the operators that
-are allowed, `budget.py` bounds the memory and time of a run, and `tracing.py` makes programs.
+are allowed, `budget.py` bounds the memory and time of a run, and `export.py` makes programs.
 """
 
 from __future__ import annotations

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch, as_batch, num_rows
-from monolith.metrics import AUC, GAUC, MAE, MSE, Calibration, LogLoss, Metric, NormalizedEntropy
+from monolith.metrics.auc import AUC
+from monolith.metrics.gauc import GAUC
+from monolith.metrics.losses import MAE, MSE, Calibration, LogLoss, NormalizedEntropy
+from monolith.metrics.metric import Metric
 from monolith.nn.heads import Head, column, logits_by_head, sums_over_examples, total_loss
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.run import hooks_running

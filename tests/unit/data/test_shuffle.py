@@ -9,8 +9,8 @@ import torch
 
 from batch_rows import to_rows
 from monolith.data.prefetch import Prefetch
-from monolith.data.shuffle import Shuffle
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
+from monolith.data.transforms.compose import Shuffle
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch, Ragged
 from monolith.state_bytes import pack_state, unpack_state

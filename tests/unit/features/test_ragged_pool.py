@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from monolith import InvalidArgumentError
 from monolith.features import Ragged
-from monolith.features.kernels import Mode, pool
+from monolith.features.kernels import PoolReduction, pool
 
-MODES: tuple[Mode, ...] = get_args(Mode)
+MODES: tuple[PoolReduction, ...] = get_args(PoolReduction)
 
 
-def definition(rows: torch.Tensor, splits: list[int], mode: Mode) -> torch.Tensor:
+def definition(rows: torch.Tensor, splits: list[int], mode: PoolReduction) -> torch.Tensor:
     pooled = []
     for begin, end in itertools.pairwise(splits):
         bag, n = rows[begin:end], max(end - begin, 1)
@@ -36,7 +36,9 @@ def definition(rows: torch.Tensor, splits: list[int], mode: Mode) -> torch.Tenso
     seed=st.integers(min_value=0, max_value=99),
 )
 @pytest.mark.parametrize("mode", MODES)
-def test_values_and_gradients_agree_with_the_definition(mode: Mode, lengths: list[int], dim: int, seed: int) -> None:
+def test_values_and_gradients_agree_with_the_definition(
+    mode: PoolReduction, lengths: list[int], dim: int, seed: int
+) -> None:
     splits = [0]
     for length in lengths:
         splits.append(splits[-1] + length)
@@ -54,7 +56,7 @@ def test_values_and_gradients_agree_with_the_definition(mode: Mode, lengths: lis
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_empty_bags_give_zeros(mode: Mode) -> None:
+def test_empty_bags_give_zeros(mode: PoolReduction) -> None:
     rows = torch.empty(0, 3, requires_grad=True)
     pooled = pool(rows, [0, 0, 0], mode=mode)
     assert pooled.tolist() == [[0.0] * 3] * 2

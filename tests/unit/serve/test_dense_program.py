@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
+from monolith.serve.export import trace_program
 from monolith.serve.operators import name_of, resolve
 from monolith.serve.program import DenseProgram
-from monolith.serve.tracing import trace_program
 
 
 class Everything(nn.Module):

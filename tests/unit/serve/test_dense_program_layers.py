@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from layer_catalog import CATALOG, B, build, inputs
+from monolith.serve.export import trace_program
 from monolith.serve.program import DenseProgram
-from monolith.serve.tracing import trace_program
 
 
 class Side(nn.Module):

@@ -15,9 +15,9 @@ from torch._ops import OpOverload, OpOverloadPacket
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.serve import program as program_module
 from monolith.serve.budget import known_cost, measure, tensors_in
+from monolith.serve.export import trace_program
 from monolith.serve.operators import ALLOWED, name_of, resolve
 from monolith.serve.program import DenseProgram
-from monolith.serve.tracing import trace_program
 
 Step = dict[str, Any]
 

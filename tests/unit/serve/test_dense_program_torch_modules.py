@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from monolith.errors import InvalidArgumentError
+from monolith.serve.export import trace_program
 from monolith.serve.program import DenseProgram
-from monolith.serve.tracing import trace_program
 
 ROWS = 7
 ACTIVATIONS = (

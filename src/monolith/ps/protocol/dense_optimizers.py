@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_
 
 from monolith.config import Config
 from monolith.errors import ConfigError
-from monolith.optim import Adamom, RMSprop, Shampoo
+from monolith.optim.optimizers import Adamom, RMSprop, Shampoo
 from monolith.state.optimizer_state import optimizer_name, plain_setting
 
 __all__ = ["DenseOptimizer", "group_optimizers", "make_optimizer", "state_numbers"]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from monolith.metrics import WindowedAUC
+from monolith.metrics.auc import WindowedAUC
 from monolith.train.hooks.every_steps import EverySteps
 from monolith.train.hooks.hook import Hook
 
