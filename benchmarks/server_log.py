@@ -28,7 +28,7 @@ import torch
 import machine
 from monolith import Segment, TableConfig
 from monolith.errors import MonolithError
-from monolith.ps import ClientConfig, RemoteStore, ServerStore
+from monolith.ps import ClientConfig, ServerStore
 from monolith.table import SGD, Bags, Gradient, Zeros
 from monolith.testing.parameter_servers import ServerProcess, server_process
 from parameter_server import DIM, TABLE, batches, fill, new, seconds
@@ -110,7 +110,7 @@ def loss(options: argparse.Namespace, folder: Path, setting: str) -> dict[str, f
                     acknowledged += 1
             server.kill()
             server.restart()
-            with RemoteStore(server.address) as found:
+            with ServerStore([server.address]) as found:
                 try:
                     found.declare([COUNTS])
                     there = -float(found.lookup([bags])[0].max())

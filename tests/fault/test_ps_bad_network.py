@@ -19,7 +19,6 @@ from monolith.ps import (
     ClientConfig,
     DenseOptimizer,
     ParameterServer,
-    RemoteStore,
     ServerConfig,
     ServerParameters,
     ServerStore,
@@ -173,7 +172,7 @@ def cutting_relay(upstream: str, seed: int) -> Iterator[str]:
         thread.join(timeout=30)
 
 
-def add_from_threads(store: RemoteStore | ServerStore, times: int) -> None:
+def add_from_threads(store: ServerStore, times: int) -> None:
     """`times` pushes of each of two threads; a push that raised would end the test."""
     failures: list[BaseException] = []
 
@@ -193,7 +192,7 @@ def add_from_threads(store: RemoteStore | ServerStore, times: int) -> None:
 
 
 def counts(address: str, ids: np.ndarray, config: ClientConfig) -> list[float]:
-    with RemoteStore(address, config=config) as store:
+    with ServerStore([address], config=config) as store:
         bags = Bags(table="counts", ids=ids, offsets=np.arange(len(ids) + 1))
         values: list[float] = store.lookup([bags])[0].flatten().tolist()
         return values
@@ -204,7 +203,7 @@ def test_repeated_delayed_and_lost_frames_leave_counts_exact(transport: Transpor
     fates, client = Fates(seed), ClientConfig(timeout=60, transport=transport)
     with ParameterServer(ServerConfig(transport=transport)) as server:
         proxy = (SocketProxy if transport == "socket" else FlightProxy)(server.address, fates)
-        with RemoteStore(proxy.address, [TABLE], config=client) as store:
+        with ServerStore([proxy.address], [TABLE], config=client) as store:
             add_from_threads(store, times=40)
             parameters = ServerParameters(store, {"w": torch.zeros(1)}, DenseOptimizer.of(torch.optim.SGD, lr=1.0))
             for _ in range(20):

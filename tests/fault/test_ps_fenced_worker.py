@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import torch
 
-from monolith.ps import ClientConfig, ParameterServer, RemoteStore
+from monolith.ps import ClientConfig, ParameterServer, ServerStore
 from monolith.table import Bags, Zeros
 from monolith.table.config import Segment, TableConfig
 
@@ -19,8 +19,8 @@ TABLE = TableConfig(name="counts", segments=(Segment(dim=1, initializer=Zeros())
 WORKER = """
 import sys, torch
 from monolith.errors import StalePushError
-from monolith.ps import ClientConfig, RemoteStore
-store = RemoteStore(sys.argv[1], config=ClientConfig(worker="worker-0", epoch=1))
+from monolith.ps import ClientConfig, ServerStore
+store = ServerStore([sys.argv[1]], config=ClientConfig(worker="worker-0", epoch=1))
 try:
     while True:
         store.assign_add("counts", [1], torch.ones(1, 1))
@@ -31,13 +31,13 @@ except StalePushError as error:
 """
 
 
-def count(store: RemoteStore, id_: int) -> float:
+def count(store: ServerStore, id_: int) -> float:
     value: float = store.lookup([Bags(table="counts", ids=np.array([id_]), offsets=np.array([0, 1]))])[0].item()
     return value
 
 
 def test_a_worker_that_wakes_up_after_its_successor_joined_changes_nothing() -> None:
-    with ParameterServer() as server, RemoteStore(server.address, [TABLE]) as observer:
+    with ParameterServer() as server, ServerStore([server.address], [TABLE]) as observer:
         worker = subprocess.Popen([sys.executable, "-c", WORKER, server.address], stdout=subprocess.PIPE, text=True)
         assert worker.stdout is not None
         try:
@@ -45,7 +45,7 @@ def test_a_worker_that_wakes_up_after_its_successor_joined_changes_nothing() -> 
                 assert worker.stdout.readline() == "acknowledged\n"
             worker.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, worker.pid, os.WSTOPPED)
-            with RemoteStore(server.address, config=ClientConfig(worker="worker-0", epoch=2)) as successor:
+            with ServerStore([server.address], config=ClientConfig(worker="worker-0", epoch=2)) as successor:
                 # Joining has waited for what was under way: from here on the old worker's number stands still.
                 at_takeover = count(observer, 1)
                 assert at_takeover >= 20

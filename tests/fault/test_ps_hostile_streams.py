@@ -13,7 +13,7 @@ import grpc
 import pyarrow as pa
 
 from forked_processes import forked_server
-from monolith.ps import ClientConfig, RemoteStore
+from monolith.ps import ClientConfig, ServerStore
 from monolith.testing import sgd_table_config
 from monolith.transport.calls import BasicCall
 from monolith.transport.framed_socket import HELLO, hello
@@ -72,7 +72,7 @@ def test_no_flight_of_noise_ends_the_server_or_troubles_another() -> None:
     flight, table = ClientConfig(transport="flight"), sgd_table_config(1, name="t")
     with (
         forked_server("--transport", "flight") as server,
-        RemoteStore(server.address, [table], config=flight) as store,
+        ServerStore([server.address], [table], config=flight) as store,
     ):
         with grpc.insecure_channel(server.address) as channel:
             exchange = channel.stream_stream(METHOD)
@@ -110,7 +110,7 @@ def connection_of_noise(rng: random.Random) -> bytes:
 def test_no_connection_of_noise_ends_the_server_or_troubles_another() -> None:
     with forked_server("--max-streams", "4") as server:
         host, _, port = server.address.rpartition(":")
-        with RemoteStore(server.address, [sgd_table_config(1, name="t")]) as store:
+        with ServerStore([server.address], [sgd_table_config(1, name="t")]) as store:
             for seed in range(300):
                 with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=30) as noisy:
                     noisy.sendall(connection_of_noise(random.Random(seed)))
@@ -134,14 +134,14 @@ def test_those_who_connect_and_say_nothing_do_not_keep_others_out() -> None:
         with contextlib.ExitStack() as stack:
             for _ in range(3):
                 stack.enter_context(socket.create_connection((host, int(port))))
-            with RemoteStore(server.address) as store:
+            with ServerStore([server.address]) as store:
                 assert store.stats() == {}
 
 
 def test_a_message_that_is_announced_and_never_sent_takes_no_memory() -> None:
     with forked_server() as server:
         host, _, port = server.address.rpartition(":")
-        with RemoteStore(server.address) as store, contextlib.ExitStack() as stack:
+        with ServerStore([server.address]) as store, contextlib.ExitStack() as stack:
             before = resident_bytes(server.pid)
             for _ in range(8):
                 one = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))

@@ -11,7 +11,7 @@ import torch
 
 from forked_processes import forked_server
 from monolith.errors import DeadlineExceededError, ServerError, UnavailableError
-from monolith.ps import ClientConfig, RemoteStore
+from monolith.ps import ClientConfig, ServerStore
 from monolith.table import Bags, Zeros
 from monolith.table.config import Segment, TableConfig
 from monolith.transport.link import Transport
@@ -33,7 +33,7 @@ class Worker:
     started: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        with RemoteStore(self.address, [TABLE], config=ClientConfig(timeout=3.0, transport=self.transport)) as store:
+        with ServerStore([self.address], [TABLE], config=ClientConfig(timeout=3.0, transport=self.transport)) as store:
             try:
                 while True:
                     self.sent += 1
@@ -53,7 +53,7 @@ def test_what_was_acknowledged_is_read_exactly_once_until_the_kill_and_workers_a
         for thread in threads:
             thread.start()
         bags = Bags(table="counts", ids=np.arange(3), offsets=np.arange(4))
-        with RemoteStore(server.address, [TABLE], config=ClientConfig(transport=transport)) as reader:
+        with ServerStore([server.address], [TABLE], config=ClientConfig(transport=transport)) as reader:
             for worker in workers:
                 assert worker.started.wait(60)
             for _ in range(50):
@@ -75,14 +75,14 @@ def test_a_paused_server_costs_its_deadline_counts_nothing_twice_and_ends_when_t
     brief, patience = ClientConfig(timeout=1.0, transport=transport), ClientConfig(transport=transport)
     with (
         forked_server("--transport", transport) as server,
-        RemoteStore(server.address, [TABLE], config=brief) as store,
+        ServerStore([server.address], [TABLE], config=brief) as store,
     ):
         store.assign_add("counts", [1], torch.ones(1, 1))
         server.pause()
         with pytest.raises((DeadlineExceededError, UnavailableError)):
             store.assign_add("counts", [1], torch.ones(1, 1))
         server.resume()
-        with RemoteStore(server.address, [TABLE], config=patience) as patient:
+        with ServerStore([server.address], [TABLE], config=patience) as patient:
             patient.assign_add("counts", [1], torch.ones(1, 1))
             bags = Bags(table="counts", ids=np.array([1]), offsets=np.array([0, 1]))
             # Whether the push that met the pause arrived is open; the two that were acknowledged are there, once.

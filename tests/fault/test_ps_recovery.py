@@ -22,8 +22,9 @@ from forked import ForkedServer
 
 from forked_processes import ForkedServerProcess
 from monolith.errors import DeadlineExceededError, MonolithError, UnavailableError
-from monolith.ps import ClientConfig, RemoteStore, ServerStore
+from monolith.ps import ClientConfig, ServerStore
 from monolith.ps.client.remote_log import RemoteLog
+from monolith.ps.client.server_group import ServerGroup
 from monolith.table import SGD, Bags, Gradient, Segment, TableConfig, Zeros
 
 _log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def counted(addresses: list[str], ids: np.ndarray) -> np.ndarray:
     return -rows.flatten().numpy()
 
 
-def count(store: RemoteStore, id_: int) -> float:
+def count(store: ServerStore, id_: int) -> float:
     return -float(store.lookup([Bags(table="counts", ids=np.array([id_]), offsets=np.array([0, 1]))])[0].item())
 
 
@@ -146,8 +147,8 @@ def test_with_an_interval_a_kill_costs_what_came_after_the_last_commit_and_other
         with working(addresses, 1) as (worker,):
             worker.wait_for(5)
             before = worker.acknowledged
-            with RemoteStore(addresses[0]) as store:
-                RemoteLog(store.links[0]).flush()
+            with ServerGroup([addresses[0]]) as first:
+                RemoteLog(first.links[0]).flush()
             worker.wait_for(20)
             processes[0].kill()
             at_kill = worker.acknowledged
@@ -172,7 +173,7 @@ def test_a_server_that_was_paused_and_replaced_acknowledges_nothing_when_it_wake
 
         def push() -> None:
             nonlocal sent, acknowledged
-            with RemoteStore(stale.address, [TABLE], config=config) as store:
+            with ServerStore([stale.address], [TABLE], config=config) as store:
                 try:
                     while True:
                         sent += 1
@@ -195,11 +196,11 @@ def test_a_server_that_was_paused_and_replaced_acknowledges_nothing_when_it_wake
         assert sent == acknowledged + 1
         # It ends by itself, and nothing that it does at its end reaches the folder.
         assert stale._process.wait(timeout=60) == 0
-        with RemoteStore(heir.address, config=ClientConfig(worker="w1")) as store:
+        with ServerStore([heir.address], config=ClientConfig(worker="w1")) as store:
             assert count(store, 1) in (acknowledged, sent)
             store.assign_add("counts", [2], -torch.ones(1, 1))
             last = count(store, 1)
         # Nor does what it may have written while it was replaced ever come back.
         heir.kill()
-        with RemoteStore(stack.enter_context(started(tmp_path)).address) as store:
+        with ServerStore([stack.enter_context(started(tmp_path)).address]) as store:
             assert (count(store, 1), count(store, 2)) == (last, 1)

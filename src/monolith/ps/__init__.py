@@ -1,7 +1,6 @@
 """Parameter servers: tables and dense parameters in other processes, for many workers."""
 
 from monolith.ps.client.read_ahead import ReadAhead
-from monolith.ps.client.remote_store import RemoteStore
 from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.client.server_parameters import CachedParameters, ServerOptimizer, ServerParameters
 from monolith.ps.client.server_store import ServerStore, tables_of
@@ -15,7 +14,6 @@ __all__ = [
     "DenseOptimizer",
     "ParameterServer",
     "ReadAhead",
-    "RemoteStore",
     "ServerConfig",
     "ServerOptimizer",
     "ServerParameters",

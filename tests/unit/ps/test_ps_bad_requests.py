@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from monolith.errors import ConfigError, InvalidArgumentError, MonolithError, ProtocolError, ServerError
-from monolith.ps import ParameterServer, RemoteStore, ServerConfig
+from monolith.ps import ParameterServer, ServerConfig, ServerStore
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import DeclaredTable, DeclareTables, Join
 from monolith.ps.server import served_tables
@@ -199,7 +199,7 @@ def test_over_the_network_the_stream_goes_on_after_each_error(transport: Transpo
 
 
 def test_errors_reach_the_worker_as_what_they_are_and_name_the_server() -> None:
-    with ParameterServer() as server, RemoteStore(server.address, [sgd_table_config(2, name="a")]) as store:
+    with ParameterServer() as server, ServerStore([server.address], [sgd_table_config(2, name="a")]) as store:
         with pytest.raises(InvalidArgumentError, match=f"has no 'b'.*server at {server.address}"):
             store.reinitialize("b", [1])
         with pytest.raises(ConfigError, match="other rows"):

@@ -26,13 +26,13 @@ from monolith.ps import (
     ClientConfig,
     DenseOptimizer,
     ParameterServer,
-    RemoteStore,
     ServerConfig,
     ServerParameters,
     ServerStore,
 )
 from monolith.ps.client.remote_log import RemoteLog
 from monolith.ps.client.server_checkpoints import begin_server_saves, prepare_servers, server_shards
+from monolith.ps.client.server_group import ServerGroup
 from monolith.ps.protocol.messages import DeclaredTable
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.owned_buckets import OwnedBuckets
@@ -278,7 +278,7 @@ def test_a_restore_that_one_server_cannot_make_changes_none(tmp_path: Path) -> N
         now = values(store)
         # The second server alone has a table that was not saved.
         with (
-            RemoteStore(store.addresses[1], [other]),
+            ServerGroup([store.addresses[1]], [other]),
             pytest.raises(CheckpointMismatchError, match=r"'other'.*not in the checkpoint"),
         ):
             store.restore(tmp_path / "model.ckpt-1")

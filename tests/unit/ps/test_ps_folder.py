@@ -24,7 +24,7 @@ from monolith.errors import (
     StorageError,
 )
 from monolith.log import LogReader
-from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, RemoteStore, ServerConfig, ServerParameters
+from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, ServerConfig, ServerParameters, ServerStore
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import DeclaredTable, HeldPosition, Join, Push, TableWrite
 from monolith.ps.server.folder import ServerFolder
@@ -48,18 +48,18 @@ def server(folder: Path | None, flush: float | None = 0, **options: object) -> I
         yield made
 
 
-def rows(store: RemoteStore, table: str, ids: list[int]) -> list[list[float]]:
+def rows(store: ServerStore, table: str, ids: list[int]) -> list[list[float]]:
     bags = Bags(table=table, ids=np.array(ids), offsets=np.arange(len(ids) + 1))
     found: list[list[float]] = store.lookup([bags])[0].tolist()
     return found
 
 
-def add(store: RemoteStore, number: int, count: int = 1) -> None:
+def add(store: ServerStore, number: int, count: int = 1) -> None:
     for _ in range(count):
         store.assign_add("count", [number], torch.ones(1, 1))
 
 
-def fill(store: RemoteStore) -> None:
+def fill(store: ServerStore) -> None:
     for first in range(0, 1_000_000, 1000):
         store.assign("count", np.arange(first, first + 1000), torch.ones(1000, 1))
 
@@ -74,7 +74,7 @@ def killed(made: ParameterServer) -> None:
 
 def test_a_server_says_what_it_has_restored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="monolith")
-    with server(tmp_path) as made, RemoteStore(made.address, [COUNT], config=W0) as store:
+    with server(tmp_path) as made, ServerStore([made.address], [COUNT], config=W0) as store:
         add(store, 7, 3)
         assert "restored" not in caplog.text
     with server(tmp_path):
@@ -83,14 +83,14 @@ def test_a_server_says_what_it_has_restored(tmp_path: Path, caplog: pytest.LogCa
 
 @pytest.mark.parametrize("flush", [0, 3600.0])
 def test_tables_dense_and_optimizers_go_on_where_they_were(tmp_path: Path, flush: float) -> None:
-    def train(origin: ServerParameters, store: RemoteStore, times: int) -> None:
+    def train(origin: ServerParameters, store: ServerStore, times: int) -> None:
         for step in range(times):
             store.assign_add("item", [step, 7], torch.ones(2, 2))
             origin.apply({"w": torch.tensor([1.0, -1.0])})
 
     def run(folder: Path, stops: int) -> tuple[object, object]:
         for life in range(stops + 1):
-            with server(folder, flush) as made, RemoteStore(made.address, [ITEM]) as store:
+            with server(folder, flush) as made, ServerStore([made.address], [ITEM]) as store:
                 assert store.health()[0]["restored"] == 0 or life > 0
                 origin = ServerParameters(store, {"w": torch.ones(2)}, DenseOptimizer.of(torch.optim.Adam, lr=0.1))
                 assert origin.created == (life == 0)
@@ -104,12 +104,12 @@ def test_tables_dense_and_optimizers_go_on_where_they_were(tmp_path: Path, flush
 
 
 def test_acknowledged_pushes_survive_a_crash_and_those_sent_again_count_once(tmp_path: Path) -> None:
-    with server(tmp_path) as first, RemoteStore(first.address, [COUNT], config=W0) as store:
+    with server(tmp_path) as first, ServerStore([first.address], [COUNT], config=W0) as store:
         store.mark_initialised()
         add(store, 1, 3)
         existed = store.reinitialize("count", [1, 2]).tolist()
         killed(first)
-    with server(tmp_path) as second, RemoteStore(second.address, config=ClientConfig(worker="reader")) as reader:
+    with server(tmp_path) as second, ServerStore([second.address], config=ClientConfig(worker="reader")) as reader:
         assert second._dispatcher._state.initialised
         assert rows(reader, "count", [1, 2]) == [[0.0], [0.0]]
         # The very requests again, by a client that never heard the answers.
@@ -123,35 +123,35 @@ def test_acknowledged_pushes_survive_a_crash_and_those_sent_again_count_once(tmp
         assert link.call(Call.REINITIALIZE, again.model_dump_json(), [np.array([1, 2])]).arrays[0].tolist() == existed
         assert rows(reader, "count", [1]) == [[0.0]]
         with pytest.raises(ConfigError, match="another process has joined"):
-            RemoteStore(second.address, config=W0)
-        RemoteStore(second.address, config=ClientConfig(worker="w0", epoch=2)).close()
+            ServerStore([second.address], config=W0)
+        ServerStore([second.address], config=ClientConfig(worker="w0", epoch=2)).close()
         with pytest.raises(StalePushError):
             link.call(Call.ASSIGN_ADD, again.model_dump_json(), [np.array([1]), np.ones((1, 1), np.float32)])
 
 
 def test_with_an_interval_a_crash_costs_what_came_after_the_last_commit(tmp_path: Path) -> None:
-    with server(tmp_path, 3600.0) as first, RemoteStore(first.address, [COUNT], config=W0) as store:
+    with server(tmp_path, 3600.0) as first, ServerStore([first.address], [COUNT], config=W0) as store:
         add(store, 1, 3)
         first._dispatcher.commit()
         add(store, 1, 4)
         killed(first)
-    with server(tmp_path, 3600.0) as second, RemoteStore(second.address) as store:
+    with server(tmp_path, 3600.0) as second, ServerStore([second.address]) as store:
         assert rows(store, "count", [1]) == [[3.0]]
         add(store, 1)
     # An orderly end commits.
-    with server(tmp_path, None) as third, RemoteStore(third.address) as store:
+    with server(tmp_path, None) as third, ServerStore([third.address]) as store:
         assert rows(store, "count", [1]) == [[4.0]]
 
 
 def test_the_background_commits_by_itself(tmp_path: Path) -> None:
-    with server(tmp_path, 0.01) as made, RemoteStore(made.address, [COUNT]) as store:
+    with server(tmp_path, 0.01) as made, ServerStore([made.address], [COUNT]) as store:
         add(store, 1)
         folder = made._dispatcher._folder
         assert folder is not None
         with folder._moved:
             assert folder._moved.wait_for(lambda: folder._durable >= made._dispatcher._state.gate.changes, timeout=30)
         killed(made)
-    with server(tmp_path) as made, RemoteStore(made.address) as store:
+    with server(tmp_path) as made, ServerStore([made.address]) as store:
         assert rows(store, "count", [1]) == [[1.0]]
 
 
@@ -159,7 +159,7 @@ def test_requests_for_an_earlier_life_are_told_whether_the_server_has_restored_i
     for folder, error in ((None, ServerRestartedError), (tmp_path, ServerRestoredError)):
         with server(folder) as first:
             config = W0.model_copy(update={"on_restart": "raise"})
-            store = RemoteStore(first.address, [COUNT], config=config)
+            store = ServerStore([first.address], [COUNT], config=config)
             port, instance = first.port, first.instance
             add(store, 1)
         with server(folder, port=port) as second:
@@ -171,7 +171,7 @@ def test_requests_for_an_earlier_life_are_told_whether_the_server_has_restored_i
 
 def test_a_worker_goes_on_with_a_server_that_has_restored_itself(tmp_path: Path) -> None:
     with server(tmp_path) as first:
-        store = RemoteStore(first.address, [COUNT], config=W0)
+        store = ServerStore([first.address], [COUNT], config=W0)
         add(store, 1, 2)
     with store, server(tmp_path, port=first.port):
         add(store, 1)
@@ -181,13 +181,13 @@ def test_a_worker_goes_on_with_a_server_that_has_restored_itself(tmp_path: Path)
 def test_a_fenced_server_acknowledges_nothing_and_ends(tmp_path: Path) -> None:
     for flush in (0, 3600.0):
         folder = tmp_path / str(flush)
-        with server(folder, flush) as stale, RemoteStore(stale.address, [COUNT], config=W0) as store:
+        with server(folder, flush) as stale, ServerStore([stale.address], [COUNT], config=W0) as store:
             add(store, 1, 2)
             stale._dispatcher.commit()
             with pytest.raises(StorageError, match="another writer has this log open"):
                 ParameterServer(ServerConfig(folder=folder))
-            with server(folder, flush, take_over=True) as successor, RemoteStore(successor.address) as reader:
-                write = TableWrite(push=store.next_push(), table="count").model_dump_json()
+            with server(folder, flush, take_over=True) as successor, ServerStore([successor.address]) as reader:
+                write = TableWrite(push=store.next_push(), table="count", map=1).model_dump_json()
                 arrays = [np.array([1]), np.ones((1, 1), np.float32)]
                 answer = decode(
                     stale._dispatcher.answer(encode(call=Call.ASSIGN_ADD, request=1, text=write, arrays=arrays))
@@ -196,7 +196,7 @@ def test_a_fenced_server_acknowledges_nothing_and_ends(tmp_path: Path) -> None:
                 assert stale.wait(timeout=10)
                 add(reader, 1)
                 assert rows(reader, "count", [1]) == [[3.0]]
-        with server(folder, flush) as last, RemoteStore(last.address) as reader:
+        with server(folder, flush) as last, ServerStore([last.address]) as reader:
             assert rows(reader, "count", [1]) == [[3.0]]
 
 
@@ -204,12 +204,12 @@ def test_tables_declared_later_and_their_filters_are_there_again(tmp_path: Path)
     filtered = DeclaredTable(
         config=sgd_table_config(1, name="rare"), admission=SlidingAdmission(slot_thresholds={0: 2})
     )
-    with server(tmp_path) as made, RemoteStore(made.address, [COUNT]) as store:
+    with server(tmp_path) as made, ServerStore([made.address], [COUNT]) as store:
         add(store, 1)
         store.declare([ITEM, filtered])
         store.assign_add("item", [5], torch.ones(1, 2))
         before = rows(store, "item", [5])
-    with server(tmp_path) as made, RemoteStore(made.address, [COUNT, ITEM, filtered]) as store:
+    with server(tmp_path) as made, ServerStore([made.address], [COUNT, ITEM, filtered]) as store:
         assert list(store.configs()) == ["count", "item", "rare"]
         assert rows(store, "item", [5]) == before
         assert rows(store, "count", [1]) == [[1.0]]
@@ -222,10 +222,10 @@ def test_thousands_of_commits_become_a_snapshot_and_the_log_stays_short(
     monkeypatch.setattr(
         "monolith.ps.server.folder.needs_snapshot", lambda folder, log: len(LogReader(log.folder).sequences()) > 10
     )
-    with server(tmp_path) as made, RemoteStore(made.address, [COUNT]) as store:
+    with server(tmp_path) as made, ServerStore([made.address], [COUNT]) as store:
         add(store, 1, 60)
     assert len(LogReader(tmp_path / "log").sequences()) < 40
-    with server(tmp_path) as made, RemoteStore(made.address) as store:
+    with server(tmp_path) as made, ServerStore([made.address]) as store:
         assert rows(store, "count", [1]) == [[60.0]]
 
 
@@ -236,7 +236,7 @@ def test_a_server_that_is_killed_again_and_again_has_a_short_log_too(
         "monolith.ps.server.folder.needs_snapshot", lambda folder, log: len(LogReader(log.folder).sequences()) > 10
     )
     for life in range(12):
-        with server(tmp_path) as made, RemoteStore(made.address, [COUNT]) as store:
+        with server(tmp_path) as made, ServerStore([made.address], [COUNT]) as store:
             add(store, 1, 3)
             assert rows(store, "count", [1]) == [[3.0 * (life + 1)]]
             if life % 2:
@@ -245,7 +245,7 @@ def test_a_server_that_is_killed_again_and_again_has_a_short_log_too(
 
 
 def test_a_damaged_folder_is_refused_and_not_begun_anew(tmp_path: Path) -> None:
-    with server(tmp_path) as made, RemoteStore(made.address, [COUNT]) as store:
+    with server(tmp_path) as made, ServerStore([made.address], [COUNT]) as store:
         add(store, 1)
     newest = max((tmp_path / "log").glob("*.segment"))
     newest.write_bytes(newest.read_bytes()[:-9])
@@ -254,30 +254,30 @@ def test_a_damaged_folder_is_refused_and_not_begun_anew(tmp_path: Path) -> None:
 
 
 def test_beyond_its_memory_limit_a_server_can_be_read_and_written_to_disk(tmp_path: Path) -> None:
-    with server(tmp_path, None, memory_limit=400_000) as made, RemoteStore(made.address, [COUNT]) as store:
+    with server(tmp_path, None, memory_limit=400_000) as made, ServerStore([made.address], [COUNT]) as store:
         add(store, 1)
         with pytest.raises(MemoryLimitError, match="raise --memory-limit"):
             fill(store)
         held = store.stats()["count"].rows
         assert rows(store, "count", [1]) == [[1.0]]
         made._dispatcher.commit()
-    with server(tmp_path, None) as made, RemoteStore(made.address) as store:
+    with server(tmp_path, None) as made, ServerStore([made.address]) as store:
         assert store.stats()["count"].rows == held
 
 
 def test_a_batch_that_an_earlier_life_of_a_worker_pushed_is_not_applied_again(tmp_path: Path) -> None:
-    def push(store: RemoteStore, batches: int) -> None:
+    def push(store: ServerStore, batches: int) -> None:
         bags = Bags(table="count", ids=np.array([1]), offsets=np.array([0, 1]))
         position = Position(batches=batches, state=json.dumps({"at": batches}))
         store.apply([Gradient(bags=bags, values=torch.ones(1, 1))], position=position)
 
-    with server(tmp_path) as made, RemoteStore(made.address, [COUNT], config=W0) as store:
+    with server(tmp_path) as made, ServerStore([made.address], [COUNT], config=W0) as store:
         for batch in (1, 2, 3):
             push(store, batch)
         before = rows(store, "count", [1])
     with (
         server(tmp_path) as made,
-        RemoteStore(made.address, [COUNT], config=ClientConfig(worker="w0", epoch=2)) as store,
+        ServerStore([made.address], [COUNT], config=ClientConfig(worker="w0", epoch=2)) as store,
     ):
         assert store.positions() == ([HeldPosition(batches=3, state='{"at": 3}', epoch=1)], [])
         for batch in (2, 3):

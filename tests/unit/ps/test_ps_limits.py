@@ -26,9 +26,9 @@ from monolith.ps import (
     ClientConfig,
     DenseOptimizer,
     ParameterServer,
-    RemoteStore,
     ServerConfig,
     ServerParameters,
+    ServerStore,
 )
 from monolith.ps.server.parameter_server import Dispatcher
 from monolith.table import Bags, Gradient
@@ -57,12 +57,12 @@ def unused_address() -> str:
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
-def insist(address: str, config: ClientConfig) -> RemoteStore:
+def insist(address: str, config: ClientConfig) -> ServerStore:
     """A store at `address`; tried until the time that `config` gives was enough to hear what is said there."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with suppress(DeadlineExceededError):
-            return RemoteStore(address, config=config)
+            return ServerStore([address], config=config)
     raise AssertionError("nothing was said")
 
 
@@ -70,7 +70,7 @@ def test_beyond_the_memory_limit_updates_are_refused_and_reading_goes_on() -> No
     config = TableConfig(name="t", segments=(Segment(dim=256),))
     with (
         ParameterServer(ServerConfig(memory_limit=8 * 2**20)) as server,
-        RemoteStore(server.address, [config]) as store,
+        ServerStore([server.address], [config]) as store,
     ):
         accepted = 0
 
@@ -93,7 +93,7 @@ def test_beyond_the_memory_limit_updates_are_refused_and_reading_goes_on() -> No
 
 
 def test_a_table_with_room_for_more_than_the_limit_is_refused() -> None:
-    with ParameterServer(ServerConfig(memory_limit=2**20)) as server, RemoteStore(server.address) as store:
+    with ParameterServer(ServerConfig(memory_limit=2**20)) as server, ServerStore([server.address]) as store:
         with pytest.raises(MemoryLimitError):
             store.declare([TableConfig(name="t", segments=(Segment(dim=4),), initial_capacity=2**40)])
         assert store.configs() == {}
@@ -103,7 +103,7 @@ def test_a_table_with_room_for_more_than_the_limit_is_refused() -> None:
 def test_messages_above_the_limit_are_refused_both_ways(transport: Transport) -> None:
     config, client = ServerConfig(max_message_bytes=64 * 1024, transport=transport), ClientConfig(transport=transport)
     table = sgd_table_config(16, name="t")
-    with ParameterServer(config) as server, RemoteStore(server.address, [table], config=client) as store:
+    with ParameterServer(config) as server, ServerStore([server.address], [table], config=client) as store:
         many = Bags(table="t", ids=np.arange(10_000), offsets=np.arange(10_001))
         with pytest.raises(ProtocolError, match=r"at most 65,536 bytes, got"):
             store.lookup([many])
@@ -118,11 +118,11 @@ def test_more_streams_than_allowed_are_turned_away_until_one_is_free(transport: 
     client = ClientConfig(transport=transport)
     with ParameterServer(ServerConfig(max_streams=1, transport=transport)) as server:
         with (
-            RemoteStore(server.address, config=client),
+            ServerStore([server.address], config=client),
             pytest.raises(UnavailableError, match="streams are open"),
         ):
             insist(server.address, ClientConfig(timeout=0.5, transport=transport))
-        with RemoteStore(server.address, config=client) as store:
+        with ServerStore([server.address], config=client) as store:
             assert store.stats() == {}
 
 
@@ -133,7 +133,7 @@ def test_a_server_that_never_answers_costs_the_timeout_and_no_more(silent: str, 
 
     def ask() -> None:
         with pytest.raises((DeadlineExceededError, UnavailableError)) as caught:
-            RemoteStore(silent, config=ClientConfig(timeout=0.5, transport=transport))
+            ServerStore([silent], config=ClientConfig(timeout=0.5, transport=transport))
         outcome.append(caught.value)
 
     asking = threading.Thread(target=ask, daemon=True)
@@ -187,7 +187,7 @@ def test_a_stream_that_nobody_uses_for_long_stays_open(monkeypatch: pytest.Monke
 def test_a_store_that_is_dropped_lets_go_of_its_connections(recwarn: pytest.WarningsRecorder) -> None:
     with ParameterServer(ServerConfig(max_streams=1)) as server:
         for _ in range(3):
-            dropped = [RemoteStore(server.address)]
+            dropped = [ServerStore([server.address])]
             dropped.append(dropped)  # type: ignore[arg-type] # a circle: only the collector finds it
             del dropped
             gc.collect()
@@ -197,7 +197,7 @@ def test_a_store_that_is_dropped_lets_go_of_its_connections(recwarn: pytest.Warn
 def test_a_client_waits_for_a_server_that_starts_later() -> None:
     address, stores = unused_address(), []
     patient = ClientConfig(timeout=120)
-    waiting = threading.Thread(target=lambda: stores.append(RemoteStore(address, config=patient)), daemon=True)
+    waiting = threading.Thread(target=lambda: stores.append(ServerStore([address], config=patient)), daemon=True)
     waiting.start()
     with started_again(ServerConfig(port=int(address.rpartition(":")[2]))):
         waiting.join()
@@ -209,7 +209,7 @@ def test_a_client_waits_for_a_server_that_starts_later() -> None:
 def test_a_server_that_was_started_again_is_not_taken_for_the_one_before(transport: Transport) -> None:
     server = ParameterServer(ServerConfig(transport=transport))
     client = ClientConfig(transport=transport)
-    store = RemoteStore(server.address, [sgd_table_config(1, name="t")], config=client)
+    store = ServerStore([server.address], [sgd_table_config(1, name="t")], config=client)
     store.assign("t", [1], torch.ones(1, 1))
     again = ServerConfig(port=server.port, transport=transport)
     link = store.links[0]
@@ -251,7 +251,7 @@ def test_a_stopping_server_finishes_what_is_under_way_and_refuses_the_rest() -> 
 
 
 def test_a_client_can_ask_the_server_to_end() -> None:
-    with ParameterServer() as server, RemoteStore(server.address) as store:
+    with ParameterServer() as server, ServerStore([server.address]) as store:
         assert not server.wait(timeout=0)
         store.shut_down_servers()
         assert server.wait(timeout=10)
@@ -260,7 +260,7 @@ def test_a_client_can_ask_the_server_to_end() -> None:
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:70000", "http://host:1"])
 def test_an_address_that_is_none_is_named(address: str) -> None:
     with pytest.raises(InvalidArgumentError, match="host:port"):
-        RemoteStore(address)
+        ServerStore([address])
 
 
 def test_a_deadline_is_kept_beside_later_and_ended_ones() -> None:

@@ -10,7 +10,7 @@ import torch
 from monolith import EmbeddingTable
 from monolith.errors import InvalidArgumentError, LogGapError
 from monolith.log import LogReader, replay
-from monolith.ps import ParameterServer, RemoteStore, ServerConfig
+from monolith.ps import ParameterServer, ServerConfig, ServerStore
 from monolith.ps.client.remote_log import RemoteLog
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import ReadLog
@@ -21,7 +21,7 @@ COUNT = sgd_table_config(1, name="count")
 
 def test_a_copy_of_the_log_has_the_rows_of_the_server(tmp_path: Path) -> None:
     server = ParameterServer(ServerConfig(folder=tmp_path / "server", log_flush_secs=None))
-    with server, RemoteStore(server.address, [COUNT]) as store:
+    with server, ServerStore([server.address], [COUNT]) as store:
         log, copy = RemoteLog(store.links[0], piece=100), EmbeddingTable(COUNT)
         seen = 0
         for number in range(1, 4):
@@ -38,7 +38,7 @@ def test_a_copy_of_the_log_has_the_rows_of_the_server(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../checkpoint", "writer.lock", "/etc/passwd", "00000000000000000001.segment/.."])
 def test_only_segments_can_be_read(tmp_path: Path, name: str) -> None:
-    with ParameterServer(ServerConfig(folder=tmp_path)) as server, RemoteStore(server.address, [COUNT]) as store:
+    with ParameterServer(ServerConfig(folder=tmp_path)) as server, ServerStore([server.address], [COUNT]) as store:
         with pytest.raises(InvalidArgumentError, match="expected that of a segment"):
             store.links[0].call(Call.READ_LOG, ReadLog(name=name).model_dump_json())
         gone = ReadLog(name="00000000000000000099.segment")
@@ -47,7 +47,7 @@ def test_only_segments_can_be_read(tmp_path: Path, name: str) -> None:
 
 
 def test_a_server_without_a_folder_says_so() -> None:
-    with ParameterServer() as server, RemoteStore(server.address) as store:
+    with ParameterServer() as server, ServerStore([server.address]) as store:
         for ask in (RemoteLog(store.links[0]).state, RemoteLog(store.links[0]).flush):
             with pytest.raises(InvalidArgumentError, match="start it with --folder"):
                 ask()

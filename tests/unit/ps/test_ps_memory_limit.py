@@ -14,7 +14,7 @@ import torch
 
 from monolith import Segment, TableConfig
 from monolith.errors import MemoryLimitError, MonolithError, UnavailableError
-from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig
+from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import Apply, DeclaredTable, Join, Push, TableGradient
 from monolith.ps.server.memory_limit import MemoryLimit
@@ -33,7 +33,7 @@ def limited(limit: int) -> Iterator[tuple[ParameterServer, MemoryLimit]]:
         yield server, server._dispatcher._state.memory
 
 
-def push(store: RemoteStore, ids: np.ndarray, position: Position | None = None) -> None:
+def push(store: ServerStore, ids: np.ndarray, position: Position | None = None) -> None:
     bags = [Bags(table=table.name, ids=ids, offsets=np.arange(len(ids) + 1)) for table in TABLES]
     gradients = [Gradient(bags=b, values=torch.ones(len(ids), t.dim)) for b, t in zip(bags, TABLES, strict=True)]
     store.apply(gradients, position=position)
@@ -54,13 +54,13 @@ def until_refused(action: Callable[[int], object], what: str) -> int:
     return done
 
 
-def rows(store: RemoteStore) -> dict[str, int]:
+def rows(store: ServerStore) -> dict[str, int]:
     return {name: stats.rows for name, stats in store.stats().items()}
 
 
 @pytest.mark.parametrize("limit", [500_000, 1_100_000, 2_500_000, 9_000_000, 30_000_000])
 def test_a_push_that_does_not_fit_changes_no_table_and_the_limit_is_never_exceeded(limit: int) -> None:
-    with limited(limit) as (server, memory), RemoteStore(server.address, TABLES) as store:
+    with limited(limit) as (server, memory), ServerStore([server.address], TABLES) as store:
 
         def push_more(number: int) -> None:
             push(store, np.arange(1500 * number, 1500 * number + 1500))
@@ -110,7 +110,7 @@ def test_positions_of_workers_count() -> None:
     with limited(3_000_000) as (server, memory):
 
         def push_far(number: int) -> None:
-            with RemoteStore(server.address, TABLES, config=ClientConfig(worker=f"w{number}")) as store:
+            with ServerStore([server.address], TABLES, config=ClientConfig(worker=f"w{number}")) as store:
                 store.apply([], position=Position(batches=1, state="x" * 2**18))
 
         assert until_refused(push_far, "workers") * 2**18 <= memory.used <= 3_000_000
@@ -122,7 +122,7 @@ def test_a_state_of_a_source_has_a_limit_of_its_own() -> None:
 
 
 def test_names_of_workers_count() -> None:
-    with limited(400_000) as (server, memory), RemoteStore(server.address) as store:
+    with limited(400_000) as (server, memory), ServerStore([server.address]) as store:
 
         def join(number: int, epoch: int = 1) -> None:
             store.links[0].call(Call.JOIN, Join(worker=f"w{number}", epoch=epoch, nonce=1).model_dump_json())
@@ -134,7 +134,7 @@ def test_names_of_workers_count() -> None:
 
 
 def test_tables_without_a_row_count() -> None:
-    with limited(1_000_000) as (server, memory), RemoteStore(server.address) as store:
+    with limited(1_000_000) as (server, memory), ServerStore([server.address]) as store:
         until_refused(lambda n: store.declare([TableConfig(name=f"t{n}", segments=(Segment(dim=4),))]), "tables")
         assert memory.used <= 1_000_000
 
@@ -147,12 +147,12 @@ def test_keys_of_coordination_count() -> None:
 
 
 def test_requests_beyond_the_memory_for_frames_wait_and_health_checks_do_not() -> None:
-    with limited(64_000_000) as (server, memory), RemoteStore(server.address, TABLES, config=QUICK) as store:
+    with limited(64_000_000) as (server, memory), ServerStore([server.address], TABLES, config=QUICK) as store:
         push(store, np.arange(2000))
         # A client has its answer a moment before the server is done with it.
         wait_for(lambda: memory.frames.in_use == 0)
         assert memory.frames.take(63_000_000)
-        with pytest.raises(UnavailableError, match="bytes are in memory, no memory for 8"):
+        with pytest.raises(UnavailableError, match="bytes are in memory, no memory for 752,"):
             push(store, np.arange(2000))
         # A small question with a large answer.
         with pytest.raises(UnavailableError, match="none is left for one"):

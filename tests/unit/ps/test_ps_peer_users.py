@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from monolith.ps import ParameterServer, RemoteStore
+from monolith.ps import ParameterServer, ServerStore
 from monolith.testing.servers import free_ports
 from monolith.transport.framed_socket import FramedSocket, hello, local_name
 from monolith.transport.sockets import SocketConnector
@@ -55,7 +55,7 @@ def test_a_server_turns_other_users_away(caplog: pytest.LogCaptureFixture) -> No
             told = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
             assert answer in told
         assert f"refused a connection from a process of user {NOBODY}" in caplog.text
-        with RemoteStore(server.address) as store:
+        with ServerStore([server.address]) as store:
             assert store.stats() == {}
 
 
@@ -90,5 +90,5 @@ def test_root_and_the_same_user_come_in(monkeypatch: pytest.MonkeyPatch) -> None
     for uid in (0, os.geteuid(), None):
         with monkeypatch.context() as patched, ParameterServer() as server:
             patched.setattr(FramedSocket, "peer_uid", property(lambda self, uid=uid: uid))
-            with RemoteStore(server.address) as store:
+            with ServerStore([server.address]) as store:
                 assert store.stats() == {}

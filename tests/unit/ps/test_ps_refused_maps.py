@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from monolith.errors import ConfigError, InvalidArgumentError, OwnershipChangedError, ServerError
-from monolith.ps import ParameterServer, RemoteStore, ServerConfig, ServerStore
+from monolith.ps import ParameterServer, ServerConfig, ServerStore
+from monolith.ps.client.server_group import ServerGroup
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import Buckets, InstallBuckets, InstalledTable, MoveBuckets
 from monolith.ps.protocol.messages import Apply, DeclaredTable, Lookup, Push, TableGradient, TableRead, TableWrite
@@ -98,10 +99,12 @@ def test_rows_that_are_given_away_while_they_are_read_are_not_answered(
 
 def test_who_does_not_know_of_the_group_may_read_but_not_write(server: ParameterServer, store: ServerStore) -> None:
     store.assign("t", [1], torch.ones(1, 1))
-    with RemoteStore(server.address) as alone:
-        assert alone.lookup([Bags(table="t", ids=np.array([1]), offsets=np.array([0, 1]))])[0].item() == 1.0
+    with ServerGroup([server.address]) as alone:
+        (link,) = alone.links
+        assert values(link, np.array([1])) == 1.0
+        write = TableWrite(push=alone.next_push(), table="t")
         with pytest.raises(OwnershipChangedError):
-            alone.assign("t", [1], torch.zeros(1, 1))
+            link.call(Call.ASSIGN, write.model_dump_json(), [np.array([1]), np.zeros((1, 1), np.float32)])
 
 
 def test_an_answer_that_was_lost_is_given_again_also_if_buckets_have_moved_since(store: ServerStore) -> None:
@@ -130,7 +133,7 @@ def transfer(
     server: ParameterServer, number: int, row: float, giver: int = 77
 ) -> tuple[InstallBuckets, list[np.ndarray]]:
     """The ids of the first half of the buckets with the value `row`."""
-    with RemoteStore(server.address) as store:
+    with ServerGroup([server.address]) as store:
         told = asked(store.links[0])
     ids = IDS[bucket_of(IDS) < 2048]
     table = InstalledTable(declared=DeclaredTable(config=TABLE), max_event_time=5, updates=0, hashnet_scales=(1.0,))
@@ -148,7 +151,7 @@ def transfer(
 
 
 def test_a_transfer_counts_once_however_often_and_late_it_comes(server: ParameterServer) -> None:
-    with RemoteStore(server.address) as alone:
+    with ServerGroup([server.address]) as alone:
         (link,) = alone.links
         first, arrays = transfer(server, 1, 3.0)
         answers = [link.call(Call.INSTALL_BUCKETS, first.model_dump_json(), arrays).text for _ in range(3)]
@@ -168,7 +171,7 @@ def test_a_transfer_counts_once_however_often_and_late_it_comes(server: Paramete
 
 
 def test_a_transfer_that_was_refused_stays_refused(server: ParameterServer) -> None:
-    with RemoteStore(server.address) as alone:
+    with ServerGroup([server.address]) as alone:
         (link,) = alone.links
         good, arrays = transfer(server, 4, 3.0)
         wrong = good.model_copy(update={"buckets": (0, 10)})
@@ -184,7 +187,7 @@ def test_a_transfer_that_was_refused_stays_refused(server: ParameterServer) -> N
 
 @pytest.mark.parametrize("wrong", ["rows", "times", "dtype", "count", "scales", "table"])
 def test_a_malformed_transfer_is_refused_as_a_whole(server: ParameterServer, wrong: str) -> None:
-    with RemoteStore(server.address, [TABLE]) as alone:
+    with ServerGroup([server.address], [TABLE]) as alone:
         (link,) = alone.links
         install, (ids, times, rows) = transfer(server, 1, 3.0)
         arrays = {
@@ -225,7 +228,7 @@ def test_buckets_that_are_owned_are_not_installed_over(store: ServerStore, serve
     ],
 )
 def test_hostile_claims_and_moves_get_an_error(server: ParameterServer, text: str) -> None:
-    with RemoteStore(server.address) as alone:
+    with ServerGroup([server.address]) as alone:
         (link,) = alone.links
         for call in (Call.OWN_BUCKETS, Call.MOVE_BUCKETS, Call.INSTALL_BUCKETS):
             with pytest.raises(ConfigError):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from monolith.errors import ServerRestartedError, ServerRestoredError
-from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig, ServerStore
+from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import TableWrite
 from monolith.table import Bags
@@ -31,11 +31,9 @@ def restarted(server: ParameterServer, folder: Path, *, same_port: bool = True) 
     return started(folder, port)
 
 
-@pytest.mark.parametrize("kind", [RemoteStore, ServerStore])
-def test_a_worker_goes_on_with_a_server_that_has_restored_itself(tmp_path: Path, kind: type[RemoteStore]) -> None:
+def test_a_worker_goes_on_with_a_server_that_has_restored_itself(tmp_path: Path) -> None:
     server = started(tmp_path)
-    address = server.address if kind is RemoteStore else [server.address]
-    with kind(address, [TABLE]) as store:  # type: ignore[arg-type]
+    with ServerStore([server.address], [TABLE]) as store:
         for turn in range(3):
             store.assign_add("t", IDS, torch.ones(100, 1))
             server = restarted(server, tmp_path)

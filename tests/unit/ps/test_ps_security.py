@@ -8,7 +8,7 @@ import pyarrow.flight as flight
 import pytest
 
 from monolith.errors import AuthenticationError, ConfigError, StorageError, UnavailableError
-from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig, ServerStore
+from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.testing import sgd_table_config
 from monolith.transport.link import Transport
 from tls import TOKEN
@@ -38,7 +38,7 @@ def test_a_public_address_with_both_locks_serves(certificate: tuple[Path, Path])
     cert, key = certificate
     config = ServerConfig(host="0.0.0.0", token=TOKEN, tls_cert=cert, tls_key=key)
     client = ClientConfig(token=TOKEN, tls_root_certs=cert)
-    with ParameterServer(config) as server, RemoteStore(f"127.0.0.1:{server.port}", config=client) as store:
+    with ParameterServer(config) as server, ServerStore([f"127.0.0.1:{server.port}"], config=client) as store:
         assert store.health()[0]["tables"] == 0
 
 
@@ -49,13 +49,13 @@ def test_every_stream_without_the_token_is_turned_away_and_logged(
 ) -> None:
     with ParameterServer(ServerConfig(token=TOKEN, transport=transport)) as server:
         with pytest.raises(AuthenticationError, match="asks for a token"):
-            RemoteStore(
-                server.address,
+            ServerStore(
+                [server.address],
                 [sgd_table_config(1, name="t")],
                 config=ClientConfig(token=token, transport=transport),
             )
         assert "refused a client: its token is missing or wrong" in caplog.text
-        with RemoteStore(server.address, config=ClientConfig(token=TOKEN, transport=transport)) as store:
+        with ServerStore([server.address], config=ClientConfig(token=TOKEN, transport=transport)) as store:
             assert store.stats() == {}
 
 
@@ -78,7 +78,7 @@ def test_sockets_and_certificates_are_refused_together_since_sockets_do_not_encr
     with pytest.raises(ConfigError, match="cannot encrypt"):
         ParameterServer(ServerConfig(tls_cert=cert, tls_key=key, transport="socket"))
     with pytest.raises(ConfigError, match="cannot encrypt"):
-        RemoteStore("127.0.0.1:1", config=ClientConfig(tls_root_certs=cert, transport="socket"))
+        ServerStore(["127.0.0.1:1"], config=ClientConfig(tls_root_certs=cert, transport="socket"))
 
 
 def test_no_other_flight_call_is_open_either() -> None:
@@ -96,12 +96,12 @@ def test_a_client_that_does_not_trust_the_certificate_does_not_talk(
     cert, key = certificate
     with ParameterServer(ServerConfig(host="localhost", token=TOKEN, tls_cert=cert, tls_key=key)) as server:
         with pytest.raises(UnavailableError):
-            RemoteStore(server.address, config=ClientConfig(token=TOKEN, timeout=1.0))
+            ServerStore([server.address], config=ClientConfig(token=TOKEN, timeout=1.0))
         other = tmp_path / "other.pem"
         other.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
         with pytest.raises(UnavailableError):
-            RemoteStore(server.address, config=ClientConfig(token=TOKEN, tls_root_certs=other, timeout=1.0))
-        with RemoteStore(server.address, config=ClientConfig(token=TOKEN, tls_root_certs=cert)) as store:
+            ServerStore([server.address], config=ClientConfig(token=TOKEN, tls_root_certs=other, timeout=1.0))
+        with ServerStore([server.address], config=ClientConfig(token=TOKEN, tls_root_certs=cert)) as store:
             assert store.health()[0]["dense"] == 0
 
 
@@ -123,7 +123,7 @@ def test_files_that_are_missing_or_not_pem_are_named(tmp_path: Path, certificate
     with pytest.raises(ConfigError, match="tls_key: expected a PEM file"):
         ParameterServer(ServerConfig(tls_cert=cert, tls_key=tmp_path / "empty"))
     with pytest.raises(StorageError, match="tls_root_certs: cannot read"):
-        RemoteStore("127.0.0.1:1", config=ClientConfig(tls_root_certs=tmp_path / "absent"))
+        ServerStore(["127.0.0.1:1"], config=ClientConfig(tls_root_certs=tmp_path / "absent"))
 
 
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:

@@ -16,7 +16,7 @@ from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.errors import ConfigError, UnavailableError
 from monolith.features import Batch, Feature
 from monolith.nn import EmbeddingBagCollection
-from monolith.ps import ClientConfig, RemoteStore, ServerStore
+from monolith.ps import ClientConfig, ServerStore
 from monolith.table import Adagrad
 from monolith.train import Estimator, RunConfig, RunnerConfig
 
@@ -90,7 +90,7 @@ def test_servers_end_with_their_estimator(closed: bool) -> None:
         del served
         gc.collect()
     with pytest.raises(UnavailableError):
-        RemoteStore(address, config=ClientConfig(timeout=0.3))
+        ServerStore([address], config=ClientConfig(timeout=0.3))
 
 
 def test_a_folder_that_servers_cannot_write_to_is_refused() -> None:

@@ -20,7 +20,6 @@ from monolith.ps import (
     CachedParameters,
     ClientConfig,
     ParameterServer,
-    RemoteStore,
     ServerConfig,
     ServerOptimizer,
     ServerStore,
@@ -43,7 +42,7 @@ ROW = Bags(table="user_id", ids=np.arange(50), offsets=np.arange(51))
 
 
 class Clicks(nn.Module):
-    def __init__(self, store: ServerStore | RemoteStore | None = None) -> None:
+    def __init__(self, store: ServerStore | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embeddings = EmbeddingBagCollection(FEATURES, store)
@@ -72,9 +71,7 @@ def worker(servers: list[ParameterServer], epoch: int, name: str = "w0") -> Iter
         yield store
 
 
-def trainer(
-    store: ServerStore | RemoteStore | None, model_dir: Path | None, *hooks: Hook, **options: object
-) -> Trainer:
+def trainer(store: ServerStore | None, model_dir: Path | None, *hooks: Hook, **options: object) -> Trainer:
     model = Clicks(store)
     config = RunConfig(model_dir=None if model_dir is None else str(model_dir), **options)  # type: ignore[arg-type]
     return Trainer(model, torch.optim.Adam(model.top.parameters(), 0.01), config=config, hooks=hooks)
@@ -294,5 +291,5 @@ def test_the_simple_store_of_one_server_tells_positions_too(tmp_path: Path) -> N
     with cluster(tmp_path, 1) as (server,):
         for epoch in (1, 2):
             config = ClientConfig(worker="w0", epoch=epoch, timeout=60.0)
-            with RemoteStore(server.address, tables_of(FEATURES), config=config) as store:
+            with ServerStore([server.address], tables_of(FEATURES), config=config) as store:
                 assert trainer(store, None).fit(clicks(), steps=4) == 4 * epoch

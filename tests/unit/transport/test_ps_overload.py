@@ -19,7 +19,7 @@ import pytest
 from monolith.cli import main
 from monolith.console import RareWarnings
 from monolith.errors import OverloadedError, UnavailableError
-from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig
+from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.protocol.calls import Call
 from monolith.transport import link as link_module
 from monolith.transport import sockets
@@ -76,7 +76,7 @@ def test_health_is_answered_while_all_streams_are_taken(
     client = ClientConfig(transport=transport, timeout=20.0)
     with (
         ParameterServer(ServerConfig(max_streams=1, transport=transport)) as server,
-        RemoteStore(server.address, config=client) as store,
+        ServerStore([server.address], config=client) as store,
     ):
         assert store.stats() == {}
         with pytest.raises(OverloadedError, match=r"1 streams are open, no more are allowed"):
@@ -91,7 +91,7 @@ def test_health_is_answered_while_all_streams_are_taken(
 
 
 def test_a_large_request_beyond_the_streams_is_told_so_too() -> None:
-    with ParameterServer(ServerConfig(max_streams=1)) as server, RemoteStore(server.address) as store:
+    with ParameterServer(ServerConfig(max_streams=1)) as server, ServerStore([server.address]) as store:
         assert store.stats() == {}
         with pytest.raises(OverloadedError, match="1 streams are open"):
             ask_once(server.address, "socket", encode(call=17, request=1, text="{}", arrays=[np.zeros(100_000)]))
@@ -111,7 +111,7 @@ def test_it_accepts_again_when_descriptors_are_back(
     with caplog.at_level(logging.WARNING, "monolith.transport"):
         monkeypatch.setattr(sockets, "RETRY_SECONDS", 0.001)
         monkeypatch.setattr(socket.socket, "accept", failing)
-        with ParameterServer() as server, RemoteStore(server.address) as store:
+        with ParameterServer() as server, ServerStore([server.address]) as store:
             assert store.stats() == {}
             assert next(failures, None) is None
     told = [record.getMessage() for record in caplog.records if "cannot accept" in record.getMessage()]
@@ -145,7 +145,7 @@ def test_it_goes_on_when_no_thread_can_be_started(
 
     monkeypatch.setattr(threading.Thread, "start", failing)
     with caplog.at_level(logging.WARNING, "monolith.transport"), ParameterServer() as server:
-        with RemoteStore(server.address) as store:
+        with ServerStore([server.address]) as store:
             assert store.stats() == {}
         service = server._service
         assert isinstance(service, sockets.SocketService)
@@ -160,7 +160,7 @@ def test_strangers_who_say_nothing_keep_nobody_out() -> None:
         for _ in range(service._most + 5):
             strangers.enter_context(connected(server))
         until(lambda: len(service._connections) >= service._most)
-        with RemoteStore(server.address, config=ClientConfig(timeout=20.0)) as store:
+        with ServerStore([server.address], config=ClientConfig(timeout=20.0)) as store:
             assert store.stats() == {}
 
 

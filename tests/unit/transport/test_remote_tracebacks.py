@@ -9,7 +9,7 @@ import pyarrow.flight as flight
 import pytest
 
 from monolith.errors import InvalidArgumentError, ServerError
-from monolith.ps import ClientConfig, ParameterServer, RemoteStore, ServerConfig
+from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.ps.protocol.calls import Call
 from monolith.transport.errors import encode_error
 from monolith.transport.frames import Frame
@@ -28,7 +28,7 @@ def test_a_fault_of_the_server_is_told_in_a_line_and_logged_in_full(
 ) -> None:
     with (
         ParameterServer(ServerConfig(transport=transport)) as server,
-        RemoteStore(server.address, config=ClientConfig(transport=transport)) as store,
+        ServerStore([server.address], config=ClientConfig(transport=transport)) as store,
     ):
         server._calls._handlers[Call.STATS] = fail  # type: ignore[assignment]
         with pytest.raises(

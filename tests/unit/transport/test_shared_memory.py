@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from monolith.ps import ParameterServer, RemoteStore, ServerConfig, ServerStore
+from monolith.ps import ParameterServer, ServerConfig, ServerStore
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import Lookup, TableRead
 from monolith.ps.server.parameter_server import Dispatcher
@@ -125,7 +125,7 @@ def test_a_frame_of_ones_own_shares_nothing() -> None:
 def test_what_was_looked_up_stays_when_the_room_is_used_again() -> None:
     ids, rows = np.arange(20_000), torch.arange(80_000, dtype=torch.float32).reshape(20_000, 4)
     text = Lookup(tables=(TableRead(table="t", pooling="none"),)).model_dump_json()
-    with ParameterServer() as server, RemoteStore(server.address, [sgd_table_config(4, name="t")]) as store:
+    with ParameterServer() as server, ServerStore([server.address], [sgd_table_config(4, name="t")]) as store:
         store.assign("t", ids, rows)
         (link,) = store.links
         first = link.call(Call.LOOKUP, text, [ids])

@@ -22,11 +22,12 @@ class RemoteLog:
     Example:
         >>> import tempfile
         >>> from monolith.log import LogReader
-        >>> from monolith.ps import ParameterServer, RemoteStore, ServerConfig
+        >>> from monolith.ps import ParameterServer, ServerStore, ServerConfig
         >>> from monolith.testing import sgd_table_config
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     config = ServerConfig(folder=Path(folder), log_flush_secs=None)  # only when asked to
-        ...     with ParameterServer(config) as server, RemoteStore(server.address, [sgd_table_config(1, name="item")]) as store:
+        ...     table = sgd_table_config(1, name="item")
+        ...     with ParameterServer(config) as server, ServerStore([server.address], [table]) as store:
         ...         _ = store.reinitialize("item", [3, 4])
         ...         log = RemoteLog(store.links[0])
         ...         _ = log.flush()

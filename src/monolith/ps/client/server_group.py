@@ -98,7 +98,7 @@ def link_to(address: str, config: ClientConfig) -> Link:
 
 
 class ServerGroup:
-    """Links to servers, joined as one worker. Base of `RemoteStore` and `ServerStore`."""
+    """Links to servers, joined as one worker. Base of `ServerStore`."""
 
     remote = True
     collective: frozenset[str] = frozenset()

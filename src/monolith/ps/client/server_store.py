@@ -18,14 +18,13 @@ from monolith.process_bound import WorkerThreads
 from monolith.ps.client.bag_split import BagSplit, CutBags, DistinctIds, are_long, split_by_owner
 from monolith.ps.client.bucket_group import BucketGroup
 from monolith.ps.client.parted_call import Part, Places, run_parts
-from monolith.ps.client.remote_store import float_rows, row_matrix
 from monolith.ps.client.server_group import ClientConfig, require_known
 from monolith.ps.client.server_routes import Route
 from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import DeclaredTable
 from monolith.ps.protocol.precision import narrowed, widen
-from monolith.table.arrays import Ids, Values, id_array
+from monolith.table.arrays import Ids, Values, contiguous, id_array
 from monolith.table.config import TableConfig
 from monolith.table.store import Bags, Gradient, Position, join_gradients
 from monolith.transport.frames import Frame
@@ -170,7 +169,7 @@ class ServerStore(BucketGroup):
             _table_gradient(g.bags.table, split.pooling, g.learning_rates)
             for g, split in zip(joined, splits, strict=True)
         )
-        parts_of = [split.pushed(float_rows(g.values)) for g, split in zip(joined, splits, strict=True)]
+        parts_of = [split.pushed(_float_rows(g.values)) for g, split in zip(joined, splits, strict=True)]
         push_of = self.push_by_round()
 
         # All servers see every step, those without an id of it too: event time and HashNet scales follow the steps.
@@ -208,7 +207,7 @@ class ServerStore(BucketGroup):
 
     def _write(self, call: Call, table: str, ids: Ids, values: Values, event_time: int) -> None:
         wanted = id_array(ids).reshape(-1)
-        self._each(call, table, wanted, row_matrix(values, len(wanted)), event_time)
+        self._each(call, table, wanted, _row_matrix(values, len(wanted)), event_time)
 
     def _each(
         self, call: Call, table: str, ids: np.ndarray, values: np.ndarray | None, event_time: int
@@ -264,6 +263,23 @@ class ServerStore(BucketGroup):
             if len(self._splits) > REMEMBERED:
                 self._splits.popitem(last=False)
         return split
+
+
+def _float_rows(values: torch.Tensor) -> np.ndarray:
+    """Return gradients as a float32 array."""
+    if values.dtype != torch.float32:
+        raise InvalidArgumentError(f"gradients: expected float32, got {values.dtype}; convert with .float()")
+    return values.detach().cpu().contiguous().numpy()
+
+
+def _row_matrix(values: Values, count: int) -> np.ndarray:
+    """Return `values` as float32 [count, dim]."""
+    array = contiguous(values, "values")
+    if array.dtype != np.float32:
+        raise InvalidArgumentError(f"values: expected float32, got {array.dtype}; convert with .float()")
+    if array.ndim < 2 or array.size != count * array.shape[-1]:
+        raise InvalidArgumentError(f"values: expected [{count}, dim], one row per id, got {list(array.shape)}")
+    return array.reshape(count, array.shape[-1])
 
 
 # What is said about a batch is what was said about the one before it: only its arrays differ.

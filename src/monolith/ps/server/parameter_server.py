@@ -309,9 +309,9 @@ class ParameterServer(FrameServer):
     Requests are handled by the transport's threads, which unpack arrays and call the core; nothing else runs here.
 
     Example:
-        >>> from monolith.ps import ParameterServer, RemoteStore
+        >>> from monolith.ps import ParameterServer, ServerStore
         >>> from monolith.testing import sgd_table_config
-        >>> with ParameterServer() as server, RemoteStore(server.address) as store:
+        >>> with ParameterServer() as server, ServerStore([server.address]) as store:
         ...     store.declare([sgd_table_config(2, name="item")])
         ...     store.stats()["item"].rows
         0
