@@ -1,4 +1,7 @@
-"""Test AUC after one epoch for several learning rates of Adagrad; Parquet files with columns user, item, genres and label."""
+"""Test AUC after one epoch for several learning rates of Adagrad.
+
+The Parquet files have the columns user, item, genres and label.
+"""
 
 from __future__ import annotations
 

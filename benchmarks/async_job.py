@@ -1,4 +1,4 @@
-"""One process of the asynchronous contest: `async_training.py` runs it alone, and launches it as servers and workers."""
+"""One process of the asynchronous benchmark. `async_training.py` runs it alone, and as servers and workers."""
 
 from __future__ import annotations
 

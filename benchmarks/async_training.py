@@ -1,10 +1,10 @@
-"""Asynchronous training on parameter servers beside the same model in one process: what does it cost in AUC?
+"""Measure the AUC of asynchronous training on parameter servers compared with the same model in one process.
 
 python benchmarks/async_training.py            three seeds, 2 servers and 2 workers
 python benchmarks/async_training.py --quick    one seed and little data; its numbers are not for quoting
 
-Both sides train every batch of a synthetic stream once, the two workers half of them each, without waiting for each other. Both
-are then loaded from their checkpoint into this process and score the batches that come next in the stream.
+Both sides train every batch of a synthetic stream once. The two workers train half of the batches each, without waiting for each
+other. Then both models are loaded from their checkpoints into this process and score the next batches of the stream.
 """
 
 from __future__ import annotations

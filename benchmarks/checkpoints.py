@@ -1,12 +1,12 @@
-"""What checkpoints cost: bytes and time of an incremental save, what training notices of it, and a full save and restore beside
-the plain disk.
+"""Measure checkpoints: bytes and time of an incremental save, its effect on training, and a full save and restore compared
+with the plain disk.
 
 python benchmarks/checkpoints.py                     10 M rows, dim 16, 5% changed between two saves
-python benchmarks/checkpoints.py --rows 500000       a first look; its numbers are not for quoting
+python benchmarks/checkpoints.py --rows 500000       a short run; its numbers are not for quoting
 
-Three kinds of turns are interleaved in random order: a table that nobody saves, one whose changes are tracked, and the same while
-its changes are written in the background. A turn is as many training steps as fit into one save. A ratio is the median of the
-rounds' own ratios.
+Three kinds of turns are interleaved in random order: a table that is not saved, one whose changes are tracked, and the same while
+its changes are written in the background. A turn has as many training steps as fit into one save. A ratio is the median of the
+ratios of the rounds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BARS = {
 
 @dataclass
 class Turn:
-    """Seconds of every step of a turn: on the clock, and of the training thread's own work."""
+    """Seconds of every step of a turn: by the clock, and by CPU time of the training thread."""
 
     clock: list[float] = field(default_factory=list)
     work: list[float] = field(default_factory=list)
@@ -133,7 +133,7 @@ def incremental(
 
 
 def full(table: EmbeddingTable, log: ChangeLog, folder: Path, rounds: int) -> dict[str, Any]:
-    """Full saves and restores beside a plain write and read of as many bytes."""
+    """Measure full saves and restores, and a plain write and read of as many bytes."""
     result: dict[str, Any] = {"save": [], "write": [], "restore": [], "read": [], "cached_share": 0.0}
     plain = folder.parent / "plain.bench"
     for number in range(rounds):
@@ -161,7 +161,7 @@ def full(table: EmbeddingTable, log: ChangeLog, folder: Path, rounds: int) -> di
 
 
 def ratio(turns: dict[str, list[Turn]], name: str, base: str, kind: str) -> float:
-    """How much slower a step is in turns of one kind than in those of another: median of the rounds' ratios, less 1."""
+    """Return how much slower a step is in turns of kind `name` than of kind `base`: the median ratio of the rounds minus 1."""
     pairs = zip(turns[name], turns[base], strict=True)
     return (
         statistics.median(statistics.fmean(getattr(a, kind)) / statistics.fmean(getattr(b, kind)) for a, b in pairs) - 1

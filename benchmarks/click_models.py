@@ -1,6 +1,6 @@
-"""The end-to-end contest's models without their embeddings, and its sizes: what all sides share to the last weight.
+"""The models of the end-to-end benchmark without their embeddings, and its sizes. All sides share them, including the weights.
 
-The products of pairs of embeddings are a module that a side brings: torch's operators, as in the papers' own code, or a layer.
+The products of pairs of embeddings are a module that each side supplies: torch's operators, as in the papers, or a layer.
 
 Needs only PyTorch, because it is imported in the environment of every peer.
 """

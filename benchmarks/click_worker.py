@@ -1,4 +1,4 @@
-"""The child process of one side of the end-to-end contest; `worker.py` hands over to it."""
+"""The child process of one side of the end-to-end benchmark, started by `worker.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from click_models import DLRM, DeepFM, DenseWork
 
 
 class ClickTrainer(Protocol):
-    """One side: a model, its tables with a row for every id, and the data. Reading goes on where the last call stopped."""
+    """One side: a model, its tables with a row for every id, and the data. Reading continues where the last call stopped."""
 
     versions: dict[str, str]
     half: DeepFM | DLRM
@@ -76,7 +76,7 @@ class Phases:
         self._last = Phases.clock()
 
     def end(self, part: str) -> None:
-        """What was done since the last call was `part`."""
+        """Add the time since the last call to `part`."""
         now = Phases.clock()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
         self._last = now

@@ -1,13 +1,13 @@
-"""Collisionless against hashing: one model, its ids as they are and hashed into tables of a fixed size.
+"""Compare collisionless ids with hashed ids: one model, with ids as they are and hashed into tables of a fixed size.
 
 python benchmarks/collisions.py                                   the synthetic stream, minutes
 python benchmarks/collisions.py --movielens ml-25m/ratings.csv    MovieLens, rating >= 3.5 is a positive
 
 As in the experiment of the Monolith paper: DeepFM on user and item, AUC on a random tenth of the events after every epoch, ids
-through MD5 modulo a number of rows. The paper's collision rates are 7.73% of the users and 2.86% of the movies: so much
-smaller is the number of distinct ids after hashing. Its tables thus have about 6 rows per user and 17 per movie; the other
-cases are tables with fewer rows. Everything else is equal: the same table holds hashed ids, order of events and split are
-those of the seed. With matplotlib, which nothing else here needs, the result is also drawn.
+through MD5 modulo a number of rows. In the paper, hashing reduces the number of distinct ids by 7.73% for users
+and by 2.86% for movies. Its tables thus have about 6 rows per user and 17 per movie. The other cases are tables with fewer
+rows. Everything else is equal: hashed ids use the same table, and the seed determines the order of events and the split.
+If matplotlib is installed, the result is also drawn.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DIM, BATCH, POSITIVE_RATING = 16, 4096, 3.5
 
 @dataclass(frozen=True)
 class Events:
-    """What was shown to whom, and whether they liked it: int64, int64, float32 [n]; the best AUC there can be, if known."""
+    """Users, items and labels (int64, int64, float32 [n]), and the best possible AUC if it is known."""
 
     users: np.ndarray
     items: np.ndarray

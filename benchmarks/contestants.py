@@ -1,4 +1,4 @@
-"""The parent's side of the workers: start one, ask it for one turn at a time, stop it."""
+"""The parent's side of the workers: start one, request one turn at a time, stop it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ LIMIT_CASES = {
 
 
 class PeerUnavailableError(Exception):
-    """The peer is not installed or does not fit; the run goes on without it."""
+    """The peer is not installed or does not fit. The run continues without it."""
 
 
 class PeerFailedError(Exception):
-    """The peer died or broke the protocol; its log says why."""
+    """The peer died or broke the protocol. Its log has the reason."""
 
 
 class Contestant(Protocol):
-    """Something that takes turns. `names(operation)` are the lines it fills in the table."""
+    """A side of the benchmark. `names(operation)` are its lines in the result table."""
 
     def names(self, operation: str) -> list[str]: ...
     def turn(self, name: str, operation: str, distribution: str, first: int, warm: int, count: int) -> float: ...

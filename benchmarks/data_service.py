@@ -1,12 +1,12 @@
-"""Batches through the data service against reading the same files in the trainer's own process, on one machine.
+"""Compare batches through the data service with reading the same files in the trainer's own process, on one machine.
 
 python benchmarks/data_service.py                 one data worker, then two
-python benchmarks/data_service.py --rows 20000    a first look
+python benchmarks/data_service.py --rows 20000    a short run
 
-Criteo-like rows, as in `reading.py`, ids in lists, in Parquet and TFRecord files, 2,048 a batch. Dispatcher and data workers are
-processes of their own, over the Unix sockets of one machine; the dispatcher keeps its journal. Both sides take turns on the same
-files, which the page cache holds, and are compared by a sum before they are timed; a ratio is the median of the turns' own. CPU
-is that of the trainer's process, all threads: what a service takes off its hands. On few cores they share them.
+Criteo-like rows, as in `reading.py`, with ids in lists, in Parquet and TFRecord files, 2,048 per batch. Dispatcher and data
+workers are separate processes, connected by Unix sockets, and the dispatcher writes its journal. Both sides alternate on the same
+files, which are in the page cache, and their sums are compared before they are timed. A ratio is the median of the ratios of the
+turns. CPU is that of the trainer's process, all threads. With few cores, all processes share them.
 """
 
 from __future__ import annotations

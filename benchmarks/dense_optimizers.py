@@ -1,6 +1,8 @@
-"""Steps of the dense optimizers beside a loop over parameters and torch's own: `python benchmarks/dense_optimizers.py`.
+"""Compare steps of the dense optimizers with a loop over parameters and with torch's optimizers.
 
-Interleaved, best of rounds, one thread; the parameters are those of a small tower with many tensors and of a large one.
+python benchmarks/dense_optimizers.py
+
+Interleaved, best of the rounds, one thread. The parameters are those of a small tower with many tensors and of a large one.
 """
 
 from __future__ import annotations

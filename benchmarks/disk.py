@@ -1,4 +1,4 @@
-"""Saving and loading a table against a plain sequential write and read of as many bytes on the same disk."""
+"""Compare saving and loading a table with a plain sequential write and read of as many bytes on the same disk."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Training a click model, everything included: reading Parquet, ids to rows, the dense layers, both optimizers.
+"""Measure training of a click model with everything: reading Parquet, ids to rows, the dense layers, both optimizers.
 
 python benchmarks/end_to_end.py                        DeepFM and DLRM, 1 and 2 threads, all sides
 python benchmarks/end_to_end.py --models dlrm --threads 1 --peers embeddingbag
 
 Criteo-like examples: 13 numbers, 26 columns of ids, one million distinct 64-bit ids, batches of 2048, dim 16, Adagrad for
-all weights. Ours reads the ids; peers read row numbers that somebody has mapped for them. All sides are processes of
-their own, start with equal weights, and must have equal losses before they are timed. They take turns, a turn being a row
-group of 32 batches; a ratio is the median of the rounds' own ratios. The dense layers of a side take turns too, alone:
-"without dense" is the time of a turn less that. They are the same for all sides but for one: the products of pairs of
-embeddings are our layers on our side, torch's operators elsewhere. A second run of ours has torch's as well.
+all weights. Ours reads the ids; peers read row numbers that were mapped in advance. All sides are separate processes,
+start with equal weights, and must have equal losses before they are timed. They alternate, and a turn is a row group of 32
+batches. A ratio is the median of the ratios of the rounds. The dense layers of a side are also timed alone, and "without
+dense" is the time of a turn minus that. They are the same for all sides with one exception: the products of pairs of
+embeddings are computed by our layers on our side and by torch's operators elsewhere. A second run of ours uses torch's too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from peers import OURS, PeerSpec
 TURN = GROUP // BATCH
 GROUPS = 8
 CHECKED = 16  # batches whose losses are compared
-TOLERANCE = 1e-5  # relative; sums are taken in other orders, which makes some 1e-7
+TOLERANCE = 1e-5  # relative; other orders of summation cause about 1e-7
 PHASE_ROUNDS = 3
 PHASES = ("read", "lookup", "forward and backward", "dense step", "sparse step")
 
@@ -73,7 +73,7 @@ SIDES = (
 
 
 def write_data(folder: Path, groups: int) -> None:
-    """The examples with ids and, for peers, their rows: the row of an id is its place among all sorted ids."""
+    """Write the examples with ids and, for peers, their rows: the row of an id is its rank among all sorted ids."""
     config = CriteoLikeConfig(batch_size=BATCH, batches=groups * TURN)
     columns = [mix48(np.arange(count), slot=slot) for slot, count in enumerate(config.cardinalities, 1)]
     ids = np.sort(np.concatenate(columns))

@@ -1,4 +1,4 @@
-"""How a table grows from nothing: inserts per second, the longest pause of one call, memory per row on the way."""
+"""Measure how an empty table grows: inserts per second, the longest call, and memory per row over time."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def peak_resident_bytes() -> int:
 
 
 def warm_memory(size: int) -> None:
-    """Takes memory from the system, touches it and gives it back.
+    """Allocate memory, touch it and free it.
 
-    A virtual machine gets its memory from the host at first touch, many times slower than from its own kernel. Who runs first
-    would pay for all: so memory is touched before every measurement, and what is measured is the table. Free memory may go back
-    to the host within seconds: so every stretch of a measurement has its own touched right before it.
+    A virtual machine gets its memory from the host at first touch, many times slower than from its own kernel. The first
+    measurement would pay for all, so memory is touched before every measurement. Free memory may
+    return to the host within seconds, so it is touched again right before every part of a measurement.
     """
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -50,7 +50,7 @@ def warm_memory(size: int) -> None:
 
 
 def warm_for(rows: int, dim: int) -> None:
-    """Warms twice what so many rows take, and the slabs that a table asks the system for at once."""
+    """Touch twice the memory of that many rows, and the slabs that a table requests from the system at once."""
     warm_memory(2 * rows * (payload_bytes(dim) + 16) + (64 << 20))
 
 

@@ -1,4 +1,4 @@
-"""The machine a number was measured on: without it the number means little."""
+"""Describe the machine that a number was measured on."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""A parameter server on loopback: its step beside the local table's, its latency, its CPU, and other transports.
+"""Measure a parameter server on loopback: its step compared with the local table, its latency, its CPU, and other transports.
 
 python benchmarks/parameter_server.py            everything that is installed
-python benchmarks/parameter_server.py --quick    a short run to see that everything works; its numbers are not for quoting
+python benchmarks/parameter_server.py --quick    a short run that checks that everything works; its numbers are not for quoting
 
-One worker and one server, each a process. A step is a lookup and an Adagrad push of the same ids, one id to a bag and four
-(as in the table's own benchmark: those the server pools); there is no model in between. All sides take turns, turn by turn in
-every round, on the same batches; a ratio is the median of the rounds' own ratios. "prefetch" looks the next batch up while
-this one is pushed, and pushes while it goes on (`ordered=False`, late push). The local table and the server have the same
+One worker and one server, each a process. A step is a lookup and an Adagrad push of the same ids, with one id per bag and with
+four (as in the benchmark of the table; the server pools those). There is no model in between. The sides alternate in
+every round, on the same batches, and a ratio is the median of the ratios of the rounds. "prefetch" looks up the next batch while
+this one is pushed, and pushes in the background (`ordered=False`, late push). The local table and the server have the same
 number of threads. The exchange with peers is one lookup and one push
-of distinct ids without pooling. With grpcio and Ray actors both sides are our own frames and dispatcher, so that only the
-transport differs from "ours"; "store" is a whole `ServerStore`, which also makes ids distinct, splits, pools and sums.
+of distinct ids without pooling. With grpcio and Ray actors both sides use our frames and our dispatcher, so only the
+transport differs from "ours". "store" is a whole `ServerStore`, which also deduplicates, splits, pools and sums.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def fill(store: Store, rows: int) -> None:
 
 
 def new(turn: list[Bags]) -> list[Bags]:
-    """The same batches, as a source would hand them out: nobody has seen these objects before."""
+    """Copy the batches, so that the objects are new, as they are from a source."""
     return [replace(bags) for bags in turn]
 
 
@@ -143,7 +143,7 @@ def latency(options: argparse.Namespace, server: ServerProcess) -> dict[str, flo
 
 
 class WholeStore:
-    """A `ServerStore` behind the interface of the peers."""
+    """A `ServerStore` with the interface of the peers."""
 
     def __init__(self, config: TableConfig) -> None:
         self._server = ServerProcess()

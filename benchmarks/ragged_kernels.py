@@ -1,11 +1,11 @@
-"""The ragged kernels against the torch formulations they replace.
+"""Compare the ragged kernels with the torch code that they replace.
 
 python benchmarks/ragged_kernels.py                every kernel, one torch thread
 python benchmarks/ragged_kernels.py --threads 2    torch may use two threads; ours always run on the calling thread
-python benchmarks/ragged_kernels.py --cpu-time     time on the core instead of time passed, for a machine that is not idle
+python benchmarks/ragged_kernels.py --cpu-time     CPU time instead of wall-clock time, for a machine that is not idle
 
-Both sides take turns on the same batches; a ratio is the median of the turns' own ratios, above 1 where ours is faster.
-Before timing, both sides' answers are compared.
+Both sides alternate on the same batches. A ratio is the median of the ratios of the turns, above 1 where ours is faster.
+Before timing, the results of both sides are compared.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Reading rows into batches, against what a PyTorch user would otherwise pick.
+"""Compare reading rows into batches with what a PyTorch user would otherwise use.
 
-python benchmarks/reading.py                 every contest; needs `pip install tfrecord` for the TFRecord one
-python benchmarks/reading.py --rows 20000    a first look
+python benchmarks/reading.py                 every comparison; needs `pip install tfrecord` for the TFRecord one
+python benchmarks/reading.py --rows 20000    a short run
 
-Criteo-like rows: 13 floats, 26 ids, one label; and the same with ids in lists of 0 to 8. Both sides take turns on the same
-file, which the page cache holds; a ratio is the median of the turns' own ratios. Before timing, both sides' values are
-compared. For TFRecord the peer gives one dict per row and no batch; ours is a batch of tensors, checksums checked.
-For Parquet the bar is pyarrow alone, reading the same columns and doing nothing with them.
+Criteo-like rows: 13 floats, 26 ids, one label; and the same with ids in lists of 0 to 8. Both sides alternate on the same
+file, which is in the page cache. A ratio is the median of the ratios of the turns. Before timing, the values of both sides are
+compared. For TFRecord the peer returns one dict per row and no batch; ours returns a batch of tensors and verifies checksums.
+For Parquet the peer is pyarrow alone, which reads the same columns and does nothing with them.
 """
 
 from __future__ import annotations

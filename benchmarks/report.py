@@ -1,4 +1,4 @@
-"""Turns results into tables: Markdown for docs/benchmarks.md, and the same on the terminal."""
+"""Format results as tables: Markdown for docs/benchmarks.md, and the same on the terminal."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def markdown(head: dict[str, Any], tables: list[Table]) -> str:
     lines.append("Machine: " + "; ".join(f"{name} {value}" for name, value in head["machine"].items()) + ".")
     lines += ["", head["method"]]
     if head["disturbed"]:
-        lines.append(f"Other processes took part of the core in {head['disturbed']:.0%} of the one-thread turns.")
+        lines.append(f"Other processes used the core in {head['disturbed']:.0%} of the one-thread turns.")
     lines += ["", "Peers:"]
     notes = {spec.name: spec.note for spec in PEERS}
     for name, versions in head["versions"].items():

@@ -1,7 +1,7 @@
-"""Measures the table beside its peers and beside the machine's limit.
+"""Measure the table, its peers and the limit of the machine.
 
 python benchmarks/run.py            the full run: 10 M ids, dim 16 and 64, 1 and 2 threads
-python benchmarks/run.py --quick    a small run to see that everything works; its numbers are not for quoting
+python benchmarks/run.py --quick    a short run that checks that everything works; its numbers are not for quoting
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def main() -> None:
         where = {"directory": str(options.disk), "rounds": options.rounds}
         settings = [s | where for s in both if s["dim"] == options.dims[0]]
         disk = run_jobs("disk", [OURS], settings, options, directory, result.skipped)
-    # The logs stay if they have something to tell.
+    # Keep the logs if they are not empty.
     shutil.rmtree(directory / "workload" if result.skipped else directory)
 
     head = {

@@ -1,13 +1,13 @@
-"""What the log of a parameter server costs, and what a kill of the server costs without it.
+"""Measure the cost of the log of a parameter server, and what a kill of the server loses without it.
 
 python benchmarks/server_log.py            the numbers in docs/guide-parameter-servers.md
-python benchmarks/server_log.py --quick    a short run to see that everything works; its numbers are not for quoting
+python benchmarks/server_log.py --quick    a short run that checks that everything works; its numbers are not for quoting
 
-One worker and one server for each setting of `--log-flush-secs`, each a process; "off" writes the log with checkpoints only.
-A step is a lookup and an Adagrad push of the same ids; between the two the worker computes for `--compute-ms`, as a model
-would, "late" pushes while the next step computes (`enable_embedding_postpush`). Settings take turns in every round, on the
-same batches; a ratio is the median of the rounds' own ratios to "off", 1.1 being 10 % slower. Then every server is killed
-(SIGKILL) under load, as often as `--kills` says, and started again: lost are the pushes that it had acknowledged.
+There is one worker and one server for each setting of `--log-flush-secs`, each a process. "off" writes the log with checkpoints
+only. A step is a lookup and an Adagrad push of the same ids. Between the two the worker computes for `--compute-ms`, as a model
+would; "late" pushes while the next step computes (`enable_embedding_postpush`). The settings alternate in every round, on the
+same batches. A ratio is the median of the ratios of the rounds to "off": 1.1 is 10 % slower. Then every server is killed
+(SIGKILL) under load `--kills` times and restarted, and the acknowledged pushes that it has lost are counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what `run.py`, `end_to_end.py` and `parameter_server.py` compare against, under .venv-bench, and builds the memory
 # limit.
-# A peer that cannot be installed is reported here and skipped there. Run again to retry; what is there is kept.
+# A peer that cannot be installed is reported here and skipped in the benchmarks. Run again to retry; installed peers are kept.
 set -u
 cd "$(dirname "$0")/.."
 base=.venv-bench
@@ -41,7 +41,7 @@ peer() {
   fi
 }
 
-# Beside our own packages and not in an environment of their own: parameter_server.py talks to them from the process it measures.
+# Installed with our own packages and not in a separate environment, because parameter_server.py calls them from the process it measures.
 exchange() {
   local folder=$base/exchange
   if [ -d "$folder/redis" ] && [ -d "$folder/ray" ]; then

@@ -1,4 +1,4 @@
-"""Lookups and training steps of all peers, taken in turns: one round is one turn of every peer on the same batches."""
+"""Measure lookups and training steps of all peers, interleaved: in a round each peer runs one turn on the same batches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from peers import OURS, PeerSpec
 from workload import BATCH, DISTRIBUTIONS
 
 OPERATIONS = ("lookup", "train")
-WARM = 8  # untimed batches at the start of a turn: the caches still hold what the peer before left
-WORKER_BYTES = 600 << 20  # interpreter, libraries, ids and batches, beside the rows
+WARM = 8  # untimed batches at the start of a turn, because the caches still hold the data of the previous peer
+WORKER_BYTES = 600 << 20  # interpreter, libraries, ids and batches, without the rows
 MEMORY_SHARE = 0.85  # of what is available now; the rest is for growth while a peer is filled
 TOLERANCE = 2e-3  # a hot id sums over a thousand gradients in float32, in an order each peer chooses
 
@@ -72,7 +72,7 @@ class SpeedResult:
 def groups_that_fit(plan: SpeedPlan, dim: int, available: int) -> tuple[list[list[PeerSpec | None]], list[str]]:
     """Splits the peers so that each group fits in memory together with our table, which takes part in all of them.
 
-    None stands for the memory limit. Also returns the peers that do not fit even alone beside us.
+    None stands for the memory limit. Also returns the peers that do not fit in memory together with ours.
     """
 
     def cost(spec: PeerSpec | None) -> int:
@@ -86,9 +86,9 @@ def groups_that_fit(plan: SpeedPlan, dim: int, available: int) -> tuple[list[lis
     too_big = [spec for spec in others if cost(spec) > budget]
     groups: list[list[PeerSpec | None]] = [[]]
     for spec in sorted((spec for spec in others if spec not in too_big), key=cost, reverse=True):
-        room = [group for group in groups if sum(map(cost, group)) + cost(spec) <= budget]
-        if room:
-            room[0].append(spec)
+        fitting = [group for group in groups if sum(map(cost, group)) + cost(spec) <= budget]
+        if fitting:
+            fitting[0].append(spec)
         else:
             groups.append([spec])
     names = [spec.name if spec else "limit" for spec in too_big]
@@ -99,8 +99,8 @@ def groups_that_fit(plan: SpeedPlan, dim: int, available: int) -> tuple[list[lis
 def on_processors(threads: int) -> Iterator[None]:
     """As many processors as threads, for us and for every peer started meanwhile.
 
-    A processor that idles until its peer's turn comes clocks down and forgets its caches and page tables, and who waits for
-    memory suffers most. Peers that take turns on the same processors keep them awake for each other.
+    A processor that idles between two turns lowers its clock and loses its caches and page tables, which hurts the
+    memory-bound peers most. Peers that alternate on the same processors keep them busy for each other.
     """
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(allowed)[-threads:])
@@ -136,7 +136,7 @@ def start_group(
             result.versions[name] = peer.versions
             result.errors[name] = peer.check()
             if max(result.errors[name].values()) > TOLERANCE:
-                raise PeerFailedError(f"it does other work than asked: {result.errors[name]}")
+                raise PeerFailedError(f"its result is wrong: {result.errors[name]}")
         except (PeerUnavailableError, PeerFailedError) as error:
             result.skipped[name] = str(error)
             progress(f"skipped {name}: {error}")
@@ -206,7 +206,7 @@ def measure(plan: SpeedPlan, directory: Path, progress: Progress) -> SpeedResult
     for dim, threads in itertools.product(plan.dims, plan.threads):
         groups, too_big = groups_that_fit(plan, dim, machine.available_bytes())
         for name in too_big:
-            progress(f"skipped {name} at dim {dim}: {plan.rows:,} rows do not fit in memory beside ours")
+            progress(f"skipped {name} at dim {dim}: {plan.rows:,} rows do not fit in memory together with ours")
         for number, group in enumerate(groups):
             with on_processors(threads):
                 contestants = start_group(plan, group, dim, threads, directory, result, progress)

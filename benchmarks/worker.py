@@ -22,7 +22,7 @@ from peers import Peer, growing_class, peer_class, spec_named
 
 
 def check(peer: Peer, batch: workload.Batch) -> dict[str, Any]:
-    """A peer that does other work than asked would win or lose for nothing: its first batch is checked."""
+    """Check the first batch of a peer: a comparison with wrong results would be worthless."""
     before = peer.read(batch).copy()
     prepared = peer.prepare(batch)
     pooled = np.asarray(peer.lookup(prepared))

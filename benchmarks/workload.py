@@ -1,4 +1,4 @@
-"""The work every peer is given: the same ids, the same batches, the same gradient, from fixed seeds.
+"""The workload of every peer: the same ids, batches and gradient, from fixed seeds.
 
 Needs only NumPy, because it is imported in the environment of every peer.
 """

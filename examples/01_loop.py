@@ -1,7 +1,7 @@
 """Train a click model on 64-bit ids in a plain PyTorch loop: no vocabulary, no hashing trick, no collisions.
 
 The clicks are synthetic with a known truth, so the best possible AUC is known too. Every batch is scored before the
-model learns from it, the way a recommender meets live traffic: the AUC shown is always that of unseen events.
+model learns from it, as with live traffic, so the AUC shown is always that of unseen events.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The same model with `Estimator`: progress, metrics, a run that continues where it stopped, an export that is loaded back."""
+"""The same model with `Estimator`: progress, metrics, a run that resumes, and an export that is loaded again."""
 
 from __future__ import annotations
 

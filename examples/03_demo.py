@@ -1,4 +1,4 @@
-"""The same training beside a popularity ranking and the best possible one, with a report to look at: what `make demo` runs."""
+"""The same training compared with a popularity ranking and the best possible one, with an HTML report. `make demo` runs this."""
 
 from __future__ import annotations
 

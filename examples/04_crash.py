@@ -1,7 +1,7 @@
-"""The same training, killed again and again without warning: it ends with the weights of a run that was never disturbed.
+"""The same training, killed again and again without warning. It ends with the weights of a run that was never killed.
 
-Every run is a process of its own. It saves beside training, every so many steps, and continues by itself from the newest
-state that is complete: rows, dense weights and the place in the data are always of one step.
+Every run is a separate process. It saves in the background at an interval of steps, and the next run resumes from the newest
+complete state: rows, dense weights and the position in the data are always of the same step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ClickModel(nn.Module):
 
 
 class Die(Hook):
-    """Ends the process at a step, as a power cut or the out-of-memory killer does: nothing is flushed, nobody is told."""
+    """Kills the process at a step, as a power cut or the out-of-memory killer does: nothing is flushed or announced."""
 
     def __init__(self, step: int) -> None:
         self._step = step

@@ -1,11 +1,11 @@
-"""The same training over many processes: tables on servers, several workers, and not a line of the model changed.
+"""The same training over many processes: tables on servers, several workers, and the model unchanged.
 
-Alone it trains in this process. The same file as servers and workers, found and started again by the launcher:
+Run alone, it trains in this process. The launcher runs the same file as servers and workers, and restarts them:
 
     monolith launch --ps 2 --workers 3 --model-dir build/clicks examples/05_cluster.py
 
-Which process it is comes from the environment: variables of ours, TF_CONFIG, the MLP scheduler or `mpirun`. The data is cut into
-shards, the rows and the dense weights are on the servers, and the chief, worker 0, saves for all.
+The role of a process comes from the environment: our variables, TF_CONFIG, the MLP scheduler or `mpirun`. The data is divided
+into shards, the rows and the dense weights are on the servers, and worker 0, the chief, saves for all.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(steps: int, model_dir: Path) -> None:
     torch.manual_seed(0)  # the dense weights that the first worker gives to the servers
     torch.set_num_threads(1)  # several workers share a machine here
     runner = RunnerConfig.from_env()
-    # With a launcher the folder is one that all processes see, and it says which.
+    # A launcher sets the folder, which all processes must share.
     config = RunConfig(model_dir=None if runner.model_dir else str(model_dir), event_time="event_time")
     estimator = Estimator(ClickModel(), config, runner=runner)
 

@@ -1,7 +1,7 @@
 """The original's test model: a field-aware factorization machine on 64 generated examples.
 
-Train, evaluate, predict, export, and load the export back, in one minute of reading. Each id has, per slot it is crossed with, a
-vector of its own; a prediction sums the dot products of the crossed slots and the biases of the user's slots.
+It trains, evaluates, predicts, exports, and loads the export. Each id has a separate vector for each slot that it is crossed
+with. A prediction is the sum of the dot products of the crossed slots and of the biases of the user's slots.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FFM(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         rows = self.embeddings(batch)
-        # The crosses of a slot lie behind each other in its row, in the order of FFM_SLOTS.
+        # The vectors of a slot follow each other in its row, in the order of FFM_SLOTS.
         crossed = {slot: iter(rows[f"slot_{slot}"].split(_dims(slot), dim=1)) for slot in range(NUM_SLOTS)}
         dots = [(next(crossed[user]) * next(crossed[item])).sum(1) for user, item, _ in FFM_SLOTS]
         biases = [rows[f"slot_{slot}.bias"].squeeze(1) for slot in BIASED]

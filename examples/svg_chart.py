@@ -1,4 +1,4 @@
-"""Curves as inline SVG, for a page that needs nothing but itself. The page says the colours: --s0, --s1, ..."""
+"""Curves as inline SVG, for a self-contained page. The page defines the colours: --s0, --s1, ..."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _apart(places: Sequence[float]) -> list[float]:
-    """`places` moved down just enough that labels at them do not overlap."""
-    moved = list(places)
+def _apart(positions: Sequence[float]) -> list[float]:
+    """Move `positions` down just enough that their labels do not overlap."""
+    moved = list(positions)
     order = sorted(range(len(moved)), key=moved.__getitem__)
     for above, below in pairwise(order):
         moved[below] = max(moved[below], moved[above] + LABEL_GAP)
