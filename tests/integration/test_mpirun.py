@@ -55,7 +55,7 @@ def test_one_command_starts_workers_and_servers(tmp_path: Path) -> None:
 def test_a_process_that_fails_ends_the_others() -> None:
     script = (
         "import os, threading\n"
-        "from monolith.cluster.mpi import add_mpi_exception_hook\n"
+        "from monolith.cluster.role import add_mpi_exception_hook\n"
         "assert add_mpi_exception_hook()\n"
         "if os.environ['OMPI_COMM_WORLD_RANK'] == '0':\n"
         "    raise ValueError('bad data')\n"

@@ -17,10 +17,10 @@ import pytest
 
 import counting_worker
 from monolith.cluster import DiscoveryConfig, RayServiceDiscovery, get_discovery
+from monolith.cluster.discovery.ray import RaySession
 from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, RoleKind, Supervisor
-from monolith.cluster.launch.on_ray import RayPlacement, RayRoles
+from monolith.cluster.launch.ray import RayPlacement, RayRoles
 from monolith.cluster.liveness import Liveness
-from monolith.cluster.ray_session import RaySession
 from real_servers import until
 
 # Looked for, and not imported: that takes a second of every process that only collects tests.

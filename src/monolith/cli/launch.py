@@ -25,7 +25,7 @@ from monolith.cli.options import Json
 from monolith.cli.sizes import size_in_bytes
 from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, Supervisor
 from monolith.cluster.launch.local import LocalRoles, OnLine
-from monolith.cluster.launch.on_ray import RayPlacement, RayRoles
+from monolith.cluster.launch.ray import RayPlacement, RayRoles
 from monolith.cluster.liveness import Liveness
 from monolith.errors import ConfigError
 from monolith.state.storage import is_remote

@@ -141,7 +141,7 @@ def _flush_secs(text: str) -> float | None:
 
 def _serve(given: dict[str, Any], grace: float, as_json: bool) -> NoReturn:
     from monolith.cluster import monolith_discovery
-    from monolith.cluster.launch.heartbeat import beating
+    from monolith.cluster.launch.reporting import beating
     from monolith.ps import ParameterServer, ServerConfig
     from monolith.train.runner import RunnerConfig
     from monolith.train.server_role import announced, place_server, wait_for_end

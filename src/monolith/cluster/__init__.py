@@ -3,19 +3,14 @@
 Clients of ZooKeeper, Consul, Ray and Primus are imported when they are used, not before.
 """
 
-from monolith.cluster.cluster_spec import ClusterSpec, Task, parse_tf_config
-from monolith.cluster.consul_discovery import ConsulServiceDiscovery, deregister_all
-from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType, retry_with_socket_error
-from monolith.cluster.discovery_config import DiscoveryConfig, get_discovery, monolith_discovery
-from monolith.cluster.file_discovery import HostServiceDiscovery
+from monolith.cluster.discovery.config import DiscoveryConfig, get_discovery, monolith_discovery
+from monolith.cluster.discovery.consul import ConsulServiceDiscovery, deregister_all
+from monolith.cluster.discovery.file import HostServiceDiscovery
+from monolith.cluster.discovery.ray import RayServiceDiscovery
+from monolith.cluster.discovery.service_discovery import ServiceDiscovery, ServiceDiscoveryType, retry_with_socket_error
+from monolith.cluster.discovery.tf_config import ClusterSpec, Task, TfConfigServiceDiscovery, parse_tf_config
+from monolith.cluster.discovery.zookeeper import ZKServiceDiscovery
 from monolith.cluster.liveness import Liveness
-from monolith.cluster.mpi import (
-    add_mpi_exception_hook,
-    get_mpi_local_rank,
-    get_mpi_local_size,
-    get_mpi_rank,
-    get_mpi_size,
-)
 from monolith.cluster.net import (
     AddressFamily,
     NodeAliveChecker,
@@ -28,12 +23,16 @@ from monolith.cluster.net import (
     is_ipv6_address,
     split_address,
 )
-from monolith.cluster.ray_discovery import RayServiceDiscovery
-from monolith.cluster.role import role_from_environment
+from monolith.cluster.role import (
+    add_mpi_exception_hook,
+    get_mpi_local_rank,
+    get_mpi_local_size,
+    get_mpi_rank,
+    get_mpi_size,
+    role_from_environment,
+)
 from monolith.cluster.scheduler import ScheduledRole, Scheduler
-from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.zookeeper import clear_zk_path, default_zk_servers, get_zk_auth_data, is_ipv6_only
-from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 
 __all__ = [
     "AddressFamily",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from monolith.cluster.discovery import ServiceDiscovery
+from monolith.cluster.discovery.service_discovery import ServiceDiscovery
 from monolith.cluster.net import NodeAliveChecker, split_address
 from monolith.console import Reminder
 from monolith.errors import DeadlineExceededError, InvalidArgumentError

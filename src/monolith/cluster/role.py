@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from types import TracebackType
 
-from monolith.cluster.discovery import ServiceDiscoveryType
+from monolith.cluster.discovery.service_discovery import ServiceDiscoveryType
+from monolith.cluster.discovery.tf_config import TfConfigServiceDiscovery
 from monolith.cluster.scheduler import RoleRequest, ScheduledRole, ServerType, schedulers_of
-from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.errors import ConfigError
 
-__all__ = ["role_from_environment"]
+__all__ = [
+    "add_mpi_exception_hook",
+    "get_mpi_local_rank",
+    "get_mpi_local_size",
+    "get_mpi_rank",
+    "get_mpi_size",
+    "role_from_environment",
+]
 
+_PREFIX = "OMPI_COMM_WORLD_"
 _log = logging.getLogger(__name__)
-
 # A launcher of ranks, and the variables in which it says the rank of a process and how many there are.
 _LAUNCHERS = (
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -21,6 +32,62 @@ _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
+
+
+def get_mpi_rank(environ: Mapping[str, str] | None = None) -> int:
+    """This process's number among all that `mpirun` started; 0 without it.
+
+    Example:
+        >>> get_mpi_rank({"OMPI_COMM_WORLD_RANK": "3"}), get_mpi_rank({})
+        (3, 0)
+    """
+    return _number(environ, _PREFIX + "RANK", "0")
+
+
+def get_mpi_size(environ: Mapping[str, str] | None = None) -> int:
+    """How many processes `mpirun` started; 1 without it."""
+    return _number(environ, _PREFIX + "SIZE", "1")
+
+
+def get_mpi_local_rank(environ: Mapping[str, str] | None = None) -> int:
+    """This process's number among those on its machine; 0 without `mpirun`."""
+    return _number(environ, _PREFIX + "LOCAL_RANK", "0")
+
+
+def get_mpi_local_size(environ: Mapping[str, str] | None = None) -> int:
+    """How many processes `mpirun` started on this machine; 1 without it."""
+    return _number(environ, _PREFIX + "LOCAL_SIZE", "1")
+
+
+def _abort_all() -> None:
+    """End every process of the job: through MPI if this process speaks it, else by ending in a way that `mpirun` notices."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    try:
+        # To begin speaking it now would wait for the others to do the same.
+        if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+            mpi.COMM_WORLD.Abort(1)
+    finally:
+        os._exit(1)
+
+
+def add_mpi_exception_hook(*, environ: Mapping[str, str] | None = None, abort: Callable[[], None] = _abort_all) -> bool:
+    """Under `mpirun`, let an uncaught exception end all processes instead of leaving the others waiting; whether it is set.
+
+    The exception is printed first. Without `mpirun` nothing is changed. Calling it again is harmless.
+    """
+    environ = os.environ if environ is None else environ
+    if _PREFIX + "RANK" not in environ:
+        return False
+    rank = get_mpi_rank(environ)
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        lines = traceback.format_exception(kind, error, trace)
+        sys.stderr.write(f"Uncaught exception on MPI rank {rank}, ending all processes:\n{''.join(lines)}")
+        sys.stderr.flush()
+        abort()
+
+    sys.excepthook = hook
+    return True
 
 
 def role_from_environment(
@@ -97,8 +164,8 @@ def _ranks(environ: Mapping[str, str]) -> tuple[str, int, int] | None:
     return max(found, key=lambda ranks: ranks[2], default=None)
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = environ.get(name, "")
+def _number(environ: Mapping[str, str] | None, name: str, default: str = "") -> int:
+    text = (os.environ if environ is None else environ).get(name, default)
     if not (text.isascii() and text.isdecimal()):
         raise ConfigError(f"{name}: expected a number as the launcher sets it, got {text!r}")
     return int(text)

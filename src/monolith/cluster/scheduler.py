@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Field
 
-from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType
+from monolith.cluster.discovery.service_discovery import ServiceDiscovery, ServiceDiscoveryType
 from monolith.config import Config
 from monolith.errors import ConfigError
 from monolith.transport.server import ListenConfig

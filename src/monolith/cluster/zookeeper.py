@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from monolith.cluster.extras import import_extra
 from monolith.cluster.net import concat_ip_and_port
+from monolith.cluster.optional_packages import import_extra
 from monolith.errors import ConfigError, DiscoveryError, InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -34,6 +34,8 @@ from monolith.urls import local_path
 __all__ = ["dump_counts", "export_dump", "export_multi_dump", "import_dump", "import_multi_dump"]
 
 _JOINED = 4 << 20
+_BATCH = 16384
+_MOST_SHARDS = 99_999
 
 
 def import_dump(
@@ -183,10 +185,6 @@ def _joined(blocks: Iterable[bytes]) -> Iterator[bytes]:
             waiting, size = [], 0
     if waiting:
         yield b"".join(waiting)
-
-
-_BATCH = 16384
-_MOST_SHARDS = 99_999
 
 
 def export_dump(

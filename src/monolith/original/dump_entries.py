@@ -38,6 +38,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _NAMES = {"rmsprop_v2": "rmspropv2"}
 _TIME_WIDTHS = (1, 2, 3, 4, 5)  # event times are below 2**32
 _STEP_WIDTHS = tuple(range(1, 10))  # steps are below 2**63
+_MAX_TIME = 2**32 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,9 +243,6 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-_MAX_TIME = 2**32 - 1
 
 
 class EntryReader:

@@ -36,6 +36,12 @@ __all__ = [
 ]
 
 _PIECE = 4 << 20
+BLOCK = 256 << 10
+"""Plain bytes of a full block."""
+_MAX_PACKED = 1 << 28
+_MOST_EXPANSION = 32  # three bytes of snappy stand for at most 64
+_HEADER, _FOOTER = 12, 4
+_MAX_RECORD = 128 << 20
 
 
 def shard_name(prefix: str, shard: int, shards: int) -> str:
@@ -136,13 +142,6 @@ def plain_pieces(read: Callable[[int], bytes]) -> Iterator[bytes]:
         yield piece
 
 
-BLOCK = 256 << 10
-"""Plain bytes of a full block."""
-
-_MAX_PACKED = 1 << 28
-_MOST_EXPANSION = 32  # three bytes of snappy stand for at most 64
-
-
 def unpacked_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
     """The plain bytes of the stream under `read`, block by block; damage is a `CorruptFileError`."""
     while header := read(4):
@@ -201,10 +200,6 @@ class SnappyStreamWriter:
     def _pack(self, plain: bytes) -> None:
         packed = pa.compress(plain, codec="snappy", asbytes=True)
         self._write(struct.pack(">I", len(packed)) + packed)
-
-
-_HEADER, _FOOTER = 12, 4
-_MAX_RECORD = 128 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

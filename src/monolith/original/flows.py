@@ -21,6 +21,7 @@ from monolith.process_bound import ProcessBound
 __all__ = ["CacheOneDataset", "Flow", "FlowSplit", "MergedFlows", "merge_flow", "split_flow"]
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Flow:
@@ -248,9 +249,6 @@ def _stateful(source: Iterable[Batch]) -> Any:  # noqa: ANN401 - anything with a
     if not hasattr(source, "state_dict") or not hasattr(source, "load_state_dict"):
         raise InvalidArgumentError(f"source: a {type(source).__name__} has no state_dict and load_state_dict")
     return source
-
-
-T = TypeVar("T")
 
 
 class CacheOneDataset(Generic[T]):

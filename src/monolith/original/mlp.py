@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
-from monolith.cluster.discovery import ScheduledDiscovery, check_entry, check_name
-from monolith.cluster.mpi import get_mpi_local_size, get_mpi_rank, get_mpi_size
+from monolith.cluster.discovery.service_discovery import ScheduledDiscovery, check_entry, check_name
 from monolith.cluster.net import check_port, concat_ip_and_port, get_local_host, split_address
+from monolith.cluster.role import get_mpi_local_size, get_mpi_rank, get_mpi_size
 from monolith.console import Reminder
 from monolith.errors import ConfigError, DiscoveryError, InvalidArgumentError
 

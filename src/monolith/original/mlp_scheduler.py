@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
-from monolith.cluster.discovery import ServiceDiscoveryType
+from monolith.cluster.discovery.service_discovery import ServiceDiscoveryType
 from monolith.cluster.net import concat_ip_and_port
 from monolith.cluster.scheduler import (
     DATA_ROLES,

@@ -14,14 +14,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, get_args
 
 from monolith.cluster.coordination import Coordination
-from monolith.cluster.discovery import ScheduledDiscovery, ServiceDiscovery
+from monolith.cluster.discovery.service_discovery import ScheduledDiscovery, ServiceDiscovery
+from monolith.cluster.discovery.zookeeper import ZKServiceDiscovery
 from monolith.cluster.formation import Formation
-from monolith.cluster.launch.exit_code import tell_wrong_usage
-from monolith.cluster.launch.heartbeat import beating
-from monolith.cluster.mpi import add_mpi_exception_hook
+from monolith.cluster.launch.reporting import beating, tell_wrong_usage
+from monolith.cluster.role import add_mpi_exception_hook
 from monolith.cluster.scheduler import DATA_ROLES, ServerType, schedulers_of
 from monolith.cluster.zookeeper_coordination import ZKCoordination, ZKSession
-from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 from monolith.console import log_to_stderr
 from monolith.errors import ConfigError, MonolithError, RunInterruptedError
 from monolith.features.batch import Batch

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 
-from monolith.cluster.launch.heartbeat import HEARTBEAT_VARIABLE
+from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE
 from monolith.config import nearest_name
 from monolith.errors import ConfigError
 from monolith.state.roots import RESTORE_ROOTS

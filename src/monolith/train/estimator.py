@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from monolith.cluster.discovery_config import monolith_discovery
+from monolith.cluster.discovery.config import monolith_discovery
 from monolith.cluster.scheduler import DATA_ROLES
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch, as_batch, num_rows

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, SecretStr
 
-from monolith.cluster.discovery import ServiceDiscoveryType
-from monolith.cluster.discovery_config import DiscoveryConfig
+from monolith.cluster.discovery.config import DiscoveryConfig
+from monolith.cluster.discovery.service_discovery import ServiceDiscoveryType
 from monolith.cluster.liveness import Liveness
 from monolith.cluster.role import role_from_environment
 from monolith.cluster.scheduler import ServerType

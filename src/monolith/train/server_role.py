@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from monolith.cluster.discovery import ScheduledDiscovery, ServiceDiscovery
-from monolith.cluster.file_discovery import HostServiceDiscovery
+from monolith.cluster.discovery.file import HostServiceDiscovery
+from monolith.cluster.discovery.ray import RayServiceDiscovery
+from monolith.cluster.discovery.service_discovery import ScheduledDiscovery, ServiceDiscovery
 from monolith.cluster.net import concat_ip_and_port, get_local_host, split_address
-from monolith.cluster.ray_discovery import RayServiceDiscovery
 from monolith.console import Reminder
 from monolith.errors import WorkerLostError
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig

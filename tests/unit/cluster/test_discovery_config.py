@@ -52,7 +52,7 @@ def test_mlp_is_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_zk_is_zookeeper(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str | None]] = []
-    monkeypatch.setattr("monolith.cluster.discovery_config.ZKServiceDiscovery", lambda *given: asked.append(given))
+    monkeypatch.setattr("monolith.cluster.discovery.config.ZKServiceDiscovery", lambda *given: asked.append(given))
     get_discovery(DiscoveryConfig(discovery_type="zk", deep_insight_name="ctr", zk_server="zk0:2181"))
     get_discovery(DiscoveryConfig(discovery_type="zk", deep_insight_name="ctr"))
     assert asked == [("ctr", "zk0:2181"), ("ctr", None)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from monolith.cluster.consul_agent import _parse
-from monolith.cluster.discovery import warn_of_entry
-from monolith.cluster.zookeeper_discovery import _is_entry
+from monolith.cluster.discovery.consul import _parse
+from monolith.cluster.discovery.service_discovery import warn_of_entry
+from monolith.cluster.discovery.zookeeper import _is_entry
 
 
 @pytest.fixture(autouse=True)

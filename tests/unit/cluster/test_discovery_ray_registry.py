@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from monolith.cluster import RayServiceDiscovery
-from monolith.cluster.ray_discovery import Registry
+from monolith.cluster.discovery.ray import Registry
 from monolith.errors import InvalidArgumentError
 
 OLD, NEW = "127.0.0.1:2001", "127.0.0.1:1002"  # not in the order of texts

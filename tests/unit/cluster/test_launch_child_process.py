@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from monolith.cluster.launch.child_process import ChildProcess
+from monolith.cluster.launch.local import ChildProcess
 from real_servers import until
 
 WAIT = 60.0
@@ -154,7 +154,7 @@ def test_signals_after_the_end_reach_nobody(start: Started, monkeypatch: pytest.
 def test_a_launcher_that_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:
     launcher = (
         "import sys, time; from pathlib import Path\n"
-        "from monolith.cluster.launch.child_process import ChildProcess\n"
+        "from monolith.cluster.launch.local import ChildProcess\n"
         "child = ChildProcess([sys.executable, '-S', '-c', 'import time; time.sleep(600)'], log=Path('log'))\n"
         "print(child.pid, flush=True); time.sleep(600)"
     )

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from monolith.cluster.launch.child_process import ChildProcess
-from monolith.cluster.launch.heartbeat import HEARTBEAT_VARIABLE, Pulse, beating
+from monolith.cluster.launch.local import ChildProcess
+from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE, Pulse, beating
 from real_servers import until
 
-BEATING = "from monolith.cluster.launch.heartbeat import beating; import time\nwith beating(0.02): print('on'); time.sleep(600)"
+BEATING = "from monolith.cluster.launch.reporting import beating; import time\nwith beating(0.02): print('on'); time.sleep(600)"
 
 
 class Clock:

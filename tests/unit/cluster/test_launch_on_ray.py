@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
+from monolith.cluster.discovery.ray import RaySession
 from monolith.cluster.launch import JobRoles, Role, RoleKind
-from monolith.cluster.launch import ray_process as module
-from monolith.cluster.launch.on_ray import RayPlacement, must_say_host
-from monolith.cluster.launch.ray_process import RayProcess
-from monolith.cluster.launch.role_actor import Look
-from monolith.cluster.ray_session import RaySession
+from monolith.cluster.launch import ray as module
+from monolith.cluster.launch.ray import Look, RayPlacement, RayProcess, must_say_host
 from monolith.errors import ConfigError, DiscoveryError
 from monolith.testing.servers import free_ports
 
@@ -38,7 +36,7 @@ def test_servers_are_spread_and_each_role_has_what_it_asked_for() -> None:
 
 def test_a_cluster_that_is_not_there_is_named_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="jobs on Ray need the package ray; pip install 'monolith-torch[ray]'")
-    monkeypatch.setattr("monolith.cluster.ray_session._ANSWER_SECS", 0.2)
+    monkeypatch.setattr("monolith.cluster.discovery.ray._ANSWER_SECS", 0.2)
     (port,) = free_ports(1)
     with pytest.raises(DiscoveryError, match=f"cannot join the Ray cluster at 127.0.0.1:{port}: nobody answers"):
         RaySession(f"127.0.0.1:{port}")

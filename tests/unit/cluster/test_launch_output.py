@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monolith.cluster.launch.output import LineCutter
+from monolith.cluster.launch.local import LineCutter
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from monolith.cluster.launch.role_actor import Look, RoleActor
+from monolith.cluster.launch.ray import Look, RoleActor
 
 
 def actor(code: str, folder: Path, **environment: str) -> RoleActor:

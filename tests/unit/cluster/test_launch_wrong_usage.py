@@ -34,7 +34,7 @@ def test_wrong_usage_ends_the_job_at_once(kind: RoleKind, code: int, restarted: 
 )
 def test_a_script_tells_it_by_its_exit_code(error: str, code: int) -> None:
     script = f"""
-from monolith.cluster.launch.exit_code import tell_wrong_usage
+from monolith.cluster.launch.reporting import tell_wrong_usage
 from monolith.errors import {error}
 tell_wrong_usage()
 try:

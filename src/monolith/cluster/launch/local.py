@@ -3,20 +3,208 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from monolith.cluster.launch.child_process import ChildProcess
+from monolith.cluster.launch import die_with_parent as tie
+from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE, Pulse
 from monolith.cluster.launch.roles import JobRoles, Role
 
-__all__ = ["LocalRoles", "OnLine"]
+__all__ = ["ChildProcess", "LineCutter", "LocalRoles", "OnLine"]
 
+_MOST = 4096  # characters of a line that are shown; the log has all of it
+_END = re.compile(rb"[\r\n]+")
+_LAST_LINES = 20
+_PIECE_BYTES = 1 << 16
+# For the kernel to end a process that was killed, and for what it wrote to be read.
+_KILL_SECS = 10.0
 OnLine = Callable[[Role, str], None]
 """Hears of each line that a role writes; called by threads."""
-
 _RETRY_WAIT = "MONOLITH_RETRY_WAIT_IN_SECS"
+
+
+class LineCutter:
+    """Turns pieces of output into lines of text.
+
+    A carriage return ends a line too, as progress bars write it. Bytes that are no text and signs that would command a
+    terminal become a replacement character: a role speaks to whoever watches, and no more.
+
+    Example:
+        >>> cutter = LineCutter()
+        >>> cutter.feed(b"step 1\\nst"), cutter.feed(b"ep 2\\n"), cutter.rest()
+        (['step 1'], ['step 2'], [])
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that `data` completes."""
+        *lines, self._rest = _END.split(self._rest + data)
+        if len(self._rest) > 4 * _MOST:
+            lines.append(self._rest)
+            self._rest = b""
+        return [text for text in map(_shown, lines) if text]
+
+    def rest(self) -> list[str]:
+        """The line that was begun and not ended, if there is one."""
+        text, self._rest = _shown(self._rest), b""
+        return [text] if text else []
+
+
+def _shown(line: bytes) -> str:
+    text = line.decode(errors="replace").rstrip()[:_MOST]
+    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+class ChildProcess:
+    """A command in a session of its own: an interrupt at the terminal reaches only who started it, which ends it in order.
+
+    If that process dies, however it does, the kernel ends this one. Everything it writes goes to `log` as it is, and line by line
+    to `on_line`, which a thread calls. The processes it has started in its session end with it.
+
+    Example:
+        >>> import sys, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     child = ChildProcess([sys.executable, "-c", "print('hello')"], log=Path(folder, "log"))
+        ...     child.wait(60), child.last_lines
+        (0, ['hello'])
+    """
+
+    restarted = 0
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        on_line: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Start it in `folder`, by default this process's own; `environment` is added to this process's own."""
+        self._command = [sys.executable, "-IS", tie.__file__, str(os.getpid()), *command]
+        self._pulse = Pulse()
+        heartbeat = {HEARTBEAT_VARIABLE: self._pulse.variable}
+        self._environment = {"PYTHONUNBUFFERED": "1", **os.environ, **(environment or {}), **heartbeat}
+        self._log, self._folder, self._on_line = log, folder, on_line
+        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._code: int | None = None
+        self._reaping = threading.Lock()
+        self._started = threading.Event()
+        self._failure: OSError | None = None
+        self._popen: subprocess.Popen[bytes]
+        # The kernel ties the process to the thread that starts it: to one that lives exactly as long.
+        self._thread = threading.Thread(target=self._run, name=f"output of {log.stem}", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            raise self._failure
+        self.pid: int | None = self._popen.pid
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of what it has written."""
+        return list(self._lines)
+
+    @property
+    def silence(self) -> float:
+        """Seconds since it last showed that it is alive, 0 if it never has. See `Pulse`."""
+        with self._reaping:
+            return 0.0 if self._code is not None else self._pulse.silence(self._popen.pid)
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal, when it has ended and all it wrote has been read; None while it runs."""
+        with self._reaping:
+            if self._code is None and _has_ended(self._popen.pid, block=False):
+                self._reap()
+        return self._code
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait until it has ended, `timeout` seconds at most; its exit code, None if it runs on."""
+        self._thread.join(timeout)
+        return self.poll()
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL to its session, and wait until it is gone."""
+        self._signal(signal.SIGKILL, group=True)
+        self._thread.join(_KILL_SECS)
+        self.poll()
+
+    def _signal(self, number: signal.Signals, *, group: bool = False) -> None:
+        with self._reaping, suppress(ProcessLookupError):
+            # Once it is reaped, its number may be someone else's.
+            if self._code is None:
+                (os.killpg if group else os.kill)(self._popen.pid, number)
+
+    def _reap(self) -> None:
+        # While it is not reaped its group keeps its number. What is left of the group would hold the pipe open.
+        with suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._thread.join(_KILL_SECS)
+        self._code = self._popen.wait()
+        self._pulse.close()
+
+    def _run(self) -> None:
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("ab", buffering=0) as log:
+                self._popen = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    cwd=self._folder,
+                    start_new_session=True,
+                    pass_fds=[self._pulse.write_end],
+                )
+                self._pulse.started()
+                self._started.set()
+                self._copy(log)
+        except OSError as error:
+            self._pulse.close()
+            self._failure = error
+            self._started.set()
+            return
+        _has_ended(self._popen.pid, block=True)
+
+    def _copy(self, log: BinaryIO) -> None:
+        assert self._popen.stdout is not None
+        cutter = LineCutter()
+        with self._popen.stdout as output:
+            while piece := os.read(output.fileno(), _PIECE_BYTES):
+                # A full disk must not stop the role: what it writes is still shown.
+                with suppress(OSError):
+                    log.write(piece)
+                self._show(cutter.feed(piece))
+        self._show(cutter.rest())
+
+    def _show(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._lines.append(line)
+            self._on_line(line)
+
+
+def _has_ended(pid: int, *, block: bool) -> bool:
+    """Whether a child has ended; it stays to be reaped."""
+    flags = os.WEXITED | os.WNOWAIT | (0 if block else os.WNOHANG)
+    with suppress(ChildProcessError):  # reaped already
+        return os.waitid(os.P_PID, pid, flags) is not None
+    return True
 
 
 class LocalRoles:

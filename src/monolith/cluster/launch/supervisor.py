@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from monolith.cluster.launch.exit_code import WRONG_USAGE
+from monolith.cluster.launch.reporting import WRONG_USAGE
 from monolith.cluster.launch.roles import Role, RoleKind
 from monolith.cluster.liveness import Liveness
 

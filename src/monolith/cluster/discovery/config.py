@@ -10,15 +10,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from monolith.cluster.consul_discovery import ConsulServiceDiscovery
-from monolith.cluster.discovery import ServiceDiscovery, ServiceDiscoveryType
-from monolith.cluster.file_discovery import HostServiceDiscovery
+from monolith.cluster.discovery.consul import ConsulServiceDiscovery
+from monolith.cluster.discovery.file import HostServiceDiscovery
+from monolith.cluster.discovery.ray import RayServiceDiscovery
+from monolith.cluster.discovery.service_discovery import ServiceDiscovery, ServiceDiscoveryType
+from monolith.cluster.discovery.tf_config import TfConfigServiceDiscovery
+from monolith.cluster.discovery.zookeeper import ZKServiceDiscovery
 from monolith.cluster.net import AddressFamily
-from monolith.cluster.ray_discovery import RayServiceDiscovery
 from monolith.cluster.scheduler import load_scheduler
-from monolith.cluster.tf_config_discovery import TfConfigServiceDiscovery
 from monolith.cluster.zookeeper import default_zk_servers
-from monolith.cluster.zookeeper_discovery import ZKServiceDiscovery
 from monolith.config import Config
 from monolith.errors import ConfigError
 

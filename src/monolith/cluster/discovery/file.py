@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from monolith.cluster.discovery import ServiceDiscovery, check_entry, check_name
+from monolith.cluster.discovery.service_discovery import ServiceDiscovery, check_entry, check_name
 from monolith.cluster.net import split_address
 from monolith.errors import InvalidArgumentError
 

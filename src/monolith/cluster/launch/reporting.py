@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 
-__all__ = ["HEARTBEAT_VARIABLE", "Pulse", "beating"]
+from monolith.errors import CheckpointMismatchError, ConfigError
+
+__all__ = ["HEARTBEAT_VARIABLE", "Pulse", "WRONG_USAGE", "beating", "tell_wrong_usage"]
 
 HEARTBEAT_VARIABLE = "MONOLITH_HEARTBEAT_PIPE"
 """Names the pipe in the environment of a role: its descriptor and its inode, by which a stranger's descriptor is recognised."""
@@ -18,6 +22,8 @@ HEARTBEAT_VARIABLE = "MONOLITH_HEARTBEAT_PIPE"
 _STOPPED_STATES = ("T", "t")
 _BEAT, _LAST_BEAT = b".", b"-"
 _MANY = 1 << 16
+WRONG_USAGE = 2
+"""Wrong usage, configuration or data. `monolith` ends with it, and so does a script after `tell_wrong_usage`."""
 
 
 class Pulse:
@@ -130,3 +136,18 @@ def _is_stopped(pid: int) -> bool:
         return fields[0] in _STOPPED_STATES
     except (OSError, IndexError):
         return False
+
+
+def tell_wrong_usage() -> None:
+    """From now on, a `ConfigError` or `CheckpointMismatchError` that nobody catches ends this process with `WRONG_USAGE`.
+
+    It is printed as before: `sys.excepthook` is called first. Calling this again is harmless.
+    """
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if isinstance(error, ConfigError | CheckpointMismatchError):
+            raise SystemExit(WRONG_USAGE)
+
+    sys.excepthook = hook
