@@ -1,4 +1,4 @@
-"""The data service: a dispatcher hands out splits of the data, data workers read them, trainers take their batches."""
+"""The data service: a dispatcher assigns splits of the data, data workers read them, trainers get their batches."""
 
 from monolith.dataservice.dataset import DatasetConfig, Split, TransformConfig, open_split
 from monolith.dataservice.dispatcher import DataDispatcher, DispatcherConfig

@@ -1,4 +1,4 @@
-"""What a data service reads, as configuration: it travels between processes as JSON, never as code."""
+"""Datasets of a data service as configuration, which is sent as JSON and never as code, and how their splits are read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
     "TransformConfig",
     "open_split",
     "require_below",
-    "require_known",
+    "require_known_kinds",
     "require_roots",
 ]
 
@@ -51,7 +51,7 @@ class TransformConfig(Config):
     kind: Kind
     """The name of the class."""
     fields: dict[str, JsonValue] = {}
-    """Its arguments, as JSON has them."""
+    """Its arguments, as JSON."""
 
 
 class DatasetConfig(Config):
@@ -71,22 +71,22 @@ class DatasetConfig(Config):
     kind: Kind
     """"csv", "parquet", "tfrecord", "record_file", "click_stream", or a kind that data workers were started with."""
     paths: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = ()
-    """Files, folders, globs or ranges; the dispatcher finds the files, each is at least one split. Some kinds have none."""
+    """Files, folders, globs or ranges. The dispatcher finds the files, each at least one split. Some kinds have none."""
     fields: dict[str, JsonValue] = {}
-    """The other arguments of the source, as JSON has them."""
+    """The other arguments of the source, as JSON."""
     transforms: tuple[TransformConfig, ...] = ()
-    """What is done to each batch, in order."""
+    """Transforms of each batch, in order."""
     splits: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    """Into how many splits each file is cut or, without files, the whole source."""
+    """Number of splits of each file or, without files, of the whole source."""
     sharding: Literal["dynamic", "static"] = "dynamic"
-    """Who gets a split: the trainer that asks first, or always the same: split k goes to trainer k modulo their number."""
+    """dynamic: a split goes to the trainer that asks first. static: split k goes to trainer k modulo their number."""
 
     @model_validator(mode="after")
     def _files_are_found_by_the_dispatcher(self) -> Self:
         if STDIN in self.paths:
             raise ValueError("paths: standard input cannot be read by several processes")
         if "paths" in self.fields:
-            raise ValueError("fields: the files are said by paths of the dataset")
+            raise ValueError("fields: give the files as paths of the dataset")
         return self
 
 
@@ -99,9 +99,9 @@ class Split(Config):
     """
 
     number: Annotated[int, Field(ge=0)]
-    """Its place among the splits of an epoch."""
+    """Its index among the splits of an epoch."""
     file: str | None = None
-    """The file to read; None: the dataset has none."""
+    """The file to read. None if the dataset has no files."""
     part: Annotated[int, Field(ge=0)] = 0
     """Which part of the file, or of the whole source."""
     parts: Annotated[int, Field(ge=1)] = 1
@@ -114,16 +114,16 @@ Kinds = Mapping[str, MakeSource]
 
 
 class SplitReader(Protocol):
-    """Batches of one split, with a place that goes into JSON."""
+    """Batches of one split, with a position that can be written as JSON."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches from the place on."""
+        """Iterate over the batches after the position."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """The place behind the last batch."""
+        """Return the position after the last batch."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a place."""
+        """Move to a position."""
 
 
 def _files(source: Callable[..., Source]) -> MakeSource:
@@ -135,7 +135,7 @@ def _files(source: Callable[..., Source]) -> MakeSource:
             known["header"] = cast(JsonValue, RecordHeader.from_json(json.dumps(known["header"])))
         return source(paths, **known)
 
-    # What may be given is what the source takes.
+    # Arguments are checked against those of the source.
     make.__signature__ = inspect.signature(source)  # type: ignore[attr-defined]
     return make
 
@@ -161,7 +161,7 @@ KINDS: Kinds = {
 }
 """The kinds that every data worker has."""
 
-# Those whose constructors take plain values; all others in the package that are configurations can be made of their fields.
+# Their constructors take plain values. All other transforms that are configs are made from their fields.
 _DRAWING: dict[str, Callable[..., transforms.Seeded]] = {"AddLabel": AddLabel, "NegativeSample": NegativeSample}
 _CONFIGURED: dict[str, type[Config]] = {
     name: kind
@@ -173,40 +173,42 @@ _CONFIGURED: dict[str, type[Config]] = {
 }
 
 
-def require_known(dataset: DatasetConfig, kinds: Kinds = KINDS) -> None:
-    """Raise `ConfigError` for a kind of source or transform that is not there, naming the nearest one."""
+def require_known_kinds(dataset: DatasetConfig, kinds: Kinds = KINDS) -> None:
+    """Raise `ConfigError` for an unknown kind of source or transform, naming the nearest one."""
     _known("kind", dataset.kind, kinds)
     for transform in dataset.transforms:
         _known("transforms", transform.kind, {**_CONFIGURED, **_DRAWING})
 
 
 def open_split(dataset: DatasetConfig, split: Split, position: str = "", *, kinds: Kinds = KINDS) -> SplitReader:
-    """The batches of `split` behind `position`, the JSON of a state; from its beginning if that is empty.
+    """Return a reader of the batches of `split` after `position`, the JSON of a state, or from its beginning if that is empty.
 
     Example:
         >>> dataset = DatasetConfig(kind="click_stream", fields={"batches": 3, "batch_size": 2, "users": 9}, splits=2)
         >>> [len(batch["label"]) for batch in open_split(dataset, Split(number=1, part=1, parts=2))]
         [2]
     """
-    require_known(dataset, kinds)
+    require_known_kinds(dataset, kinds)
     files = [] if split.file is None else [split.file]
     source: SplitReader = _made(f"{dataset.kind}: fields", kinds[dataset.kind], paths=files, **dataset.fields)
     if split.parts > 1:
         source = cast(Source, source).shard(split.part, split.parts)
     if dataset.transforms:
-        # Every split draws random numbers of its own, whoever reads it.
+        # The random numbers of a split do not depend on which process reads it.
         drawn = Compose(map(_transform, dataset.transforms)).for_shard(split.number)
         source = Transformed(source, *drawn.transforms)
     if position:
-        _go_to(source, position)
+        _move_to(source, position)
     return source
 
 
-def _go_to(source: SplitReader, position: str) -> None:
+def _move_to(source: SplitReader, position: str) -> None:
     try:
         source.load_state_dict(json.loads(position))
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidArgumentError(f"position: expected what came with a batch of this split; {error}") from None
+        raise InvalidArgumentError(
+            f"position: expected the position that came with a batch of this split; {error}"
+        ) from None
 
 
 def _transform(config: TransformConfig) -> Callable[[Batch], Batch]:
@@ -217,7 +219,7 @@ def _transform(config: TransformConfig) -> Callable[[Batch], Batch]:
     return cast("Callable[[Batch], Batch]", made)
 
 
-def _made(where: str, make: Callable[..., Any], /, **fields: Any) -> Any:  # noqa: ANN401 - JSON, checked by who takes it
+def _made(where: str, make: Callable[..., Any], /, **fields: Any) -> Any:  # noqa: ANN401 - JSON, checked by `make`
     try:
         inspect.signature(make).bind(**fields)
         return make(**fields)
@@ -240,7 +242,7 @@ _PATTERN = re.compile(r"[*?\[{]")
 
 
 def require_roots(config: ListenConfig, roots: Sequence[str]) -> None:
-    """Raise `ConfigError` if other machines can ask for any file."""
+    """Raise `ConfigError` if other machines could ask for any file."""
     if not roots and not is_loopback(config.host):
         raise ConfigError(
             f"{type(config).__name__}.roots: {config.host!r} can be reached from other machines; give the folders or URLs that "
@@ -251,7 +253,7 @@ def require_roots(config: ListenConfig, roots: Sequence[str]) -> None:
 def require_below(path: str, roots: Sequence[str]) -> None:
     """Raise `InvalidArgumentError` unless the file, folder or pattern `path` is below one of `roots`. No roots allow any.
 
-    Links and `..` are followed first.
+    Links and `..` are resolved first.
 
     Example:
         >>> require_below("/data/days/*.csv", ["/data"])
@@ -269,6 +271,6 @@ def _is_below(path: str, root: str) -> bool:
     found = None if "://" in path else _PATTERN.search(path)
     if found is None:
         return lies_below(path, root)
-    # Of a pattern, the folder that it is matched in; what matches is asked about when it is read.
+    # Of a pattern, check the folder that it is matched in. The files that match are checked when they are read.
     folder = path[: found.start()].rpartition("/")[0] or path[:1]
     return ".." not in path[found.start() :].split("/") and lies_below(folder, root)

@@ -1,4 +1,4 @@
-"""`DataDispatcher`: hands out the splits of datasets to trainers, and knows which data workers are alive."""
+"""`DataDispatcher`: assigns the splits of datasets to trainers, and knows which data workers are alive."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from monolith.config import Positive
 from monolith.data.sources.files import expand_pattern
-from monolith.dataservice import protocol as messages
+from monolith.dataservice import protocol
 from monolith.dataservice.dataset import DatasetConfig, require_below, require_roots
 from monolith.dataservice.jobs import Jobs
-from monolith.dataservice.journal import Event, Journal
+from monolith.dataservice.journal import JobEvent, Journal
 from monolith.dataservice.protocol import DataCall, Nothing
 from monolith.errors import StorageError
 from monolith.transport.calls import Answer, BasicCall, FrameCalls, json_answer, message_of
@@ -23,15 +23,15 @@ from monolith.transport.server import FrameServer, ListenConfig, require_safe
 
 __all__ = ["DataDispatcher", "DispatcherCalls", "DispatcherConfig", "WorkerPool"]
 
-MAX_WORKERS = 65536
+MAX_DATA_WORKERS = 65536
 
 
 @dataclass
 class _Worker:
     heard: float
-    """When it said last that it is alive."""
+    """Time of its last heartbeat."""
     streams: int
-    """Splits it reads, as it said, and those it was chosen for since."""
+    """Splits that it reads, as of its last heartbeat, and those assigned since."""
 
 
 class WorkerPool:
@@ -52,16 +52,16 @@ class WorkerPool:
         self._lock = threading.Lock()
 
     def heartbeat(self, address: str, *, streams: int) -> None:
-        """The data worker at `address` is alive."""
+        """Record that the data worker at `address` is alive."""
         with self._lock:
-            self._forget_the_dead()
-            if address in self._workers or len(self._workers) < MAX_WORKERS:
+            self._remove_expired()
+            if address in self._workers or len(self._workers) < MAX_DATA_WORKERS:
                 self._workers[address] = _Worker(heard=self._clock(), streams=streams)
 
     def choose(self, avoid: Collection[str] = ()) -> str | None:
-        """The one with the least to do, none to `avoid` if there is another; None if none is alive."""
+        """Return the least loaded data worker, outside `avoid` if possible. None if none is alive."""
         with self._lock:
-            self._forget_the_dead()
+            self._remove_expired()
             if not self._workers:
                 return None
             chosen = min(self._workers, key=lambda address: (address in avoid, self._workers[address].streams, address))
@@ -69,12 +69,12 @@ class WorkerPool:
             return chosen
 
     def alive(self) -> list[str]:
-        """Their addresses, sorted."""
+        """Return their addresses, sorted."""
         with self._lock:
-            self._forget_the_dead()
+            self._remove_expired()
             return sorted(self._workers)
 
-    def _forget_the_dead(self) -> None:
+    def _remove_expired(self) -> None:
         since = self._clock() - self.lease_secs
         self._workers = {address: worker for address, worker in self._workers.items() if worker.heard >= since}
 
@@ -83,7 +83,7 @@ _log = logging.getLogger(__name__)
 
 
 class DispatcherConfig(ListenConfig):
-    """How a dispatcher listens, and where it keeps what it handed out.
+    """How a dispatcher listens, and where it records which splits it has assigned.
 
     Example:
         >>> DispatcherConfig(folder=Path("runs/clicks/data")).lease_secs
@@ -91,27 +91,27 @@ class DispatcherConfig(ListenConfig):
     """
 
     folder: Path | None = None
-    """For its journal: a dispatcher that is started again goes on from it. None: what it handed out dies with it."""
+    """Folder of its journal, from which a restarted dispatcher resumes. None: assignments are lost with the process."""
     take_over: bool = False
-    """Take `folder` from a process that still has it, such as one that hangs; that one is fenced."""
+    """Take `folder` from a process that still holds it, such as one that hangs. That process is fenced."""
     lease_secs: Positive = 5.0
-    """A data worker that was not heard for so long counts as dead. They report five times as often."""
+    """Seconds without a heartbeat after which a data worker counts as dead. Heartbeats are five times as frequent."""
     max_message_bytes: int = 2**22
     """Larger requests are refused."""
     roots: tuple[str, ...] = ()
-    """Folders, or beginnings of URLs, that the files of datasets must be below. "*": any file this process may list. Without
-    roots, any file on loopback; on an address that other machines can reach, the dispatcher does not start."""
+    """Folders or URL prefixes that contain the files of datasets. "*": any file that this process may list. Without roots, a
+    dispatcher on loopback accepts any file, and one that other machines can reach does not start."""
 
 
 class DispatcherCalls(FrameCalls):
-    """What a dispatcher does, without the network around it."""
+    """Answers the calls of a dispatcher, without the network."""
 
     def __init__(self, config: DispatcherConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(max_frame_bytes=config.max_message_bytes)
         self._journal = None if config.folder is None else Journal(config.folder, take_over=config.take_over)
         self._roots = config.roots
         self.jobs = Jobs(record=self._record, happened=self._shorten)
-        """What was handed out."""
+        """Jobs and their assignments."""
         self._workers = WorkerPool(lease_secs=config.lease_secs, clock=clock)
         self._handlers |= {
             BasicCall.HEALTH: self._health,
@@ -127,19 +127,19 @@ class DispatcherCalls(FrameCalls):
             for event in self._journal.read():
                 self.jobs.apply(event)
 
-    def register(self, request: messages.RegisterDataset) -> None:
-        """Make a job whose files are below the roots, unless it is there and reads the same."""
+    def register(self, request: protocol.RegisterDataset) -> None:
+        """Create a job whose files are below the roots, unless it exists with the same dataset."""
         for path in request.dataset.paths:
             for pattern in expand_pattern(path):
                 require_below(pattern, self._roots)
         self.jobs.register(request)
 
     def close(self) -> None:
-        """Let another process have the journal."""
+        """Release the journal."""
         if self._journal is not None:
             self._journal.close()
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: JobEvent) -> None:
         if self._journal is not None:
             self._journal.append(event)
 
@@ -149,11 +149,11 @@ class DispatcherCalls(FrameCalls):
         try:
             self._journal.rewrite(self.jobs.states())
         except StorageError as error:
-            _log.warning("the journal could not be shortened and grows on: %s", error)
+            _log.warning("cannot compact the journal, which keeps growing: %s", error)
             self._journal.put_off()
 
     def _require_mine(self, frame: Frame) -> None:
-        # With a journal it does not matter which life of the dispatcher answers; without one, trainers must notice.
+        # With a journal every incarnation of the dispatcher is equal. Without one, trainers must notice a restart.
         if self._journal is None:
             super()._require_mine(frame)
         else:
@@ -164,39 +164,39 @@ class DispatcherCalls(FrameCalls):
         return json_answer(workers=self._workers.alive(), jobs=self.jobs.progress())
 
     def _register(self, frame: Frame) -> Answer:
-        self.register(message_of(messages.RegisterDataset, frame))
+        self.register(message_of(protocol.RegisterDataset, frame))
         return Answer()
 
     def _join(self, frame: Frame) -> Answer:
-        joined = self.jobs.join(message_of(messages.JoinJob, frame))
+        joined = self.jobs.join(message_of(protocol.JoinJob, frame))
         return Answer(text=joined.model_dump_json())
 
     def _leave(self, frame: Frame) -> Answer:
-        return Answer(text=self.jobs.leave(message_of(messages.LeaveJob, frame)).model_dump_json())
+        return Answer(text=self.jobs.leave(message_of(protocol.LeaveJob, frame)).model_dump_json())
 
     def _next_split(self, frame: Frame) -> Answer:
-        granted = self.jobs.next_split(message_of(messages.NextSplit, frame))
+        granted = self.jobs.next_split(message_of(protocol.NextSplit, frame))
         return Answer(text=granted.model_dump_json())
 
     def _describe(self, frame: Frame) -> Answer:
-        part = self.jobs.describe(message_of(messages.DescribeSplit, frame))
+        part = self.jobs.describe(message_of(protocol.DescribeSplit, frame))
         return Answer(text=part.model_dump_json())
 
     def _find_worker(self, frame: Frame) -> Answer:
-        address = self._workers.choose(message_of(messages.FindWorker, frame).avoid)
-        return Answer(text=messages.Found(address=address).model_dump_json())
+        address = self._workers.choose(message_of(protocol.FindWorker, frame).avoid)
+        return Answer(text=protocol.Found(address=address).model_dump_json())
 
     def _heartbeat(self, frame: Frame) -> Answer:
-        heartbeat = message_of(messages.Heartbeat, frame)
+        heartbeat = message_of(protocol.Heartbeat, frame)
         if heartbeat.address not in self._workers.alive():
-            _log.info("data worker %s is here", heartbeat.address)
+            _log.info("data worker %s has joined", heartbeat.address)
         self._workers.heartbeat(heartbeat.address, streams=heartbeat.streams)
-        living = messages.Living(lease_secs=self._workers.lease_secs, sessions=self.jobs.sessions())
+        living = protocol.Living(lease_secs=self._workers.lease_secs, sessions=self.jobs.sessions())
         return Answer(text=living.model_dump_json())
 
 
 class DataDispatcher(FrameServer):
-    """Serves until `close`. It has started when the constructor returns.
+    """Serves from its construction until `close`.
 
     Example:
         >>> with DataDispatcher() as dispatcher:
@@ -206,7 +206,7 @@ class DataDispatcher(FrameServer):
 
     def __init__(self, config: DispatcherConfig | None = None) -> None:
         self.config = config or DispatcherConfig()
-        require_safe(self.config)  # before it touches the folder
+        require_safe(self.config)  # before the folder is touched
         require_roots(self.config, self.config.roots)
         calls = DispatcherCalls(self.config)
         try:
@@ -217,11 +217,11 @@ class DataDispatcher(FrameServer):
         self._dispatcher = calls
 
     def register(self, job: str, dataset: DatasetConfig) -> None:
-        """Let `job` read `dataset`, so that no trainer has to bring it; a job that exists must read the same."""
-        self._dispatcher.register(messages.RegisterDataset(job=job, dataset=dataset))
+        """Register the `dataset` of `job`, so that trainers need not send it. An existing job must read the same."""
+        self._dispatcher.register(protocol.RegisterDataset(job=job, dataset=dataset))
 
     def close(self, *, grace: float = 5.0) -> bool:
-        """Finish what is under way, refuse what comes, stop listening; whether all ended within `grace` seconds."""
+        """Refuse new requests, finish running ones, stop listening. Returns whether all ended within `grace` seconds."""
         clean = super().close(grace=grace)
         if self._bound.is_here:
             self._dispatcher.close()

@@ -1,4 +1,4 @@
-"""The jobs of a dispatcher: which dataset, which trainers, who has which split. Every change is written down first."""
+"""The jobs of a dispatcher: datasets, trainers, and which trainer has which split. Every change is journaled first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monolith.data.sources.files import FileQueue
 from monolith.dataservice.dataset import DatasetConfig, Split
 from monolith.dataservice.journal import (
     EpochState,
-    Event,
+    JobEvent,
     JobState,
     Registered,
     SplitGranted,
@@ -20,22 +20,22 @@ from monolith.dataservice.journal import (
     TrainerLeft,
 )
 from monolith.dataservice.protocol import (
+    DescribedSplit,
     DescribeSplit,
     Granted,
-    Joined,
+    JoinedJob,
     JoinJob,
     LeaveJob,
     NextSplit,
-    Part,
     RegisterDataset,
 )
 from monolith.errors import InvalidArgumentError, StalePushError
 
-__all__ = ["EpochSplits", "Job", "Jobs"]
+__all__ = ["DataJob", "EpochSplits", "Jobs"]
 
 
 class EpochSplits:
-    """Who has which split. Nothing here happens but by events, so that a journal can repeat it.
+    """The splits of one epoch and the trainers that have them. It changes by events only, so that a journal can replay it.
 
     Example:
         >>> epoch = EpochSplits(DatasetConfig(kind="click_stream", splits=2))
@@ -52,23 +52,23 @@ class EpochSplits:
         self._dataset = dataset
         self._files = FileQueue(dataset.paths) if dataset.paths else None
         self.splits: list[Split] = []
-        """All that were cut, by number."""
+        """All splits made so far, by number."""
         self.given: dict[int, list[int]] = defaultdict(list)
-        """The splits of each trainer, in the order it got them."""
+        """The splits of each trainer, in the order they were granted."""
         self.ended: set[int] = set()
-        """Trainers that were told that there is no more."""
+        """Trainers that were told that there are no more splits."""
         self._waiting: deque[int] = deque()
-        """Splits that nobody has, in the order they are to be given."""
-        self.places: dict[int, str] = {}
-        """Where splits begin that somebody read a part of before leaving."""
+        """Splits without a trainer, in the order in which they are granted."""
+        self.starts: dict[int, str] = {}
+        """Start positions of splits that a trainer read in part before it left."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that were cut, in order."""
+        """The files of the splits made so far, in order."""
         return tuple(split.file for split in self.splits[:: self._dataset.splits] if split.file is not None)
 
     def state(self, before: EpochSplits | None) -> EpochState:
-        """All of it; files that are those of the epoch `before` are not said again."""
+        """Return the state of the epoch. Files that equal those of the epoch `before` are left out."""
         same = before is not None and before.files == self.files
         return EpochState(
             splits=len(self.splits),
@@ -77,12 +77,12 @@ class EpochSplits:
             given=tuple((trainer, tuple(splits)) for trainer, splits in self.given.items()),
             ended=tuple(sorted(self.ended)),
             waiting=tuple(self._waiting),
-            places=tuple(self.places.items()),
+            places=tuple(self.starts.items()),
         )
 
     @classmethod
     def of_state(cls, dataset: DatasetConfig, state: EpochState, before: EpochSplits | None) -> EpochSplits:
-        """What `state` of an epoch said."""
+        """Return the epoch that has this state."""
         epoch, parts = cls(dataset), dataset.splits
         files = before.files if state.files is None and before is not None else state.files or ()
         for number in range(state.splits):
@@ -93,11 +93,11 @@ class EpochSplits:
         epoch.given.update({trainer: list(splits) for trainer, splits in state.given})
         epoch.ended.update(state.ended)
         epoch._waiting.extend(state.waiting)
-        epoch.places.update(state.places)
+        epoch.starts.update(state.places)
         return epoch
 
     def cut(self, job: str, epoch: int) -> SplitMade | None:
-        """The event of the next split that has not been cut yet; None when the data has ended."""
+        """Return the event that makes the next split. None at the end of the data."""
         number, parts = len(self.splits), self._dataset.splits
         if number % parts:
             split = self.splits[-1].model_copy(update={"number": number, "part": number % parts})
@@ -114,51 +114,51 @@ class EpochSplits:
         return SplitMade(job=job, epoch=epoch, split=split, files=files)
 
     def add(self, split: Split, files: dict[str, int | str] | None) -> None:
-        """A split was cut."""
+        """Record that a split was made."""
         if self._files is not None and files is not None:
             self._files.load_state_dict(files)
         self.splits.append(split)
         self._waiting.append(split.number)
 
     def waiting_for(self, *, trainer: int, trainers: int) -> int | None:
-        """The first split that nobody has and `trainer` may have; with static sharding that is every `trainers`-th."""
+        """Return the first free split that `trainer` may have, which with static sharding is every `trainers`-th. Or None."""
         static = self._dataset.sharding == "static"
         return next((split for split in self._waiting if not static or split % trainers == trainer), None)
 
     def grant(self, *, trainer: int, split: int) -> None:
-        """A trainer was given a split."""
+        """Record that a split was granted to a trainer."""
         self._waiting.remove(split)
         self.given[trainer].append(split)
 
     def take_back(self, *, trainer: int, granted: int) -> None:
-        """A trainer gave back what it got behind the first `granted` splits: they are given again, before all others."""
+        """Take back the splits of a trainer after the first `granted`. They are granted again before all others."""
         given = self.given[trainer]
         self.ended.discard(trainer)
         self._waiting.extendleft(reversed(given[granted:]))
         del given[granted:]
 
     def leave(self, *, trainer: int, opened: dict[int, str]) -> None:
-        """A trainer is gone for good: what it has of `opened` is for others, from those places on; the rest it has read."""
-        self.places |= opened
+        """Free the splits in `opened` of a trainer that has left, to be read from these positions on. It has read the rest."""
+        self.starts |= opened
         self._waiting.extendleft(reversed(opened))
         self.given[trainer].clear()
 
 
-class Job:
-    """One dataset that is read, epoch by epoch, by some trainers."""
+class DataJob:
+    """A dataset that trainers read epoch by epoch."""
 
     def __init__(self, dataset: DatasetConfig) -> None:
         self.dataset = dataset
         self.trainers = 0
-        """How many there are, as the last one that joined said."""
+        """How many there are, according to the last one that joined."""
         self.sessions: dict[int, int] = {}
         """The newest session of each trainer."""
         self.nonces: dict[int, int] = {}
-        """Who began it."""
+        """The nonce of each newest session."""
         self.epochs: dict[int, EpochSplits] = defaultdict(lambda: EpochSplits(dataset))
 
-    def apply(self, event: Event) -> None:
-        """Let `event` happen."""
+    def apply(self, event: JobEvent) -> None:
+        """Apply an event."""
         if isinstance(event, TrainerJoined):
             self.trainers = event.trainers
             self._begin(event)
@@ -181,7 +181,7 @@ class Job:
                 epoch.take_back(trainer=event.trainer, granted=event.granted if number == event.epoch else 0)
 
     def state(self, name: str) -> JobState:
-        """What its events have led to, as one."""
+        """Return the state after all events so far."""
         numbers = sorted(self.epochs)
         return JobState(
             job=name,
@@ -192,8 +192,8 @@ class Job:
         )
 
     @classmethod
-    def of_state(cls, state: JobState) -> Job:
-        """What `state` said."""
+    def of_state(cls, state: JobState) -> DataJob:
+        """Return the job that has this state."""
         job = cls(state.dataset)
         job.trainers = state.trainers
         for trainer, session, nonce in state.sessions:
@@ -204,46 +204,47 @@ class Job:
 
 
 MAX_EPOCHS_AHEAD = 1
-"""How far a trainer may be ahead of the first epoch that nobody has begun: one that asks for epoch 10**9 is wrong."""
+"""How many epochs a trainer may be ahead of the newest one. A request for epoch 10**9 is an error."""
 
 
 class Jobs:
-    """All jobs. `record` is told every event before it happens; if it raises, nothing has changed. `happened` is called behind
-    each. Safe from many threads.
+    """All jobs. Thread-safe.
+
+    `record` is called with every event before it takes effect, and nothing changes if it raises. `happened` is called after it.
 
     Example:
         >>> from monolith.dataservice.dataset import DatasetConfig
-        >>> journal: list[Event] = []
+        >>> journal: list[JobEvent] = []
         >>> jobs = Jobs(record=journal.append)
         >>> jobs.register(RegisterDataset(job="clicks", dataset=DatasetConfig(kind="click_stream")))
         >>> jobs.join(JoinJob(job="clicks", trainer=0, trainers=1, epoch=0, granted=0, session=1, nonce=7))
-        Joined(joined=True, session=1)
+        JoinedJob(joined=True, session=1)
         >>> jobs.next_split(NextSplit(job="clicks", trainer=0, session=1, epoch=0, granted=0))
         Granted(split=0, splits=1, position='')
         >>> [event.event for event in journal]
         ['registered', 'joined', 'made', 'granted']
     """
 
-    def __init__(self, *, record: Callable[[Event], None], happened: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, *, record: Callable[[JobEvent], None], happened: Callable[[], None] = lambda: None) -> None:
         self._record, self._happened = record, happened
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, DataJob] = {}
         self._lock = threading.Lock()
 
-    def apply(self, event: Event) -> None:
-        """Let `event`, read from a journal, happen again."""
+    def apply(self, event: JobEvent) -> None:
+        """Apply an event that was read from a journal."""
         if isinstance(event, Registered):
-            self._jobs[event.job] = Job(event.dataset)
+            self._jobs[event.job] = DataJob(event.dataset)
         elif isinstance(event, JobState):
-            self._jobs[event.job] = Job.of_state(event)
+            self._jobs[event.job] = DataJob.of_state(event)
         else:
             self._jobs[event.job].apply(event)
 
-    def states(self) -> list[Event]:
-        """What all events so far have led to, in as few; for `happened`, which nothing runs beside."""
+    def states(self) -> list[JobEvent]:
+        """Return the state of every job, as events. Called by `happened`, while nothing else changes."""
         return [job.state(name) for name, job in self._jobs.items()]
 
     def register(self, request: RegisterDataset) -> None:
-        """Make a job, unless it is there and reads the same."""
+        """Create a job, unless it exists with the same dataset."""
         with self._lock:
             there = self._jobs.get(request.job)
             if there is None:
@@ -253,8 +254,8 @@ class Jobs:
                     f"dataset: job {request.job!r} reads {there.dataset!r}; give the same, or another job"
                 )
 
-    def join(self, request: JoinJob) -> Joined:
-        """Begin the session that the trainer proposes, unless there was a newer one."""
+    def join(self, request: JoinJob) -> JoinedJob:
+        """Start the session that the trainer proposes, unless there was a newer one."""
         with self._lock:
             job = self._job(request.job)
             if (newest := _newest(job, request)) is not None:
@@ -262,17 +263,17 @@ class Jobs:
             self._require_number(job, request)
             self._require_fitting(job, request)
             self._happens(TrainerJoined(**request.model_dump()))
-            return Joined(joined=True, session=request.session)
+            return JoinedJob(joined=True, session=request.session)
 
-    def leave(self, request: LeaveJob) -> Joined:
-        """Give what a trainer had not read yet to the others, from the places where it stopped; in a session of its own."""
+    def leave(self, request: LeaveJob) -> JoinedJob:
+        """Free what a trainer had not read yet for others, from the positions where it stopped. It starts a session."""
         with self._lock:
             job = self._job(request.job)
             if (newest := _newest(job, request)) is not None:
                 return newest
             if job.dataset.sharding == "static":
                 raise InvalidArgumentError(
-                    f"release: job {request.job!r} shares out its splits for good; only trainer {request.trainer} can read them"
+                    f"release: job {request.job!r} has static sharding; only trainer {request.trainer} can read its splits"
                 )
             self._require_fitting(job, request)
             epoch = job.epochs.get(request.epoch)
@@ -283,10 +284,10 @@ class Jobs:
                     "another run"
                 )
             self._happens(TrainerLeft(**request.model_dump()))
-            return Joined(joined=True, session=request.session)
+            return JoinedJob(joined=True, session=request.session)
 
     def next_split(self, request: NextSplit) -> Granted:
-        """The split behind the first `granted` ones of this trainer: granted now, or before to the same question."""
+        """Return the split after the first `granted` ones of this trainer. It is granted now, unless this is a retry."""
         with self._lock:
             job = self._job_of(request)
             self._require_near(job, request.epoch)
@@ -299,10 +300,10 @@ class Jobs:
             if request.granted == len(given):
                 return Granted(split=None, splits=len(epoch.splits))
             split = given[request.granted]
-            return Granted(split=split, splits=len(epoch.splits), position=epoch.places.get(split, ""))
+            return Granted(split=split, splits=len(epoch.splits), position=epoch.starts.get(split, ""))
 
-    def describe(self, request: DescribeSplit) -> Part:
-        """What to read for a split; only for the trainer that has it."""
+    def describe(self, request: DescribeSplit) -> DescribedSplit:
+        """Return what to read for a split. Only for the trainer that has it."""
         with self._lock:
             job = self._job_of(request)
             epoch = job.epochs.get(request.epoch)
@@ -311,66 +312,68 @@ class Jobs:
                     f"split {request.split} of epoch {request.epoch} is not trainer {request.trainer}'s; "
                     "join again with its newest state"
                 )
-            # Without the patterns, which may be long: the split has its file.
-            return Part(dataset=job.dataset.model_copy(update={"paths": ()}), split=epoch.splits[request.split])
+            # Without the patterns, which may be long: the split names its file.
+            return DescribedSplit(
+                dataset=job.dataset.model_copy(update={"paths": ()}), split=epoch.splits[request.split]
+            )
 
     def sessions(self) -> dict[str, dict[int, int]]:
-        """The newest session of each trainer, by job."""
+        """Return the newest session of each trainer, by job."""
         return {name: job.sessions.copy() for name, job in self._jobs.copy().items()}
 
     def progress(self) -> dict[str, dict[str, int]]:
-        """How far each job is: trainers that joined, its newest epoch, and the splits made and given in that one."""
+        """Return the progress of each job: its trainers, its newest epoch, and the splits made and granted in that epoch."""
         with self._lock:
             return {name: _progress(job) for name, job in self._jobs.items()}
 
-    def _grant(self, job: Job, request: NextSplit) -> None:
+    def _grant(self, job: DataJob, request: NextSplit) -> None:
         epoch = job.epochs[request.epoch]
         while (split := epoch.waiting_for(trainer=request.trainer, trainers=job.trainers)) is None:
             made = epoch.cut(request.job, request.epoch)
             if made is None:
-                # For good: it will not ask again, and a split that comes back must not go to a question that was delayed.
+                # Final: the trainer will not ask again, and a split that is freed must not go to a delayed request.
                 self._happens(TrainerEnded(job=request.job, epoch=request.epoch, trainer=request.trainer))
                 return
             self._happens(made)
         self._happens(SplitGranted(job=request.job, epoch=request.epoch, trainer=request.trainer, split=split))
 
-    def _happens(self, event: Event) -> None:
+    def _happens(self, event: JobEvent) -> None:
         self._record(event)
         self.apply(event)
         self._happened()
 
-    def _job(self, name: str) -> Job:
+    def _job(self, name: str) -> DataJob:
         if name not in self._jobs:
             known = ", ".join(map(repr, self._jobs)) or "none"
             raise InvalidArgumentError(f"job: {name!r} is not registered, known are {known}; give its dataset")
         return self._jobs[name]
 
-    def _job_of(self, request: NextSplit | DescribeSplit) -> Job:
-        """The job of a trainer that nobody has replaced."""
+    def _job_of(self, request: NextSplit | DescribeSplit) -> DataJob:
+        """Return the job of a trainer that was not replaced."""
         job = self._job(request.job)
         if job.sessions.get(request.trainer) != request.session:
             raise StalePushError(
-                f"trainer {request.trainer} of job {request.job!r} has begun anew elsewhere; this one should end"
+                f"trainer {request.trainer} of job {request.job!r} has been started again elsewhere; this process should end"
             )
         return job
 
-    def _require_number(self, job: Job, request: JoinJob) -> None:
+    def _require_number(self, job: DataJob, request: JoinJob) -> None:
         if request.trainer >= request.trainers:
             raise InvalidArgumentError(f"trainer: expected less than {request.trainers}, got {request.trainer}")
         if job.dataset.sharding == "static" and job.trainers not in (0, request.trainers):
             raise InvalidArgumentError(
-                f"trainers: job {request.job!r} is shared out to {job.trainers}, got {request.trainers}; use dynamic sharding "
-                "to change their number"
+                f"trainers: job {request.job!r} has static sharding over {job.trainers}, got {request.trainers}; use "
+                "dynamic sharding to change their number"
             )
 
-    def _require_fitting(self, job: Job, request: JoinJob | LeaveJob) -> None:
+    def _require_fitting(self, job: DataJob, request: JoinJob | LeaveJob) -> None:
         self._require_near(job, request.epoch)
         epoch = job.epochs.get(request.epoch)
         known = 0 if epoch is None else len(epoch.given[request.trainer])
         if request.granted > known:
             raise _unknown_grants(request.granted, known)
 
-    def _require_near(self, job: Job, epoch: int) -> None:
+    def _require_near(self, job: DataJob, epoch: int) -> None:
         most = max(job.epochs, default=-1) + MAX_EPOCHS_AHEAD
         if epoch > most:
             raise InvalidArgumentError(
@@ -378,13 +381,13 @@ class Jobs:
             )
 
 
-def _newest(job: Job, request: JoinJob | LeaveJob) -> Joined | None:
-    """The answer to a request whose session is not new: whether it is the same request again."""
+def _newest(job: DataJob, request: JoinJob | LeaveJob) -> JoinedJob | None:
+    """Return the answer to a request whose session is not new, which may be a retry. None if the session is new."""
     newest = job.sessions.get(request.trainer, 0)
     if request.session > newest:
         return None
     again = request.session == newest and request.nonce == job.nonces[request.trainer]
-    return Joined(joined=again, session=newest)
+    return JoinedJob(joined=again, session=newest)
 
 
 def _unknown_grants(granted: int, known: int) -> InvalidArgumentError:
@@ -394,7 +397,7 @@ def _unknown_grants(granted: int, known: int) -> InvalidArgumentError:
     )
 
 
-def _progress(job: Job) -> dict[str, int]:
+def _progress(job: DataJob) -> dict[str, int]:
     newest = max(job.epochs, default=0)
     epoch = job.epochs.get(newest)
     splits: list[Split] = [] if epoch is None else epoch.splits

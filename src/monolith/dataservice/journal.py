@@ -1,10 +1,10 @@
-"""The journal of a dispatcher: one line for each event, on disk before it happens.
+"""The write-ahead journal of a dispatcher: one line for each event, on disk before the event takes effect.
 
-A line is the CRC-32C of its JSON as 8 hexadecimal digits, a space, the JSON, a line feed. When there are many, `rewrite` puts a
-shorter file in the place, which says the same.
+A line is the CRC-32C of its JSON as 8 hexadecimal digits, a space, the JSON, a line feed. `rewrite` replaces a long journal by a
+shorter one with the same result.
 
-Whoever takes a journal over goes on in a file of another name, and notes that in the lock: the one before, should it go on, can
-write and rewrite only its own.
+A process that takes a journal over continues in a file of another name, and notes the name in the lock, so that the process
+before it can only write to its own file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from monolith.log.lock import WriterLock
 __all__ = [
     "EVENTS",
     "EpochState",
-    "Event",
+    "JobEvent",
     "JobState",
     "Journal",
     "Registered",
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class Registered(Config):
-    """A job was made."""
+    """A job was created."""
 
     event: Literal["registered"] = "registered"
     job: str
@@ -51,7 +51,7 @@ class Registered(Config):
 
 
 class TrainerJoined(Config):
-    """A trainer began, and gave back what it was granted behind the first `granted` splits of `epoch`."""
+    """A trainer started. What it was granted after the first `granted` splits of `epoch` was taken back."""
 
     event: Literal["joined"] = "joined"
     job: str
@@ -64,7 +64,7 @@ class TrainerJoined(Config):
 
 
 class SplitMade(Config):
-    """The next split of an epoch was cut; the queue of files is at `files` then, None if there is none."""
+    """The next split of an epoch was made. `files` is the state of the queue of files, None if there is none."""
 
     event: Literal["made"] = "made"
     job: str
@@ -74,7 +74,7 @@ class SplitMade(Config):
 
 
 class SplitGranted(Config):
-    """A trainer was given a split."""
+    """A split was granted to a trainer."""
 
     event: Literal["granted"] = "granted"
     job: str
@@ -84,7 +84,7 @@ class SplitGranted(Config):
 
 
 class TrainerEnded(Config):
-    """A trainer was told that the epoch has no more splits for it: in this session it gets none any more."""
+    """A trainer was told that the epoch has no more splits for it. It gets none in this session any more."""
 
     event: Literal["ended"] = "ended"
     job: str
@@ -93,7 +93,7 @@ class TrainerEnded(Config):
 
 
 class TrainerLeft(Config):
-    """A trainer is gone for good: what it had not read of `epoch` is for others, from its places in `opened` on."""
+    """A trainer has left for good. Others get what it had not read of `epoch`, from its positions in `opened` on."""
 
     event: Literal["left"] = "left"
     job: str
@@ -106,24 +106,24 @@ class TrainerLeft(Config):
 
 
 class EpochState(Config):
-    """What became of one epoch."""
+    """The state of one epoch."""
 
     splits: int
-    """How many were cut."""
+    """How many were made."""
     files: tuple[str, ...] | None
-    """The file of each group of splits; None: as in the epoch before, or none at all."""
+    """The file of each group of splits. None: as in the epoch before, or no files."""
     queue: dict[str, int | str] | None
-    """Where the queue of files is."""
+    """The state of the queue of files."""
     given: tuple[tuple[int, tuple[int, ...]], ...]
-    """Trainers, and the splits of each in the order it got them."""
+    """Trainers, and the splits of each in the order they were granted."""
     ended: tuple[int, ...]
     waiting: tuple[int, ...]
     places: tuple[tuple[int, str], ...] = ()
-    """Splits that do not begin at their beginning, and where they do."""
+    """Splits that were partly read, and the position to continue from."""
 
 
 class JobState(Config):
-    """What all events of a job so far have led to."""
+    """The state of a job after all events so far."""
 
     event: Literal["state"] = "state"
     job: str
@@ -134,9 +134,9 @@ class JobState(Config):
     epochs: tuple[tuple[int, EpochState], ...]
 
 
-Event = Registered | TrainerJoined | SplitMade | SplitGranted | TrainerEnded | TrainerLeft | JobState
-EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
-"""Reads an event back from its JSON."""
+JobEvent = Registered | TrainerJoined | SplitMade | SplitGranted | TrainerEnded | TrainerLeft | JobState
+EVENTS: TypeAdapter[JobEvent] = TypeAdapter(Annotated[JobEvent, Field(discriminator="event")])
+"""Parses the JSON of an event."""
 
 
 NAME = "journal"
@@ -144,13 +144,13 @@ _NOTED = re.compile(rf"{NAME}\.[0-9a-f]{{16}}")
 LEAST_BYTES = 2**20
 """A journal smaller than this is not rewritten."""
 GROWTH = 2
-"""How many times as large as when it was last rewritten it becomes before it is rewritten again."""
+"""A journal is rewritten when it has grown by this factor since the last time."""
 
 
 class Journal:
-    """Events in a folder that one process has at a time.
+    """Events in a folder that one process holds at a time.
 
-    A last line that was cut short by a crash is dropped: nobody was told of its event. Any other damage is
+    A last line that was torn by a crash is dropped: its event was never acknowledged. Any other damage is
     `CorruptFileError`.
 
     Example:
@@ -166,7 +166,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, *, take_over: bool = False) -> None:
-        """`take_over` takes it from a process that still has it: that one is fenced, and its events do not happen any more."""
+        """Open the journal. `take_over` takes it from a process that still holds it, and whose events then fail."""
         self._path = folder / NAME
         with self._our_errors("open"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -178,40 +178,40 @@ class Journal:
             sync_to_disk(folder)
             sync_to_disk(folder.parent)
         self._least = LEAST_BYTES
-        """The size from which on it is rewritten."""
+        """The size above which it is rewritten."""
         self._size: int | None = None
-        """Bytes of whole lines; None until they were read."""
+        """Bytes of complete lines. None until they were read."""
         self._in_doubt = False
-        """Whether there may be a part of a line behind them."""
+        """Whether a part of a line may follow them."""
 
-    def read(self) -> Iterator[Event]:
-        """All events, in order; to be read to the end before the first `append`."""
+    def read(self) -> Iterator[JobEvent]:
+        """Iterate over all events, in order. Must be exhausted before the first `append`."""
         with self._our_errors("read"):
             data = self._path.read_bytes()
         *lines, rest = data.split(b"\n")
-        # A power cut may leave zeros inside a line that was being written; no JSON has one.
+        # A power cut may leave zero bytes in a line that was being written. JSON has none.
         torn = lines.pop() + b"\n" + rest if lines and b"\0" in lines[-1] else rest
         for number, line in enumerate(lines, start=1):
             yield self._event(line, number)
         self._size = len(data) - len(torn)
         with self._our_errors("write"):
             if self._lock.replaced:
-                # Under a name of its own: whoever had the old one may still write to that, and put another in its place.
+                # Under a name of its own: the process that held the old file may still write to it or replace it.
                 self._path = self._path.with_name(f"{NAME}.{secrets.token_hex(8)}")
                 self._replace(data[: self._size])
                 self._lock.leave_note(self._path.name)
             elif torn:
                 self._file.truncate(self._size)
 
-    def append(self, event: Event) -> None:
-        """Write `event` down; when this returns it survives a power cut, when it raises it has not happened."""
+    def append(self, event: JobEvent) -> None:
+        """Append `event`. It is durable when this returns, and has not happened if this raises."""
         if self._size is None:
             deque(self.read(), maxlen=0)
         assert self._size is not None
         line = _line(event)
         with self._our_errors("write"):
             if self._in_doubt:
-                # Whatever is there of a line that failed did not happen, and this one must not follow half of it.
+                # A line that failed did not happen, and this one must not follow a part of it.
                 self._file.truncate(self._size)
             self._in_doubt = True
             if self._file.write(line) != len(line):
@@ -219,16 +219,16 @@ class Journal:
             os.fsync(self._file.fileno())
         self._in_doubt = False
         self._size += len(line)
-        # Only now: a successor that was not there yet when the line was durable has read it.
+        # Checked last: a successor that started after the line was durable has read it.
         self.require_own()
 
     @property
     def is_long(self) -> bool:
-        """Whether it has grown so much that it should be rewritten."""
+        """Whether it should be rewritten."""
         return self._size is not None and self._size > self._least
 
-    def rewrite(self, events: Iterable[Event]) -> None:
-        """Have `events`, which must lead to what all so far led to, instead of them; when this raises, nothing has changed."""
+    def rewrite(self, events: Iterable[JobEvent]) -> None:
+        """Replace all events by `events`, which must have the same result. If this raises, nothing has changed."""
         data = b"".join(map(_line, events))
         with self._our_errors("write"):
             self._replace(data)
@@ -237,7 +237,7 @@ class Journal:
         self.require_own()
 
     def put_off(self) -> None:
-        """Do not rewrite it before it has grown again."""
+        """Postpone rewriting until it has grown again."""
         self._least = GROWTH * max(self._least, self._size or 0)
 
     def require_own(self) -> None:
@@ -245,18 +245,18 @@ class Journal:
         self._lock.require_own()
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the journal for another process."""
         self._file.close()
         self._lock.release()
 
     def _valid(self, folder: Path) -> Path:
-        """The journal that counts: the one that was noted, or the first, if none was."""
+        """Return the current journal: the one named in the lock, or the first one."""
         note = self._lock.note()
         if not note and not any(folder.glob(f"{NAME}.*")):
             return folder / NAME
         if not _NOTED.fullmatch(note) or not (folder / note).exists():
             raise CorruptFileError(
-                f"{folder}: writer.lock should name the journal that counts, one of {NAME}.*, and has {note!r}; restore both "
+                f"{folder}: writer.lock should name the current journal, one of {NAME}.*, and names {note!r}; restore both "
                 "from one copy"
             )
         return folder / note
@@ -267,7 +267,7 @@ class Journal:
         self._file = self._path.open("ab", buffering=0)
 
     def _remove_others(self) -> None:
-        """Journals of those that were replaced, and what a rewrite that died has left: nobody reads them any more."""
+        """Remove the journals of replaced processes, and temporary files of rewrites that died."""
         for path in (*self._path.parent.glob(f"{NAME}*"), *self._path.parent.glob(f".{NAME}*.tmp")):
             if path.name != self._path.name:
                 path.unlink(missing_ok=True)
@@ -281,16 +281,18 @@ class Journal:
         except OSError as error:
             raise StorageError(f"{self._path}: cannot {verb}: {error.strerror}") from error
 
-    def _event(self, line: bytes, number: int) -> Event:
+    def _event(self, line: bytes, number: int) -> JobEvent:
         digest, _, text = line.partition(b" ")
         if digest != b"%08x" % _core.crc32c(text):
             raise CorruptFileError(f"{self._path}: line {number} is damaged")
         try:
             return EVENTS.validate_json(text, strict=True)
         except ValidationError as error:
-            raise CorruptFileError(f"{self._path}: line {number} is no event: {error.error_count()} errors") from None
+            raise CorruptFileError(
+                f"{self._path}: line {number} is not an event: {error.error_count()} errors"
+            ) from None
 
 
-def _line(event: Event) -> bytes:
+def _line(event: JobEvent) -> bytes:
     text = event.model_dump_json().encode()
     return b"%08x %s\n" % (_core.crc32c(text), text)

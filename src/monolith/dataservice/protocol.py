@@ -1,4 +1,4 @@
-"""What is asked of a dispatcher and of a data worker: the JSON text of each call, as typed objects."""
+"""What trainers, data workers and the dispatcher send to each other: calls, messages, batches as frames, and the client."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ __all__ = [
     "DataCall",
     "DataClientConfig",
     "DescribeSplit",
+    "DescribedSplit",
     "FindWorker",
     "Found",
     "Granted",
     "Heartbeat",
     "JoinJob",
-    "Joined",
+    "JoinedJob",
     "LeaveJob",
     "Living",
     "NextSplit",
     "Nothing",
-    "Part",
     "ReadBatch",
     "ReadPart",
     "RegisterDataset",
+    "answer_of",
     "arrays_of",
     "ask",
     "batch_of",
-    "link_to",
-    "told",
+    "data_link",
 ]
 
 Stored = Literal["int64", "int32", "float32", "float64", "float16", "bfloat16", "uint8", "bool"]
@@ -60,16 +60,16 @@ _DTYPES: dict[torch.dtype, Stored] = {
 
 
 class ColumnHead(Config):
-    """One column: a tensor is one array, a Ragged two, values and offsets."""
+    """A column of a batch. A tensor is sent as one array, a Ragged as two, values and offsets."""
 
     name: Annotated[str, Field(min_length=1)]
     ragged: bool
     dtype: Stored
-    """Of the values; a bool travels as uint8."""
+    """Of the values. bool is sent as uint8."""
 
 
 def arrays_of(batch: Batch) -> tuple[list[ColumnHead], list[np.ndarray]]:
-    """The columns of `batch` and their arrays; a column of another dtype is an error.
+    """Return the columns of `batch` and their arrays. Raises `InvalidArgumentError` for other dtypes.
 
     Example:
         >>> heads, arrays = arrays_of({"user": torch.tensor([7, 8]), "tags": Ragged.from_lists([[1], []])})
@@ -77,7 +77,7 @@ def arrays_of(batch: Batch) -> tuple[list[ColumnHead], list[np.ndarray]]:
         (['user', 'tags'], [[7, 8], [1], [0, 1, 1]])
     """
     heads, arrays = [], []
-    num_rows(batch)  # a batch whose columns do not fit together is an error of who made it
+    num_rows(batch)  # raises if the columns differ in length
     for name, column in batch.items():
         values = column.values if isinstance(column, Ragged) else column
         if values.dtype not in _DTYPES:
@@ -92,7 +92,7 @@ def arrays_of(batch: Batch) -> tuple[list[ColumnHead], list[np.ndarray]]:
 
 
 def batch_of(heads: Sequence[ColumnHead], arrays: Sequence[np.ndarray]) -> Batch:
-    """The batch that was sent, in memory of its own; `ProtocolError` if heads and arrays do not fit together."""
+    """Return the batch that was sent, in memory of its own. Raises `ProtocolError` if heads and arrays do not match."""
     batch: Batch = {}
     left = iter(arrays)
     try:
@@ -103,7 +103,7 @@ def batch_of(heads: Sequence[ColumnHead], arrays: Sequence[np.ndarray]) -> Batch
     except InvalidArgumentError as error:
         raise ProtocolError(f"batch: {error}") from None
     if len(batch) != len(heads) or next(left, None) is not None:
-        raise ProtocolError(f"batch: expected the arrays of {len(heads)} columns of different names, got others")
+        raise ProtocolError(f"batch: expected the arrays of {len(heads)} distinct columns")
     return batch
 
 
@@ -143,30 +143,30 @@ class DataCall(CallNumber):
     READ_BATCH = 120
 
 
-Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$", max_length=280)]
-MAX_POSITION = 2**20
-Position = Annotated[str, Field(max_length=MAX_POSITION)]
-"""The JSON of a state, or nothing: the beginning."""
+HostPort = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$", max_length=280)]
+MAX_POSITION_CHARS = 2**20
+SplitPosition = Annotated[str, Field(max_length=MAX_POSITION_CHARS)]
+"""The state of a source as JSON. Empty at the beginning of a split."""
 
 
 class RegisterDataset(Config):
-    """A job reads this dataset; a job that exists must read the same."""
+    """A job reads this dataset. An existing job must read the same one."""
 
     job: Name
     dataset: DatasetConfig
 
 
 class JoinJob(Config):
-    """A trainer begins, or begins again: splits it was granted after the first `granted` of an epoch are taken back.
+    """A trainer starts or restarts. Splits that it was granted after the first `granted` of the epoch are taken back.
 
-    It proposes the number of its session. Only one that is larger than all before begins; the same one with the same nonce
-    is the same request, which came twice. So one that was delayed changes nothing.
+    It proposes the number of its session, which must be larger than all before. The same number with the same nonce is a
+    retry of the same request, so a delayed request changes nothing.
     """
 
     job: Name
     trainer: Whole
     trainers: Annotated[int, Field(ge=1, lt=2**31)]
-    """How many there are; only static sharding asks."""
+    """How many trainers there are, for static sharding."""
     epoch: Whole
     granted: Whole
     session: Annotated[int, Field(ge=1, lt=2**62)]
@@ -174,31 +174,31 @@ class JoinJob(Config):
     """Drawn by the process."""
 
 
-class Joined(Config):
-    """The answer: whether it began, and the number of the newest session; calls of earlier ones are refused."""
+class JoinedJob(Config):
+    """Answer: whether the session started, and the number of the newest session. Calls of earlier ones are refused."""
 
     joined: bool
     session: Whole
 
 
 class LeaveJob(Config):
-    """A trainer is gone for good, and this was its state: what it had not read is for others. Answer: `Joined`.
+    """A trainer has left for good in this state, and others get the splits that it has not read. Answer: `JoinedJob`.
 
-    As `JoinJob`: it begins a session, so that the trainer, should it still run, is turned away.
+    Like `JoinJob` it starts a session, so that the trainer is refused if it still runs.
     """
 
     job: Name
     trainer: Whole
     epoch: Whole
     granted: Whole
-    opened: tuple[tuple[Whole, Position], ...]
-    """Splits that it had begun, and the place in each."""
+    opened: tuple[tuple[Whole, SplitPosition], ...]
+    """Splits that it had begun, and the position in each."""
     session: Annotated[int, Field(ge=1, lt=2**62)]
     nonce: Whole
 
 
 class NextSplit(Config):
-    """The split behind the first `granted` ones of this trainer; asked again, the same."""
+    """Ask for the split after the first `granted` ones of this trainer. Idempotent."""
 
     job: Name
     trainer: Whole
@@ -208,17 +208,17 @@ class NextSplit(Config):
 
 
 class Granted(Config):
-    """The answer: the number of a split, or None at the end of the epoch."""
+    """Answer: the number of a split, or None at the end of the epoch."""
 
     split: Whole | None
     splits: Whole
     """How many splits the epoch has so far."""
-    position: Position = ""
-    """Where to begin it."""
+    position: SplitPosition = ""
+    """Where to start in the split."""
 
 
 class DescribeSplit(Config):
-    """What to read for a split that a trainer was granted."""
+    """Ask what to read for a split that a trainer was granted."""
 
     job: Name
     trainer: Whole
@@ -227,55 +227,55 @@ class DescribeSplit(Config):
     split: Whole
 
 
-class Part(Config):
-    """The answer."""
+class DescribedSplit(Config):
+    """Answer: the split and its dataset."""
 
     dataset: DatasetConfig
     split: Split
 
 
 class FindWorker(Config):
-    """A data worker that is alive, one not to `avoid` if there is one."""
+    """Ask for a data worker that is alive, other than those to `avoid` if possible."""
 
-    avoid: tuple[Address, ...] = ()
+    avoid: tuple[HostPort, ...] = ()
 
 
 class Found(Config):
-    """The answer: the data worker's address; None if none is alive."""
+    """Answer: the address of a data worker, None if none is alive."""
 
-    address: Address | None
+    address: HostPort | None
 
 
 class Heartbeat(Config):
-    """A data worker is alive, and reads so many splits."""
+    """A data worker is alive and reads `streams` splits."""
 
-    address: Address
+    address: HostPort
     streams: Whole
 
 
 class Living(Config):
-    """The answer: after which time without another heartbeat it counts as dead, and who may read, by job and trainer."""
+    """Answer: after how many seconds without a heartbeat it counts as dead, and the valid sessions by job and trainer."""
 
     lease_secs: float
     sessions: dict[str, dict[int, int]]
 
 
 class ReadBatch(Config):
-    """The batch behind `position` of a split. The same question has the same answer, whichever data worker is asked."""
+    """Ask for the batch after `position` of a split. Every data worker gives the same answer."""
 
     job: Name
     trainer: Whole
     session: Whole
     epoch: Whole
     split: Whole
-    position: Position = ""
+    position: SplitPosition = ""
 
 
 class ReadPart(Config):
-    """The answer: a batch and the position behind it, or that none is ready yet, or that the split has ended."""
+    """Answer: a batch and the position after it, or that none is ready yet, or that the split has ended."""
 
     state: Literal["batch", "wait", "end"]
-    position: Position = ""
+    position: SplitPosition = ""
     columns: tuple[ColumnHead, ...] = ()
 
 
@@ -295,19 +295,19 @@ class DataClientConfig(Config):
     """
 
     timeout: Positive = 30.0
-    """Seconds a call to the dispatcher may take, retries included, and in which some data worker must be found."""
+    """Seconds that a call to the dispatcher may take with its retries, and in which a data worker must be found."""
     worker_timeout: Positive = 5.0
-    """Seconds without an answer after which another data worker is asked; they answer within one, ready or not."""
+    """Seconds without an answer after which another data worker is asked. They answer within one second, ready or not."""
     token: Token = None
-    """What the servers ask for."""
+    """The secret that the servers require."""
     tls_root_certs: Path | None = None
-    """PEM of whom the servers' certificates are signed by; None: no TLS."""
+    """CA bundle (PEM) that signed the servers' certificates. None: no TLS."""
     transport: Transport | None = None
-    """How frames travel: "socket" or "flight"; None: Flight with TLS, sockets without."""
+    """How frames are sent: "socket" or "flight". None: Flight with TLS, sockets without."""
 
 
-def link_to(address: str, config: DataClientConfig, *, timeout: float, max_streams: int = 4) -> Link:
-    """The way to a server."""
+def data_link(address: str, config: DataClientConfig, *, timeout: float, max_streams: int = 4) -> Link:
+    """Return a link to a server of the data service."""
     certificates = None if config.tls_root_certs is None else read_pem(config.tls_root_certs, "tls_root_certs")
     return Link(
         address,
@@ -320,12 +320,12 @@ def link_to(address: str, config: DataClientConfig, *, timeout: float, max_strea
 
 
 def ask(link: Link, call: DataCall, request: Config, answer: type[Told]) -> Told:
-    """What the server says to one request."""
-    return told(link.call(call, request.model_dump_json()), answer, link.address)
+    """Send one request and return its answer."""
+    return answer_of(link.call(call, request.model_dump_json()), answer, link.address)
 
 
-def told(frame: Frame, answer: type[Told], address: str) -> Told:
-    """The text of an answer as what it must be."""
+def answer_of(frame: Frame, answer: type[Told], address: str) -> Told:
+    """Return the text of an answer as a message. Raises `ProtocolError` if it is none."""
     try:
         return answer.from_json(frame.text)
     except ConfigError as error:

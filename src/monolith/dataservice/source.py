@@ -1,4 +1,4 @@
-"""`DataServiceSource`: what a trainer reads of a data service, as a source like any other."""
+"""`DataServiceSource`: the batches that a trainer gets from a data service, as a `Source`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Protocol, Self
 from pydantic import Field, TypeAdapter, ValidationError
 
 from monolith.data.sources.source import Source, SourcePosition
-from monolith.dataservice import protocol as messages
+from monolith.dataservice import protocol
 from monolith.dataservice.dataset import KINDS, DatasetConfig, Kinds, SplitReader, open_split
 from monolith.dataservice.protocol import (
     DataCall,
@@ -20,10 +20,10 @@ from monolith.dataservice.protocol import (
     Nothing,
     ReadBatch,
     ReadPart,
+    answer_of,
     ask,
     batch_of,
-    link_to,
-    told,
+    data_link,
 )
 from monolith.dataservice.worker import position_of
 from monolith.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
@@ -34,30 +34,30 @@ from monolith.transport.link import Exchange, Link
 __all__ = ["DEFAULT_JOB", "DataServiceSource", "LocalSplits", "RemoteSplits", "Splits"]
 
 _PAUSE = 0.2
-"""Seconds between two questions for a data worker while none is alive."""
+"""Seconds between two requests for a data worker while none is alive."""
 
 
 class Splits(Protocol):
-    """Batches of splits."""
+    """Reads batches of splits."""
 
     def read(self, request: ReadBatch) -> tuple[Batch, str] | None:
-        """The batch behind `request.position` and the position behind it; None at the end of the split."""
+        """Return the batch after `request.position` and the position after it. None at the end of the split."""
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Close all open splits."""
 
 
 class LocalSplits:
-    """Reads the splits in this process: only the names of the files are shared out, there are no data workers."""
+    """Reads the splits in this process. The dispatcher only assigns the files, and there are no data workers."""
 
     def __init__(self, dispatcher: Link, kinds: Kinds | None = None) -> None:
         self._dispatcher = dispatcher
         self._kinds = {**KINDS, **(kinds or {})}
         self._open: dict[int, tuple[str, SplitReader, Iterator[Batch]]] = {}
-        """For each split the position it is at, and the reader."""
+        """The position and the reader of each split."""
 
     def read(self, request: ReadBatch) -> tuple[Batch, str] | None:
-        """The batch behind `request.position` and the position behind it; None at the end of the split."""
+        """Return the batch after `request.position` and the position after it. None at the end of the split."""
         position, reader, batches = self._open.pop(request.split, ("", None, iter(())))
         if reader is None or position != request.position:
             reader = self._opened(request)
@@ -70,19 +70,19 @@ class LocalSplits:
         return batch, behind
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Close all open splits."""
         self._open.clear()
 
     def _opened(self, request: ReadBatch) -> SplitReader:
-        question = messages.DescribeSplit(**request.model_dump(exclude={"position"}))
-        part = ask(self._dispatcher, DataCall.DESCRIBE_SPLIT, question, messages.Part)
+        question = protocol.DescribeSplit(**request.model_dump(exclude={"position"}))
+        part = ask(self._dispatcher, DataCall.DESCRIBE_SPLIT, question, protocol.DescribedSplit)
         return open_split(part.dataset, part.split, request.position, kinds=self._kinds)
 
 
 class RemoteSplits:
-    """Asks data workers, each split's own; one that does not answer is replaced by another.
+    """Reads the splits from data workers, one for each split. One that does not answer is replaced by another.
 
-    The next batch of a split is asked for when one was received, so that it is on its way while the trainer works.
+    The next batch of a split is requested when one was received, so that it is in flight while the trainer computes.
     """
 
     def __init__(self, dispatcher: Link, config: DataClientConfig, *, max_streams: int) -> None:
@@ -91,10 +91,10 @@ class RemoteSplits:
         self._homes: dict[int, str] = {}
         """The data worker of each split."""
         self._asked: dict[int, tuple[ReadBatch, Exchange]] = {}
-        """Questions whose answers were not needed yet."""
+        """Requests that were sent ahead."""
 
     def read(self, request: ReadBatch) -> tuple[Batch, str] | None:
-        """The batch behind `request.position` and the position behind it; None at the end of the split."""
+        """Return the batch after `request.position` and the position after it. None at the end of the split."""
         avoid: list[str] = []
         deadline = time.monotonic() + self._config.timeout
         while True:
@@ -118,7 +118,7 @@ class RemoteSplits:
                 return batch, part.position
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Close all open splits."""
         for _, exchange in self._asked.values():
             exchange.abandon()
         for link in self._links.values():
@@ -129,13 +129,13 @@ class RemoteSplits:
         if frame is None:
             self._ask(home, request)
             frame = self._asked.pop(request.split)[1].finish()
-        part = told(frame, ReadPart, home)
+        part = answer_of(frame, ReadPart, home)
         return part, batch_of(part.columns, frame.arrays)
 
     def _answered_before(self, request: ReadBatch) -> Frame | None:
-        """The answer to the question that was sent ahead; None if that was another one, or came to nothing.
+        """Return the answer to the request that was sent ahead. None if that was another one, or failed.
 
-        Its deadline began when it was sent: a trainer that took longer over its step than that asks again.
+        Its deadline began when it was sent, so a trainer whose step took longer sends it again.
         """
         asked, exchange = self._asked.pop(request.split, (None, None))
         if exchange is None:
@@ -156,8 +156,8 @@ class RemoteSplits:
 
     def _home(self, split: int, avoid: list[str], deadline: float) -> str:
         while split not in self._homes:
-            question = messages.FindWorker(avoid=tuple(avoid[-8:]))
-            found = ask(self._dispatcher, DataCall.FIND_WORKER, question, messages.Found).address
+            question = protocol.FindWorker(avoid=tuple(avoid[-8:]))
+            found = ask(self._dispatcher, DataCall.FIND_WORKER, question, protocol.Found).address
             if found is not None:
                 self._homes[split] = found
                 break
@@ -168,33 +168,33 @@ class RemoteSplits:
             time.sleep(_PAUSE)
         home = self._homes[split]
         if home not in self._links:
-            link = link_to(home, self._config, timeout=self._config.worker_timeout, max_streams=self._max_streams)
+            link = data_link(home, self._config, timeout=self._config.worker_timeout, max_streams=self._max_streams)
             link.on_unavailable = _try_another
             self._links[home] = link
         return home
 
 
 def _try_another() -> None:
-    """Another data worker can answer as well, so nothing is gained by trying the same one until the deadline."""
+    """Fail at once: another data worker can answer, so there is no need to retry this one until the deadline."""
     raise UnavailableError("a data worker cannot be reached")
 
 
 DEFAULT_JOB = "monolith_dataservice_task"
 
 _Open = list[tuple[int, str]]
-"""Splits that were begun, with the position in each; the one whose turn it is comes first."""
-_OPEN: TypeAdapter[_Open] = TypeAdapter(list[tuple[Annotated[int, Field(ge=0)], messages.Position]])
+"""Splits that were begun, with the position in each. The next one to read comes first."""
+_OPEN: TypeAdapter[_Open] = TypeAdapter(list[tuple[Annotated[int, Field(ge=0)], protocol.SplitPosition]])
 
 
 class DataServiceSource(Source):
-    """Batches of a dataset that several trainers share: every batch goes to one of them, once.
+    """Batches of a dataset that several trainers share. Every batch goes to exactly one of them.
 
     Trainer i of n reads `source.shard(i, n)`. It gets splits from the dispatcher and their batches from data workers,
-    `parallel` splits in turn; with `data_workers=False` it reads the splits itself. The first trainer brings the
+    alternating between `parallel` splits. With `data_workers=False` it reads the splits itself. The first trainer sends the
     `dataset`, unless the dispatcher was started with it.
 
     The state says which splits were granted, and how far each has been read. A trainer that loads it, in this process or a
-    successor, continues with exactly the batches that followed; the dispatcher takes back the splits it was granted since.
+    successor, continues with exactly the batches that followed. The dispatcher takes back the splits that were granted since.
 
     Example:
         >>> from monolith.dataservice import DataDispatcher, DataWorker, DataWorkerConfig
@@ -217,7 +217,7 @@ class DataServiceSource(Source):
     ) -> None:
         if parallel < 1:
             raise InvalidArgumentError(f"parallel: expected 1 or more splits at a time, got {parallel}")
-        # As in the URLs of schedulers.
+        # Schedulers give it as a URL.
         self._address = dispatcher.removeprefix("grpc://")
         self._dataset, self._job = dataset, job
         self.config = config or DataClientConfig()
@@ -227,19 +227,19 @@ class DataServiceSource(Source):
         super().__init__()
 
     def shard(self, index: int, count: int) -> Self:
-        """The source of trainer `index` of `count`, at its beginning."""
+        """Return the source of trainer `index` of `count`, at its beginning."""
         part = super().shard(index, count)
         part._epoch = 0
         part._position = part._start()
         return part
 
     def release(self) -> None:
-        """Give the batches behind this source's state to the other trainers: the one it was of is gone for good.
+        """Give the batches after this source's state to the other trainers, because its trainer has left for good.
 
-        Load the state at which the trainer's work last counted, as a checkpoint or the parameter servers have it; only they
-        know. Then every batch still counts once: those before it with the trainer, those behind with whoever gets them. The
-        trainer, should it still run, is turned away, and so is a successor with a state; one that begins without is as good as
-        new. Trainers that were told the end of the epoch do not ask again.
+        First load the last state of the trainer that was applied, as a checkpoint or the parameter servers have it. Then every
+        batch still counts once: those before the state by this trainer, those after it by others. The trainer is refused if it
+        still runs, and so is a successor with a state. One that begins without a state is a new trainer. Trainers that have
+        reached the end of the epoch do not ask again.
 
         Example:
             >>> from monolith.dataservice import DataDispatcher
@@ -253,10 +253,10 @@ class DataServiceSource(Source):
             3
         """
         position = self._position
-        with contextlib.closing(link_to(self._address, self.config, timeout=self.config.timeout)) as link:
-            answer = messages.Joined(joined=False, session=0)
+        with contextlib.closing(data_link(self._address, self.config, timeout=self.config.timeout)) as link:
+            answer = protocol.JoinedJob(joined=False, session=0)
             while not answer.joined:
-                leave = messages.LeaveJob(
+                leave = protocol.LeaveJob(
                     job=self._job,
                     trainer=self._shard_index,
                     epoch=int(position["epoch"]),
@@ -265,7 +265,7 @@ class DataServiceSource(Source):
                     session=answer.session + 1,
                     nonce=secrets.randbits(62),
                 )
-                answer = ask(link, DataCall.LEAVE_JOB, leave, messages.Joined)
+                answer = ask(link, DataCall.LEAVE_JOB, leave, protocol.JoinedJob)
 
     def _start(self) -> SourcePosition:
         return {"epoch": self._epoch, "granted": 0, "open": "[]"}
@@ -275,7 +275,7 @@ class DataServiceSource(Source):
         _opened(position)
 
     def _read(self, position: SourcePosition) -> Iterator[tuple[Batch, SourcePosition]]:
-        with contextlib.closing(link_to(self._address, self.config, timeout=self.config.timeout)) as link:
+        with contextlib.closing(data_link(self._address, self.config, timeout=self.config.timeout)) as link:
             session = self._join(link, position)
             with contextlib.closing(self._splits(link)) as splits:
                 yield from self._batches(link, splits, session, position)
@@ -283,11 +283,11 @@ class DataServiceSource(Source):
 
     def _join(self, link: Link, position: SourcePosition) -> int:
         if self._dataset is not None:
-            register = messages.RegisterDataset(job=self._job, dataset=self._dataset)
+            register = protocol.RegisterDataset(job=self._job, dataset=self._dataset)
             ask(link, DataCall.REGISTER_DATASET, register, Nothing)
-        answer = messages.Joined(joined=False, session=0)
+        answer = protocol.JoinedJob(joined=False, session=0)
         while not answer.joined:
-            join = messages.JoinJob(
+            join = protocol.JoinJob(
                 job=self._job,
                 trainer=self._shard_index,
                 trainers=self._shard_count,
@@ -296,7 +296,7 @@ class DataServiceSource(Source):
                 session=answer.session + 1,
                 nonce=secrets.randbits(62),
             )
-            answer = ask(link, DataCall.JOIN_JOB, join, messages.Joined)
+            answer = ask(link, DataCall.JOIN_JOB, join, protocol.JoinedJob)
         return answer.session
 
     def _splits(self, link: Link) -> Splits:
@@ -308,7 +308,7 @@ class DataServiceSource(Source):
         self, link: Link, splits: Splits, session: int, position: SourcePosition
     ) -> Iterator[tuple[Batch, SourcePosition]]:
         epoch, granted, opened = int(position["epoch"]), int(position["granted"]), _opened(position)
-        asking = messages.NextSplit(
+        asking = protocol.NextSplit(
             job=self._job, trainer=self._shard_index, session=session, epoch=epoch, granted=granted
         )
         more = True
@@ -321,15 +321,15 @@ class DataServiceSource(Source):
                     opened.append((given.split, given.position))
             if not opened:
                 return
-            split, place = opened.pop(0)
-            read = splits.read(ReadBatch(**asking.model_dump(exclude={"granted"}), split=split, position=place))
+            split, start = opened.pop(0)
+            read = splits.read(ReadBatch(**asking.model_dump(exclude={"granted"}), split=split, position=start))
             if read is not None:
                 batch, behind = read
                 opened.append((split, behind))
                 yield batch, {"epoch": epoch, "granted": granted, "open": json.dumps(opened)}
 
-    def _granted(self, link: Link, asking: messages.NextSplit) -> messages.Granted:
-        granted = ask(link, DataCall.NEXT_SPLIT, asking, messages.Granted)
+    def _granted(self, link: Link, asking: protocol.NextSplit) -> protocol.Granted:
+        granted = ask(link, DataCall.NEXT_SPLIT, asking, protocol.Granted)
         if granted.splits == 0:
             paths = "" if self._dataset is None else f" {', '.join(map(repr, self._dataset.paths))}"
             raise InvalidArgumentError(f"paths: job {self._job!r}: no file matches{paths}")
@@ -341,5 +341,5 @@ def _opened(position: SourcePosition) -> _Open:
         return _OPEN.validate_json(str(position["open"]))
     except ValidationError:
         raise InvalidArgumentError(
-            f"state['open']: expected what state_dict() gives, splits and places in JSON, got {position['open']!r}"
+            f"state['open']: expected splits and positions in JSON, as of state_dict(), got {position['open']!r}"
         ) from None

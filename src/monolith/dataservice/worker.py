@@ -1,4 +1,4 @@
-"""`DataWorker`: reads splits and hands their batches to the trainers that have them."""
+"""`DataWorker`: reads splits ahead and sends their batches to trainers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Annotated
 from pydantic import Field
 
 from monolith.data.prefetch import PrefetchQueue
-from monolith.dataservice import protocol as messages
+from monolith.dataservice import protocol
 from monolith.dataservice.dataset import KINDS, Kinds, SplitReader, open_split, require_below, require_roots
 from monolith.dataservice.protocol import (
-    MAX_POSITION,
-    Address,
+    MAX_POSITION_CHARS,
     DataCall,
     DataClientConfig,
+    HostPort,
     ReadBatch,
     ReadPart,
     arrays_of,
     ask,
-    link_to,
+    data_link,
 )
 from monolith.errors import ConfigError, InvalidArgumentError, ServerError, StalePushError
 from monolith.features import Batch
@@ -32,17 +32,17 @@ from monolith.transport.frames import Frame
 from monolith.transport.link import Link
 from monolith.transport.server import FrameServer, ListenConfig, require_safe
 
-__all__ = ["DataWorker", "DataWorkerConfig", "END", "OpenSplits", "SplitStream", "WAIT", "position_of"]
+__all__ = ["DataWorker", "DataWorkerConfig", "NOT_READY", "OpenSplits", "SPLIT_END", "SplitStream", "position_of"]
 
-END = Answer(text=ReadPart(state="end").model_dump_json())
-WAIT = Answer(text=ReadPart(state="wait").model_dump_json())
+SPLIT_END = Answer(text=ReadPart(state="end").model_dump_json())
+NOT_READY = Answer(text=ReadPart(state="wait").model_dump_json())
 
 _Read = tuple[str, Answer]
-"""A batch as it is sent, and the position behind it."""
+"""The position after a batch, and the batch as it is sent."""
 
 
 class SplitStream:
-    """A thread that reads, and the answer to the last question, in case it got lost.
+    """Reads a split ahead in a thread. It keeps the last answer for a trainer that asks again.
 
     Example:
         >>> from monolith.dataservice.dataset import DatasetConfig, Split
@@ -50,9 +50,9 @@ class SplitStream:
         >>> dataset = DatasetConfig(kind="click_stream", fields={"batches": 1, "batch_size": 2, "users": 9})
         >>> stream = SplitStream(lambda: open_split(dataset, Split(number=0)), "")
         >>> first = stream.answer("", wait=60)
-        >>> stream.answer("", wait=60) is first  # the same question
+        >>> stream.answer("", wait=60) is first  # a retry
         True
-        >>> stream.answer(json.loads(first.text)["position"], wait=60) == END
+        >>> stream.answer(json.loads(first.text)["position"], wait=60) == SPLIT_END
         True
     """
 
@@ -61,18 +61,18 @@ class SplitStream:
     ) -> None:
         self._at = position
         self._before: str | None = None
-        """The position of the last question that was answered with a batch."""
+        """The position of the last request that was answered with a batch."""
         self._last: Answer | None = None
         self._failure: BaseException | None = None
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._queue: PrefetchQueue[_Read] = PrefetchQueue(read_ahead)
         threading.Thread(
             target=_read, args=(open_reader, position, self._queue, max_bytes), name="monolith-split", daemon=True
         ).start()
 
     def answer(self, position: str, *, wait: float) -> Answer | None:
-        """The batch behind `position`, waited for so many seconds; None if the stream is at another position."""
-        with self._turn:
+        """Return the batch after `position`, waiting `wait` seconds at most. None if the stream is at another position."""
+        with self._lock:
             if position == self._before:
                 return self._last
             if position != self._at:
@@ -82,9 +82,9 @@ class SplitStream:
             try:
                 behind, answer = self._queue.get(timeout=wait)
             except TimeoutError:
-                return WAIT
+                return NOT_READY
             except StopIteration:
-                return END
+                return SPLIT_END
             except BaseException as error:
                 self._failure = error
                 raise
@@ -92,7 +92,7 @@ class SplitStream:
             return answer
 
     def close(self) -> None:
-        """Let the thread end as soon as its read returns."""
+        """Stop the thread as soon as its read returns."""
         self._queue.close(drop=True)
 
 
@@ -102,7 +102,7 @@ def _read(open_reader: Callable[[], SplitReader], position: str, queue: Prefetch
         for batch in reader:
             behind = position_of(reader)
             if behind == position:
-                # Asked for what is behind it, nobody could tell this batch from the next.
+                # The position would not tell this batch from the next.
                 raise InvalidArgumentError(f"{type(reader).__name__}: its state_dict did not change with a batch")
             position = behind
             if not queue.put((behind, _answer(batch, behind, max_bytes))):
@@ -113,16 +113,16 @@ def _read(open_reader: Callable[[], SplitReader], position: str, queue: Prefetch
 
 
 def position_of(reader: SplitReader) -> str:
-    """The place of `reader` as JSON, which is what travels and is kept."""
+    """Return the position of `reader` as JSON, as it is sent and stored."""
     try:
         position = json.dumps(reader.state_dict(), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"{type(reader).__name__}: expected a state_dict of plain values, which go into JSON; {error}"
+            f"{type(reader).__name__}: expected a state_dict of plain values that can be written as JSON; {error}"
         ) from None
-    if len(position) > MAX_POSITION:
+    if len(position) > MAX_POSITION_CHARS:
         raise InvalidArgumentError(
-            f"{type(reader).__name__}: its state_dict has {len(position):,} characters, more than {MAX_POSITION:,}"
+            f"{type(reader).__name__}: its state_dict has {len(position):,} characters, more than {MAX_POSITION_CHARS:,}"
         )
     return position
 
@@ -143,8 +143,8 @@ _Key = tuple[str, int, int, int, int]
 class OpenSplits:
     """Streams by job, trainer, session, epoch and split. Safe from many threads.
 
-    A question that does not continue a stream opens it anew at the place asked for: so it does not matter who was asked
-    before, nor whether this process was there. At most `max_splits` are kept, and none that was idle for `idle_secs`.
+    A request that does not continue a stream opens it again at the requested position, so it does not matter which data worker
+    answered before. At most `max_splits` are kept, and none that was idle for `idle_secs`.
     """
 
     def __init__(
@@ -167,26 +167,26 @@ class OpenSplits:
         return len(self._streams)
 
     def answer(self, request: ReadBatch, *, wait: float) -> Answer:
-        """The answer to `request`, waited for so many seconds."""
+        """Return the answer to `request`, waiting `wait` seconds at most."""
         key = (request.job, request.trainer, request.session, request.epoch, request.split)
         if self._is_stale(key):
             raise StalePushError(
-                f"trainer {request.trainer} of job {request.job!r} has begun anew elsewhere; this one should end"
+                f"trainer {request.trainer} of job {request.job!r} has been started again elsewhere; this process should end"
             )
         stream = self._stream(key, request, instead_of=None)
         try:
             while (answer := stream.answer(request.position, wait=wait)) is None:
                 stream = self._stream(key, request, instead_of=stream)
         except BaseException:
-            # Whoever asks again may have mended it.
+            # The next attempt opens it again: the cause may have been repaired.
             self._forget(key, stream)
             raise
-        if answer == END:
+        if answer == SPLIT_END:
             self._forget(key, stream)
         return answer
 
     def know_sessions(self, sessions: dict[str, dict[int, int]]) -> None:
-        """Turn away trainers that were replaced: the dispatcher does it when they open a split, this when they go on reading."""
+        """Refuse trainers that were replaced. The dispatcher refuses them when they open a split, this while they read one."""
         with self._lock:
             self._sessions = sessions
             for key in list(filter(self._is_stale, self._streams)):
@@ -207,12 +207,12 @@ class OpenSplits:
             now = self._clock()
             if self._streams.get(key) in (None, instead_of):
                 self._close(key)
-                self._make_room(now)
+                self._evict(now)
                 self._streams[key] = self._open_stream(request)
             self._used[key] = now
             return self._streams[key]
 
-    def _make_room(self, now: float) -> None:
+    def _evict(self, now: float) -> None:
         oldest_first = sorted(self._streams, key=self._used.__getitem__)
         for place, key in enumerate(oldest_first):
             if now - self._used[key] > self._idle_secs or len(oldest_first) - place >= self._max_splits:
@@ -231,35 +231,35 @@ class OpenSplits:
 
 
 _log = logging.getLogger(__name__)
-WAIT_SECS = 0.5
-"""How long a question waits for a batch that is being read, before the answer is: not yet."""
+READ_WAIT_SECS = 0.5
+"""How long a request waits for a batch that is being read before the answer is "wait"."""
 
 
 class DataWorkerConfig(ListenConfig):
-    """Where a data worker listens and whom it works for.
+    """Where a data worker listens, and its dispatcher.
 
     Example:
         >>> DataWorkerConfig(dispatcher="127.0.0.1:7200").read_ahead
         4
     """
 
-    dispatcher: Address
+    dispatcher: HostPort
     """host:port."""
-    advertise: Address | None = None
-    """host:port that trainers reach it by; None: the one it listens on."""
+    advertise: HostPort | None = None
+    """host:port at which trainers reach it. None: the address it listens on."""
     client: DataClientConfig = DataClientConfig()
     """How it reaches the dispatcher."""
     read_ahead: Annotated[int, Field(ge=1)] = 4
-    """Batches of each split that are read before they are asked for."""
+    """Batches of each split that are read ahead."""
     max_splits: Annotated[int, Field(ge=1)] = 64
-    """Splits that are open at the same time; beyond, those that nobody asked for the longest are closed."""
+    """Open splits. Beyond this the least recently used are closed."""
     roots: tuple[str, ...] = ()
-    """Folders, or beginnings of URLs, that files must be below. "*": any file this process may read. Without roots, any file on
-    loopback; on an address that other machines can reach, the worker does not start."""
+    """Folders or URL prefixes that contain the files. "*": any file that this process may read. Without roots, a worker on
+    loopback reads any file, and one that other machines can reach does not start."""
 
 
 class _WorkerCalls(FrameCalls):
-    """What a data worker does, without the network around it."""
+    """Answers the calls of a data worker, without the network."""
 
     def __init__(self, config: DataWorkerConfig, dispatcher: Link, kinds: Kinds) -> None:
         super().__init__(max_frame_bytes=config.max_message_bytes)
@@ -271,10 +271,10 @@ class _WorkerCalls(FrameCalls):
         }
 
     def _require_mine(self, frame: Frame) -> None:
-        """Nothing is lost with a data worker, so any of its lives may answer."""
+        """A data worker holds no state, so any of its incarnations may answer."""
 
     def _read_batch(self, frame: Frame) -> Answer:
-        return self.splits.answer(message_of(ReadBatch, frame), wait=WAIT_SECS)
+        return self.splits.answer(message_of(ReadBatch, frame), wait=READ_WAIT_SECS)
 
     def _open_stream(self, request: ReadBatch) -> SplitStream:
         return SplitStream(
@@ -285,18 +285,18 @@ class _WorkerCalls(FrameCalls):
         )
 
     def _open(self, request: ReadBatch) -> SplitReader:
-        # Asked of the dispatcher, not told by the trainer: it also says whether the split is this trainer's.
-        question = messages.DescribeSplit(**request.model_dump(exclude={"position"}))
-        part = ask(self._dispatcher, DataCall.DESCRIBE_SPLIT, question, messages.Part)
+        # From the dispatcher, not from the trainer: it also checks that the split belongs to this trainer.
+        question = protocol.DescribeSplit(**request.model_dump(exclude={"position"}))
+        part = ask(self._dispatcher, DataCall.DESCRIBE_SPLIT, question, protocol.DescribedSplit)
         if part.split.file is not None:
             require_below(part.split.file, self._config.roots)
         return open_split(part.dataset, part.split, request.position, kinds=self._kinds)
 
 
 class DataWorker(FrameServer):
-    """Serves until `close`, and tells the dispatcher all the time that it is alive.
+    """Serves until `close`, and sends heartbeats to the dispatcher.
 
-    `kinds`: further sources by name, functions of `paths` and the fields of a dataset.
+    `kinds` adds sources by name: functions of `paths` and the fields of a dataset.
 
     Example:
         >>> from monolith.dataservice import DataDispatcher
@@ -313,34 +313,34 @@ class DataWorker(FrameServer):
             raise ConfigError(
                 f"DataWorkerConfig.advertise: expected host:port that trainers can reach, as host is {config.host}"
             )
-        self._link = link_to(config.dispatcher, config.client, timeout=config.client.timeout, max_streams=8)
+        self._link = data_link(config.dispatcher, config.client, timeout=config.client.timeout, max_streams=8)
         calls = _WorkerCalls(config, self._link, {**KINDS, **(kinds or {})})
         super().__init__(config, calls)
         self._splits = calls.splits
         self.advertised = config.advertise or self.address
-        """host:port that trainers are told."""
+        """host:port that the dispatcher gives to trainers."""
         self._closing = threading.Event()
-        threading.Thread(target=self._stay_known, name="monolith-data-worker", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="monolith-data-worker", daemon=True).start()
 
     def close(self, *, grace: float = 5.0) -> bool:
-        """Finish what is under way, refuse what comes, stop listening; whether all ended within `grace` seconds."""
+        """Refuse new requests, finish running ones, stop listening. Returns whether all ended within `grace` seconds."""
         self._closing.set()
         clean = super().close(grace=grace)
         self._splits.close()
         self._link.close()
         return clean
 
-    def _stay_known(self) -> None:
+    def _send_heartbeats(self) -> None:
         pause = 0.0
         while not self._closing.wait(pause):
             try:
-                self._link.instance = 0  # a dispatcher that was started again is as good
-                heartbeat = messages.Heartbeat(address=self.advertised, streams=len(self._splits))
-                living = ask(self._link, DataCall.HEARTBEAT, heartbeat, messages.Living)
+                self._link.instance = 0  # any incarnation of the dispatcher will do
+                heartbeat = protocol.Heartbeat(address=self.advertised, streams=len(self._splits))
+                living = ask(self._link, DataCall.HEARTBEAT, heartbeat, protocol.Living)
             except ServerError as error:
                 pause = 1.0
                 if not self._closing.is_set():
-                    _log.warning("the dispatcher does not hear this data worker: %s", error)
+                    _log.warning("cannot send a heartbeat to the dispatcher: %s", error)
             else:
                 self._splits.know_sessions(living.sessions)
                 pause = living.lease_secs / 5

@@ -10,8 +10,8 @@ import pytest
 
 from monolith.dataservice.dataset import DatasetConfig
 from monolith.dataservice.jobs import Jobs
-from monolith.dataservice.journal import EVENTS, Event
-from monolith.dataservice.protocol import DescribeSplit, Granted, Joined, JoinJob, NextSplit, RegisterDataset
+from monolith.dataservice.journal import EVENTS, JobEvent
+from monolith.dataservice.protocol import DescribeSplit, Granted, JoinedJob, JoinJob, NextSplit, RegisterDataset
 from monolith.errors import InvalidArgumentError, StalePushError, StorageError
 
 JOB = "clicks"
@@ -20,8 +20,8 @@ JOB = "clicks"
 class Service:
     """Jobs, their journal, and trainers that ask."""
 
-    def __init__(self, dataset: DatasetConfig | None = None, journal: list[Event] | None = None) -> None:
-        self.journal: list[Event] = [] if journal is None else journal
+    def __init__(self, dataset: DatasetConfig | None = None, journal: list[JobEvent] | None = None) -> None:
+        self.journal: list[JobEvent] = [] if journal is None else journal
         self.fail = False
         self.nonce = 0
         self.joins: list[JoinJob] = []
@@ -33,7 +33,7 @@ class Service:
         if dataset is not None:
             self.jobs.register(RegisterDataset(job=JOB, dataset=dataset))
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: JobEvent) -> None:
         if self.fail:
             raise StorageError("the disk is full")
         self.journal.append(event)
@@ -48,7 +48,7 @@ class Service:
         if not answer.joined:
             asked = asked.model_copy(update={"session": answer.session + 1})
             answer = self.jobs.join(asked)
-        assert answer == Joined(joined=True, session=asked.session)
+        assert answer == JoinedJob(joined=True, session=asked.session)
         self.joins.append(asked)
         return answer.session
 
@@ -101,7 +101,7 @@ def test_static_sharding_gives_every_trainer_its_own_whoever_comes_first(files: 
     late, early = service.join(1, trainers=2), service.join(0, trainers=2)
     assert service.all_of(1, late) == [1, 3]
     assert service.all_of(0, early) == [0, 2, 4]
-    with pytest.raises(InvalidArgumentError, match="is shared out to 2, got 3"):
+    with pytest.raises(InvalidArgumentError, match="has static sharding over 2, got 3"):
         service.join(2, trainers=3)
 
 
@@ -120,7 +120,7 @@ def test_a_trainer_that_was_replaced_gets_nothing_any_more(files: DatasetConfig)
     service.next(0, old, 0)
     new = service.join(0, granted=1)
     for ask in (lambda: service.next(0, old, 1), lambda: service.file_of(0, old, 0)):
-        with pytest.raises(StalePushError, match="has begun anew elsewhere"):
+        with pytest.raises(StalePushError, match="started again elsewhere"):
             ask()
     assert service.file_of(0, new, 0)[0] is not None
     with pytest.raises(StalePushError, match="split 1 of epoch 0 is not trainer 0's"):
@@ -131,12 +131,12 @@ def test_a_request_to_begin_that_comes_again_or_late_changes_nothing(files: Data
     service = Service(files)
     session = service.join(0)
     assert [service.next(0, session, granted).split for granted in range(2)] == [0, 1]
-    assert service.jobs.join(service.joins[0]) == Joined(joined=True, session=session)
+    assert service.jobs.join(service.joins[0]) == JoinedJob(joined=True, session=session)
     assert service.next(0, session, 2).split == 2
     newer = service.join(0, granted=3)
-    assert service.jobs.join(service.joins[0]) == Joined(joined=False, session=newer)
+    assert service.jobs.join(service.joins[0]) == JoinedJob(joined=False, session=newer)
     other = service.joins[1].model_copy(update={"nonce": 99, "granted": 0})
-    assert service.jobs.join(other) == Joined(joined=False, session=newer)
+    assert service.jobs.join(other) == JoinedJob(joined=False, session=newer)
     assert service.next(0, newer, 3).split == 3
 
 

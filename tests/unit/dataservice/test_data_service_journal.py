@@ -11,13 +11,13 @@ import pytest
 
 from monolith.dataservice.dataset import DatasetConfig, Split
 from monolith.dataservice.dispatcher import DispatcherCalls, DispatcherConfig
-from monolith.dataservice.journal import Event, Journal, Registered, SplitGranted, SplitMade, TrainerJoined
+from monolith.dataservice.journal import JobEvent, Journal, Registered, SplitGranted, SplitMade, TrainerJoined
 from monolith.dataservice.protocol import DataCall, RegisterDataset
 from monolith.errors import CorruptFileError, FencedError, StorageError
 from monolith.testing import bit_flips
 from monolith.transport.frames import decode, encode
 
-EVENTS: list[Event] = [
+EVENTS: list[JobEvent] = [
     Registered(job="é\n", dataset=DatasetConfig(kind="csv", paths=("a/*",), fields={"batch_size": 3})),
     TrainerJoined(job="é\n", trainer=0, trainers=2, session=1, nonce=5, epoch=0, granted=0),
     SplitMade(job="é\n", epoch=0, split=Split(number=0, file="a/1"), files={"pattern": 0, "after": "a/1"}),
@@ -32,7 +32,7 @@ def written(folder: Path) -> bytes:
     return (folder / "journal").read_bytes()
 
 
-def read(folder: Path) -> list[Event]:
+def read(folder: Path) -> list[JobEvent]:
     with closing(Journal(folder)) as journal:
         return list(journal.read())
 
@@ -76,7 +76,7 @@ def test_a_line_with_a_true_checksum_must_still_be_an_event(tmp_path: Path, text
     from monolith import _core
 
     tmp_path.joinpath("journal").write_bytes(b"%08x %s\n" % (_core.crc32c(text), text))
-    with pytest.raises(CorruptFileError, match="line 1 is no event"):
+    with pytest.raises(CorruptFileError, match="line 1 is not an event"):
         read(tmp_path)
 
 

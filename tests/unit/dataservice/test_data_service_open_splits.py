@@ -7,7 +7,7 @@ import json
 import pytest
 
 from monolith.dataservice.protocol import ReadBatch
-from monolith.dataservice.worker import END, OpenSplits
+from monolith.dataservice.worker import SPLIT_END, OpenSplits
 from monolith.errors import StalePushError, StorageError
 from monolith.transport.calls import Answer
 
@@ -26,7 +26,7 @@ class Stream:
         if int(position or 0) != self.at:
             return None
         if self.at == 9:
-            return END
+            return SPLIT_END
         self.at += 1
         return Answer(text=str(self.at))
 
@@ -87,7 +87,7 @@ def test_one_that_has_ended_is_closed() -> None:
     worker = Worker()
     worker.read(0, 8)
     request = ReadBatch(job="j", trainer=0, session=1, epoch=0, split=0, position="9")
-    assert worker.splits.answer(request, wait=0) == END
+    assert worker.splits.answer(request, wait=0) == SPLIT_END
     assert (worker.closed(), len(worker.splits)) == ([True], 0)
 
 
@@ -106,7 +106,7 @@ def test_a_session_that_was_replaced_is_turned_away_and_its_streams_are_closed()
     worker.read(0, 0, session=1)
     worker.read(0, 1, session=2)
     worker.splits.know_sessions({"j": {0: 2}})
-    with pytest.raises(StalePushError, match="begun anew elsewhere"):
+    with pytest.raises(StalePushError, match="started again elsewhere"):
         worker.read(0, 1, session=1)
     assert worker.closed() == [True, False]
     assert worker.read(0, 2, session=2) == 3

@@ -10,7 +10,7 @@ import pytest
 
 from monolith.dataservice import DataDispatcher, DataServiceSource, DatasetConfig, DispatcherConfig
 from monolith.dataservice.jobs import Jobs
-from monolith.dataservice.journal import Event
+from monolith.dataservice.journal import JobEvent
 from monolith.dataservice.protocol import JoinJob, LeaveJob, NextSplit, RegisterDataset
 from monolith.errors import InvalidArgumentError, StalePushError
 from monolith.features import Batch
@@ -89,7 +89,7 @@ def test_what_is_not_the_trainers_state_is_refused(tmp_path: Path) -> None:
         static = DataServiceSource(dispatcher.address, fixed, job="static", data_workers=False).shard(0, 2)
         with closing(iter(static)) as batches:  # type: ignore[type-var]
             next(batches)
-            with pytest.raises(InvalidArgumentError, match="shares out its splits for good"):
+            with pytest.raises(InvalidArgumentError, match="has static sharding; only trainer 0"):
                 static.release()
 
 
@@ -101,7 +101,7 @@ def ask(jobs: Jobs, trainer: int, session: int, granted: int) -> tuple[int | Non
 @pytest.mark.parametrize("seed", range(6))
 def test_in_any_order_every_split_ends_up_with_one_trainer_behind_what_was_read_of_it(seed: int) -> None:
     rng = random.Random(seed)
-    recorded: list[Event] = []
+    recorded: list[JobEvent] = []
     jobs = Jobs(record=recorded.append)
     jobs.register(RegisterDataset(job=JOB, dataset=DatasetConfig(kind="click_stream", splits=12)))
     session, live = dict.fromkeys(range(40), 0), list(range(3))

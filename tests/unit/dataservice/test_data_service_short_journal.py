@@ -173,7 +173,7 @@ def test_a_journal_is_not_begun_anew_because_the_note_is_gone(tmp_path: Path, no
         successor.append(EVENT)
     hung.close()
     (tmp_path / "writer.lock").write_text(note)
-    with pytest.raises(CorruptFileError, match=r"writer\.lock should name the journal that counts"):
+    with pytest.raises(CorruptFileError, match=r"writer\.lock should name the current journal"):
         Journal(tmp_path)
     assert len(list(tmp_path.glob("journal.*"))) == 1
 

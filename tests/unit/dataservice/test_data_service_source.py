@@ -199,7 +199,7 @@ def test_an_older_process_of_the_same_trainer_is_turned_away(dataset: DatasetCon
         source = DataServiceSource(address, dataset)
         new = iter(source)
         taken = rows(itertools.islice(new, 1))
-        with pytest.raises(StalePushError, match="begun anew elsewhere"):
+        with pytest.raises(StalePushError, match="started again elsewhere"):
             # It may finish splits it reads until the data workers hear of its successor, but gets no other one.
             deque_all(old)
         assert sorted(taken + rows(new)) == ALL
