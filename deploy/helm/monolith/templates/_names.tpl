@@ -1,4 +1,4 @@
-{{/* The release's own name; 40 characters leave room for what is added behind it, within the 63 of a DNS label. */}}
+{{/* The name of the release, cut to 40 characters so that names with suffixes fit into the 63 of a DNS label. */}}
 {{- define "monolith.fullname" -}}
 {{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
 {{- $name | trunc 40 | trimSuffix "-" -}}
@@ -10,7 +10,7 @@
 {{- define "monolith.tlsSecret" -}}{{ .Values.tls.existingSecret | default (printf "%s-tls" (include "monolith.fullname" .)) }}{{- end }}
 {{- define "monolith.modelClaim" -}}{{ .Values.modelDir.existingClaim | default (printf "%s-model" (include "monolith.fullname" .)) }}{{- end }}
 
-{{/* The part of a DNS name behind a pod's own; takes a dict of "root" and "service". */}}
+{{/* The part of a DNS name after the name of a pod. Takes a dict of "root" and "service". */}}
 {{- define "monolith.domain" -}}
 {{ .service }}.{{ .root.Release.Namespace }}.svc.{{ .root.Values.clusterDomain }}
 {{- end }}
