@@ -23,7 +23,7 @@ from forked import ForkedServer
 from forked_processes import ForkedServerProcess
 from monolith.errors import DeadlineExceededError, MonolithError, UnavailableError
 from monolith.ps import ClientConfig, ServerStore
-from monolith.ps.client.remote_log import RemoteLog
+from monolith.ps.client.saving import RemoteLog
 from monolith.ps.client.server_group import ServerGroup
 from monolith.table import SGD, Bags, Gradient, Segment, TableConfig, Zeros
 

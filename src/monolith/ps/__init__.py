@@ -1,9 +1,8 @@
 """Parameter servers: tables and dense parameters in other processes, for many workers."""
 
-from monolith.ps.client.read_ahead import ReadAhead
 from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.client.server_parameters import CachedParameters, ServerOptimizer, ServerParameters
-from monolith.ps.client.server_store import ServerStore, tables_of
+from monolith.ps.client.server_store import ReadAhead, ServerStore, tables_of
 from monolith.ps.protocol.dense_optimizers import DenseOptimizer
 from monolith.ps.rebalance.client import take_back_buckets
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig

@@ -11,7 +11,7 @@ from monolith import EmbeddingTable
 from monolith.errors import CheckpointMismatchError, CorruptFileError, InvalidArgumentError
 from monolith.original import PartialRecoverySaver, PsMonitor
 from monolith.ps import ParameterServer, ServerConfig, ServerStore
-from monolith.ps.client.server_checkpoints import server_shards
+from monolith.ps.client.saving import server_shards
 from monolith.table import Bags, LocalStore
 from monolith.testing import sgd_table_config
 

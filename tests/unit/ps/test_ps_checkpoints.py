@@ -30,8 +30,7 @@ from monolith.ps import (
     ServerParameters,
     ServerStore,
 )
-from monolith.ps.client.remote_log import RemoteLog
-from monolith.ps.client.server_checkpoints import begin_server_saves, prepare_servers, server_shards
+from monolith.ps.client.saving import RemoteLog, begin_server_saves, prepare_servers, server_shards
 from monolith.ps.client.server_group import ServerGroup
 from monolith.ps.protocol.messages import DeclaredTable
 from monolith.ps.server.folder import ServerFolder

@@ -20,7 +20,7 @@ from monolith.ps import (
     ServerStore,
     take_back_buckets,
 )
-from monolith.ps.client.server_checkpoints import _is_whole
+from monolith.ps.client.saving import _is_whole
 from monolith.ps.client.server_group import link_to
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import MoveBuckets, SaveBegun

@@ -11,7 +11,7 @@ from monolith import EmbeddingTable
 from monolith.errors import InvalidArgumentError, LogGapError
 from monolith.log import LogReader, replay
 from monolith.ps import ParameterServer, ServerConfig, ServerStore
-from monolith.ps.client.remote_log import RemoteLog
+from monolith.ps.client.saving import RemoteLog
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import ReadLog
 from monolith.testing import sgd_table_config

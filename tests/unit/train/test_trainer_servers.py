@@ -25,7 +25,7 @@ from monolith.ps import (
     ServerStore,
     tables_of,
 )
-from monolith.ps.client.server_checkpoints import begin_server_saves
+from monolith.ps.client.saving import begin_server_saves
 from monolith.ps.protocol.calls import Call
 from monolith.state import is_complete, read_manifest
 from monolith.table import Adagrad, Bags

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from monolith.errors import DeadlineExceededError, OwnershipChangedError, ServerRestartedError, UnavailableError
-from monolith.ps.client.parted_call import FIRST_PAUSE
+from monolith.ps.client.routes import ServerRoutes
+from monolith.ps.client.scatter_gather import FIRST_PAUSE
 from monolith.ps.client.server_group import FIND_SECONDS, ClientConfig, ServerGroup
-from monolith.ps.client.server_routes import ServerRoutes
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import DeclaredTable, Joined
 from monolith.ps.protocol.ownership import OwnershipMap, mask_of, ranges_of

@@ -22,7 +22,7 @@ from monolith.errors import (
     StalePushError,
     UnavailableError,
 )
-from monolith.ps.client.bucket_answers import ask_each, takers_of
+from monolith.ps.client.routes import ask_each, takers_of
 from monolith.ps.client.server_group import FIND_SECONDS, ClientConfig, link_to
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import Buckets

@@ -10,8 +10,8 @@ from types import MappingProxyType
 import numpy as np
 
 from monolith.errors import DeadlineExceededError, OwnershipChangedError, UnavailableError
-from monolith.ps.client.bucket_answers import ask_buckets
-from monolith.ps.client.parted_call import FIRST_PAUSE, LONGEST_PAUSE
+from monolith.ps.client.routes import ask_buckets
+from monolith.ps.client.scatter_gather import FIRST_PAUSE, LONGEST_PAUSE
 from monolith.ps.client.server_group import ServerGroup
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import Buckets

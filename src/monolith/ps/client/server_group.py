@@ -18,10 +18,9 @@ from typing import Annotated, ClassVar, Literal, NoReturn, Self, Unpack
 from pydantic import Field
 
 from monolith.config import Config, Positive
-from monolith.errors import ConfigError, InvalidArgumentError, StorageError
-from monolith.ps.client.bucket_answers import ask_buckets
-from monolith.ps.client.server_checkpoints import begin_server_saves, prepare_servers, save_servers
-from monolith.ps.client.server_search import follow_server
+from monolith.errors import ConfigError, InvalidArgumentError, MonolithError, StorageError
+from monolith.ps.client.routes import ask_buckets
+from monolith.ps.client.saving import begin_server_saves, prepare_servers, save_servers
 from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import LogState
@@ -36,7 +35,36 @@ from monolith.transport.frames import Frame
 from monolith.transport.link import Link, Transport, finish_all
 from monolith.transport.tokens import Token, reveal
 
-__all__ = ["ClientConfig", "ServerGroup", "link_to"]
+__all__ = ["ClientConfig", "ServerGroup", "follow_server", "link_to"]
+
+
+def follow_server(
+    link: Link, known: Sequence[str], find: Callable[[], Sequence[str]], connect: Callable[[str], Link]
+) -> None:
+    """Give `link` the address that its server has now, if it is one of those that `find` returns.
+
+    Addresses in `known` are other servers'. What cannot be asked now is asked the next time.
+    """
+    try:
+        addresses = find()
+    except MonolithError:
+        return
+    if link.address in addresses:
+        return
+    for address in addresses:
+        if address not in known and _identity(connect(address)) == link.server:
+            link.move_to(address)
+            return
+
+
+def _identity(link: Link) -> int | None:
+    try:
+        return ask_buckets(link).server
+    except MonolithError:
+        return None
+    finally:
+        link.close()
+
 
 _log = logging.getLogger(__name__)
 

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import lru_cache
 
 import numpy as np
 import torch
+from torch import nn
 
 from monolith.errors import InvalidArgumentError
+from monolith.features.batch import Batch
 from monolith.features.declaration import declare_tables
 from monolith.features.feature import Feature
+from monolith.nn import embedding_collections
+from monolith.nn.bags import bags_of
 from monolith.process_bound import WorkerThreads
-from monolith.ps.client.bag_split import BagSplit, CutBags, DistinctIds, are_long, split_by_owner
 from monolith.ps.client.bucket_group import BucketGroup
-from monolith.ps.client.parted_call import Part, Places, run_parts
+from monolith.ps.client.routes import Route
+from monolith.ps.client.scatter_gather import (
+    BagSplit,
+    CutBags,
+    DistinctIds,
+    Part,
+    Places,
+    are_long,
+    run_parts,
+    split_by_owner,
+)
 from monolith.ps.client.server_group import ClientConfig, require_known
-from monolith.ps.client.server_routes import Route
 from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import DeclaredTable
@@ -30,7 +42,7 @@ from monolith.table.store import Bags, Gradient, Position, join_gradients
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange
 
-__all__ = ["ServerStore", "tables_of"]
+__all__ = ["ReadAhead", "ServerStore", "tables_of"]
 
 REMEMBERED = 32
 """Requests whose split is kept: the gradients of a batch come soon after its lookup."""
@@ -307,3 +319,60 @@ def _are_equal(one: Sequence[Bags], other: Sequence[Bags]) -> bool:
         )
         for a, b in zip(one, other, strict=True)
     )
+
+
+class ReadAhead:
+    """The batches of `source`, each handed out when the rows of the one behind it have been asked for.
+
+    So the rows of a batch lack exactly the update of the batch before it, whatever the timing: the same model every time,
+    unless `ClientConfig.ordered` is off. To be iterated by the thread that trains; a `Trainer` needs
+    `embedding_prefetch_capacity=0`. A source that can tell its place still can: it is that behind the batch handed out last.
+
+    Example:
+        >>> import torch
+        >>> from monolith.features import Feature
+        >>> from monolith.nn import EmbeddingBagCollection
+        >>> from monolith.ps import ParameterServer, ReadAhead, ServerStore, tables_of
+        >>> features = [Feature(name="user", dim=2)]
+        >>> with ParameterServer() as server, ServerStore([server.address], tables_of(features)) as store:
+        ...     embeddings = EmbeddingBagCollection(features, store)
+        ...     batches = [{"user": torch.tensor([number])} for number in range(3)]
+        ...     [list(embeddings(batch)["user"].shape) for batch in ReadAhead(batches, embeddings)]
+        [[1, 2], [1, 2], [1, 2]]
+    """
+
+    def __init__(self, source: Iterable[Batch], model: nn.Module) -> None:
+        self._source = source
+        self._collections = embedding_collections(model)
+        self._place: object = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._place = self._told_place()
+        batches = iter(self._source)
+        current = next(batches, None)
+        if current is not None:
+            self._prefetch(current)
+        while current is not None:
+            self._place = self._told_place()
+            following = next(batches, None)
+            if following is not None:
+                self._prefetch(following)
+            yield current
+            current = following
+
+    def state_dict(self) -> object:
+        """The place behind the batch handed out last."""
+        return self._place
+
+    def load_state_dict(self, state: object) -> None:
+        """Go on from a place that `state_dict` told."""
+        self._source.load_state_dict(state)  # type: ignore[attr-defined]
+
+    def _told_place(self) -> object:
+        tell = getattr(self._source, "state_dict", None)
+        return None if tell is None else tell()
+
+    def _prefetch(self, batch: Batch) -> None:
+        for collection in self._collections:
+            if collection.store.remote:
+                collection.store.prefetch([table.bags for table in bags_of(collection.declaration, batch)])

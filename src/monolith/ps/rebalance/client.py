@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from monolith.errors import InvalidArgumentError, MonolithError, UnavailableError
-from monolith.ps.client.bucket_answers import ask_buckets
+from monolith.ps.client.routes import ask_buckets
 from monolith.ps.client.server_group import ClientConfig, link_to
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import Buckets, Giving, MoveBuckets, Moved, TakeBack, TakenBack

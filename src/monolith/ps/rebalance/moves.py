@@ -30,8 +30,15 @@ from monolith.ps.protocol.control_messages import (
     TakenBack,
 )
 from monolith.ps.protocol.ownership import mask_of, ranges_of
-from monolith.ps.rebalance.installs import REFUSALS, MoverLease
-from monolith.ps.rebalance.transfer import dense_piece, drop_rows, packed_dense, packed_rows, piece_size
+from monolith.ps.rebalance.transfer import (
+    REFUSALS,
+    MoverLease,
+    dense_piece,
+    drop_rows,
+    packed_dense,
+    packed_rows,
+    piece_size,
+)
 from monolith.ps.server.ledger_state import progress_text, put_progress, read_ledger
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState

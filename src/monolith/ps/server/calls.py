@@ -10,9 +10,8 @@ from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import InstallBuckets, MoveBuckets, OwnBuckets, RefuseTransfer, TakeBack
 from monolith.ps.protocol.messages import HeldPosition
-from monolith.ps.rebalance.installs import BucketInstalls
 from monolith.ps.rebalance.moves import BucketMoves
-from monolith.ps.rebalance.transfer import unpacked_dense
+from monolith.ps.rebalance.transfer import BucketInstalls, unpacked_dense
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.pushes import WorkerRecord
 from monolith.ps.server.served_tables import require_count

@@ -17,8 +17,8 @@ from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import AUTHORITATIVE, CHANGES, READ_IN_PLACE, Call
 from monolith.ps.protocol.ownership import mask_of, ranges_of
 from monolith.ps.protocol.precision import WIRE_DTYPES
-from monolith.ps.rebalance.installs import BucketInstalls, MoverLease
 from monolith.ps.rebalance.moves import PIECE_BYTES, BucketMoves
+from monolith.ps.rebalance.transfer import BucketInstalls, MoverLease
 from monolith.ps.server.calls import BucketCalls, CoordinationCalls, DenseCalls, TableCalls
 from monolith.ps.server.coordination import CoordinationFile
 from monolith.ps.server.folder import ServerFolder, kept_identity
