@@ -1,4 +1,5 @@
-"""The script of the tests that run a cluster as processes: the same for servers and workers, told by the environment alone.
+"""The script of the tests that run a cluster as processes: the same for servers and workers, configured by the environment
+alone.
 
 What the original's distributed test binary does: `--case normal`, `deaf` (servers that never shut down), `slow` (a deadline is
 exceeded before the first step). And `hang`: the chief stands still after two steps.

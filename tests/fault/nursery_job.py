@@ -1,4 +1,4 @@
-"""The smallest job for a nursery: writes a file and says so."""
+"""The smallest job for a nursery: writes a file and reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: lost updates, torn rows and half-saved tables when threads meet. Amounts are exact in float32, so that
+"""Danger: lost updates, torn rows and half-saved tables when threads run concurrently. Amounts are exact in float32, so that
 any order of the same updates must give the same bits; every element of a row carries the same number, so that a
 torn read shows.
 """

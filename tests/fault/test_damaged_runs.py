@@ -1,5 +1,5 @@
 """Danger: a folder that was altered, copied by half or tampered with, and is taken for a whole one: wrong rows, an older state
-without a word, or a crash. What is wrong is refused with an error of ours, and what is restored is exact.
+silently, or a crash. What is wrong is refused with an error of ours, and what is restored is exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Danger: a disk that is full or broken now and then takes what was kept with it, or makes a save look kept that is not."""
+"""Danger: a disk that is full or fails now and then loses saved data, or makes a failed save look successful."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Danger: a process that forks, for a data loader or otherwise, leaves a child that waits for ever, or that reads its parent's
-answers, writes its parent's log or keeps its parent's port."""
+"""Danger: a process forks, for a data loader or otherwise, and the child waits forever, reads its parent's responses, writes
+its parent's log or keeps its parent's port.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Danger: a segment whose lengths, counts and names lie, with checksums that fit, and whose reader then does something else than
-read it or refuse it.
+"""Danger: a segment whose lengths, counts and names lie, with checksums that fit, and whose reader then neither reads nor
+refuses it.
 
 This is the fuzz target of segments, which Python reads; those of what the core reads are in core/fuzz. Files in corpus/segment
 are replayed and changed at random, then sealed again, because behind a wrong checksum nothing is ever reached. What finds a fault

@@ -1,4 +1,4 @@
-"""Danger: a run that is killed, and comes back without what it had kept, with half of it, or not at all."""
+"""Danger: a run is killed and resumes without its saved state, with half of it, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: something was reported as kept, then the power went, and it is gone, torn, or mixed with something older."""
+"""Danger: something was reported as saved, and after a power cut it is lost, torn, or mixed with something older."""
 
 from __future__ import annotations
 

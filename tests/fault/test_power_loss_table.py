@@ -1,5 +1,5 @@
-"""Danger: a save that returned and is gone or torn after a power cut. The program and its disk are recorded, then the power is
-cut after every change of the disk: what the program had reported as saved must be there, whole.
+"""Danger: a save returned, and is lost or torn after a power cut. The program and its disk are recorded, then the power is
+cut after every change of the disk: what the program had reported as saved must be complete.
 """
 
 from __future__ import annotations

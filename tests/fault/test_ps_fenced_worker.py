@@ -1,4 +1,4 @@
-"""Danger: a worker that was paused, given up and replaced wakes up and goes on writing beside its successor."""
+"""Danger: a worker that was paused and replaced wakes up and writes concurrently with its successor."""
 
 from __future__ import annotations
 

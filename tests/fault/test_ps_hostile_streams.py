@@ -1,4 +1,4 @@
-"""Danger: bytes that are not even messages, or messages nobody expects, that end the server or hold what it has."""
+"""Danger: invalid bytes or unexpected messages end the server or hold its resources."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Danger: a server that dies while it gives or takes buckets or dense parameters loses updates, doubles them, or leaves some to
-nobody."""
+"""Danger: a server that dies while it sends or receives buckets or dense parameters loses updates, doubles them, or leaves
+some buckets without an owner.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a server that dies takes its workers with it, or had acknowledged updates that nobody could ever read."""
+"""Danger: a dead server ends its workers, or had acknowledged updates that cannot be read again."""
 
 from __future__ import annotations
 

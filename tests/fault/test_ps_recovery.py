@@ -1,4 +1,5 @@
-"""Danger: a server that was killed forgets what it has acknowledged, counts what is sent again twice, or writes beside its heir.
+"""Danger: a killed server forgets what it has acknowledged, counts a repeated push twice, or writes concurrently with its
+successor.
 
 Workers take 1 from rows that begin at 0, so a row says how often it was updated; the oracle, outside of the servers, counts what
 was sent and what was acknowledged.

@@ -1,4 +1,4 @@
-"""Danger: a worker is killed, with or without its servers, and its successor trains a batch twice or leaves one out.
+"""Danger: a worker is killed, with or without its servers, and its successor trains a batch twice or skips one.
 
 Every occurrence of an id takes 1 from its row, every batch 1 from a dense parameter: what is there at the end says how often each
 batch was counted on each server. The global step must say the same.

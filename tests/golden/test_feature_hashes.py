@@ -1,4 +1,4 @@
-"""Danger: a changed hash. Tables on disk are keyed by these ids; after a change every trained row would be somebody else's.
+"""Danger: a changed hash. Tables on disk are keyed by these ids; after a change every trained row would belong to another id.
 
 The values may change only together with a migration of all saved tables.
 """

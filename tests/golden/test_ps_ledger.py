@@ -1,4 +1,4 @@
-"""Danger: a server that does not understand which pushes and batches its folder says it has had.
+"""Danger: a server misreads which pushes and batches are in its folder.
 
 This text may change only together with its version.
 """

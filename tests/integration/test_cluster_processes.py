@@ -1,4 +1,4 @@
-"""Danger: the same script, started as a server or a worker by whoever starts it, does not become the process it should be."""
+"""Danger: the same script, started as a server or a worker, does not take its role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: an experiment that compares something else than it says: other collision rates, or ids that were never hashed."""
+"""Danger: an experiment compares the wrong things: other collision rates, or ids that were never hashed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Danger: a checkpoint of several workers whose dense parameters, rows and step are of different moments.
 
 The model counts: a batch takes 1 from its dense parameter and 1 from the row of each of its ids. So in every checkpoint both,
-and the step, must say the same number, whoever reads it.
+and the step, must show the same number to every reader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Danger: a run that hangs, fails or counts wrong because its first server was drained, or came back somewhere else."""
+"""Danger: a run that hangs, fails or counts wrong because its first server was drained, or restarted at another address."""
 
 from __future__ import annotations
 

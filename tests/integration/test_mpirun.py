@@ -1,4 +1,4 @@
-"""Danger: processes that `mpirun` starts take the wrong roles, or go on waiting for one of them that has failed."""
+"""Danger: processes that `mpirun` starts take the wrong roles, or wait for one of them that has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a job whose scheduler is not told that it is over, so that it is never ended, or that it succeeded when it failed."""
+"""Danger: the scheduler is not informed that a job is over, so it never ends it, or learns that it succeeded when it failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: workers that coordinate through ZooKeeper wait for ever for each other, or count somebody who is gone.
+"""Danger: workers that coordinate through ZooKeeper wait forever for each other, or count a worker that has left.
 
 The same behaviour is wanted of the parameter servers, so most tests run over both.
 """

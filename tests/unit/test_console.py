@@ -1,4 +1,6 @@
-"""Danger: a role of a job waits for minutes, says so at level INFO, and nobody sees it; or a program's own logging is changed."""
+"""Danger: a role of a job waits for minutes, says so at level INFO, and it is not shown; or a program's own logging is
+changed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: saved state that comes back as something else, or saved bytes that can run code."""
+"""Danger: saved state is restored as something else, or saved bytes run code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a slip in a URL that makes it a folder on the local disk, where nobody looks for the checkpoint or the data."""
+"""Danger: a typo in a URL turns it into a folder on the local disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a command that removes the checkpoint a run needs, or goes back to another moment than it was told."""
+"""Danger: a command that removes the checkpoint a run needs, or restores another moment than requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a server of a job that nobody finds or that keeps nothing, or one that takes a place it was never given."""
+"""Danger: a server of a job cannot be found or saves nothing, or takes an index that is not its own."""
 
 from __future__ import annotations
 

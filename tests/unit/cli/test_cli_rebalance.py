@@ -1,4 +1,4 @@
-"""Danger: a command that moves the rows of running servers says it has done so and has not, or leaves them without a word."""
+"""Danger: a command that moves the rows of running servers reports success without having moved them, or fails silently."""
 
 from __future__ import annotations
 

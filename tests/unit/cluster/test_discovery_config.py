@@ -1,4 +1,4 @@
-"""Danger: a job looks for its processes in another place than its configuration says, or leaves a discovery open."""
+"""Danger: a job looks for its processes with another discovery than its configuration says, or leaves a discovery open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a registration that nobody can see passes for one, or a Consul that is away holds a process for ever.
+"""Danger: an invisible registration counts as successful, or an unavailable Consul blocks a process forever.
 
 Against a small HTTP server of ours that speaks as much of Consul as these faults need; the rest is tested with a real agent.
 """

@@ -1,4 +1,4 @@
-"""Danger: an entry of a job that cannot be read is left out by its discovery, and the job waits for it without a word."""
+"""Danger: an entry of a job that cannot be read is left out by its discovery, and the job waits for it silently."""
 
 from __future__ import annotations
 

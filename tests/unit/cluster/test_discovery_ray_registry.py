@@ -1,5 +1,6 @@
-"""Danger: a discovery through Ray that means something else than the others: a late goodbye that removes a successor, or an
-announcement made again that takes a place back."""
+"""Danger: discovery through Ray differs from the others: a late deregistration removes a successor, or a repeated registration
+replaces it.
+"""
 
 from __future__ import annotations
 

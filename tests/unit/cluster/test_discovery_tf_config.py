@@ -1,4 +1,4 @@
-"""Danger: with a chief listed apart every worker counts from the wrong place, and two of them take the same index."""
+"""Danger: with a chief listed separately every worker has the wrong index, and two of them have the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: workers of one run that train on different servers, or wait for servers that are long gone."""
+"""Danger: workers of one run that train on different servers, or wait for servers that no longer exist."""
 
 from __future__ import annotations
 

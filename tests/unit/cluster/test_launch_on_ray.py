@@ -1,5 +1,6 @@
 """Danger: servers on a cluster that no worker reaches, that everyone reaches, or that share one machine; a launcher that waits
-minutes for a cluster that is not there, or for ever, in silence, for one that is full."""
+minutes for a cluster that is not there, or forever, silently, for one that is full.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a job that hangs because one process is gone, restarts for ever, or ends servers while workers still push."""
+"""Danger: a job that hangs because one process died, restarts forever, or ends servers while workers still push."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: one process of an `mpirun` job fails, and the others wait for it for ever; or its error is never printed."""
+"""Danger: one process of an `mpirun` job fails, and the others wait for it forever; or its error is never printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: in a container a process announces the address of its own name, which nobody outside can reach."""
+"""Danger: in a container a process announces the address of its own name, which cannot be reached from outside."""
 
 from __future__ import annotations
 

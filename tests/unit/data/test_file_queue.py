@@ -1,4 +1,4 @@
-"""Danger: a file that two workers read or none does, above all when a queue goes on after a restart."""
+"""Danger: a file is read by two workers or by none, above all when a queue resumes after a restart."""
 
 from __future__ import annotations
 

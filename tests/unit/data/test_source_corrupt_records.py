@@ -1,4 +1,4 @@
-"""Danger: one damaged record that stops a month of training, or a thousand of them that nobody notices."""
+"""Danger: one damaged record that stops a month of training, or a thousand of them that go unnoticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a row that comes out of a file with other values than went in. Protobuf's own messages are the oracle."""
+"""Danger: a row is read from a file with other values than were written. Protobuf's own messages are the oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: an expression in a config file runs code, or means something else than it says."""
+"""Danger: an expression in a config file runs code, or is evaluated wrongly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Danger: a row teaches another head than its own, or a label nobody gave. Each transform against a row-by-row oracle."""
+"""Danger: a row teaches another head than its own, or a label that is not in the data. Each transform against a row-by-row
+oracle.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a model learns from labels that nobody gave. Each transform against a row-by-row oracle."""
+"""Danger: a model learns from labels that are not in the data. Each transform against a row-by-row oracle."""
 
 from __future__ import annotations
 

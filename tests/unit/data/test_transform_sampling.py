@@ -1,4 +1,4 @@
-"""Danger: sampling shifts the click rate and nobody writes down by how much, so predictions are wrong by a constant."""
+"""Danger: sampling shifts the click rate without recording by how much, so predictions are wrong by a constant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a data worker that keeps every file it ever read open, or goes on serving a trainer that was replaced."""
+"""Danger: a data worker that keeps every file it ever read open, or continues to serve a trainer that was replaced."""
 
 from __future__ import annotations
 

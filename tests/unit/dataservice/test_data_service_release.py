@@ -1,4 +1,4 @@
-"""Danger: what a trainer that is gone for good had not read is never read, or is read again from the beginning."""
+"""Danger: what a lost trainer had not read is never read, or is read again from the beginning."""
 
 from __future__ import annotations
 

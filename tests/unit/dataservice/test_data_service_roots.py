@@ -1,4 +1,4 @@
-"""Danger: a data service that reads files nobody offered: by `..`, a link, another scheme, or because no folder was said."""
+"""Danger: a data service reads files outside of its roots: by `..`, a link, another scheme, or because no root was given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a journal that is shortened forgets what was handed out, or is written over by a dispatcher that was replaced."""
+"""Danger: a compacted journal loses assignments, or is overwritten by a dispatcher that was replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: two features that meet in one table by accident, or one that silently gets other rows than it asked for."""
+"""Danger: two features share a table by accident, or one silently gets other rows than declared."""
 
 from __future__ import annotations
 

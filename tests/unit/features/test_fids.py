@@ -1,4 +1,4 @@
-"""Danger: a slot that leaks into a signature, or a signature cut without a word: rows of one feature trained by another."""
+"""Danger: a slot that leaks into a signature, or a signature cut silently: rows of one feature trained by another."""
 
 from __future__ import annotations
 

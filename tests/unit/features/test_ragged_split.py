@@ -1,4 +1,4 @@
-"""Danger: an id sent to a shard that does not own it, or a row that comes back to another id's place."""
+"""Danger: an id sent to a shard that does not own it, or a row that is returned for another id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a commit written beside training that holds rows of a later step, misses one, or runs twice at once."""
+"""Danger: a commit written during training that holds rows of a later step, misses one, or runs twice at once."""
 
 from __future__ import annotations
 

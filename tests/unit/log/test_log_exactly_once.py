@@ -1,4 +1,4 @@
-"""Danger: after a crash, a record that is trained twice or never, because rows and place in the data are of two moments.
+"""Danger: after a crash, a record that is trained twice or never, because rows and position in the data are of two moments.
 
 The job is a pure function of which records were trained: every record adds one to the row of its id. It is stopped again and
 again, its memory is thrown away, and it goes on from any restore point; in the end every record must have counted once.

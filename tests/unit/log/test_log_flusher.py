@@ -1,4 +1,4 @@
-"""Danger: a log that falls behind in silence, or a commit at every step that slows training down."""
+"""Danger: a log that silently falls behind, or a commit at every step that slows training down."""
 
 from __future__ import annotations
 

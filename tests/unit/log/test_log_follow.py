@@ -1,4 +1,4 @@
-"""Danger: a follower that misses a segment, sees one twice, or walks into an abandoned line without being told."""
+"""Danger: a follower that misses a segment, sees one twice, or continues on an abandoned chain without an error."""
 
 from __future__ import annotations
 

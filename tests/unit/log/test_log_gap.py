@@ -1,4 +1,4 @@
-"""Danger: a segment of a log is lost, and whoever reads the log goes on from before the gap as if nothing had been there.
+"""Danger: a segment of a log is lost, and readers of the log continue from before the gap as if nothing were missing.
 
 Every position is tried, the newest too, which no other segment points at: it is named by the file `head`.
 """

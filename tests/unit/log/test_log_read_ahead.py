@@ -1,4 +1,4 @@
-"""Danger: a cut that is read ahead loses pieces, mixes them up, or fills the memory."""
+"""Danger: a cut that is read ahead loses chunks, reorders them, or fills the memory."""
 
 from __future__ import annotations
 

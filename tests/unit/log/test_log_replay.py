@@ -1,4 +1,4 @@
-"""Danger: a log from which another table comes back than the one that was trained: a change missed, doubled, out of order, in
+"""Danger: a log restores another table than the one that was trained: a change missed, doubled, out of order, in
 the wrong table, or of the wrong shape.
 """
 

@@ -1,4 +1,4 @@
-"""Danger: rows that come back with the dense weights or the place in the data of another moment."""
+"""Danger: rows are restored with the dense weights or the position in the data of another moment."""
 
 from __future__ import annotations
 

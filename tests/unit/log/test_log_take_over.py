@@ -1,4 +1,4 @@
-"""Danger: a writer that was replaced while it wrote leaves its segment in the place of one that its successor has committed."""
+"""Danger: a writer that was replaced while it wrote replaces a segment that its successor has committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: gates on the wrong feature or dimension, and auxiliary losses that nobody ever adds, as in the original."""
+"""Danger: gates on the wrong feature or dimension, and auxiliary losses that are never added, as in the original."""
 
 from __future__ import annotations
 

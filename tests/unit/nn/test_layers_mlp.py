@@ -1,4 +1,4 @@
-"""Danger: a dense stack that is not the function it says: weight norm, gates or activations in the wrong place."""
+"""Danger: a dense stack computes another function: weight norm, gates or activations at the wrong position."""
 
 from __future__ import annotations
 

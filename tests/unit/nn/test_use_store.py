@@ -1,4 +1,4 @@
-"""Danger: moving a model onto servers leaves rows or gradients behind without a word."""
+"""Danger: moving a model onto servers silently leaves rows or gradients behind."""
 
 from __future__ import annotations
 

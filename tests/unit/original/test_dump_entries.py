@@ -1,4 +1,4 @@
-"""Danger: optimizer state that lands in another slot, is lost, or is invented when a row comes from or goes to the original."""
+"""Danger: optimizer state that ends up in another slot, is lost, or is invented when a row comes from or goes to the original."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a feature is read under another name, slot or version than the list says, or a line is passed over in silence."""
+"""Danger: a feature is read under another name, slot or version than the list says, or a line is silently skipped."""
 
 from __future__ import annotations
 

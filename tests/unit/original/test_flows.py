@@ -1,4 +1,4 @@
-"""Danger: rows that go to the wrong flow, twice, or nowhere; readers that wait for each other for ever."""
+"""Danger: rows that go to the wrong flow, twice, or nowhere; readers that wait for each other forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: someone who comes from the original looks for a name of it, and docs/parity.md says where, but it is not there."""
+"""Danger: docs/parity.md says where a name of the original is, but it is not there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a batch comes out of a queue with columns exchanged, or the caller's own batch has been changed on the way in."""
+"""Danger: a batch comes out of a queue with columns exchanged, or the caller's own batch is modified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a server that was started anew stays empty, or one that went on loses what it has learned since the last save."""
+"""Danger: a restarted server stays empty, or one that kept running loses what it has learned since the last save."""
 
 from __future__ import annotations
 

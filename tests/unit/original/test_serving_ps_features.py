@@ -1,4 +1,4 @@
-"""Danger: a layout that puts a slice of one feature in the place of another, or sends its gradient there.
+"""Danger: a layout swaps the slices of two features, or their gradients.
 
 The spec's serving_ps_test builds an ExampleBatch of 10 rows and a FeatureConfigs with six outputs, and prints them. Here the
 same features are looked up, and every number is compared with a plain NumPy loop over rows and ids.

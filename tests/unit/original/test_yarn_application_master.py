@@ -1,4 +1,4 @@
-"""Danger: a job that is over is never ended, because Primus was told in words it does not know, or not told at all.
+"""Danger: a job that is over is never ended, because Primus got a message it does not understand, or none.
 
 The application master is a real gRPC server in this process, on a Unix socket and on TCP.
 """

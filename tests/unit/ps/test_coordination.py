@@ -1,4 +1,4 @@
-"""Danger: a run that waits for ever for a worker that died or has finished, or lets a replaced process go on."""
+"""Danger: a run that waits forever for a worker that died or has finished, or lets a replaced process continue."""
 
 from __future__ import annotations
 

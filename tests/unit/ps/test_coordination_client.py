@@ -1,4 +1,4 @@
-"""Danger: workers that lose count of the global step, or each other, when a server is started anew or an answer is lost."""
+"""Danger: workers that lose count of the global step, or each other, when a server is restarted or an answer is lost."""
 
 from __future__ import annotations
 

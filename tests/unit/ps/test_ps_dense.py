@@ -1,4 +1,4 @@
-"""Danger: dense parameters on servers that read what nobody wrote, lose gradients, or differ from worker to worker."""
+"""Danger: dense parameters on servers return values that were never written, lose gradients, or differ from worker to worker."""
 
 from __future__ import annotations
 

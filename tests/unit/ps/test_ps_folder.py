@@ -1,4 +1,4 @@
-"""Danger: a server that is started again on its folder has lost rows, dense parameters or the memory of what was pushed."""
+"""Danger: a server restarted on its folder has lost rows, dense parameters or the record of what was pushed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a server that takes more than it can hold and freezes, or that waits for ever."""
+"""Danger: a server that takes more than it can hold and freezes, or that waits forever."""
 
 from __future__ import annotations
 

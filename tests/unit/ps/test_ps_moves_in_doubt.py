@@ -1,4 +1,4 @@
-"""Danger: a server dies while another does not know what became of a piece, and it is then owned twice or by nobody."""
+"""Danger: a server dies while the outcome of a move is unknown, and the chunk is then owned by two servers or by none."""
 
 from __future__ import annotations
 

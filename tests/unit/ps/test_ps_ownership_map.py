@@ -1,4 +1,4 @@
-"""Danger: a map that leaves buckets to nobody or to two servers, or a hostile one that is believed."""
+"""Danger: a map assigns buckets to no server or to two, or a hostile map is trusted."""
 
 from __future__ import annotations
 

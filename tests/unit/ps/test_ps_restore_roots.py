@@ -1,4 +1,4 @@
-"""Danger: a client, or a manifest that somebody forged, makes a server or a trainer read or remove files elsewhere."""
+"""Danger: a client, or a forged manifest, makes a server or a trainer read or remove files elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Danger: two workers of one job that run different code or configuration, and train with the settings of whoever came last."""
+"""Danger: two workers of one job that run different code or configuration, and train with the settings that were declared
+last.
+"""
 
 from __future__ import annotations
 

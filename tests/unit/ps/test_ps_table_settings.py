@@ -1,4 +1,4 @@
-"""Danger: a job that is started again with other settings of its tables, and servers that go on with the old ones."""
+"""Danger: a job is restarted with other settings of its tables, and servers continue with the old ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: buckets whose taker never comes back wait for ever, or are taken back although the taker has them."""
+"""Danger: buckets whose destination never comes back wait forever, or are taken back although the destination has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: workers that choose different servers, or a run that waits for ever for one of those who measure."""
+"""Danger: workers that choose different servers, or a run that waits forever for one of those who measure."""
 
 from __future__ import annotations
 

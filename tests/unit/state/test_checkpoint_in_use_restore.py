@@ -1,4 +1,4 @@
-"""Danger: retention removes a checkpoint while somebody reads its rows."""
+"""Danger: retention removes a checkpoint while its rows are being read."""
 
 from __future__ import annotations
 

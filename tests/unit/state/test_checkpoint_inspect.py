@@ -1,4 +1,4 @@
-"""Danger: looking at a checkpoint loads it, changes it, or says what is not true of it."""
+"""Danger: inspecting a checkpoint loads it, changes it, or reports something false."""
 
 from __future__ import annotations
 

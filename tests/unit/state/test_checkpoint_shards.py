@@ -1,4 +1,4 @@
-"""Danger: a checkpoint of n shards restored onto m loses ids, doubles them, or puts them where nobody looks."""
+"""Danger: a checkpoint of n shards restored onto m loses ids, doubles them, or puts them into the wrong shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a threshold the counters cannot reach would never admit anything, and nobody would see an error."""
+"""Danger: a threshold the counters cannot reach would never admit anything, without an error."""
 
 from __future__ import annotations
 

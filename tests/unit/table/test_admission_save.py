@@ -1,4 +1,4 @@
-"""Danger: a filter that comes back from a restart with other counts, or from a damaged file at all."""
+"""Danger: a filter is restored with other counts, or from a damaged file."""
 
 from __future__ import annotations
 

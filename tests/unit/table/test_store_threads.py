@@ -1,4 +1,4 @@
-"""Danger: tables served beside each other whose answers or errors get lost, swapped, or differ from those of one thread."""
+"""Danger: tables are served in parallel and results or errors are lost, swapped, or differ from those of one thread."""
 
 from __future__ import annotations
 

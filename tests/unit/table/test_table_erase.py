@@ -1,6 +1,4 @@
-"""Danger: an erased id whose old row shines through: in a lookup, in a count, in the row of the id that comes after
-it.
-"""
+"""Danger: the old row of an erased id is still visible: in a lookup, in a count, in the row of the next id."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Danger: evicting a row that is still alive, which loses a user for good, or keeping the dead, which fills the
-machine. The clock is event time, so a replay of old data expires as it did live; the limit is that of the id's
-slot (bits 48..62).
+"""Danger: evicting a row that is still alive, which loses a user, or keeping expired ones, which fills the memory. The clock
+is event time, so a replay of old data expires as it did live; the limit is that of the id's slot (bits 48..62).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Danger: rows that are gone but still paid for. The original leaked every erased row until the table was cleared."""
+"""Danger: removed rows that still take memory. The original leaked every erased row until the table was cleared."""
 
 from __future__ import annotations
 

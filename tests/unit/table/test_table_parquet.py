@@ -1,4 +1,4 @@
-"""Danger: a Parquet file of another tool, or of another table, that becomes rows nobody wrote."""
+"""Danger: a Parquet file of another tool, or of another table, that becomes rows that were never written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a row that is moved between tables as bytes and comes out different, or is taken by a table of another layout."""
+"""Danger: a row that is moved between tables as bytes changes, or is accepted by a table of another layout."""
 
 from __future__ import annotations
 

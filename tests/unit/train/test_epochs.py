@@ -1,5 +1,6 @@
 """Passes over the data. The danger: a finished job that is started again trains on the same data a second time, or a job that
-should make several passes makes one, and nobody is told."""
+should make several passes makes one, without a message.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a hook that lets NaN into the weights, writes curves or traces nobody can open, or stops a step off."""
+"""Danger: a hook that lets NaN into the weights, writes curves or traces that cannot be opened, or stops a step off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a chief that never ends because a server does not, or a scheduler that is told the wrong outcome."""
+"""Danger: a chief that never ends because a server does not, or a scheduler that gets the wrong outcome."""
 
 from __future__ import annotations
 

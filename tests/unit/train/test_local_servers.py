@@ -1,4 +1,4 @@
-"""Danger: a run with servers in its own process, there to debug one over many, trains something else, or leaves them behind."""
+"""Danger: a run with servers in its own process, for debugging, trains something else, or does not end them."""
 
 from __future__ import annotations
 

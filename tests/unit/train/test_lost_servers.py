@@ -1,4 +1,4 @@
-"""Danger: a server comes back without what was trained on it, the run trains on with what is left, and ends well."""
+"""Danger: a server restarts without its data, and the run continues with what is left and reports success."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Danger: a changed model over an old model_dir is refused with advice that cannot work: the user meets a second error, or the
-same one again."""
+"""Danger: a changed model over an old model_dir is refused with advice that cannot work: the user gets a second error, or the
+same one again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a parameter that goes on with the momentum of another one, because the model declares its layers in another order."""
+"""Danger: a parameter continues with the momentum of another one, because the model declares its layers in another order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Threads and processors. The danger: a container with two processors of a large machine runs a thread for each of the machine's,
-or a run crawls because others use its processors, and nobody is told."""
+"""Threads and processors. The danger: a container with two processors of a large machine runs a thread for each of the
+machine's, or a run crawls because others use its processors, without a message.
+"""
 
 from __future__ import annotations
 

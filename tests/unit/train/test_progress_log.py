@@ -1,5 +1,6 @@
-"""Danger: a run that nobody can follow: it continues an older one without a word, a job over several processes prints nothing for
-hours, or lines about nothing hide the ones that matter."""
+"""Danger: a run that cannot be followed: it continues an older one silently, a job over several processes prints nothing for
+hours, or lines about nothing hide the ones that matter.
+"""
 
 from __future__ import annotations
 

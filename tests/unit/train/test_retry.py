@@ -1,4 +1,4 @@
-"""Danger: a run that gives up because a server was slow, goes on for ever while servers keep dying, or retries a mistake."""
+"""Danger: a run that gives up because a server was slow, retries forever while servers keep dying, or retries a mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a server of a run that nobody finds, that loses its folder, or shares the port of one that hangs."""
+"""Danger: a server of a run that cannot be found, that loses its folder, or shares the port of one that hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: training outside the hours a machine is lent for, above all in windows that span midnight, or waiting for ever."""
+"""Danger: training outside the hours a machine is lent for, above all in windows that span midnight, or waiting forever."""
 
 from __future__ import annotations
 

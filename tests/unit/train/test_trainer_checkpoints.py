@@ -1,4 +1,4 @@
-"""Danger: a checkpoint whose tables, dense parameters and place in the data are not of one step, or that is not found again."""
+"""Danger: a checkpoint whose tables, dense parameters and position in the data are not of one step, or that cannot be found."""
 
 from __future__ import annotations
 

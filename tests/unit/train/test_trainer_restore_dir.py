@@ -1,4 +1,4 @@
-"""Danger: a run that cannot start again because the run it once started from was removed, or ignores a wish in silence."""
+"""Danger: a run that cannot start again because the run it once started from was removed, or ignores a wish silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Danger: a worker that was told to read from the data service reads its own files, so every worker trains on all of them."""
+"""Danger: a worker configured for the data service reads its own files, so every worker trains on all of them."""
 
 from __future__ import annotations
 
