@@ -34,6 +34,11 @@ OutIds stack_fids(const std::vector<Ids>& columns, const std::vector<std::int64_
   return std::move(fids).vector();
 }
 
+void put_slots(const nb::ndarray<std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>& ids, const Ids& slots, bool by_row) {
+  const Unlocked unlocked;
+  monolith::put_slots(as_span(ids), ids.shape(1), as_span(slots), by_row);
+}
+
 // Sized by the values the caller really has, never by the last row split, which is not checked yet.
 OutIds value_rowids(const Ids& row_splits, std::size_t num_values) {
   Buffer<std::int64_t> rowids(num_values);
@@ -172,6 +177,8 @@ void init_ragged(nb::module_& m) {
       nb::arg("row_splits").noconvert(), nb::arg("num_values"));
   m.def("stack_fids", &stack_fids, nb::arg("columns"), nb::arg("slots"),
         "The fids of columns of equal length, row by row; a negative slot leaves ids as they are.");
+  m.def("put_slots", &put_slots, nb::arg("ids").noconvert(), nb::arg("slots").noconvert(), nb::arg("by_row"),
+        "Replace ids [rows, columns] by their fids, with a slot for each row or each column; a negative slot leaves them as they are.");
   m.def("value_rowids", &value_rowids, nb::arg("row_splits").noconvert(), nb::arg("num_values"));
   m.def("pool", &pool, nb::arg("reduction"), nb::arg("rows").noconvert(), nb::arg("row_splits").noconvert());
   m.def("pool_gradient", &pool_gradient, nb::arg("reduction"), nb::arg("grad_out").noconvert(), nb::arg("rows").noconvert(), nb::arg("pooled").noconvert(),

@@ -50,3 +50,29 @@ TEST("columns of different lengths and unknown slots are refused") {
   CHECK_THROWS(stacked({{1}}, {1, 2}), InvalidArgument);
   CHECK_THROWS(stacked({{1}}, {kFidSlots}), InvalidArgument);
 }
+
+TEST("slots are put on ids in place, by column or by row, as stack_fids does") {
+  const std::int64_t large = std::numeric_limits<std::int64_t>::max() - 5;
+  const std::vector<Column> columns = {{1, 2, large}, {4, -5, 6}};
+  for (const Column& slots : {Column{7, -1}, Column{0, 32767}, Column{-1, -1}}) {
+    const Column expected = stacked(columns, slots);
+    Column by_column = {1, 4, 2, -5, large, 6};
+    put_slots(by_column, 2, slots, false);
+    CHECK(by_column == expected);
+    Column by_row = {1, 2, large, 4, -5, 6};
+    put_slots(by_row, 3, slots, true);
+    CHECK(by_row == (Column{expected[0], expected[2], expected[4], expected[1], expected[3], expected[5]}));
+  }
+  Column none;
+  put_slots(none, 2, Column{1, 2}, false);
+  put_slots(none, 0, Column{}, true);
+}
+
+TEST("slots that do not fit the ids are refused before any id changes") {
+  Column ids = {1, 2, 3, 4};
+  CHECK_THROWS(put_slots(ids, 2, Column{1}, false), InvalidArgument);
+  CHECK_THROWS(put_slots(ids, 4, Column{1, 2}, true), InvalidArgument);
+  CHECK_THROWS(put_slots(ids, 3, Column{1, 2, 3}, false), InvalidArgument);
+  CHECK_THROWS(put_slots(ids, 2, Column{1, kFidSlots}, false), InvalidArgument);
+  CHECK(ids == (Column{1, 2, 3, 4}));
+}

@@ -1,6 +1,7 @@
 // Fids, version 2: a 15-bit slot above 48 bits of signature.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -23,5 +24,8 @@ inline constexpr std::int64_t kFidSlots = std::int64_t{1} << 15;
 // slot leaves ids as they are. Throws InvalidArgument if lengths differ or there is no such slot.
 void stack_fids(std::span<const std::span<const std::int64_t>> columns, std::span<const std::int64_t> slots,
                 std::span<std::int64_t> out);
+
+// The same for ids that are in place, [rows, columns]: one slot for each column, or for each row if `by_row`.
+void put_slots(std::span<std::int64_t> ids, std::size_t columns, std::span<const std::int64_t> slots, bool by_row);
 
 }  // namespace monolith
