@@ -30,6 +30,8 @@ using Rates = InVector<float>;
 // Vectors of tables: rows of any distance, as in a slice of a larger array.
 using Outputs = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
 using Gradients = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
+// uint8 [tables]: a Pooling each.
+using Poolings = InVector<std::uint8_t>;
 // int64 [tables, 4]: number of bags, index of the array with their vectors (-1: none), and the row and column where they begin.
 using Places = nb::ndarray<const std::int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 
@@ -54,6 +56,7 @@ auto vectors(const char* name, const Table& table, const Array& array, std::size
     throw InvalidArgument("table '" + table.config().name + "': " + name + ": expected " + shape_of(bags, dim) + ", got " +
                           shape_of(array.shape(0), array.shape(1)));
   }
+  if (bags == 0) return std::pair(array.data(), dim);
   if (array.shape(1) > 1 && array.stride(1) != 1) {
     throw InvalidArgument("table '" + table.config().name + "': " + name + ": expected rows without gaps inside");
   }
@@ -70,6 +73,12 @@ auto whole(const char* name, const Table& table, const Array& array, std::size_t
                           shape_of(array.shape(0), array.shape(1)));
   }
   return vectors(name, table, array, bags);
+}
+
+Pooling pooling_of(const Poolings& poolings, std::size_t table) {
+  const std::uint8_t pooling = poolings.data()[table];
+  if (pooling > static_cast<std::uint8_t>(Pooling::kSqrtN)) throw InvalidArgument("poolings: there is no such pooling");
+  return static_cast<Pooling>(pooling);
 }
 
 // Ids and offsets of one table.
@@ -145,7 +154,7 @@ void lookup_many(const std::vector<const Table*>& tables, const std::vector<Pool
   monolith::lookup_many(reads);
 }
 
-void lookup_packed(const std::vector<const Table*>& tables, const std::vector<Pooling>& poolings, const Ids& ids,
+void lookup_packed(const std::vector<const Table*>& tables, const Poolings& poolings, const Ids& ids,
                    const std::optional<Ids>& offsets, const Places& places, const std::vector<Outputs>& outs) {
   const std::vector<Bags> bags = packed(tables.size(), ids, offsets, places);
   require_count("poolings", tables.size(), poolings.size());
@@ -155,7 +164,7 @@ void lookup_packed(const std::vector<const Table*>& tables, const std::vector<Po
     const std::int64_t* const place = places.data() + t * 4;
     if (place[1] < 0 || static_cast<std::size_t>(place[1]) >= outs.size()) throw InvalidArgument("places: there is no such array");
     const auto [out, stride] = vectors("out", *tables[t], outs[static_cast<std::size_t>(place[1])], bags[t].count, place[2], place[3]);
-    reads.push_back({tables[t], bags[t].ids, bags[t].offsets, poolings[t], out, stride});
+    reads.push_back({tables[t], bags[t].ids, bags[t].offsets, pooling_of(poolings, t), out, stride});
   }
   const Unlocked unlocked;
   monolith::lookup_many(reads);
@@ -205,7 +214,7 @@ void apply_many(const std::vector<Table*>& tables, const std::vector<Pooling>& p
   monolith::apply_many(updates);
 }
 
-void apply_packed(const std::vector<Table*>& tables, const std::vector<Pooling>& poolings, const Ids& ids,
+void apply_packed(const std::vector<Table*>& tables, const Poolings& poolings, const Ids& ids,
                   const std::optional<Ids>& offsets, const Places& places, const std::vector<Gradients>& grads,
                   const Rates& learning_rates, std::int64_t step, std::uint32_t event_time) {
   const std::vector<Bags> bags = packed(tables.size(), ids, offsets, places);
@@ -220,7 +229,7 @@ void apply_packed(const std::vector<Table*>& tables, const std::vector<Pooling>&
     if (static_cast<std::size_t>(place[1]) >= grads.size()) throw InvalidArgument("places: there is no such array");
     const auto [grad, stride] =
         vectors("grads", *tables[t], grads[static_cast<std::size_t>(place[1])], bags[t].count, place[2], place[3]);
-    TableUpdate update{tables[t], bags[t].ids, bags[t].offsets, poolings[t], grad, stride, {}};
+    TableUpdate update{tables[t], bags[t].ids, bags[t].offsets, pooling_of(poolings, t), grad, stride, {}};
     update.options.learning_rates = rates_of_table;
     update.options.step = step;
     update.options.event_time = event_time;

@@ -99,6 +99,11 @@ class Feature(Config):
         return (*self._bias(), vector)
 
     @property
+    def pools(self) -> bool:
+        """Whether a row of the batch gives one vector."""
+        return self.max_length is None and self.pooling != "none"
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """The names under which a collection returns it: the feature or its stack, and, where it has them, bias and mask."""
         name = self.stack or self.name

@@ -1,4 +1,4 @@
-"""From the columns of a batch to one request per table, and from the table's answer back to outputs by feature.
+"""From the columns of a batch to one request for all tables, and from the answer back to outputs by feature.
 
 Everything is a bag that pools to one vector: the ids of a row for pooled features; single ids for sequences, with empty bags,
 which read zeros, in the places of padding. So all features of a table are one call, whatever their pooling.
@@ -6,154 +6,254 @@ which read zeros, in the places of padding. So all features of a table are one c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from monolith._core import stack_fids
+from monolith._core import put_slots, stack_fids
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch, BatchColumn, column_of, num_rows
 from monolith.features.declaration import Declaration, FeatureGroup, TableDeclaration
 from monolith.features.feature import Feature
 from monolith.features.ragged import Ragged
 from monolith.nn.bias import split_bias
-from monolith.table.store import Bags
+from monolith.table.packed import PackedBags, PackedLayout
 
-__all__ = ["FeatureBags", "TableBags", "bags_of"]
+__all__ = ["BagPlan", "BatchBags"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureBags:
-    """The bags of one feature, or of a stack of them, and how their vectors become outputs."""
+    """The bags of one feature, or of a stack of them, in one batch."""
 
-    feature: Feature
-    """The only one, or the first of a stack."""
-    stacked: int | None = None
-    """Features of the stack, whose bags follow each other row by row; None: it is no stack."""
     ids: np.ndarray
     """int64 [n], as the table knows them: fids where features have slots."""
     offsets: np.ndarray
     """int64 [rows + 1]: which ids belong to which row of the batch."""
     bag_splits: np.ndarray
     """int64 [bags + 1]: which ids pool to one vector."""
-    has_bias: bool
-    """Whether the first element of a vector is a bias."""
     scale: torch.Tensor | None
     """[bags, 1]: what turns the sum that the table gives into the pooling asked for; None: nothing to do."""
 
-    def outputs(self, pooled: torch.Tensor) -> Batch:
-        """The outputs, made of the vectors: float32 [bags, width]."""
-        feature = self.feature
-        name = feature.outputs[0] if self.stacked else feature.name
-        if self.scale is not None:
-            pooled = pooled * self.scale.to(pooled.device)
-        outputs: Batch = {}
-        if self.has_bias:
+
+class _Group:
+    """A feature of a table, or a stack that is wholly in it: how its columns become bags, and vectors become its outputs."""
+
+    def __init__(self, group: FeatureGroup, table: TableDeclaration) -> None:
+        self.features, self.slots = group.features, group.slots
+        self.stacked = None if group.stack is None else len(group.features)
+        """Features of the stack, whose bags follow each other row by row; None: it is no stack."""
+        self.width = len(group.features)
+        self._feature = group.features[0]
+        self._pooling, self._has_bias = table.pooling, table.has_bias
+        self._name = self._feature.name if self.stacked is None else self._feature.outputs[0]
+
+    def bags(self, batch: Mapping[str, BatchColumn]) -> FeatureBags:
+        """The bags of one batch."""
+        if self.stacked is None:
+            return self._bags(self._feature, self.slots[0], batch)
+        pairs = zip(self.features, self.slots, strict=True)
+        return _stacked_bags([self._bags(feature, slot, batch) for feature, slot in pairs])
+
+    def _bags(self, feature: Feature, slot: int | None, batch: Mapping[str, BatchColumn]) -> FeatureBags:
+        ids, offsets = _ids_by_row(feature.name, batch[feature.name])
+        bag_splits, scale = offsets, None
+        if feature.max_length is not None:
+            ids, offsets, bag_splits = _padded(ids, offsets, feature.max_length, last=feature.pooling == "last_n")
+        elif feature.pooling == "none":
+            bag_splits = _even_splits(len(ids), 1)
+        elif feature.pooling != self._pooling:
+            scale = _scale(feature.pooling, offsets)
+        fids = ids if slot is None else stack_fids([ids], [slot])
+        return FeatureBags(ids=fids, offsets=offsets, bag_splits=bag_splits, scale=scale)
+
+    def outputs(self, pooled: torch.Tensor, bags: FeatureBags | None) -> Iterable[tuple[str, BatchColumn]]:
+        """The outputs, made of the vectors: float32 [bags, width]. Without `bags` each row has one id."""
+        feature, name = self._feature, self._name
+        if bags is not None and bags.scale is not None:
+            pooled = pooled * bags.scale.to(pooled.device)
+        if self._has_bias:
             bias, pooled = split_bias(pooled)
             if feature.bias:
-                outputs[f"{name}.bias"] = self._by_row(bias)
-        outputs[name] = self._by_row(pooled)
-        if feature.max_length is not None:
-            mask = torch.from_numpy(np.diff(self.bag_splits) == 1).view(-1, feature.max_length)
-            outputs[f"{name}.mask"] = mask.to(pooled.device)
-        return outputs
+                yield f"{name}.bias", self._by_row(bias, bags)
+        yield name, self._by_row(pooled, bags)
+        if bags is not None and feature.max_length is not None:
+            mask = torch.from_numpy(np.diff(bags.bag_splits) == 1).view(-1, feature.max_length)
+            yield f"{name}.mask", mask.to(pooled.device)
 
-    def _by_row(self, vectors: torch.Tensor) -> BatchColumn:
-        if self.feature.pooling == "none":
-            return Ragged(vectors, self.offsets)
-        length = self.stacked or self.feature.max_length
-        return vectors if length is None else vectors.reshape(len(self.offsets) - 1, length, vectors.shape[1])
+    def _by_row(self, vectors: torch.Tensor, bags: FeatureBags | None) -> BatchColumn:
+        if bags is not None and self._feature.pooling == "none":
+            return Ragged(vectors, bags.offsets)
+        length = self.stacked or self._feature.max_length
+        return vectors if length is None else vectors.reshape(-1, length, vectors.shape[1])
+
+
+class _Run(NamedTuple):
+    """Columns of one id per row that are copied together: those of a stack row by row, others one behind the other."""
+
+    columns: slice
+    is_stack: bool
+    slots: np.ndarray | None
+    """int64, one per column, negative for none. None: no column has any."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableBags:
-    """The request to one table, and whose bags are in it."""
+class BatchBags:
+    """The request of one batch, and what is needed to make outputs of the answer."""
 
-    bags: Bags
-    parts: Sequence[FeatureBags]
-    counts: list[int]
-    """Bags of each part."""
-    device: torch.device
-    """Where the batch is."""
-
-
-def bags_of(declaration: Declaration, batch: Mapping[str, object]) -> list[TableBags]:
-    """One request per table for all features of `batch`."""
-    names = [feature.name for table in declaration.tables for feature in table.features]
-    columns = {name: column_of(batch, name) for name in names}
-    if len({len(column) for column in columns.values()}) > 1:
-        num_rows(columns)  # raises, and names the columns
-    return [_table_bags(table, columns) for table in declaration.tables]
+    packed: PackedBags
+    parts: Sequence[Sequence[FeatureBags]] | None = None
+    """By table and group. None: every row has one id of every feature."""
+    devices: Sequence[torch.device] | None = None
+    """Where the batch is, by table. None: in main memory."""
 
 
-def _table_bags(table: TableDeclaration, batch: Mapping[str, BatchColumn]) -> TableBags:
-    parts = [_group_bags(group, table, batch) for group in table.groups]
-    ids = [part.ids for part in parts]
-    first = batch[table.features[0].name]
-    bags = Bags(
-        table=table.config.name,
-        ids=ids[0] if len(ids) == 1 else np.concatenate(ids),
-        offsets=_joined([part.bag_splits for part in parts]),
-        pooling=table.pooling,
-    )
-    return TableBags(
-        bags=bags,
-        parts=parts,
-        counts=[len(part.bag_splits) - 1 for part in parts],
-        device=(first.values if isinstance(first, Ragged) else first).device,
-    )
+class BagPlan:
+    """Everything about requests and outputs that is known before there is a batch. A collection makes it once.
+
+    Example:
+        >>> from monolith.features import Feature, declare_tables
+        >>> features = [Feature(name="user", dim=2), Feature(name="item", dim=2)]
+        >>> plan = BagPlan(declare_tables(features), features)
+        >>> plan.bags({"user": torch.tensor([3, 4]), "item": torch.tensor([5, 6])}).packed[1].ids.tolist()
+        [5, 6]
+    """
+
+    def __init__(self, declaration: Declaration, features: Sequence[Feature]) -> None:
+        self._groups = [[_Group(group, table) for group in table.groups] for table in declaration.tables]
+        groups = [group for groups in self._groups for group in groups]
+        self._names = [feature.name for group in groups for feature in group.features]
+        self._runs = _runs(groups)
+        self._units = [sum(group.width for group in groups) for groups in self._groups]
+        self._is_pooled = bool(groups) and all(feature.pools for group in groups for feature in group.features)
+        self._output_names = list(dict.fromkeys(name for feature in features for name in feature.outputs))
+        self._stacks = _spread_stacks(declaration, features)
+        # Stacks over tables that hold nothing else: their vectors lie side by side from the beginning.
+        self._side_by_side: dict[int, str] = {}
+        table_of = {feature.name: n for n, table in enumerate(declaration.tables) for feature in table.features}
+        arrays = {number: [number] for number in range(len(declaration.tables))}
+        for stack, names in list(self._stacks.items()):
+            tables = [table_of[name] for name in names]
+            if all(_has_one_vector(declaration.tables[table]) for table in tables):
+                del self._stacks[stack]
+                self._side_by_side[tables[0]] = stack
+                arrays = {first: members for first, members in arrays.items() if first not in tables[1:]}
+                arrays[tables[0]] = tables
+        self.layout = PackedLayout(
+            tables=[table.config.name for table in declaration.tables],
+            dims=[table.config.dim for table in declaration.tables],
+            poolings=[table.pooling for table in declaration.tables],
+            arrays=list(arrays.values()),
+        )
+        # An output is an array as it is.
+        self._is_plain = not (self._side_by_side or self._stacks) and all(map(_has_one_vector, declaration.tables))
+
+    def bags(self, batch: Mapping[str, object]) -> BatchBags:
+        """The request for all features of `batch`. Its memory is its own: the step comes after the next batch may be there."""
+        packed = self._one_id_per_row(batch)
+        if packed is not None:
+            return BatchBags(packed=packed)
+        columns = {name: column_of(batch, name) for name in self._names}
+        if len({len(column) for column in columns.values()}) > 1:
+            num_rows(columns)  # raises, and names the columns
+        parts = [[group.bags(columns) for group in groups] for groups in self._groups]
+        every = [part for table in parts for part in table]
+        packed = PackedBags(
+            self.layout,
+            ids=np.concatenate([np.empty(0, dtype=np.int64), *(part.ids for part in every)]),
+            offsets=_joined([part.bag_splits for part in every]),
+            counts=tuple(sum(len(part.bag_splits) - 1 for part in table) for table in parts),
+        )
+        firsts = [columns[groups[0].features[0].name] for groups in self._groups]
+        devices = [(first.values if isinstance(first, Ragged) else first).device for first in firsts]
+        return BatchBags(packed=packed, parts=parts, devices=devices)
+
+    def _one_id_per_row(self, batch: Mapping[str, object]) -> PackedBags | None:
+        """The request if every column is int64 [rows] in main memory: three calls for all columns. Otherwise None."""
+        if not self._is_pooled:
+            return None
+        try:
+            columns: list[torch.Tensor] = [batch[name] for name in self._names]  # type: ignore[misc]
+            if {column.dtype for column in columns} != _INT64:
+                return None
+            pieces = [torch.stack(columns[run.columns], dim=int(run.is_stack)) for run in self._runs]
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError):
+            return None  # the other way says what is wrong, if anything is
+        rows = len(columns[0])
+        for run, piece in zip(self._runs, pieces, strict=True):
+            if piece.ndim != 2 or piece.shape[not run.is_stack] != rows or piece.device.type != "cpu":
+                return None
+            if run.slots is not None:
+                put_slots(piece.numpy(), run.slots, by_row=not run.is_stack)
+        ids = pieces[0].view(-1) if len(pieces) == 1 else torch.cat([piece.view(-1) for piece in pieces])
+        return PackedBags(self.layout, ids=ids.numpy(), offsets=None, counts=tuple([rows * n for n in self._units]))
+
+    def outputs(self, bags: BatchBags, arrays: Sequence[torch.Tensor]) -> Batch:
+        """The outputs of all features, by name, made of the vectors in the arrays of the layout."""
+        if bags.devices is not None:
+            pairs = zip(arrays, self.layout.arrays, strict=True)
+            arrays = [array.to(bags.devices[tables[0]]) for array, tables in pairs]
+        if self._is_plain:
+            return dict(zip(self._output_names, arrays, strict=True))
+        outputs: Batch = {}
+        for array, tables in zip(arrays, self.layout.arrays, strict=True):
+            stack = self._side_by_side.get(tables[0])
+            if stack is None:
+                outputs.update(self._outputs_of_table(tables[0], array, bags))
+            else:
+                outputs[stack] = array.view(len(array), len(tables), -1)
+        for stack, names in self._stacks.items():
+            for ending in ("", ".bias") if f"{names[0]}.bias" in outputs else ("",):
+                outputs[stack + ending] = torch.stack([outputs[name + ending] for name in names], dim=1)  # type: ignore[misc]
+        return {name: outputs[name] for name in self._output_names}
+
+    def _outputs_of_table(self, table: int, array: torch.Tensor, bags: BatchBags) -> Iterable[tuple[str, BatchColumn]]:
+        groups = self._groups[table]
+        if bags.parts is None:
+            parts: Sequence[FeatureBags | None] = [None] * len(groups)
+            rows = bags.packed.counts[table] // self._units[table]
+            counts = [rows * group.width for group in groups]
+        else:
+            parts = bags.parts[table]
+            counts = [len(part.bag_splits) - 1 for part in bags.parts[table]]
+        # The gradient of a split is a concatenation, a copy of everything, even if there is one part.
+        vectors = (array,) if len(groups) == 1 else torch.split(array, counts)
+        for group, vector, part in zip(groups, vectors, parts, strict=True):
+            yield from group.outputs(vector, part)
 
 
-def _group_bags(group: FeatureGroup, table: TableDeclaration, batch: Mapping[str, BatchColumn]) -> FeatureBags:
-    if group.stack is None:
-        return _feature_bags(group.features[0], group.slots[0], table, batch)
-    if all(_has_one_id_per_row(batch[feature.name]) for feature in group.features):
-        return _stacked_ids(group, table, batch)
-    pairs = zip(group.features, group.slots, strict=True)
-    return _stacked_bags([_feature_bags(feature, slot, table, batch) for feature, slot in pairs])
+_INT64 = {torch.int64}
 
 
-def _feature_bags(
-    feature: Feature, slot: int | None, table: TableDeclaration, batch: Mapping[str, BatchColumn]
-) -> FeatureBags:
-    ids, offsets = _ids_by_row(feature.name, column_of(batch, feature.name))
-    bag_splits, scale = offsets, None
-    if feature.max_length is not None:
-        ids, offsets, bag_splits = _padded(ids, offsets, feature.max_length, last=feature.pooling == "last_n")
-    elif feature.pooling == "none":
-        bag_splits = _even_splits(len(ids), 1)
-    elif feature.pooling != table.pooling:
-        scale = _scale(feature.pooling, offsets)
-    return FeatureBags(
-        feature=feature,
-        ids=_stacked_fids([ids], [slot]),
-        offsets=offsets,
-        bag_splits=bag_splits,
-        has_bias=table.has_bias,
-        scale=scale,
-    )
+def _runs(groups: Sequence[_Group]) -> list[_Run]:
+    runs: list[_Run] = []
+    column = 0
+    for is_stack, members in groupby(groups, key=lambda group: group.stacked is not None):
+        # Each stack by itself, all others together.
+        for part in ([member] for member in members) if is_stack else [list(members)]:
+            slots = [-1 if slot is None else slot for group in part for slot in group.slots]
+            has_slots = any(slot >= 0 for slot in slots)
+            columns = slice(column, column + len(slots))
+            runs.append(_Run(columns, is_stack, np.array(slots, dtype=np.int64) if has_slots else None))
+            column = columns.stop
+    return runs
 
 
-def _has_one_id_per_row(column: BatchColumn) -> bool:
-    return isinstance(column, torch.Tensor) and column.ndim == 1
+def _has_one_vector(table: TableDeclaration) -> bool:
+    """Whether a lookup of the table gives the output of its only feature as it is."""
+    return len(table.features) == 1 and not table.has_bias and table.features[0].pools
 
 
-def _stacked_ids(group: FeatureGroup, table: TableDeclaration, batch: Mapping[str, BatchColumn]) -> FeatureBags:
-    """The bags of several features with one id per row each, which every pooling leaves as it is."""
-    columns = [_ids_by_row(feature.name, batch[feature.name])[0] for feature in group.features]
-    bag_splits = _even_splits(len(columns[0]) * len(columns), 1)
-    return FeatureBags(
-        feature=group.features[0],
-        stacked=len(columns),
-        ids=_stacked_fids(columns, group.slots),
-        offsets=bag_splits[:: len(columns)],
-        bag_splits=bag_splits,
-        has_bias=table.has_bias,
-        scale=None,
-    )
+def _spread_stacks(declaration: Declaration, features: Sequence[Feature]) -> dict[str, list[str]]:
+    """Names of the features of each stack that lies in more than one table, in the order of declaration."""
+    groups = [group for table in declaration.tables for group in table.groups if group.stack is None]
+    spread = dict.fromkeys(group.features[0].stack for group in groups)
+    return {stack: [f.name for f in features if f.stack == stack] for stack in spread if stack is not None}
 
 
 def _stacked_bags(members: Sequence[FeatureBags]) -> FeatureBags:
@@ -169,19 +269,11 @@ def _stacked_bags(members: Sequence[FeatureBags]) -> FeatureBags:
         ones = torch.ones(rows, 1)
         scale = torch.cat([ones if m.scale is None else m.scale for m in members], dim=1).reshape(-1, 1)
     return FeatureBags(
-        feature=members[0].feature,
-        stacked=count,
         ids=ids[np.repeat(begins.reshape(-1) - bag_splits[:-1], lengths) + np.arange(len(ids))],
         offsets=bag_splits[::count],
         bag_splits=bag_splits,
-        has_bias=members[0].has_bias,
         scale=scale,
     )
-
-
-def _stacked_fids(columns: Sequence[np.ndarray], slots: Sequence[int | None]) -> np.ndarray:
-    """Always a copy: the step comes later, and by then the caller may have put the next batch into the same memory."""
-    return stack_fids(columns, [-1 if slot is None else slot for slot in slots])
 
 
 def _ids_by_row(name: str, column: BatchColumn) -> tuple[np.ndarray, np.ndarray]:
@@ -221,8 +313,6 @@ def _scale(pooling: str, offsets: np.ndarray) -> torch.Tensor:
 
 def _joined(splits: Sequence[np.ndarray]) -> np.ndarray:
     """The splits of batches put behind each other."""
-    if len(splits) == 1:
-        return splits[0]
     out = np.empty(sum(map(len, splits)) - len(splits) + 1, dtype=np.int64)
     out[0] = end = at = 0
     for part in splits:

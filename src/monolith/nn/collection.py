@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -15,11 +14,12 @@ from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch
 from monolith.features.declaration import Declaration, declare_tables
 from monolith.features.feature import Feature
-from monolith.nn.bags import TableBags, bags_of
+from monolith.nn.bags import BagPlan
 from monolith.table.admission import AdmissionFilter
-from monolith.table.bag_parts import single_ids
+from monolith.table.bags import Gradient, single_ids
 from monolith.table.embedding_table import EmbeddingTable
-from monolith.table.store import Bags, Gradient, LocalStore, Store
+from monolith.table.packed import LearningRates, PackedBags, PackedGradients
+from monolith.table.store import LocalStore, Store
 
 __all__ = ["EmbeddingBagCollection", "dense_state_dict", "embedding_collections"]
 
@@ -76,48 +76,53 @@ class EmbeddingBagCollection(nn.Module):
         self._compensated = frozenset(
             table.config.name for table in self.declaration.tables if table.config.needs_snapshot
         )
-        self._spread_stacks = _spread_stacks(self.declaration, self.features)
-        self._pending: list[Gradient] = []
+        self.plan = BagPlan(self.declaration, self.features)
+        self._rates = _Rates(self.declaration)
+        self._pending: list[PackedGradients] = []
         self._collected = 0
         self._warned = False
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, batch: Mapping[str, object]) -> Batch:
         """Look up every feature."""
-        tables = bags_of(self.declaration, batch)
-        requests = [table.bags for table in tables]
-        anchor = torch.empty(0, requires_grad=self.training and torch.is_grad_enabled())
-        pooled: tuple[torch.Tensor, ...] = _Lookup.apply(self, requests, anchor)  # type: ignore[no-untyped-call]
-        outputs = self._outputs(tables, pooled)
-        return {name: outputs[name] for feature in self.features for name in feature.outputs}
+        bags = self.plan.bags(batch)
+        arrays: Sequence[torch.Tensor]
+        if self.training and torch.is_grad_enabled():
+            arrays = _Lookup.apply(self, bags.packed, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
+        else:
+            arrays = self.plan.layout.pack(self.store.lookup(bags.packed))
+        return self.plan.outputs(bags, arrays)
 
     @property
     def gradients(self) -> tuple[Gradient, ...]:
         """What `backward` has collected and `step` will apply: the gradients of the pooled lookups, one per table and pass."""
-        return tuple(self._pending)
+        return tuple(gradient for gradients in self._pending for gradient in gradients)
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply the collected gradients by `factor`."""
-        self.change_gradients(lambda values: values * factor)
+        self._pending = [
+            gradients.changed(lambda values: values * factor, by_table=False) for gradients in self._pending
+        ]
 
     def change_gradients(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Put `change` of the collected gradients in their place, float32 [bags, dim] each, one per table and pass.
 
         `change` must leave its argument as it is: autograd may share or expand the tensors it hands over.
         """
-        self._pending = [replace(gradient, values=change(gradient.values)) for gradient in self._pending]
+        self._pending = [gradients.changed(change, by_table=True) for gradients in self._pending]
 
     def discard_gradients(self) -> None:
         """Forget the collected gradients, as `zero_grad` does for dense ones."""
         self._pending, self._collected = [], 0
 
-    def take_gradients(self, step: int) -> list[Gradient]:
+    def take_gradients(self, step: int) -> Sequence[Gradient]:
         """Hand over the collected gradients, with the learning rates of global step `step`, and count the step.
 
         For those who apply them to `store` themselves, elsewhere or later.
         """
-        rates = {table.config.name: table.learning_rates(step) for table in self.declaration.tables}
-        taken = [replace(gradient, learning_rates=rates[gradient.bags.table]) for gradient in self._pending]
+        rates = self._rates.at(step)
+        passes = [gradients.with_rates(rates) for gradients in self._pending]
+        taken = passes[0] if len(passes) == 1 else [gradient for gradients in passes for gradient in gradients]
         self.discard_gradients()
         self.steps.fill_(step + 1)
         return taken
@@ -168,27 +173,15 @@ class EmbeddingBagCollection(nn.Module):
     def _assignment(self) -> Iterable[tuple[Feature, str]]:
         return ((feature, self.declaration.assignment[feature.name]) for feature in self.features)
 
-    def _collect(self, gradients: Iterable[Gradient]) -> None:
+    def _collect(self, gradients: PackedGradients) -> None:
         if self._collected >= MAX_PENDING:
             raise InvalidArgumentError(
                 f"{MAX_PENDING} backward passes wait to be applied; call step() of the EmbeddingBagCollection after backward, "
                 "or discard_gradients()"
             )
         self._collected += 1
-        self._pending.extend(gradients)
-
-    def _outputs(self, tables: Sequence[TableBags], pooled: Sequence[torch.Tensor]) -> Batch:
-        outputs: Batch = {}
-        for table, rows in zip(tables, pooled, strict=True):
-            rows = rows.to(table.device)
-            # The gradient of a split is a concatenation, a copy of everything, even if there is one part.
-            vectors = (rows,) if len(table.parts) == 1 else torch.split(rows, table.counts)
-            for part, vector in zip(table.parts, vectors, strict=True):
-                outputs |= part.outputs(vector)
-        for stack, names in self._spread_stacks.items():
-            for ending in ("", ".bias") if f"{names[0]}.bias" in outputs else ("",):
-                outputs[stack + ending] = torch.stack([outputs[name + ending] for name in names], dim=1)  # type: ignore[misc]
-        return outputs
+        if len(gradients):
+            self._pending.append(gradients)
 
     def _check_store(self, store: Store) -> None:
         there = store.configs()
@@ -244,28 +237,44 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, collection: EmbeddingBagCollection, requests: list[Bags], anchor: torch.Tensor
+        ctx: FunctionCtx, collection: EmbeddingBagCollection, bags: PackedBags, anchor: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        ctx.collection, ctx.requests = collection, requests  # type: ignore[attr-defined]
+        ctx.collection, ctx.bags = collection, bags  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
-        compensated = collection._compensated if anchor.requires_grad else frozenset()
-        singles = [single_ids(bags.table, bags.ids) for bags in requests if bags.table in compensated]
-        rows = collection.store.lookup([*requests, *singles])
-        ctx.snapshots = {  # type: ignore[attr-defined]
-            single.table: row for single, row in zip(singles, rows[len(requests) :], strict=True)
-        }
-        return tuple(rows[: len(requests)])
+        arrays = bags.layout.pack(collection.store.lookup(bags))
+        ctx.snapshots = {}  # type: ignore[attr-defined]
+        if collection._compensated:
+            singles = [single_ids(one.table, one.ids) for one in bags if one.table in collection._compensated]
+            rows = collection.store.lookup(singles)
+            ctx.snapshots = dict(zip((one.table for one in singles), rows, strict=True))  # type: ignore[attr-defined]
+        return tuple(arrays)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> tuple[None, None, None]:
-        pairs = zip(ctx.requests, grads, strict=True)  # type: ignore[attr-defined]
-        ctx.collection._collect(  # type: ignore[attr-defined]
-            Gradient(bags=bags, values=grad.contiguous(), snapshot=ctx.snapshots.get(bags.table))  # type: ignore[attr-defined]
-            for bags, grad in pairs
-            if grad is not None
-        )
+        # The core reads rows at any distance, as in a slice of the gradient of a concatenation, but without gaps inside.
+        arrays = [grad if grad is None or grad.stride(1) == 1 else grad.contiguous() for grad in grads]
+        ctx.collection._collect(PackedGradients(ctx.bags, arrays, snapshots=ctx.snapshots))  # type: ignore[attr-defined]
         return None, None, None
+
+
+class _Rates:
+    """The learning rates of all tables by step. A schedule that several tables share is asked once."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        keys = [(*map(id, table.schedules), table.config.learning_rates) for table in declaration.tables]
+        self._distinct = dict(zip(keys, declaration.tables, strict=True))
+        self._keys = keys
+        is_constant = all(schedule is None for table in declaration.tables for schedule in table.schedules)
+        self._constant = self._at(0) if is_constant else None
+
+    def at(self, step: int) -> LearningRates:
+        """Those of the global step `step`."""
+        return self._at(step) if self._constant is None else self._constant
+
+    def _at(self, step: int) -> LearningRates:
+        rates = {key: table.learning_rates(step) for key, table in self._distinct.items()}
+        return LearningRates.of([rates[key] for key in self._keys])
 
 
 def _local_store(declaration: Declaration) -> LocalStore:
@@ -273,10 +282,3 @@ def _local_store(declaration: Declaration) -> LocalStore:
         EmbeddingTable(table.config, admission=None if table.admission is None else AdmissionFilter(table.admission))
         for table in declaration.tables
     )
-
-
-def _spread_stacks(declaration: Declaration, features: Sequence[Feature]) -> dict[str, list[str]]:
-    """Names of the features of each stack that lies in more than one table, in the order of declaration."""
-    groups = [group for table in declaration.tables for group in table.groups if group.stack is None]
-    spread = dict.fromkeys(group.features[0].stack for group in groups)
-    return {stack: [f.name for f in features if f.stack == stack] for stack in spread if stack is not None}

@@ -1,6 +1,7 @@
 """The collisionless embedding table: the Python face of the core."""
 
 from monolith.table.admission import AdmissionFilter, ProbabilisticAdmission, SlidingAdmission
+from monolith.table.bags import Bags, Gradient
 from monolith.table.buckets import NUM_BUCKETS, bucket_of, bucket_ranges
 from monolith.table.changes import CutPiece, RawRows, TableCut
 from monolith.table.config import Bf16, Expiry, FixedR8, Fp16, Fp32, OneBit, Segment, TableConfig
@@ -38,7 +39,7 @@ from monolith.table.optimizers import (
     RMSpropV2,
     RowwiseAdagrad,
 )
-from monolith.table.store import Bags, Gradient, LocalStore, Store
+from monolith.table.store import LocalStore, Store
 from monolith.table.table_file import read_rows_into
 
 __all__ = [

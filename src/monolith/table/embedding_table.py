@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -92,6 +92,34 @@ class TableStats:
         )
 
 
+class TableUpdate(NamedTuple):
+    """The gradients of one table, as `apply_updates` takes them."""
+
+    table: _core.Table
+    pooling: _core.Pooling
+    ids: np.ndarray
+    offsets: np.ndarray | None
+    """None: each id is a bag of its own."""
+    grads: np.ndarray
+    learning_rates: np.ndarray
+    snapshot: np.ndarray | None
+
+
+def apply_updates(updates: Sequence[TableUpdate], *, step: int, event_time: int) -> None:
+    """Step several tables, each named once, in one call of the core. On an error nothing has changed in any of them."""
+    _core.apply_many(
+        [update.table for update in updates],
+        [update.pooling for update in updates],
+        [update.ids for update in updates],
+        [update.offsets for update in updates],
+        [update.grads for update in updates],
+        [update.learning_rates for update in updates],
+        as_step(step),
+        as_event_time(event_time),
+        [update.snapshot for update in updates],
+    )
+
+
 class EmbeddingTable:
     """A table of embeddings for any int64 ids: unbounded, collisionless, trained in place by its own optimizer.
 
@@ -132,6 +160,16 @@ class EmbeddingTable:
         return self.config.name
 
     @property
+    def core(self) -> _core.Table:
+        """The table as the core knows it. Another one after `take_over`."""
+        return self._core
+
+    @property
+    def learning_rates(self) -> np.ndarray:
+        """float32: those of the configuration, one per segment."""
+        return self._learning_rates
+
+    @property
     def dim(self) -> int:
         """Elements of a looked-up vector."""
         return self._core.dim
@@ -167,7 +205,7 @@ class EmbeddingTable:
         """
         splits = id_vector(offsets, "offsets")
         out = np.empty((max(splits.size - 1, 0), self.dim), dtype=np.float32)
-        self._core.lookup_pooled(id_vector(ids), splits, _pooling(mode), out)
+        self._core.lookup_pooled(id_vector(ids), splits, as_pooling(mode), out)
         return torch.from_numpy(out)
 
     def lookup_entry(self, ids: Ids) -> Entries:
@@ -202,19 +240,15 @@ class EmbeddingTable:
         """
         if duplicates not in ("sum", "sequential"):
             raise InvalidArgumentError(f"duplicates: expected 'sum' or 'sequential', got {duplicates!r}")
-        if snapshot is None and self.config.needs_snapshot:
-            raise InvalidArgumentError(
-                "snapshot: DelayCompensation needs the values the gradients were computed at; pass what lookup returned"
-            )
         wanted = id_array(ids).reshape(-1)
         self._core.apply_gradients(
             wanted,
             self._matrix("grads", grads),
             self._rates(learning_rates),
-            _step(step),
-            _event_time(event_time),
+            as_step(step),
+            as_event_time(event_time),
             duplicates == "sequential",
-            None if snapshot is None else self._matrix("snapshot", snapshot),
+            self._snapshot(snapshot),
         )
 
     def apply_pooled_gradients(
@@ -234,40 +268,41 @@ class EmbeddingTable:
         `snapshot` is float32 [ids, dim], the value of each id that the gradients were computed at. `DelayCompensation` requires
         it. Other optimizers ignore it.
         """
-        if self.config.needs_snapshot:
-            wanted, splits = id_vector(ids), id_vector(offsets, "offsets")
-            self.apply_gradients(
-                wanted,
-                _spread_over_ids(self._matrix("grads", grads), splits, len(wanted), mode),
-                learning_rates=learning_rates,
-                step=step,
-                event_time=event_time,
-                snapshot=snapshot,
-            )
-            return
-        self._core.apply_pooled_gradients(
-            id_vector(ids),
-            id_vector(offsets, "offsets"),
-            _pooling(mode),
-            self._matrix("grads", grads),
-            self._rates(learning_rates),
-            _step(step),
-            _event_time(event_time),
-        )
+        update = self.pooled_update(ids, offsets, grads, mode=mode, learning_rates=learning_rates, snapshot=snapshot)
+        apply_updates([update], step=step, event_time=event_time)
+
+    def pooled_update(
+        self,
+        ids: Ids,
+        offsets: Ids | None,
+        grads: Values,
+        *,
+        mode: PoolingMode,
+        learning_rates: Sequence[float] | None,
+        snapshot: Values | None = None,
+    ) -> TableUpdate:
+        """Return what `apply_updates` needs to do `apply_pooled_gradients`. Without `offsets` each id is a bag of its own."""
+        wanted, matrix, rates = id_vector(ids), self._matrix("grads", grads), self._rates(learning_rates)
+        splits, pooling = None if offsets is None else id_vector(offsets, "offsets"), as_pooling(mode)
+        if not self.config.needs_snapshot:
+            return TableUpdate(self._core, pooling, wanted, splits, matrix, rates, None)
+        if splits is not None:
+            matrix = _spread_over_ids(matrix, splits, len(wanted), mode)
+        return TableUpdate(self._core, pooling, wanted, None, matrix, rates, self._snapshot(snapshot))
 
     def assign(self, ids: Ids, values: Values, *, event_time: int = 0) -> None:
         """Set embeddings. Optimizer state is kept, or is initial for a new id. The last of equal ids wins."""
-        self._core.assign(id_array(ids).reshape(-1), self._matrix("values", values), _event_time(event_time))
+        self._core.assign(id_array(ids).reshape(-1), self._matrix("values", values), as_event_time(event_time))
 
     def assign_add(self, ids: Ids, values: Values, *, event_time: int = 0) -> None:
         """Add to embeddings. A new id starts from its initial value, and each of equal ids adds."""
-        self._core.assign_add(id_array(ids).reshape(-1), self._matrix("values", values), _event_time(event_time))
+        self._core.assign_add(id_array(ids).reshape(-1), self._matrix("values", values), as_event_time(event_time))
 
     def reinitialize(self, ids: Ids, *, event_time: int = 0) -> torch.Tensor:
         """Reset value and state of `ids` to those of a new row. Returns an int32 per id: 1 if it had a row, 0 if it is new."""
         wanted = id_array(ids)
         existed = np.empty(wanted.size, dtype=np.int32)
-        self._core.reinitialize(wanted.reshape(-1), _event_time(event_time), existed)
+        self._core.reinitialize(wanted.reshape(-1), as_event_time(event_time), existed)
         return torch.from_numpy(existed).reshape(wanted.shape)
 
     def contains(self, ids: Ids) -> torch.Tensor:
@@ -289,7 +324,7 @@ class EmbeddingTable:
 
         None takes the newest event time that any write has carried, so that a replay of old data expires as it did live.
         """
-        return self._core.evict(self._core.max_event_time if now is None else _event_time(now, name="now"))
+        return self._core.evict(self._core.max_event_time if now is None else as_event_time(now, name="now"))
 
     def clear(self) -> None:
         """Remove all rows and return their memory to the system."""
@@ -502,7 +537,7 @@ class EmbeddingTable:
     def set_state(self, state: TableState) -> None:
         """Continue from `state`, except that the newest event time does not go back."""
         self._core.set_state(
-            _event_time(state.max_event_time, name="max_event_time"),
+            as_event_time(state.max_event_time, name="max_event_time"),
             _whole("updates", state.updates, 2**32, "a number of updates in [0, 2**32)"),
             list(state.hashnet_scales),
         )
@@ -575,6 +610,13 @@ class EmbeddingTable:
             )
         return array.reshape(-1, self.dim)
 
+    def _snapshot(self, snapshot: Values | None) -> np.ndarray | None:
+        if snapshot is None and self.config.needs_snapshot:
+            raise InvalidArgumentError(
+                "snapshot: DelayCompensation needs the values the gradients were computed at; pass what lookup returned"
+            )
+        return None if snapshot is None else self._matrix("snapshot", snapshot)
+
     def _rates(self, learning_rates: Sequence[float] | None) -> np.ndarray:
         if learning_rates is None:
             return self._learning_rates
@@ -585,7 +627,8 @@ class EmbeddingTable:
             raise InvalidArgumentError(f"learning_rates: expected numbers, got {learning_rates!r}") from None
 
 
-def _pooling(mode: str) -> _core.Pooling:
+def as_pooling(mode: str) -> _core.Pooling:
+    """Return the way of pooling that `mode` names."""
     if mode not in _POOLING:
         raise InvalidArgumentError(f"mode: expected 'sum', 'mean' or 'sqrtn', got {mode!r}")
     return _POOLING[mode]
@@ -601,7 +644,8 @@ def _whole(name: str, value: int, limit: int, expected: str) -> int:
     return whole
 
 
-def _event_time(seconds: int, *, name: str = "event_time") -> int:
+def as_event_time(seconds: int, *, name: str = "event_time") -> int:
+    """Return `seconds` as the core takes an event time."""
     return _whole(name, seconds, 2**32, "whole seconds since 1970 in [0, 2**32)")
 
 
@@ -618,5 +662,6 @@ def _spread_over_ids(grads: np.ndarray, offsets: np.ndarray, ids: int, mode: Poo
     return np.repeat(grads, sizes, axis=0)
 
 
-def _step(step: int) -> int:
+def as_step(step: int) -> int:
+    """Return `step` as the core takes a global step."""
     return _whole("step", step, 2**63, "a global step in [0, 2**63)")

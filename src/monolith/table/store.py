@@ -9,27 +9,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Annotated, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol, TypedDict, Unpack, runtime_checkable
 
 import numpy as np
 import torch
 from pydantic import Field
 
+from monolith import _core
 from monolith.config import Config, Count
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.table.arrays import Ids, Values
-from monolith.table.call_threads import CallThreads
+from monolith.table.bags import Bags, Gradient, join_gradients
 from monolith.table.config import TableConfig
-from monolith.table.embedding_table import EmbeddingTable, PoolingMode, TableStats
+from monolith.table.embedding_table import EmbeddingTable, TableStats, apply_updates, as_pooling
+from monolith.table.packed import PackedBags, PackedGradients
 from monolith.table.store_folder import read_store, write_store
 from monolith.table.table_file import FileEntry
 
 __all__ = [
-    "Bags",
     "FollowedLog",
-    "Gradient",
     "LocalStore",
     "MAX_POSITION",
     "Position",
@@ -37,41 +36,10 @@ __all__ = [
     "Store",
     "StoreSave",
     "WorkerProgress",
-    "join_gradients",
 ]
-
-Result = TypeVar("Result")
-
-THREADED_IDS = 4096
-"""Ids in one call from which it pays to serve tables in parallel."""
 
 MAX_POSITION = 2**20
 """Characters of the state of a source. Servers keep one for each worker."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bags:
-    """What is asked of one table: bag b is `ids[offsets[b]:offsets[b + 1]]`, pooled to one vector."""
-
-    table: str
-    ids: np.ndarray
-    """int64 [n]."""
-    offsets: np.ndarray
-    """int64 [bags + 1]."""
-    pooling: PoolingMode = "sum"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gradient:
-    """The gradient of what a lookup of `bags` returned."""
-
-    bags: Bags
-    values: torch.Tensor
-    """float32 [bags, dim]."""
-    learning_rates: tuple[float, ...] | None = None
-    """One per segment; None takes those of the table."""
-    snapshot: torch.Tensor | None = None
-    """float32 [n, dim], what each id of `bags` was when it was looked up. For tables with `DelayCompensation`."""
 
 
 class Position(Config):
@@ -171,7 +139,7 @@ class Store(Protocol):
     def stats(self) -> dict[str, TableStats]:
         """Return the size of every table."""
 
-    def lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
+    def lookup(self, requests: Sequence[Bags]) -> Sequence[torch.Tensor]:
         """Return one float32 [bags, dim] per request, on the CPU. An empty bag is zeros. Never inserts."""
 
     def prefetch(self, requests: Sequence[Bags]) -> None:
@@ -265,7 +233,6 @@ class LocalStore:
 
     def __init__(self, tables: Iterable[EmbeddingTable]) -> None:
         self._tables: dict[str, EmbeddingTable] = {}
-        self._threads = CallThreads()
         self._initialised = False
         for table in tables:
             if table.name in self._tables:
@@ -286,11 +253,23 @@ class LocalStore:
         """The configuration of every table."""
         return {name: table.config for name, table in self._tables.items()}
 
-    def lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
-        """One float32 [bags, dim] per request; an empty bag is zeros. Never inserts."""
-        tables = [self._table(request.table) for request in requests]
-        calls = [partial(_lookup, table, request) for table, request in zip(tables, requests, strict=True)]
-        return self._run(calls, sum(len(request.ids) for request in requests))
+    def lookup(self, requests: Sequence[Bags]) -> Sequence[torch.Tensor]:
+        """Return one float32 [bags, dim] per request. An empty bag is zeros. Never inserts."""
+        if isinstance(requests, PackedBags):
+            return requests.lookup(self._cores(requests.layout.tables))
+        tables = [self._table(bags.table) for bags in requests]
+        outs = [
+            np.empty((len(bags.offsets) - 1, table.dim), dtype=np.float32)
+            for bags, table in zip(requests, tables, strict=True)
+        ]
+        _core.lookup_many(
+            [table.core for table in tables],
+            [as_pooling(bags.pooling) for bags in requests],
+            [bags.ids for bags in requests],
+            [bags.offsets for bags in requests],
+            outs,
+        )
+        return [torch.from_numpy(out) for out in outs]
 
     def prefetch(self, requests: Sequence[Bags]) -> None:
         """Do nothing: the rows are at hand."""
@@ -300,12 +279,25 @@ class LocalStore:
     ) -> None:
         """Make one optimizer step per table and id, with the sum of its gradients in all `gradients`.
 
-        Nobody records the `position`: the rows are lost with the worker.
+        Nobody records the `position`: the rows are lost with the worker. On an error nothing has changed in any table.
         """
-        joined = join_gradients(gradients)
-        tables = [self._table(gradient.bags.table) for gradient in joined]
-        calls = [partial(_apply, table, g, step, event_time) for table, g in zip(tables, joined, strict=True)]
-        self._run(calls, sum(len(gradient.bags.ids) for gradient in joined))
+        if isinstance(gradients, PackedGradients) and not gradients.snapshots:
+            names, rates = gradients.bags.layout.tables, gradients.learning_rates
+            flat = np.concatenate([self._table(name).learning_rates for name in names]) if rates is None else rates.flat
+            gradients.apply(self._cores(names), flat, step=step, event_time=event_time)
+            return
+        updates = [
+            self._table(gradient.bags.table).pooled_update(
+                gradient.bags.ids,
+                gradient.bags.offsets,
+                gradient.values,
+                mode=gradient.bags.pooling,
+                learning_rates=gradient.learning_rates,
+                snapshot=gradient.snapshot,
+            )
+            for gradient in join_gradients(gradients)
+        ]
+        apply_updates(updates, step=step, event_time=event_time)
 
     def assign(self, table: str, ids: Ids, values: Values, *, event_time: int = 0) -> None:
         """Set the embeddings of `ids` to `values` [n, dim]."""
@@ -391,8 +383,12 @@ class LocalStore:
     def __repr__(self) -> str:
         return f"LocalStore({', '.join(map(repr, self._tables.values()))})"
 
-    def _run(self, calls: Sequence[Callable[[], Result]], ids: int) -> list[Result]:
-        return [call() for call in calls] if ids < THREADED_IDS else self._threads.run(calls)
+    def _cores(self, names: Sequence[str]) -> list[_core.Table]:
+        try:
+            return [self._tables[name].core for name in names]
+        except KeyError as missing:
+            self._table(missing.args[0])
+            raise
 
     def _table(self, name: str) -> EmbeddingTable:
         try:
@@ -400,66 +396,3 @@ class LocalStore:
         except KeyError:
             known = ", ".join(map(repr, self._tables)) or "none"
             raise InvalidArgumentError(f"table: the store has no {name!r}; it has {known}") from None
-
-
-def _lookup(table: EmbeddingTable, bags: Bags) -> torch.Tensor:
-    return table.lookup_pooled(bags.ids, bags.offsets, mode=bags.pooling)
-
-
-def _apply(table: EmbeddingTable, gradient: Gradient, step: int, event_time: int) -> None:
-    table.apply_pooled_gradients(
-        gradient.bags.ids,
-        gradient.bags.offsets,
-        gradient.values,
-        mode=gradient.bags.pooling,
-        learning_rates=gradient.learning_rates,
-        step=step,
-        event_time=event_time,
-        snapshot=gradient.snapshot,
-    )
-
-
-def join_gradients(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """One gradient per table, in the order of first mention: bags behind each other, in the order given.
-
-    Gradients of one table must pool alike and have the same learning rates: a row makes one step with their sum.
-
-    Example:
-        >>> bags = Bags(table="t", ids=np.array([7, 8]), offsets=np.array([0, 2]))
-        >>> (joined,) = join_gradients([Gradient(bags=bags, values=torch.ones(1, 4))] * 2)
-        >>> joined.bags.offsets.tolist(), list(joined.values.shape)
-        ([0, 2, 4], [2, 4])
-    """
-    by_table: dict[str, list[Gradient]] = {}
-    for gradient in gradients:
-        by_table.setdefault(gradient.bags.table, []).append(gradient)
-    return [parts[0] if len(parts) == 1 else _join(parts) for parts in by_table.values()]
-
-
-def _join(parts: Sequence[Gradient]) -> Gradient:
-    poolings = {part.bags.pooling for part in parts}
-    if len(poolings) > 1:
-        raise InvalidArgumentError(
-            f"gradients of table {parts[0].bags.table!r}: expected one way of pooling, got {', '.join(sorted(poolings))}"
-        )
-    if any(part.learning_rates != parts[0].learning_rates for part in parts):
-        rates = ", ".join(str(part.learning_rates) for part in parts)
-        raise InvalidArgumentError(
-            f"gradients of table {parts[0].bags.table!r}: expected one set of learning rates in a step, got {rates}; give "
-            "features that share a table the same schedule"
-        )
-    ends = np.cumsum([0, *(len(part.bags.ids) for part in parts)])
-    splits = [part.bags.offsets[1:] + end for part, end in zip(parts, ends[:-1], strict=True)]
-    bags = replace(
-        parts[0].bags,
-        ids=np.concatenate([part.bags.ids for part in parts]),
-        offsets=np.concatenate([np.zeros(1, dtype=np.int64), *splits]),
-    )
-    snapshots = [part.snapshot for part in parts if part.snapshot is not None]
-    return Gradient(
-        bags=bags,
-        values=torch.cat([part.values for part in parts]),
-        learning_rates=parts[0].learning_rates,
-        # One that is missing is missed by the table, which says so.
-        snapshot=torch.cat(snapshots) if len(snapshots) == len(parts) else None,
-    )

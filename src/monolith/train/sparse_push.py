@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ from torch import nn
 
 from monolith.nn import embedding_collections
 from monolith.process_bound import WorkerThreads
-from monolith.table.store import Gradient, Position, Store
+from monolith.table.bags import Gradient
+from monolith.table.store import Position, Store
 
 __all__ = ["SparsePush"]
 
@@ -19,7 +21,7 @@ class _Update:
     """The gradients of one step for one store."""
 
     store: Store
-    gradients: list[Gradient]
+    gradients: Sequence[Gradient]
     step: int
     event_time: int
     position: Position | None
@@ -58,18 +60,18 @@ class SparsePush:
         else:
             _apply(taken)
 
-    def _taken(self, step: int) -> list[tuple[Store, list[Gradient]]]:
+    def _taken(self, step: int) -> list[tuple[Store, Sequence[Gradient]]]:
         """Take what each collection has. Collections of one remote store are joined: a batch is pushed there once."""
-        taken: list[tuple[Store, list[Gradient]]] = []
+        taken: list[tuple[Store, Sequence[Gradient]]] = []
         together: dict[int, list[Gradient]] = {}
         for collection in self._collections:
             key, gradients = id(collection.store), collection.take_gradients(step)
             if key in together:
                 together[key].extend(gradients)
                 continue
-            taken.append((collection.store, gradients))
             if collection.store.remote:
-                together[key] = gradients
+                gradients = together[key] = list(gradients)
+            taken.append((collection.store, gradients))
         return taken
 
     def start(self) -> None:

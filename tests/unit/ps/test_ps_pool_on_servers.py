@@ -108,14 +108,3 @@ def test_bags_are_cut_anew_when_their_buckets_have_moved() -> None:
                     one.apply([gradient])
                 assert torch.allclose(store.lookup([bags])[0], local.lookup([bags])[0], rtol=1e-5, atol=1e-6)
         assert torch.equal(rows_of(store), rows_of(local))
-
-
-def test_bags_that_are_written_to_between_lookup_and_push_are_not_confused() -> None:
-    local = LocalStore([EmbeddingTable(TABLE)])
-    with servers(2) as addresses, ServerStore(addresses, [TABLE]) as store:
-        bags = Bags(table="t", ids=IDS[:100].copy(), offsets=np.array([0, 50, 100]))
-        store.lookup([bags])
-        bags.ids[:] = IDS[100:]
-        for one in (store, local):
-            one.apply([Gradient(bags=bags, values=torch.ones(2, 6))])
-        assert torch.equal(rows_of(store), rows_of(local))

@@ -129,14 +129,6 @@ def test_it_is_a_store_that_can_be_saved_if_its_servers_have_folders(remote: Sto
         remote.restore(tmp_path / "tables")
 
 
-def test_bags_that_are_written_to_between_two_lookups_are_not_confused(remote: Store) -> None:
-    remote.assign("user", [1, 2], torch.tensor([[1.0] * 5, [2.0] * 5]))
-    bags = Bags(table="user", ids=np.array([1]), offsets=np.array([0, 1]))
-    assert remote.lookup([bags])[0][0, 0] == 1.0
-    bags.ids[0] = 2
-    assert remote.lookup([bags])[0][0, 0] == 2.0
-
-
 @pytest.mark.parametrize(("wire", "exact"), [("float16", 2**-11), ("bfloat16", 2**-8)])
 def test_a_narrow_wire_rounds_once_to_nearest(wire: str, exact: float) -> None:
     values = torch.linspace(-3, 3, 500).reshape(100, 5)

@@ -14,9 +14,8 @@ import torch
 from monolith import _core
 from monolith.errors import DeadlineExceededError, OwnershipChangedError
 from monolith.ps.client.routes import Route, ServerRoutes
-from monolith.table.bag_parts import pool, pooling_factors
+from monolith.table.bags import Bags, pool, pooling_factors
 from monolith.table.buckets import bucket_of
-from monolith.table.store import Bags
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange, Link, finish_each, jittered
 
@@ -56,9 +55,6 @@ class BagSplit(Protocol):
     pooling: ClassVar[Literal["none", "sum"]]
     """What the server does with them."""
 
-    def is_current(self) -> bool:
-        """Whether the bags are still what they were when they were split."""
-
     def asked(self, some: Some) -> list[np.ndarray]:
         """The arrays of a lookup of `some` ids."""
 
@@ -90,18 +86,13 @@ class DistinctIds:
             >>> split.ids.tolist(), split.places.tolist()
             ([7, 5], [0, 1, 0])
         """
-        distinct, inverse, _ = _core.unique_with_inverse(np.ascontiguousarray(bags.ids))
+        distinct, inverse, _ = _core.unique_with_inverse(bags.ids)
         if count == 1:
             return cls(bags=bags, ids=distinct, sizes=[len(distinct)], places=inverse)
         order, sizes = split_by_owner(distinct, owners, count)
         place_of = np.empty_like(order)
         place_of[order] = np.arange(len(order))
         return cls(bags=bags, ids=distinct[order], sizes=sizes, places=place_of[inverse])
-
-    def is_current(self) -> bool:
-        """Whether the ids are still those of the bags."""
-        ids = self.bags.ids
-        return len(ids) == len(self.places) and bool((self.ids[self.places] == ids).all())
 
     def asked(self, some: Some) -> list[np.ndarray]:
         """Ids."""
@@ -114,8 +105,7 @@ class DistinctIds:
     def pushed(self, values: np.ndarray) -> Callable[[Some], list[np.ndarray]]:
         """Ids, and the sum of each id's gradients."""
         summed = np.empty((len(self.ids), values.shape[1]), dtype=np.float32)
-        splits = np.ascontiguousarray(self.bags.offsets)
-        _core.sum_places(_of_sums(values, self.bags), self.places, splits, summed)
+        _core.sum_places(_of_sums(values, self.bags), self.places, self.bags.offsets, summed)
         return lambda some: [self.ids[some], summed[some]]
 
     def _joined(self, answers: Sequence[tuple[Some, np.ndarray]]) -> np.ndarray:
@@ -156,12 +146,8 @@ class CutBags:
     @cached_property
     def bag_of(self) -> np.ndarray:
         """int64 [n]: the bag of each of `ids`."""
-        bag_of = _core.value_rowids(np.ascontiguousarray(self.bags.offsets), len(self.bags.ids))
+        bag_of = _core.value_rowids(self.bags.offsets, len(self.bags.ids))
         return bag_of if self.order is None else bag_of[self.order]
-
-    def is_current(self) -> bool:
-        """Whether the ids are still those of the bags."""
-        return self.order is None or bool((self.bags.ids[self.order] == self.ids).all())
 
     def asked(self, some: Some) -> list[np.ndarray]:
         """Ids, and the row splits of all bags."""

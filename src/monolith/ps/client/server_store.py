@@ -17,7 +17,6 @@ from monolith.features.batch import Batch
 from monolith.features.declaration import declare_tables
 from monolith.features.feature import Feature
 from monolith.nn import embedding_collections
-from monolith.nn.bags import bags_of
 from monolith.process_bound import WorkerThreads
 from monolith.ps.client.bucket_group import BucketGroup
 from monolith.ps.client.routes import Route
@@ -37,8 +36,9 @@ from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import DeclaredTable
 from monolith.ps.protocol.precision import narrowed, widen
 from monolith.table.arrays import Ids, Values, contiguous, id_array
+from monolith.table.bags import Bags, Gradient, join_gradients
 from monolith.table.config import TableConfig
-from monolith.table.store import Bags, Gradient, Position, join_gradients
+from monolith.table.store import Position
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange
 
@@ -264,9 +264,8 @@ class ServerStore(BucketGroup):
     def _split(self, bags: Bags, route: Route) -> BagSplit:
         with self._lock:
             known = self._splits.get(id(bags))
-        # Kept together with the bags themselves, so that no other object can have their address. Their ids are compared:
-        # arrays can be written to, and a row for another id would be wrong without a word.
-        if known is not None and known[0] is route and known[1].bags is bags and known[1].is_current():
+        # Kept together with the bags themselves, so that no other object can have their address. Bags are read-only.
+        if known is not None and known[0] is route and known[1].bags is bags:
             return known[1]
         pool_there = self.config.pool_on_servers and are_long(bags, len(route.links))
         split = (CutBags if pool_there else DistinctIds).of(bags, route.owners, route.groups)
@@ -375,4 +374,4 @@ class ReadAhead:
     def _prefetch(self, batch: Batch) -> None:
         for collection in self._collections:
             if collection.store.remote:
-                collection.store.prefetch([table.bags for table in bags_of(collection.declaration, batch)])
+                collection.store.prefetch(collection.plan.bags(batch).packed)

@@ -17,16 +17,13 @@ from monolith.ps.protocol.precision import narrow, widen
 from monolith.ps.server.memory_limit import MemoryLimit
 from monolith.state.fit import changed_settings, filters_fit
 from monolith.table.admission import AdmissionFilter
-from monolith.table.bag_parts import pooling_factors
+from monolith.table.bags import Bags, pooling_factors
 from monolith.table.buckets import bucket_of
-from monolith.table.embedding_table import EmbeddingTable, TableStats
-from monolith.table.store import Bags
+from monolith.table.embedding_table import EmbeddingTable, TableStats, TableUpdate, apply_updates, as_pooling
 
 __all__ = ["ServedTables", "TableBags", "require_count"]
 
 _log = logging.getLogger(__name__)
-
-_POOLINGS = {"sum": _core.Pooling.SUM, "mean": _core.Pooling.MEAN, "sqrtn": _core.Pooling.SQRTN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +52,14 @@ class _Update:
             gradient=self.gradient.model_copy(update={"pooling": "sum"}),
         )
 
-    def run(self, step: int, event_time: int) -> None:
-        rates = self.gradient.learning_rates
-        if self.offsets is None:
-            self.table.apply_gradients(self.ids, self.values, learning_rates=rates, step=step, event_time=event_time)
-            return
-        self.table.apply_pooled_gradients(
+    def for_core(self) -> TableUpdate:
+        """The same as the core takes it."""
+        return self.table.pooled_update(
             self.ids,
             self.offsets,
             self.values,
-            mode=self.gradient.pooling,  # type: ignore[arg-type] # "none" has no offsets
-            learning_rates=rates,
-            step=step,
-            event_time=event_time,
+            mode="sum" if self.gradient.pooling == "none" else self.gradient.pooling,
+            learning_rates=self.gradient.learning_rates,
         )
 
 
@@ -180,15 +172,18 @@ class ServedTables:
 
     def lookup(self, reads: Sequence[TableBags], out: Sequence[np.ndarray]) -> None:
         """Write the rows of each table into its array of `out`."""
-        for read, view in zip(reads, out, strict=True):
-            # The core writes into the frame itself: what the network sends is not copied together first.
-            rows = view if view.dtype == np.float32 else np.empty(view.shape, dtype=np.float32)
-            if read.offsets is None:
-                read.table._core.lookup(read.ids, rows)
-            else:
-                read.table._core.lookup_pooled(read.ids, read.offsets, _POOLINGS[read.pooling], rows)
-            if rows is not view:
-                narrow(rows, view)
+        # The core writes into the frame itself: what the network sends is not copied together first.
+        rows = [view if view.dtype == np.float32 else np.empty(view.shape, dtype=np.float32) for view in out]
+        _core.lookup_many(
+            [read.table.core for read in reads],
+            [as_pooling("sum" if read.pooling == "none" else read.pooling) for read in reads],
+            [read.ids for read in reads],
+            [read.offsets for read in reads],
+            rows,
+        )
+        for made, view in zip(rows, out, strict=True):
+            if made is not view:
+                narrow(made, view)
 
     def apply(self, apply: Apply, arrays: Sequence[np.ndarray], *, leave_out: np.ndarray | None = None) -> None:
         """One optimizer step for each table and id. If anything is wrong, or does not fit into memory, nothing has changed.
@@ -201,8 +196,7 @@ class ServedTables:
             updates = [left for update in updates if len((left := update.without(leave_out)).ids)]
         more = sum(_size_of_rows(update.table, update.ids) for update in updates)
         self._memory.require_room(more + _size_of_position(apply), tables=len(updates))
-        for update in updates:
-            update.run(apply.step, apply.event_time)
+        apply_updates([update.for_core() for update in updates], step=apply.step, event_time=apply.event_time)
 
     def writable(self, name: str, ids: np.ndarray) -> EmbeddingTable:
         """The table, after making sure that there is room for the rows of `ids`."""
@@ -332,13 +326,8 @@ def _bag(read: TableRead | TableGradient, arrays: Sequence[np.ndarray]) -> tuple
         return arrays[0], None
     ids, splits = arrays
     _require(f"offsets of table {read.table!r}", splits, np.dtype("<i8"), 1)
-    # Checked here and not only by the call: a push must be right as a whole before its first table changes.
-    try:
-        _core.check_row_splits(splits, len(ids))
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(
-            f"offsets of table {read.table!r}: expected to rise from 0 to {len(ids)}, the number of ids; {error}"
-        ) from None
+    if not len(splits):
+        raise InvalidArgumentError(f"table {read.table!r}: offsets: expected one more than there are bags, got none")
     return ids, splits
 
 
