@@ -366,6 +366,20 @@ void init_file(nb::module_& m) {
       "table"_a, "path"_a, "metadata"_a, "skip_expired"_a, "first_bucket"_a, "last_bucket"_a,
       nb::call_guard<Unlocked>(),
       "Returns rows and bytes written.");
+  nb::class_<monolith::TableFileWriter>(m, "TableFileWriter", "Writes one table file from several tables of one layout.")
+      .def(
+          "__init__",
+          [](monolith::TableFileWriter* self, const std::string& path, const Table& table, const std::string& metadata) {
+            const Unlocked unlocked;
+            new (self) monolith::TableFileWriter(path, table.layout(), table.row_bytes(), metadata);
+          },
+          "path"_a, "table"_a, "metadata"_a)
+      .def(
+          "append", [](monolith::TableFileWriter& self, const Table& table) { self.append(table); }, "table"_a,
+          nb::call_guard<Unlocked>())
+      .def(
+          "finish", [](monolith::TableFileWriter& self, const Table& table) { return self.finish(table).bytes; }, "table"_a,
+          nb::call_guard<Unlocked>(), "Makes the file appear, durable, with the state of `table`. Returns its size in bytes.");
   nb::class_<monolith::TableFile>(m, "TableFile", "A table file whose header, footer and block lengths have been checked.")
       .def(nb::init<const std::string&>(), "path"_a, nb::call_guard<Unlocked>())
       .def_prop_ro("metadata", [](const monolith::TableFile& self) {

@@ -1,6 +1,7 @@
 // Writing a table file; reading one is in table_file_reader.cc.
 #include "monolith/table_file.h"
 
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -37,12 +38,11 @@ struct TemporaryName {
   std::string name;
 };
 
-void write_header(File& file, const Table& table, const std::string& metadata) {
-  const std::string layout = table.layout();
+void write_header(File& file, const std::string& layout, std::uint32_t row_bytes, const std::string& metadata) {
   FileHeader header{};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   header.version = kTableFileVersion;
-  header.row_bytes = table.row_bytes();
+  header.row_bytes = row_bytes;
   header.layout_bytes = static_cast<std::uint32_t>(layout.size());
   header.metadata_bytes = static_cast<std::uint32_t>(metadata.size());
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
@@ -93,38 +93,63 @@ void write_footer(File& file, const Table& table, std::uint64_t blocks, std::uin
 
 }  // namespace
 
-SaveResult save_table(const Table& table, const std::string& path, const std::string& metadata, bool skip_expired,
-                      BucketRange buckets) {
+struct TableFileWriter::Impl {
+  Impl(const std::string& path, const std::string& layout)
+      : path(path), layout(layout), temporary(path), file(temporary.name, O_WRONLY | O_CREAT | O_EXCL, 0644) {}
+
+  std::string path;
+  std::string layout;
+  TemporaryName temporary;
+  File file;
+  std::uint64_t blocks = 0;
+  std::uint64_t rows = 0;
+};
+
+TableFileWriter::TableFileWriter(const std::string& path, const std::string& layout, std::uint32_t row_bytes,
+                                 const std::string& metadata)
+    : impl_(std::make_unique<Impl>(path, layout)) {
+  write_header(impl_->file, layout, row_bytes, metadata);
+}
+
+TableFileWriter::~TableFileWriter() = default;
+
+void TableFileWriter::append(const Table& table, bool skip_expired, BucketRange buckets) {
+  if (table.layout() != impl_->layout) throw InvalidArgument("table: its rows are of another layout than the file");
   BucketScan scan(table, buckets);
   const std::uint32_t now = table.max_event_time();
-  TemporaryName temporary(path);
-  SaveResult result{};
-  {
-    File file(temporary.name, O_WRONLY | O_CREAT | O_EXCL, 0644);
-    write_header(file, table, metadata);
-    RowBatch batch;
-    std::uint64_t blocks = 0;
-    for (bool more = true; more;) {
-      more = scan.next(batch);
-      if (more && batch.rows.size() < kBlockTarget) continue;
-      if (skip_expired) {
-        filter_rows(table.row_bytes(), batch, 0,
-                    [&](std::int64_t id, std::uint32_t time) { return !table.expired(id, time, now); });
-      }
-      if (!batch.ids.empty()) {
-        write_block(file, batch);
-        ++blocks;
-        result.rows += batch.ids.size();
-      }
-      batch.clear();
+  RowBatch batch;
+  for (bool more = true; more;) {
+    more = scan.next(batch);
+    if (more && batch.rows.size() < kBlockTarget) continue;
+    if (skip_expired) {
+      filter_rows(table.row_bytes(), batch, 0,
+                  [&](std::int64_t id, std::uint32_t time) { return !table.expired(id, time, now); });
     }
-    write_footer(file, table, blocks, result.rows);
-    file.sync();
-    result.bytes = static_cast<std::uint64_t>(::lseek(file.fd(), 0, SEEK_CUR));
+    if (!batch.ids.empty()) {
+      write_block(impl_->file, batch);
+      ++impl_->blocks;
+      impl_->rows += batch.ids.size();
+    }
+    batch.clear();
   }
-  temporary.rename_to(path);
-  File(directory_of(path), O_RDONLY | O_DIRECTORY).sync();
-  return result;
+}
+
+SaveResult TableFileWriter::finish(const Table& table) {
+  File& file = impl_->file;
+  write_footer(file, table, impl_->blocks, impl_->rows);
+  file.sync();
+  const auto bytes = static_cast<std::uint64_t>(::lseek(file.fd(), 0, SEEK_CUR));
+  impl_->temporary.rename_to(impl_->path);
+  File(directory_of(impl_->path), O_RDONLY | O_DIRECTORY).sync();
+  return {impl_->rows, bytes};
+}
+
+SaveResult save_table(const Table& table, const std::string& path, const std::string& metadata, bool skip_expired,
+                      BucketRange buckets) {
+  check_buckets(buckets);
+  TableFileWriter writer(path, table.layout(), table.row_bytes(), metadata);
+  writer.append(table, skip_expired, buckets);
+  return writer.finish(table);
 }
 
 }  // namespace monolith

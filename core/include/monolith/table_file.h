@@ -28,6 +28,26 @@ struct SaveResult {
 SaveResult save_table(const Table& table, const std::string& path, const std::string& metadata, bool skip_expired,
                       BucketRange buckets = {});
 
+// Writes one table file from several tables with the same layout(), so that its rows need not be in memory together. No id may
+// be in two of them. The file appears under `path` when finish() returns, as after save_table; without it nothing remains.
+class TableFileWriter {
+ public:
+  TableFileWriter(const std::string& path, const std::string& layout, std::uint32_t row_bytes, const std::string& metadata);
+  ~TableFileWriter();
+  TableFileWriter(const TableFileWriter&) = delete;
+  TableFileWriter& operator=(const TableFileWriter&) = delete;
+
+  // Writes the rows of `table` in `buckets`. Throws InvalidArgument for another layout, or for buckets that are none.
+  void append(const Table& table, bool skip_expired = false, BucketRange buckets = {});
+
+  // The state of the file becomes that of `table`. Called once, last.
+  SaveResult finish(const Table& table);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
 class TableFile {
  public:
   // Reads and checks header, footer and the header of every block against the size of the file; no payload yet.

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,11 @@ from monolith.serve.manifest import (
 )
 from monolith.serve.operators import name_of
 from monolith.serve.program import CONSTANTS, DenseProgram, program_inputs
-from monolith.table import EmbeddingTable
+from monolith.table import EmbeddingTable, TableConfig
+from monolith.table.table_file import write_table_file
 from monolith.urls import local_path
 
-__all__ = ["collections_by_path", "export_model", "serving_table", "trace_model", "trace_program"]
+__all__ = ["collections_by_path", "export_model", "trace_model", "trace_program"]
 
 
 def export_model(
@@ -54,11 +55,13 @@ def export_model(
     heads: Sequence[Head],
     step: int = 0,
     now: Callable[[], float] = time.time,
+    chunk: int = 65536,
 ) -> Path:
     """Write the next version below `base` and return its folder, which appears complete or not at all.
 
     `example` is a batch to trace the model with; the number of rows does not matter. Versions are numbered by time, so the
-    newest is the greatest.
+    newest is the greatest. Rows are copied about `chunk` at a time, wherever the store has them, so an export needs no memory for
+    whole tables.
 
     Example:
         >>> import tempfile, torch
@@ -84,7 +87,7 @@ def export_model(
         temporary.mkdir(parents=True)
         try:
             specs = tuple(
-                _write_tables(path, c, number, temporary) for number, (path, c) in enumerate(collections.items())
+                _write_tables(path, c, number, temporary, chunk) for number, (path, c) in enumerate(collections.items())
             )
             signature = Signature(
                 version=version,
@@ -104,35 +107,32 @@ def export_model(
     return Path(base) / str(version)
 
 
-def serving_table(table: EmbeddingTable) -> EmbeddingTable:
-    """A copy that only answers: values as their compressors store them, no optimizer state; unseen ids read as in training.
-
-    Example:
-        >>> from monolith import Segment, TableConfig
-        >>> table = EmbeddingTable(TableConfig(name="t", segments=(Segment(dim=4),)))
-        >>> _ = table.reinitialize([1, 2])
-        >>> serving_table(table).lookup([1, 9]).equal(table.lookup([1, 9]))
-        True
-    """
-    config = table.config.model_copy(update={"mode": "serving", "unseen": table.config.unseen or "initializer"})
-    copy = EmbeddingTable(config)
-    for entries in table.iter_batches():
-        copy.assign(entries.ids, entries.values)
-    return copy
-
-
-def _write_tables(path: str, collection: EmbeddingBagCollection, number: int, folder: Path) -> CollectionSpec:
-    store = collection.store
-    if store.remote:
-        raise InvalidArgumentError(f"{path}: expected tables in this process, got {type(store).__name__}")
+def _write_tables(
+    path: str, collection: EmbeddingBagCollection, number: int, folder: Path, chunk: int
+) -> CollectionSpec:
+    store, configs = collection.store, collection.store.configs()
     files: dict[str, str] = {}
     (folder / "tables" / str(number)).mkdir(parents=True)
     for declared in collection.declaration.tables:
         name = declared.config.name
         files[name] = f"tables/{number}/{quote(name, safe='')}.table"
-        serving_table(store.tables[name]).save(folder / files[name])
+        config = _serving_config(configs[name])
+        write_table_file(folder / files[name], config, _serving_parts(config, store.iter_rows(name, chunk=chunk)))
     seed = collection.declaration.tables[0].config.seed if collection.declaration.tables else 0
     return CollectionSpec(path=path, seed=seed, features=serving_features(collection), tables=files)
+
+
+def _serving_config(config: TableConfig) -> TableConfig:
+    """Return the configuration of a table that only answers: no optimizer state, unseen ids read as in training."""
+    return config.model_copy(update={"mode": "serving", "unseen": config.unseen or "initializer"})
+
+
+def _serving_parts(config: TableConfig, rows: Iterable[tuple[Tensor, Tensor]]) -> Iterator[EmbeddingTable]:
+    """Yield a table for each chunk of rows, with values as their compressors store them."""
+    for ids, values in rows:
+        part = EmbeddingTable(config.model_copy(update={"initial_capacity": 0}))
+        part.assign(ids, values)
+        yield part
 
 
 def _write_program(program: DenseProgram, signature: Signature, folder: Path) -> None:

@@ -7,7 +7,7 @@ in one call, so that the same interface fits tables in this process (`LocalStore
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol, TypedDict, Unpack, runtime_checkable
@@ -142,6 +142,12 @@ class Store(Protocol):
     def lookup(self, requests: Sequence[Bags]) -> Sequence[torch.Tensor]:
         """Return one float32 [bags, dim] per request, on the CPU. An empty bag is zeros. Never inserts."""
 
+    def iter_rows(self, table: str, *, chunk: int = 65536) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield all rows of a table, about `chunk` at a time: ids int64 [n] and stored weights float32 [n, dim].
+
+        While others write, each row is whole, and rows that are there throughout come exactly once.
+        """
+
     def prefetch(self, requests: Sequence[Bags]) -> None:
         """Begin a lookup whose answer the next `lookup` with equal `requests` takes. Does nothing where rows are at hand."""
 
@@ -270,6 +276,10 @@ class LocalStore:
             outs,
         )
         return [torch.from_numpy(out) for out in outs]
+
+    def iter_rows(self, table: str, *, chunk: int = 65536) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield all rows of a table, about `chunk` at a time: ids int64 [n] and stored weights float32 [n, dim]."""
+        return ((entries.ids, entries.values) for entries in self._table(table).iter_batches(chunk))
 
     def prefetch(self, requests: Sequence[Bags]) -> None:
         """Do nothing: the rows are at hand."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -13,11 +14,12 @@ from monolith.config import Config, Count
 from monolith.errors import CorruptFileError
 from monolith.table.arrays import file_name
 from monolith.table.buckets import bucket_bounds
+from monolith.table.config import TableConfig, to_core
 
 if TYPE_CHECKING:
     from monolith.table.embedding_table import EmbeddingTable
 
-__all__ = ["FileEntry", "file_checksum", "read_rows_into"]
+__all__ = ["FileEntry", "file_checksum", "read_rows_into", "write_table_file"]
 
 
 class FileEntry(Config):
@@ -68,6 +70,33 @@ def read_rows_into(
     if checksum is not None and checksum != file_checksum(file):
         raise CorruptFileError(f"{path}: its checksum is wrong; the file was altered")
     return file.read_into(table._core, first, last)
+
+
+def write_table_file(path: str | os.PathLike[str], config: TableConfig, parts: Iterable[EmbeddingTable]) -> int:
+    """Write the rows of `parts`, tables with the layout of `config` and no id in common, as the file of one table.
+
+    Only one part needs to be in memory at a time. The file has the state of a new table, and appears under `path` complete and
+    durable, or not at all. Returns its size in bytes.
+
+    Example:
+        >>> import tempfile
+        >>> from monolith import EmbeddingTable, Segment, TableConfig
+        >>> config = TableConfig(name="item", segments=(Segment(dim=4),))
+        >>> def parts():
+        ...     for number in range(3):
+        ...         part = EmbeddingTable(config)
+        ...         _ = part.reinitialize([2 * number, 2 * number + 1])
+        ...         yield part
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = write_table_file(folder + "/item.table", config, parts())
+        ...     len(EmbeddingTable.load(folder + "/item.table"))
+        6
+    """
+    empty = _core.Table(to_core(config, capacity=0), None)
+    writer = _core.TableFileWriter(file_name(path), empty, config.model_dump_json())
+    for part in parts:
+        writer.append(part._core)
+    return writer.finish(empty)
 
 
 def file_checksum(file: _core.TableFile) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from monolith.errors import InvalidArgumentError
+from monolith.errors import DeadlineExceededError, InvalidArgumentError, OwnershipChangedError
 from monolith.features.batch import Batch
 from monolith.features.declaration import declare_tables
 from monolith.features.feature import Feature
@@ -21,6 +22,8 @@ from monolith.process_bound import WorkerThreads
 from monolith.ps.client.bucket_group import BucketGroup
 from monolith.ps.client.routes import Route
 from monolith.ps.client.scatter_gather import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
     BagSplit,
     CutBags,
     DistinctIds,
@@ -34,18 +37,23 @@ from monolith.ps.client.server_group import ClientConfig, require_known
 from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import DeclaredTable
+from monolith.ps.protocol.ownership import mask_of, ranges_of
 from monolith.ps.protocol.precision import narrowed, widen
 from monolith.table.arrays import Ids, Values, contiguous, id_array
 from monolith.table.bags import Bags, Gradient, join_gradients
+from monolith.table.buckets import NUM_BUCKETS
 from monolith.table.config import TableConfig
 from monolith.table.store import Position
 from monolith.transport.frames import Frame
-from monolith.transport.link import Exchange
+from monolith.transport.link import Exchange, finish_each, jittered
 
 __all__ = ["ReadAhead", "ServerStore", "tables_of"]
 
 REMEMBERED = 32
 """Requests whose split is kept: the gradients of a batch come soon after its lookup."""
+
+CHUNK_BYTES = 2**26
+"""Bytes of rows in one answer of `iter_rows`, about."""
 
 MAX_AHEAD = 16
 """Lookups begun and not taken; beyond, the oldest is forgotten: its batch never came."""
@@ -159,6 +167,47 @@ class ServerStore(BucketGroup):
             split.pooled([(places[at], widen(frame.arrays[at], split.bags.table)) for places, frame in answers])
             for at, split in enumerate(splits)
         ]
+
+    def iter_rows(self, table: str, *, chunk: int = 65536) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield all rows of a table, about `chunk` at a time: ids int64 [n] and stored weights float32 [n, dim].
+
+        Asks for some buckets after the other, each of one owner. A chunk has at least the rows of one bucket, 1/4096 of all.
+        """
+        require_known([table], self._declared)
+        fitting = max(1, min(chunk, CHUNK_BYTES // (8 + 4 * self._declared[table].config.dim)))
+        step = max(1, min(NUM_BUCKETS, NUM_BUCKETS * fitting // max(self.stats()[table].rows, 1)))
+        for first in range(0, NUM_BUCKETS, step):
+            for frame in self._rows_of(table, first, min(first + step, NUM_BUCKETS)):
+                ids, values = (torch.from_numpy(array.copy()) for array in frame.arrays)
+                if len(ids):
+                    yield ids, values
+
+    def _rows_of(self, table: str, first: int, end: int) -> list[Frame]:
+        """Ask the owners of the buckets [first, end) for their rows, again if some of them have moved."""
+        deadline, pause = time.monotonic() + self.config.timeout, FIRST_PAUSE
+        inside = mask_of([(first, end)])
+        while True:
+            route = self._routes.current
+            owned = [inside & (route.owners == number) for number in range(len(route.links))]
+            outcomes: list[Frame | Exception] = []
+            if sum(map(np.count_nonzero, owned)) == end - first:
+                asked = [
+                    (link, messages.ReadRows(table=table, ranges=ranges_of(mine), map=version))
+                    for link, version, mine in zip(route.links, route.versions, owned, strict=True)
+                    if mine.any()
+                ]
+                outcomes = finish_each([link.begin(Call.READ_ROWS, read.model_dump_json()) for link, read in asked])
+            frames = [one for one in outcomes if isinstance(one, Frame)]
+            if frames and len(frames) == len(outcomes):
+                return frames
+            for one in outcomes:
+                if isinstance(one, Exception) and not isinstance(one, OwnershipChangedError):
+                    raise one
+            if time.monotonic() >= deadline:
+                raise DeadlineExceededError(f"buckets were in transit between servers for {self.config.timeout:g} s")
+            time.sleep(jittered(pause))
+            pause = min(2 * pause, LONGEST_PAUSE)
+            self._routes.after(route)
 
     def apply(
         self,

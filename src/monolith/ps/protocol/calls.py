@@ -23,6 +23,7 @@ class Call(CallNumber):
     REINITIALIZE = 20
     EVICT = 21
     STATS = 22
+    READ_ROWS = 23
     DECLARE_DENSE = 32
     READ_DENSE = 33
     APPLY_DENSE = 34

@@ -41,6 +41,7 @@ __all__ = [
     "ReadDense",
     "ReadDenseSettings",
     "ReadKeys",
+    "ReadRows",
     "SetKey",
     "TableGradient",
     "TableRead",
@@ -193,6 +194,15 @@ class TableWrite(Config):
     event_time: Time = 0
     map: Whole = 0
     """The version of the server's buckets that the sender knows; 0: it asks no matter who owns what."""
+
+
+class ReadRows(Config):
+    """All rows of some buckets of a table. Answer: ids int64 [n], stored weights float32 [n, dim]."""
+
+    table: Name
+    ranges: BucketRanges
+    map: Whole = 0
+    """The version of the server's buckets that the sender knows. 0: it does not know who owns what."""
 
 
 class Evict(Config):

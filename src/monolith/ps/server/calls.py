@@ -39,6 +39,7 @@ class TableCalls:
             Call.REINITIALIZE: self._reinitialize,
             Call.EVICT: self._evict,
             Call.STATS: self._stats,
+            Call.READ_ROWS: self._read_rows,
         }
 
     def _declare_tables(self, frame: Frame) -> Answer:
@@ -51,6 +52,14 @@ class TableCalls:
             with self._state.gate.closed(changes=True):
                 changes = self._tables.reconfigure(declare.tables, run=declare.run)
         return json_answer(changes=changes)
+
+    def _read_rows(self, frame: Frame) -> Answer:
+        read = message_of(messages.ReadRows, frame)
+        self._owned.require_read(read.map)
+        arrays = self._tables.rows(read.table, read.ranges)
+        # Rows that were given away while they were read may have been removed.
+        self._owned.require_read(read.map)
+        return Answer(arrays=arrays)
 
     def _configs(self, frame: Frame) -> Answer:
         return Answer(text=messages.DeclareTables(tables=tuple(self._tables.declared())).model_dump_json())

@@ -205,6 +205,14 @@ class ServedTables:
         self._memory.require_room(_size_of_rows(table, ids), tables=1)
         return table
 
+    def rows(self, name: str, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids and stored weights of all rows in these ranges of buckets."""
+        table = self._table(name)
+        found = [table.rows_of_buckets(range(first, end)).ids for first, end in ranges]
+        entries = table.lookup_entry(np.concatenate([np.empty(0, dtype=np.int64), *found]))
+        # A row may have expired in between.
+        return entries.ids[entries.found].numpy(), entries.values[entries.found].numpy()
+
     def evict(self, now: Mapping[str, int]) -> dict[str, int]:
         """Remove what has expired at the times given; how many rows, by table."""
         tables = {name: self._table(name) for name in now}
