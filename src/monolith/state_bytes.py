@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
@@ -15,15 +16,26 @@ from safetensors.torch import load, save
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
 
-__all__ = ["PackedState", "State", "pack_state", "unpack_state"]
+__all__ = ["PackedState", "State", "Stateful", "pack_state", "unpack_state"]
 
 State = object
 """Tensors, numbers, strings, booleans, None, and lists, tuples and dicts of them."""
 
 
+@runtime_checkable
+class Stateful(Protocol):
+    """Modules, optimizers, readers: anything that can return its state and load it again."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return nested tensors, numbers and strings."""
+
+    def load_state_dict(self, state: Any, /) -> object:  # noqa: ANN401 - each has its own
+        """Load what `state_dict` returned."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackedState:
-    """A state as it was when it was packed; what becomes of the original tensors does not matter any more."""
+    """A copy of a state as it was when it was packed."""
 
     structure: bytes
     """JSON."""
@@ -31,12 +43,12 @@ class PackedState:
     """Copies on the CPU, by the number `structure` refers to them with."""
 
     def tensor_bytes(self) -> bytes:
-        """The tensors in the safetensors format; safe to call on another thread."""
+        """Return the tensors in the safetensors format. Safe to call on another thread."""
         return save(self.tensors)
 
 
 def pack_state(state: State, where: str = "state") -> PackedState:
-    """Copy `state`; `where` begins the message about a part that cannot be saved.
+    """Copy `state`. `where` begins the message about a part that cannot be saved.
 
     Example:
         >>> packed = pack_state({"step": 3, 0: [torch.ones(2)]})
@@ -49,7 +61,7 @@ def pack_state(state: State, where: str = "state") -> PackedState:
 
 
 def unpack_state(structure: bytes, tensors: bytes, where: str = "state") -> State:
-    """The state that was packed; `CorruptFileError`, beginning with `where`, if the bytes are damaged."""
+    """Return the state that was packed. Raises `CorruptFileError`, beginning with `where`, if the bytes are damaged."""
     try:
         return _decode(json.loads(structure), load(tensors))
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -19,7 +19,7 @@ from monolith import RunConfig, Trainer
 from monolith.cluster import HostServiceDiscovery
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.state import restore_points
-from monolith.state.checkpoint_folder import read_state
+from monolith.state.model_dir import read_state
 from monolith.table import Bags
 from monolith.train import RunnerConfig
 from monolith.train.distributed import distributed_train

@@ -12,7 +12,7 @@ from rich.table import Table
 from monolith.cli.options import Json
 from monolith.cli.output import show
 from monolith.errors import InvalidArgumentError
-from monolith.state.checkpoint_state import (
+from monolith.state.index import (
     MonolithCheckpointState,
     get_monolith_checkpoint_state,
     read_checkpoint_state,

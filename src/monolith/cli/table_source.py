@@ -8,7 +8,7 @@ from pathlib import Path
 from monolith.errors import InvalidArgumentError
 from monolith.state import find_restore_point, is_complete
 from monolith.state.storage import is_remote
-from monolith.state.table_source import open_source
+from monolith.state.tables import open_source
 from monolith.table import NUM_BUCKETS, EmbeddingTable
 
 __all__ = ["open_tables"]

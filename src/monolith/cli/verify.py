@@ -10,7 +10,7 @@ from rich.console import Console
 
 from monolith.cli.options import Json
 from monolith.cli.output import show
-from monolith.state.verify import verify as verify_folder
+from monolith.state.inspect import verify as verify_folder
 
 __all__ = ["verify"]
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,11 @@ class LogReader:
             return None
         return f"{self.folder / HEAD} is missing or empty: whether the newest segment is there cannot be verified"
 
-    def require_committed(self) -> None:
-        """Raise `LogGapError` if the last committed segment is missing, and `CorruptFileError` if it was replaced."""
+    def require_committed(self, known: Mapping[int, int] | None = None) -> None:
+        """Raise `LogGapError` if the last committed segment is missing, and `CorruptFileError` if it was replaced.
+
+        `known` are checksums by sequence number, of segments that need not be opened because they are verified elsewhere.
+        """
         head = read_head(self.folder)  # before the folder is listed: a writer may add to both
         newest = self.newest
         if head is None or head.sequence < newest:
@@ -101,16 +104,16 @@ class LogReader:
                 f"{self.folder}: segment {head.sequence} ({segment_name(head.sequence)}) was the last one committed and is "
                 f"missing; {there}"
             )
-        if self.info(newest).checksum != head.checksum:
+        if ((known or {}).get(newest) or self.info(newest).checksum) != head.checksum:
             raise CorruptFileError(
                 f"{self.folder / segment_name(newest)}: is not the segment that was committed; files of two runs were mixed"
             )
 
     def info(self, sequence: int) -> SegmentInfo:
         """Return the header of segment `sequence`. Raises `LogGapError` if it does not exist."""
-        path = self.folder / segment_name(sequence)
-        file = _identity(path)
         known = self._infos.get(sequence)
+        path = self.folder / segment_name(sequence) if known is None else known[1].path
+        file = _identity(path)
         if known is not None and known[0] == file != ():
             return known[1]
         with LogSegment(path) as segment:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,9 @@ from monolith.table import EmbeddingTable, TableState, bucket_of
 __all__ = ["RowChange", "history", "replay"]
 
 
-def replay(segment: LogSegment, tables: Mapping[str, EmbeddingTable], *, buckets: range | None = None) -> None:
+def replay(
+    segment: LogSegment, tables: Mapping[str, EmbeddingTable], *, buckets: range | Sequence[range] | None = None
+) -> None:
     """Apply the changes of `segment` to `tables`, and set the state they had.
 
     Everything is verified before the first row is changed. Replaying a segment is idempotent.
@@ -24,7 +26,7 @@ def replay(segment: LogSegment, tables: Mapping[str, EmbeddingTable], *, buckets
     Args:
         segment: Replay the segments of a chain in their order.
         tables: By the name they have in the log. Changes of other tables are skipped.
-        buckets: Only ids in these buckets, for a table that is one shard of several.
+        buckets: Only ids in this range of buckets, or in these, for a table that is one shard of several.
 
     Example:
         >>> import tempfile
@@ -42,9 +44,10 @@ def replay(segment: LogSegment, tables: Mapping[str, EmbeddingTable], *, buckets
         if part.name in tables:
             _check_fits(segment, part, tables[part.name])
     segment.check()
+    ranges = [buckets] if isinstance(buckets, range) else buckets
     for piece in segment:
         if piece.table.name in tables:
-            _apply(piece, tables[piece.table.name], segment.info.kind == "values", buckets)
+            _apply(piece, tables[piece.table.name], segment.info.kind == "values", ranges)
     for name, table in tables.items():
         state = _table_state(segment, name)
         if state is not None and segment.info.kind == "rows":
@@ -77,7 +80,7 @@ def _check_fits(segment: LogSegment, part: SegmentTable, table: EmbeddingTable) 
         )
 
 
-def _apply(piece: TableChanges, table: EmbeddingTable, values: bool, buckets: range | None) -> None:
+def _apply(piece: TableChanges, table: EmbeddingTable, values: bool, buckets: Sequence[range] | None) -> None:
     ids, times, rows, erased = piece.ids, piece.times, piece.rows, piece.erased
     if buckets is not None:
         mine = _in_buckets(ids, buckets)
@@ -94,9 +97,11 @@ def _apply(piece: TableChanges, table: EmbeddingTable, values: bool, buckets: ra
         table.insert_rows(ids, times, rows)
 
 
-def _in_buckets(ids: np.ndarray, buckets: range) -> np.ndarray:
-    bucket = bucket_of(ids)
-    return (bucket >= buckets.start) & (bucket < buckets.stop)
+def _in_buckets(ids: np.ndarray, buckets: Sequence[range]) -> np.ndarray:
+    bucket, found = bucket_of(ids), np.zeros(len(ids), dtype=np.bool_)
+    for part in buckets:
+        found |= (bucket >= part.start) & (bucket < part.stop)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from monolith.errors import InvalidArgumentError
-from monolith.state.checkpoint_folder import is_complete
+from monolith.state.model_dir import is_complete
 from monolith.state.restore_points import find_restore_point, restore_point_of
 from monolith.state.storage import StrPath
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, runtime_checkable
+from urllib.parse import quote
 
-from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
-from monolith.state.checkpoint_folder import check_complete, read_state, write_checkpoint
-from monolith.state.checkpoint_state import INDEX, MONOLITH_INDEX, get_monolith_checkpoint_state
-from monolith.state.in_use import in_use
-from monolith.state.manifest import read_manifest
-from monolith.state.paths import base_name, parent_folder
-from monolith.state.redirect import RESTORE_MARKER
-from monolith.state.retention import CheckpointHistory
-from monolith.state.storage import StrPath, is_remote, open_folder
-from monolith.state.store_assets import prepare_stores, remove_assets, save_stores
-from monolith.state.variables import (
+from monolith.errors import CheckpointMismatchError, CorruptFileError, InvalidArgumentError, StorageError
+from monolith.original.variables import (
     Saveable,
     Variable,
     Variables,
@@ -24,6 +18,13 @@ from monolith.state.variables import (
     named_variables,
     saved_value,
 )
+from monolith.state.index import INDEX, MONOLITH_INDEX, RESTORE_MARKER, get_monolith_checkpoint_state
+from monolith.state.locks import in_use
+from monolith.state.model_dir import ModelDir, remove_assets
+from monolith.state.paths import base_name, parent_folder, reading_below
+from monolith.state.retention import CheckpointHistory
+from monolith.state.save import write_checkpoint
+from monolith.state.storage import StrPath, is_remote, open_folder, safe_name
 from monolith.state_bytes import State
 from monolith.table.store import Store
 
@@ -32,24 +33,24 @@ __all__ = ["PartialRecoverySaver", "PsMonitor", "Restartable"]
 
 @runtime_checkable
 class Restartable(Protocol):
-    """A shard, that is a store or a server, that knows whether it has been given its state since it started."""
+    """A shard, which is a store or a server, that knows whether it has been given its state since it started."""
 
     def is_initialised(self) -> bool:
-        """False in one that has just started."""
+        """Return False if it has just started."""
 
     def mark_initialised(self) -> None:
-        """From now on, until it is started anew, it has state that is worth keeping."""
+        """Record that it has state to keep, until it is started again."""
 
 
 class PsMonitor:
-    """Asks the shards. The mark lies in the shard itself, so that it is lost exactly when the shard's state is.
+    """Knows which shards have lost their state. The mark is in the shard itself, so it is lost exactly when the state is.
 
     Example:
         >>> from monolith.table import LocalStore
         >>> shards = [LocalStore([]), LocalStore([])]
         >>> monitor = PsMonitor(shards)
         >>> monitor.setup_ps_initialized_state()
-        >>> shards[1] = LocalStore([])                                              # the second is started anew
+        >>> shards[1] = LocalStore([])                                              # the second is started again
         >>> monitor = PsMonitor(shards)
         >>> monitor.is_ps_uninitialized(0), monitor.is_ps_uninitialized(1)
         (False, True)
@@ -59,15 +60,54 @@ class PsMonitor:
         self.shards = tuple(shards)
 
     def is_ps_uninitialized(self, shard: int | None) -> bool:
-        """Whether shard number `shard` must be restored. None, or a number there is not, counts as fresh."""
+        """Return whether shard number `shard` must be restored. None, or a number that does not exist, counts as fresh."""
         if shard is None or not 0 <= shard < len(self.shards):
             return True
         return not self.shards[shard].is_initialised()
 
     def setup_ps_initialized_state(self) -> None:
-        """Mark all shards: they have been initialised or restored."""
+        """Mark all shards, which have been initialised or restored."""
         for shard in self.shards:
             shard.mark_initialised()
+
+
+def _save_stores(path: StrPath, stores: Mapping[str, Store]) -> dict[str, str]:
+    """Save each store into a folder of its own; their names inside of the assets of the checkpoint `path`."""
+    if not stores:
+        return {}
+    if is_remote(path):
+        raise InvalidArgumentError(f"save_path: stores are saved to a local disk, got {str(path)!r}")
+    # New names each time: what a checkpoint of this name has now stays whole until it is replaced.
+    generation = secrets.token_hex(4)
+    names = {name: f"{generation}/{quote(name, safe=' ')}" for name in stores}
+    with reading_below(parent_folder(path)):
+        for name, store in stores.items():
+            store.save(_folder(path, names[name]))
+    return names
+
+
+def _prepare_stores(
+    path: StrPath, saved: Mapping[str, object], stores: Mapping[str, Store], *, only_fresh: bool
+) -> list[Callable[[], None]]:
+    """Read and check what `stores` get; calling the answers puts it in place.
+
+    With `only_fresh`, the shards or servers of a store that have their state keep it.
+    """
+    prepared: list[Callable[[], None]] = []
+    for name, store in stores.items():
+        if name not in saved:
+            known = ", ".join(map(repr, saved)) or "none"
+            raise CheckpointMismatchError(f"{path}: store {name!r} was not found in the checkpoint, which has {known}")
+        folder = _folder(path, str(saved[name]))
+        if not folder.is_dir():
+            raise CorruptFileError(f"{folder}: is missing, but belongs to the checkpoint {str(path)!r}")
+        # A store in this process is one shard: whether it is fresh was decided before.
+        prepared.append(store.prepare_restore(folder, only_fresh=only_fresh and store.remote))
+    return prepared
+
+
+def _folder(path: StrPath, name: str) -> Path:
+    return Path(f"{path}.assets") / safe_name(name, path)
 
 
 class PartialRecoverySaver:
@@ -189,12 +229,12 @@ class PartialRecoverySaver:
         _require_plain_name("latest_filename", latest_filename)
         path = self._path(save_path, global_step, latest_filename)
         stores = {name: value for name, value in variables.items() if isinstance(value, Store)}
-        saved_stores = save_stores(path, stores)
+        saved_stores = _save_stores(path, stores)
         state, parts = self._states({name: value for name, value in variables.items() if not isinstance(value, Store)})
         state["stores"] = saved_stores
         write_checkpoint(path, state=state, parts=parts, step=global_step or 0, time=self._clock())
         if stores:
-            remove_assets(path, but=saved_stores)
+            remove_assets(path, keep={name.split("/")[0] for name in saved_stores.values()})
         if write_state:
             folder = parent_folder(path)
             self._history.record(
@@ -211,9 +251,10 @@ class PartialRecoverySaver:
         variables = self._built("restore")
         if not variables:
             return
+        model_dir = ModelDir.around(save_path)
         with in_use(save_path):
             try:
-                check_complete(save_path)
+                model_dir.check(base_name(save_path))
             except (CorruptFileError, StorageError) as error:
                 raise InvalidArgumentError(
                     f"save_path: {str(save_path)!r} is not a valid checkpoint: {error}"
@@ -221,8 +262,8 @@ class PartialRecoverySaver:
             wanted = {name: value for name, value in variables.items() if self._is_fresh(name)}
             stores = {name: value for name, value in wanted.items() if isinstance(value, Store)}
             others = {name: value for name, value in wanted.items() if not isinstance(value, Store)}
-            saved, saved_stores = _saved(save_path)
-            prepared = prepare_stores(save_path, saved_stores, stores, only_fresh=self.ps_monitor is not None)
+            saved, saved_stores = _saved(model_dir, base_name(save_path))
+            prepared = _prepare_stores(save_path, saved_stores, stores, only_fresh=self.ps_monitor is not None)
             load_variables(others, saved, reshape=self.reshape, where=str(save_path))
             for put_in_place in prepared:
                 put_in_place()
@@ -266,16 +307,16 @@ class PartialRecoverySaver:
         return self.ps_monitor is None or self.ps_monitor.is_ps_uninitialized(self._shard_of.get(name))
 
 
-def _saved(path: StrPath) -> tuple[dict[str, State], dict[str, State]]:
-    """Variables of all shards, however many there were, and where the stores are."""
+def _saved(model_dir: ModelDir, name: str) -> tuple[dict[str, State], dict[str, State]]:
+    """Read the variables of all shards, however many there were, and the folders of the stores."""
     variables: dict[str, State] = {}
     stores: dict[str, State] = {}
-    for name in read_manifest(path).states:
-        state = read_state(path, name)
-        part, places = state.get("variables"), state.get("stores", {})
-        if not isinstance(part, dict) or not isinstance(places, dict):
-            raise CorruptFileError(f"{path}: its state {name!r} was not written by a saver of variables")
-        variables |= part
+    for part in model_dir.manifest(name).states:
+        state = model_dir.state(name, part)
+        found, places = state.get("variables"), state.get("stores", {})
+        if not isinstance(found, dict) or not isinstance(places, dict):
+            raise CorruptFileError(f"{model_dir}/{name}: its state {part!r} was not written by a saver of variables")
+        variables |= found
         stores |= places
     return variables, stores
 

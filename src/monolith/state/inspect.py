@@ -1,23 +1,37 @@
-"""What is in a checkpoint or a model_dir, without loading it."""
+"""Reading what is in a checkpoint or a model_dir without loading it, and verifying all of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 
-from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
-from monolith.state.checkpoint_folder import check_complete, part_paths, snapshot_of
-from monolith.state.manifest import TableEntry, read_manifest
-from monolith.state.paths import parent_folder
-from monolith.state.restore_points import RestorePoint
-from monolith.state.storage import StrPath, open_folder
-from monolith.state.table_source import reading
-from monolith.table import EmbeddingTable, Entries, TableConfig, bucket_of
+from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError, StorageError
+from monolith.log import LogReader
+from monolith.log.segment_format import sequence_of
+from monolith.state.index import read_checkpoint_state
+from monolith.state.locks import MARK
+from monolith.state.manifest import MANIFEST, Manifest, TableEntry, read_listed
+from monolith.state.model_dir import DENSE_ONLY, SERVERS, SNAPSHOTS, ModelDir
+from monolith.state.paths import base_name
+from monolith.state.restore_points import RestorePoint, find_restore_point
+from monolith.state.snapshot import read_table_file
+from monolith.state.storage import Folder, LocalFolder, StrPath, open_folder
+from monolith.state.tables import reading
+from monolith.table import NUM_BUCKETS, EmbeddingTable, Entries, TableConfig, bucket_of
 from monolith.table.table_file import FileEntry
 
-__all__ = ["CheckpointInspection", "TableInspection", "inspect_checkpoint", "read_row"]
+__all__ = [
+    "CheckpointInspection",
+    "Problem",
+    "TableInspection",
+    "Verification",
+    "inspect_checkpoint",
+    "read_row",
+    "verify",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +39,10 @@ class TableInspection:
     """One table of a checkpoint."""
 
     rows: int
-    """When it was saved."""
+    """When it was saved. Training may have continued meanwhile."""
     shards: int
     row_bytes: int
-    """Of one row: weights and optimizer state."""
+    """Of one row, with weights and optimizer state."""
     layout: str
     """What a row consists of."""
     newest_event_time: int
@@ -36,7 +50,7 @@ class TableInspection:
 
     @property
     def bytes(self) -> int:
-        """Of all rows, wherever they are saved: in files of the checkpoint, in its snapshot, or in the log."""
+        """Of all rows, whether they are in files of the checkpoint, in its snapshot, or in the log."""
         return self.rows * self.row_bytes
 
 
@@ -50,9 +64,9 @@ class CheckpointInspection:
     """Seconds since 1970."""
     event_time: int
     sequence: int
-    """Of the log; 0 without one."""
+    """Of the log. 0 without one."""
     problem: str | None
-    """Why it cannot be restored; None: everything is there. Contents are checked when they are read."""
+    """Why it cannot be restored. None if all files exist. Contents are verified when they are read."""
     states: tuple[str, ...]
     bytes: int
     """Of its own files."""
@@ -66,11 +80,11 @@ class CheckpointInspection:
     config: dict[str, JsonValue]
     """The configuration of the run."""
     parts: tuple[CheckpointInspection, ...] = ()
-    """What parameter servers have written for it; their tables are counted in `tables`."""
+    """What parameter servers have written for it. Their tables are counted in `tables`."""
 
 
 def inspect_checkpoint(path: StrPath) -> CheckpointInspection:
-    """What the checkpoint at `path` says of itself.
+    """Read what the checkpoint at `path` consists of.
 
     Example:
         >>> from monolith.state import write_checkpoint
@@ -79,16 +93,16 @@ def inspect_checkpoint(path: StrPath) -> CheckpointInspection:
         >>> found.step, found.config, found.problem
         (8, {'clip_norm': 1.0}, None)
     """
-    manifest = read_manifest(path)
+    home, name = ModelDir.around(path), base_name(path)
+    manifest = home.manifest(name)
     problem, snapshot_bytes = None, 0
     try:
-        check_complete(path)
+        home.check(name)
         if manifest.snapshot is not None:
-            _, snapshot = snapshot_of(manifest.snapshot, open_folder(parent_folder(path)))
-            snapshot_bytes = _total(snapshot.files)
+            snapshot_bytes = home.snapshot_of(manifest)[1].size
     except (CorruptFileError, StorageError) as error:
         problem = str(error)
-    parts = () if problem else tuple(map(inspect_checkpoint, part_paths(manifest, path)))
+    parts = () if problem else tuple(map(inspect_checkpoint, home.parts(name)))
     tables = {name: _table(entry) for name, entry in manifest.tables.items()}
     return CheckpointInspection(
         path=str(path),
@@ -110,7 +124,7 @@ def inspect_checkpoint(path: StrPath) -> CheckpointInspection:
 
 
 def read_row(source: StrPath | RestorePoint, table: str, id_: int) -> Entries | None:
-    """The row that `id_` had in a saved table, None if it had none; reads only the files and segments it can be in."""
+    """Read the row that `id_` had in a saved table, or None if it had none. Reads only the files it can be in."""
     bucket = int(bucket_of([id_])[0])
     with reading(source) as saved:
         if table not in saved.tables:
@@ -133,7 +147,7 @@ def _table(entry: TableEntry) -> TableInspection:
 
 
 def _joined(parts: Iterable[CheckpointInspection]) -> dict[str, TableInspection]:
-    """The tables of all parts, each with the sizes of all its parts."""
+    """Return the tables of all parts, each with the sizes of all its parts."""
     tables: dict[str, TableInspection] = {}
     for part in parts:
         for name, table in part.tables.items():
@@ -153,3 +167,162 @@ def _sum(one: TableInspection, other: TableInspection) -> TableInspection:
 
 def _total(files: tuple[FileEntry, ...]) -> int:
     return sum(entry.size for entry in files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Something that is wrong."""
+
+    path: str
+    """The checkpoint, snapshot, log or folder that it was found in."""
+    error: str
+
+
+@dataclass(kw_only=True)
+class Verification:
+    """How much `verify` has read, and what is wrong with it."""
+
+    checkpoints: int = 0
+    snapshots: int = 0
+    segments: int = 0
+    servers: int = 0
+    """Folders of parameter servers."""
+    unfinished: list[str] = field(default_factory=list)
+    """Checkpoints and snapshots without a manifest, as a crash leaves them. They are no problem, since nothing refers to them."""
+    problems: list[Problem] = field(default_factory=list)
+
+
+def verify(path: StrPath, *, progress: Callable[[str], object] = lambda what: None) -> Verification:
+    """Read everything in a model_dir, a checkpoint or the folder of a log, and report what is wrong with it.
+
+    Every file is compared with its checksum, every chain of segments is walked, and the newest state must be reachable. Nothing
+    is changed, and only one file of a table is in memory at a time.
+
+    Args:
+        path: A model_dir or a checkpoint, local or a URL, or the local folder of a log.
+        progress: Called with the name of what is read next.
+
+    Raises:
+        InvalidArgumentError: There is nothing at `path` that can be checked.
+
+    Example:
+        >>> from monolith.state import verify, write_checkpoint
+        >>> _ = write_checkpoint("memory://run-9/model.ckpt-5", state={"w": 1.0}, step=5)
+        >>> found = verify("memory://run-9")
+        >>> found.checkpoints, found.problems
+        (1, [])
+    """
+    found = Verification()
+    folder = open_folder(path)
+    if folder.size(MANIFEST) is not None:
+        home = ModelDir.around(path)
+        _verify_checkpoint(home, base_name(path), found, progress)
+    elif isinstance(folder, LocalFolder) and any(map(sequence_of, folder.names())):
+        _verify_log(LogReader(folder.path), found, progress)
+    else:
+        _verify_model_dir(ModelDir(path), found, progress)
+    if not (found.checkpoints or found.snapshots or found.segments or found.problems or found.servers):
+        raise InvalidArgumentError(
+            f"{folder}: expected a model_dir, a checkpoint or the folder of a log; there is nothing"
+        )
+    return found
+
+
+def _verify_model_dir(home: ModelDir, found: Verification, progress: Callable[[str], object]) -> None:
+    top = home.folder
+    for name in top.names():
+        inside = top.inside(name)
+        if inside.size(MANIFEST) is not None:
+            _verify_checkpoint(home, name, found, progress)
+        elif inside.size(MARK) is not None:
+            found.unfinished.append(str(inside))
+    with _noting(found, top):
+        index = read_checkpoint_state(str(top))
+        if index is not None and index.model_checkpoint_path not in {problem.path for problem in found.problems}:
+            home.home_of(index.model_checkpoint_path).manifest(base_name(index.model_checkpoint_path))
+    if home.keeps_log:
+        for name in home.snapshots():
+            _verify_snapshot(home, name, found, progress)
+        _verify_log(home.log, found, progress)
+        _verify_newest(home, found)
+        for name in top.inside(SERVERS).names():
+            found.servers += 1
+            _verify_model_dir(ModelDir(f"{home}/{SERVERS}/{name}"), found, progress)
+        if top.inside(DENSE_ONLY).names():
+            _verify_model_dir(ModelDir(f"{home}/{DENSE_ONLY}"), found, progress)
+
+
+def _verify_newest(home: ModelDir, found: Verification) -> None:
+    """Check that a run or server could continue from its newest state. Damaged files were found before."""
+    try:
+        find_restore_point(home)
+    except InvalidArgumentError:
+        pass  # there is nothing yet
+    except LogGapError as error:
+        if not any(problem.path == str(home.log.folder) for problem in found.problems):
+            found.problems.append(Problem(path=str(home), error=str(error)))
+    except MonolithError as error:
+        if not found.problems:
+            found.problems.append(Problem(path=str(home), error=str(error)))
+
+
+def _verify_checkpoint(home: ModelDir, name: str, found: Verification, progress: Callable[[str], object]) -> None:
+    folder = home.folder.inside(name)
+    progress(str(folder))
+    found.checkpoints += 1
+    with _noting(found, folder):
+        manifest = home.check(name)
+        _verify_files(folder, manifest.files, manifest.tables)
+        _verify_listed_segments(home, manifest, str(folder))
+        for part in home.parts(name):
+            if not part.startswith(f"{home.path}/{SERVERS}/"):  # those are verified where they are
+                _verify_checkpoint(home.home_of(part), base_name(part), found, progress)
+
+
+def _verify_snapshot(home: ModelDir, name: str, found: Verification, progress: Callable[[str], object]) -> None:
+    folder = home.folder.inside(f"{SNAPSHOTS}/{name}")
+    if folder.size(MANIFEST) is None:
+        found.unfinished.append(str(folder))
+        return
+    progress(str(folder))
+    found.snapshots += 1
+    with _noting(found, folder):
+        snapshot = home.snapshot(name)
+        _verify_files(folder, snapshot.files, snapshot.tables)
+
+
+def _verify_log(reader: LogReader, found: Verification, progress: Callable[[str], object]) -> None:
+    for verdict in reader.verify():
+        progress(f"segment {verdict.sequence} of {reader.folder}")
+        found.segments += 1
+        if verdict.error is not None:
+            found.problems.append(Problem(path=str(reader.folder), error=verdict.error))
+
+
+def _verify_files(folder: Folder, files: tuple[FileEntry, ...], tables: Mapping[str, TableEntry]) -> None:
+    owners = {name: entry for entry in tables.values() for name in entry.files}
+    for file in files:
+        if file.name in owners:
+            # A table of its own for each file, which is freed before the next one is read.
+            config = owners[file.name].config.model_copy(update={"initial_capacity": 0})
+            read_table_file(folder, file, EmbeddingTable(config), range(NUM_BUCKETS))
+        else:
+            read_listed(folder, files, file.name)
+
+
+def _verify_listed_segments(home: ModelDir, manifest: Manifest, path: str) -> None:
+    """Check that the segments in the log are those that the checkpoint was written with. `_verify_log` reads them."""
+    for entry in manifest.segments:
+        info = home.log.info(sequence_of(base_name(entry.name)) or 0)
+        if f"crc32c:{info.checksum:08x}" != entry.checksum:
+            raise CorruptFileError(f"{info.path}: is not the segment that {path} was written with")
+
+
+@contextlib.contextmanager
+def _noting(found: Verification, folder: Folder) -> Iterator[None]:
+    """Note what is wrong with `folder`, unless training has removed it meanwhile."""
+    try:
+        yield
+    except MonolithError as error:
+        if folder.names():
+            found.problems.append(Problem(path=str(folder), error=str(error)))

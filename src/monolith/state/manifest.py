@@ -1,9 +1,10 @@
-"""The list of what a checkpoint or a snapshot consists of, written last: what it does not list does not exist."""
+"""Manifests: what a checkpoint or a snapshot consists of. Written last, so what no manifest lists does not exist."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import Field, JsonValue
@@ -11,14 +12,26 @@ from pydantic import Field, JsonValue
 from monolith import _core
 from monolith.config import Config, Count
 from monolith.errors import ConfigError, CorruptFileError
-from monolith.state.storage import Folder, StrPath, open_folder, safe_name
+from monolith.state.storage import Folder, StrPath, open_folder
 from monolith.table import NUM_BUCKETS, ProbabilisticAdmission, SlidingAdmission, TableConfig
 from monolith.table.table_file import FileEntry
 
-__all__ = ["MANIFEST", "Manifest", "Sealed", "check_sizes", "read_manifest", "read_sealed", "write_sealed"]
+__all__ = [
+    "MANIFEST",
+    "Manifest",
+    "Sealed",
+    "ShardEntry",
+    "SnapshotManifest",
+    "TableEntry",
+    "check_sizes",
+    "read_listed",
+    "read_manifest",
+    "read_sealed",
+    "write_sealed",
+]
 
 MANIFEST = "manifest.json"
-"""Its name in the folder of a checkpoint or snapshot."""
+"""Name of the manifest in the folder of a checkpoint or snapshot."""
 VERSION = 1
 _SEAL = b',"checksum":'
 
@@ -26,21 +39,21 @@ Bucket = Annotated[int, Field(ge=0, le=NUM_BUCKETS)]
 
 
 class Sealed(Config):
-    """What every manifest begins with; its file ends with a checksum of all bytes before."""
+    """What every manifest begins with. Its file ends with a checksum of all bytes before."""
 
     later: ClassVar[frozenset[str]] = frozenset()
-    """Fields that version 1 got later: written only where they say something, so that earlier releases read the rest."""
+    """Fields added later to version 1. They are written only if they are set, so earlier releases can read the rest."""
     format: str
     version: Literal[1] = 1
 
     @classmethod
     def kind(cls) -> str:
-        """The only `format` of this class."""
+        """Return the `format` of this class."""
         return str(cls.model_fields["format"].default)
 
 
 class ShardEntry(Config):
-    """What a table, or one shard of it, knew beside its rows."""
+    """The state of a table, or of one shard of it, besides its rows."""
 
     max_event_time: Count
     updates: Count
@@ -54,13 +67,13 @@ class TableEntry(Config):
 
     config: TableConfig
     layout: str
-    """Equal for two tables iff their rows are interchangeable."""
+    """Equal for two tables if and only if their rows are interchangeable."""
     rows: Count
-    """When it was written; training may have gone on meanwhile."""
+    """When it was written. Training may have continued meanwhile."""
     files: tuple[str, ...] = ()
-    """Those with its rows that are in the folder of the manifest."""
+    """The files with its rows in the folder of the manifest."""
     shards: tuple[ShardEntry, ...] = ()
-    """Of a checkpoint, the state of each shard."""
+    """In a checkpoint, the state of each shard."""
     admission: SlidingAdmission | ProbabilisticAdmission | None = None
     """The configuration of its admission filter."""
 
@@ -68,8 +81,8 @@ class TableEntry(Config):
 class Manifest(Sealed):
     """What a checkpoint consists of.
 
-    `files` are named relative to the checkpoint's folder, `snapshot` and `segments` relative to the model_dir it is in. The rows
-    are those of the tables' own files, or those of the snapshot (of none, if there is none) changed by the segments in order.
+    `files` are named relative to the checkpoint's folder, `snapshot` and `segments` relative to its model_dir. The rows are those
+    of the tables' own files, or those of the snapshot, if there is one, changed by the segments in order.
     """
 
     later: ClassVar[frozenset[str]] = frozenset({"parts", "buckets"})
@@ -81,13 +94,13 @@ class Manifest(Sealed):
     event_time: Count = 0
     """The newest event time trained."""
     states: dict[str, str] = {}
-    """Nested states by name: each is in `<value>.json` and `<value>.safetensors`."""
+    """Nested states by name. Each is in `<value>.json` and `<value>.safetensors`."""
     files: tuple[FileEntry, ...]
     """Everything in the checkpoint's own folder."""
     tables: dict[str, TableEntry] = {}
     """By the name they have in the log."""
     sequence: Count = 0
-    """The number of the last segment; 0 without a log."""
+    """The number of the last segment. 0 without a log."""
     snapshot: FileEntry | None = None
     """The manifest of the snapshot that the segments continue."""
     segments: tuple[FileEntry, ...] = ()
@@ -95,37 +108,60 @@ class Manifest(Sealed):
     config: dict[str, JsonValue] = {}
     """The resolved configuration of the run, as given."""
     parts: tuple[FileEntry, ...] = ()
-    """Of a run over parameter servers, the manifests of their own checkpoints, which have the rows of all other tables; named
-    relative to the model_dir, or absolute if they lie elsewhere."""
+    """In a run with parameter servers, the manifests of their own checkpoints, which have the rows of all other tables. Named
+    relative to the model_dir, or absolute if they are elsewhere."""
     buckets: tuple[tuple[Bucket, Bucket], ...] | None = None
-    """Of a part, the buckets that its server owned: first, and the one behind the last. None: all."""
+    """In a part, the ranges of buckets that its server owned, ends excluded. None means all buckets."""
+
+
+class SnapshotManifest(Sealed):
+    """What a snapshot consists of, and between which cuts of the log it was written."""
+
+    format: Literal["monolith-snapshot"] = "monolith-snapshot"
+    sequence: Count
+    """The last segment before the scan began. The ones after it have to be replayed."""
+    closed_by: Count
+    """The first segment cut after the scan had ended. The replay must not end before it."""
+    time: float
+    """When the scan began, seconds since 1970."""
+    files: tuple[FileEntry, ...]
+    """Everything in the snapshot's folder."""
+    tables: dict[str, TableEntry]
+    """By the name they have in the log."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files)
 
 
 AnyManifest = TypeVar("AnyManifest", bound=Sealed)
 
 
 def read_manifest(path: StrPath) -> Manifest:
-    """The manifest of the checkpoint at `path`; `CorruptFileError` if there is none, or it is damaged or too new.
+    """Read the manifest of the checkpoint at `path`. Raises `CorruptFileError` if it is missing, damaged or too new.
 
     Example:
-        >>> write_sealed(open_folder("memory://run/model.ckpt-5"), Manifest(step=5, time=0.0, files=()))
+        >>> _ = write_sealed(open_folder("memory://run/model.ckpt-5"), Manifest(step=5, time=0.0, files=()))
         >>> read_manifest("memory://run/model.ckpt-5").step
         5
     """
-    return read_sealed(open_folder(path), Manifest)
+    return read_sealed(open_folder(path), Manifest)[0]
 
 
-def write_sealed(folder: Folder, manifest: Sealed) -> None:
-    """Write `manifest` into `folder`, whose other files must be there already."""
+def write_sealed(folder: Folder, manifest: Sealed) -> FileEntry:
+    """Write `manifest` into `folder`, whose other files must exist already. Returns the entry of the manifest file itself."""
     fields = type(manifest).model_fields
-    unsaid = {name for name in manifest.later if getattr(manifest, name) == fields[name].default}
-    body = manifest.model_dump_json(exclude=unsaid).encode()[:-1]
-    folder.write(MANIFEST, body + _SEAL + b"%d}\n" % _core.crc32c(body))
+    unset = {name for name in manifest.later if getattr(manifest, name) == fields[name].default}
+    body = manifest.model_dump_json(exclude=unset).encode()[:-1]
+    data = body + _SEAL + b"%d}\n" % _core.crc32c(body)
+    folder.write(MANIFEST, data)
     folder.settle()
+    return FileEntry.of(MANIFEST, data)
 
 
-def read_sealed(folder: Folder, kind: type[AnyManifest]) -> AnyManifest:
-    """The manifest in `folder`, which must be of this kind and unaltered."""
+def read_sealed(folder: Folder, kind: type[AnyManifest]) -> tuple[AnyManifest, FileEntry]:
+    """Read the manifest in `folder`, which must be of this kind and unaltered. Returns it and the entry of its file."""
     where = f"{folder}/{MANIFEST}"
     if folder.size(MANIFEST) is None:
         raise CorruptFileError(
@@ -137,22 +173,34 @@ def read_sealed(folder: Folder, kind: type[AnyManifest]) -> AnyManifest:
     if not re.fullmatch(rb"\d{1,10}}\n", seal) or int(seal[:-2]) != _core.crc32c(body):
         raise CorruptFileError(f"{where}: its checksum is wrong; the file was altered or is incomplete")
     try:
-        return kind.from_json(f"{body.decode()}}}")
+        return kind.from_json(f"{body.decode()}}}"), FileEntry.of(MANIFEST, data)
     except (ConfigError, UnicodeDecodeError) as error:
         raise CorruptFileError(f"{where}: {error}") from None
 
 
 def check_sizes(folder: Folder, files: tuple[FileEntry, ...]) -> None:
-    """Refuse a folder in which one of `files` is missing or has another size."""
+    """Raise `CorruptFileError` if one of `files` is missing in `folder` or has another size."""
     for entry in files:
-        found = folder.size(safe_name(entry.name, f"{folder}/{MANIFEST}"))
+        found = folder.size(entry.name)
         if found != entry.size:
             state = "is missing" if found is None else f"has {found} bytes"
             raise CorruptFileError(f"{folder}/{entry.name}: expected {entry.size} bytes, but the file {state}")
 
 
+def read_listed(folder: Folder, files: Iterable[FileEntry], name: str) -> bytes:
+    """Read file `name`, which must be one of `files` and unaltered."""
+    entry = next((entry for entry in files if entry.name == name), None)
+    if entry is None:
+        raise CorruptFileError(f"{folder}/{MANIFEST}: does not list {name!r}")
+    check_sizes(folder, (entry,))
+    data = folder.read(name)
+    if FileEntry.of(name, data) != entry:
+        raise CorruptFileError(f"{folder}/{name}: its checksum is wrong; the file was altered")
+    return data
+
+
 def _check_version(data: bytes, kind: type[Sealed], where: str) -> None:
-    # Before the checksum: a newer release may seal its files otherwise.
+    # Before the checksum: a newer release may compute it differently.
     try:
         head = json.loads(data)
         found, version = head["format"], head["version"]

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from monolith.errors import InvalidArgumentError
+from monolith.urls import StrPath, checked_location, lies_below
 
-__all__ = ["absolute_path", "base_name", "is_absolute", "parent_folder", "relative_name"]
+__all__ = [
+    "RESTORE_ROOTS",
+    "absolute_path",
+    "base_name",
+    "is_absolute",
+    "is_allowed",
+    "is_below",
+    "parent_folder",
+    "reading_below",
+    "relative_name",
+    "restore_roots",
+]
 
 # Two letters at least, so that a drive letter is none; one slash is enough, because Hadoop writes `hdfs:/path`.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -72,3 +87,48 @@ def base_name(path: str | os.PathLike[str]) -> str:
         'model.ckpt-3'
     """
     return os.fspath(path).rstrip("/").rpartition("/")[2]
+
+
+RESTORE_ROOTS = "MONOLITH_RESTORE_ROOTS"
+"""Environment variable: further folders and URLs, separated by commas, that checkpoints may refer to."""
+
+_given: ContextVar[tuple[str, ...]] = ContextVar("restore roots", default=())
+
+
+def restore_roots() -> tuple[str, ...]:
+    """The roots that this reader was given."""
+    named = (root.strip() for root in os.environ.get(RESTORE_ROOTS, "").split(","))
+    return (*_given.get(), *(checked_location(root) for root in named if root))
+
+
+@contextmanager
+def reading_below(*roots: StrPath) -> Iterator[None]:
+    """Within the block, what this thread reads may refer to what lies below `roots`.
+
+    Example:
+        >>> with reading_below("/mnt/servers"):
+        ...     is_allowed("/mnt/servers/0/model.ckpt-3", "/runs/a")
+        True
+        >>> is_allowed("/mnt/servers/0/model.ckpt-3", "/runs/a"), is_allowed("/runs/a/ps/0", "/runs/a")
+        (False, True)
+    """
+    before = _given.set((*_given.get(), *map(checked_location, roots)))
+    try:
+        yield
+    finally:
+        _given.reset(before)
+
+
+def is_allowed(path: StrPath, model_dir: StrPath) -> bool:
+    """Whether a checkpoint in `model_dir` may refer to `path`."""
+    return is_below(path, (model_dir, *restore_roots()))
+
+
+def is_below(path: StrPath, roots: Iterable[StrPath]) -> bool:
+    """Whether `path` is one of `roots` or lies inside of one, after symbolic links.
+
+    Example:
+        >>> is_below("s3://bucket/run/a", ["s3://bucket/run"]), is_below("s3://bucket/runs", ["s3://bucket/run"])
+        (True, False)
+    """
+    return any(lies_below(checked_location(path), checked_location(root)) for root in roots)

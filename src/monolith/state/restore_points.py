@@ -1,4 +1,4 @@
-"""The moments a run can go back to: its checkpoints, and the segments of its log that hold the dense state."""
+"""The moments a run can be restored to: its checkpoints, and the segments of its log that hold the dense state."""
 
 from __future__ import annotations
 
@@ -6,24 +6,43 @@ import itertools
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import AfterValidator
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError, StorageError
-from monolith.log import LogReader, SegmentInfo
-from monolith.state.checkpoint_folder import check_complete, read_state
-from monolith.state.lineage import LOG, find_lineage
-from monolith.state.manifest import MANIFEST, read_manifest
-from monolith.state.paths import parent_folder
-from monolith.state.save_names import step_of_name
-from monolith.state.snapshot import SNAPSHOTS
-from monolith.state.storage import StrPath, is_remote, open_folder
+from monolith.log import SegmentInfo
+from monolith.state.manifest import Manifest
+from monolith.state.model_dir import LOG, ModelDir
+from monolith.state.paths import base_name, parent_folder
+from monolith.state.storage import StrPath
 from monolith.state_bytes import State
 
-__all__ = ["Moment", "RestorePoint", "find_restore_point", "restore_point_at", "restore_point_of", "restore_points"]
+__all__ = [
+    "BASENAME",
+    "Moment",
+    "RestorePoint",
+    "find_restore_point",
+    "restore_point_at",
+    "restore_point_of",
+    "restore_points",
+    "step_of_name",
+]
+
+BASENAME = "model.ckpt"
+"""What the names of a run's checkpoints begin with."""
+
+
+def step_of_name(path: str) -> int | None:
+    """Return the step in the name of a checkpoint, or None if it has none.
+
+    Example:
+        >>> step_of_name("/runs/ctr-2/model.ckpt-30"), step_of_name("/runs/ctr-2/model.ckpt")
+        (30, None)
+    """
+    _, dash, digits = base_name(path).rpartition("-")
+    return int(digits) if dash and digits.isascii() and digits.isdigit() else None
 
 
 def _as_moment(text: str) -> str:
@@ -42,49 +61,60 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RestorePoint:
-    """A moment whose tables, dense state and position in the data are all there."""
+    """A moment whose tables, dense state and position in the data all exist."""
 
     model_dir: str
     step: int
     time: float
     """Seconds since 1970."""
     sequence: int
-    """Of the log; 0 if there was none."""
+    """Of the log. 0 if there was none."""
     checkpoint: str | None
-    """The path of the checkpoint; None: the log has it all."""
+    """The path of the checkpoint. None if the log has everything."""
     parts: int = 0
     """How many parameter servers have written a part of it."""
+    opened: ModelDir | None = field(default=None, repr=False, compare=False)
+    """The model_dir in which it was found."""
+
+    @property
+    def home(self) -> ModelDir:
+        """The model_dir, opened if need be."""
+        return self.opened or ModelDir(self.model_dir)
 
     def state(self) -> dict[str, State]:
-        """The dense state of that moment; from the log, with the position in the data under `source`."""
+        """Read the dense state of that moment. From the log, the position in the data is under `source`."""
         if self.checkpoint is not None:
-            return read_state(self.checkpoint)
-        segment = LogReader(Path(self.model_dir) / LOG).read(self.sequence)
-        dense, source = segment.dense(), segment.source()
+            return self.home.home_of(self.checkpoint).state(base_name(self.checkpoint))
+        with self.home.log.read(self.sequence) as segment:
+            dense, source = segment.dense(), segment.source()
         if not isinstance(dense, dict):
-            raise CorruptFileError(f"{segment.path}: has no dense state; a run cannot go on from there")
+            raise CorruptFileError(f"{segment.path}: has no dense state; a run cannot continue from there")
         return dense if source is None else {**dense, "source": source}
 
 
-def restore_points(model_dir: StrPath) -> list[RestorePoint]:
-    """Every moment of `model_dir` that can be restored, the oldest first, lines that were abandoned included.
+def restore_points(model_dir: StrPath | ModelDir) -> list[RestorePoint]:
+    """Return every moment of `model_dir` that can be restored, the oldest first, including those of abandoned lines.
 
     Example:
-        >>> from monolith.state.checkpoint_folder import write_checkpoint
+        >>> from monolith.state import write_checkpoint
         >>> _ = write_checkpoint("memory://run-7/model.ckpt-5", state={}, step=5, time=100.0)
         >>> [(point.step, point.time) for point in restore_points("memory://run-7")]
         [(5, 100.0)]
     """
-    return _scan(model_dir)[0]
+    return _scan(ModelDir.of(model_dir))[0]
 
 
 def find_restore_point(
-    model_dir: StrPath, *, step: int | None = None, time: float | None = None, sequence: int | None = None
+    model_dir: StrPath | ModelDir,
+    *,
+    step: int | None = None,
+    time: float | None = None,
+    sequence: int | None = None,
 ) -> RestorePoint:
-    """The last restore point at or before a step, a time (seconds since 1970) or a sequence number; without any, the newest.
+    """Find the last restore point at or before a step, a time (seconds since 1970) or a sequence number, or the newest.
 
-    Of several with the same step, as after a restore to an earlier one, it is that of the youngest line. One that a missing
-    segment has cut off is passed over, with a warning, if a moment was asked for.
+    Of several with the same step, as after a restore to an earlier one, it is the one of the youngest line. If a moment is given,
+    a point that cannot be reached because a segment is missing is skipped with a warning.
 
     Raises:
         LogGapError: Without a moment: the log has committed more than the newest restore point that can be reached.
@@ -95,18 +125,19 @@ def find_restore_point(
     given = {name: value for name, value in wanted.items() if value is not None}
     if len(given) > 1:
         raise InvalidArgumentError(f"restore_to: expected one of step, time and sequence, got {', '.join(given)}")
+    home = ModelDir.of(model_dir)
     while True:
-        there = _listing(model_dir)
+        there = _listing(home)
         try:
-            return _find(model_dir, given)
+            return _find(home, given)
         except (CorruptFileError, LogGapError):
-            # Training removes segments that a newer snapshot has made superfluous, perhaps between two looks at the folder.
-            if there == _listing(model_dir):
+            # Training removes segments that a newer snapshot has made superfluous, perhaps since the folder was listed.
+            if there == _listing(home):
                 raise
 
 
-def _find(model_dir: StrPath, given: Mapping[str, float]) -> RestorePoint:
-    points, damaged = _scan(model_dir)
+def _find(model_dir: ModelDir, given: Mapping[str, float]) -> RestorePoint:
+    points, damaged = _scan(model_dir, newest_only=not given)
     name, limit = next(iter(given.items()), ("sequence", float("inf")))
     earlier = [point for point in points if getattr(point, name) <= limit]
     earlier.sort(key=lambda point: (getattr(point, name), *_age(point)), reverse=True)
@@ -123,14 +154,14 @@ def _find(model_dir: StrPath, given: Mapping[str, float]) -> RestorePoint:
     raise InvalidArgumentError(f"restore_to: {model_dir} has nothing from {name} {limit} or before; it has {kept}")
 
 
-def restore_point_at(model_dir: StrPath, moment: str) -> RestorePoint:
-    """The last restore point at or before a `Moment`, as `--restore-to` gives it. One that is earlier is logged.
+def restore_point_at(model_dir: StrPath | ModelDir, moment: str) -> RestorePoint:
+    """Find the last restore point at or before a `Moment`, as `--restore-to` takes it. An earlier one is logged.
 
     Raises:
-        InvalidArgumentError: the run never reached that step or sequence number, so its newest state is not what was asked for.
+        InvalidArgumentError: The run never reached that step or sequence number, so its newest state is not what was asked for.
 
     Example:
-        >>> from monolith.state.checkpoint_folder import write_checkpoint
+        >>> from monolith.state import write_checkpoint
         >>> for step in (5, 9):
         ...     _ = write_checkpoint(f"memory://run-8/model.ckpt-{step}", state={}, step=step)
         >>> restore_point_at("memory://run-8", "step=7").step
@@ -156,17 +187,10 @@ def restore_point_at(model_dir: StrPath, moment: str) -> RestorePoint:
     return point
 
 
-def restore_point_of(path: StrPath) -> RestorePoint:
-    """The restore point that the checkpoint at `path` is; `CorruptFileError` if it is not complete."""
-    manifest = check_complete(path)
-    return RestorePoint(
-        model_dir=parent_folder(path),
-        step=manifest.step,
-        time=manifest.time,
-        sequence=manifest.sequence,
-        checkpoint=str(path),
-        parts=len(manifest.parts),
-    )
+def restore_point_of(path: StrPath, model_dir: ModelDir | None = None) -> RestorePoint:
+    """Return the restore point that the checkpoint at `path` is. Raises `CorruptFileError` if it is not complete."""
+    home = ModelDir.around(path) if model_dir is None else model_dir.home_of(path)
+    return _of_checkpoint(home, str(path), home.check(base_name(path)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,51 +204,58 @@ class _Damaged:
     error: MonolithError
 
 
-def _listing(model_dir: StrPath) -> list[list[str]]:
-    top = open_folder(model_dir)
-    return [top.names(), top.inside(LOG).names(), top.inside(SNAPSHOTS).names()]
+def _listing(model_dir: ModelDir) -> list[list[str]]:
+    return [model_dir.folder.names(), model_dir.folder.inside(LOG).names(), model_dir.snapshots()]
 
 
-def _scan(model_dir: StrPath) -> tuple[list[RestorePoint], list[_Damaged]]:
-    folder = open_folder(model_dir)
+def _scan(model_dir: ModelDir, *, newest_only: bool = False) -> tuple[list[RestorePoint], list[_Damaged]]:
+    """Find all restore points, or those that can be the newest: segments before the last checkpoint are then not opened."""
     points: list[RestorePoint] = []
     damaged: list[_Damaged] = []
-    for name in folder.names():
-        path = f"{folder}/{name}"
+    known: dict[int, int] = {}
+    for name in model_dir.checkpoints():
+        path = f"{model_dir}/{name}"
         try:
-            points.append(restore_point_of(path))
+            manifest = model_dir.check(name)
         except (CorruptFileError, StorageError) as error:
-            # Without a manifest it is an unfinished checkpoint, or none.
-            if open_folder(path).size(MANIFEST) is not None:
-                damaged.append(_damaged(path, error))
-    if not is_remote(model_dir):
-        _scan_log(str(folder), points, damaged)
+            damaged.append(_damaged(model_dir, path, error))
+            continue
+        points.append(_of_checkpoint(model_dir, path, manifest))
+        if manifest.segments:
+            known[manifest.sequence] = int(manifest.segments[-1].checksum.rpartition(":")[2], 16)
+    if model_dir.keeps_log:
+        _scan_log(model_dir, points, damaged, known if newest_only else {})
     return sorted(points, key=_age), damaged
 
 
-def _damaged(path: str, error: MonolithError) -> _Damaged:
+def _damaged(model_dir: ModelDir, path: str, error: MonolithError) -> _Damaged:
     try:
-        manifest = read_manifest(path)
+        manifest = model_dir.manifest(base_name(path))
     except (CorruptFileError, StorageError):
         step = step_of_name(path)
         if step is None:
-            _log.warning("%s cannot be read, and its name does not say which step it is of: %s", path, error)
+            _log.warning("%s cannot be read, and its name does not have a step: %s", path, error)
         return _Damaged(step=step or 0, error=error)
     return _Damaged(step=manifest.step, sequence=manifest.sequence, error=error)
 
 
-def _scan_log(model_dir: str, points: list[RestorePoint], damaged: list[_Damaged]) -> None:
-    reader = LogReader(Path(model_dir) / LOG)
+def _scan_log(
+    model_dir: ModelDir, points: list[RestorePoint], damaged: list[_Damaged], known: Mapping[int, int]
+) -> None:
+    """Add the restore points of the log. `known` are the last segments of checkpoints, with their checksums."""
+    reader = model_dir.log
+    sequences = reader.sequences()
     try:
-        reader.require_committed()
+        reader.require_committed(known)
         if (unknown := reader.unknown_end()) is not None:
             _log.warning("%s", unknown)
     except LogGapError as error:
         damaged.append(_Damaged(sequence=reader.committed(), error=error))
     except CorruptFileError as error:
         damaged.append(_Damaged(sequence=reader.newest + 1, error=error))
-    sequences = reader.sequences()
     for sequence in sequences:
+        if sequence <= max(known, default=0):
+            continue
         try:
             info = reader.info(sequence)
         except LogGapError:
@@ -235,27 +266,46 @@ def _scan_log(model_dir: str, points: list[RestorePoint], damaged: list[_Damaged
         if info.has_dense:
             points.append(_of_segment(model_dir, info))
         elif sequence == sequences[-1]:
-            # No restore point, but what leads to it must not have a hole either.
+            # Not a restore point, but what leads to it must not have a gap either.
             _is_reachable(_of_segment(model_dir, info), damaged)
 
 
-def _of_segment(model_dir: str, info: SegmentInfo) -> RestorePoint:
-    return RestorePoint(model_dir=model_dir, step=info.step, time=info.time, sequence=info.sequence, checkpoint=None)
+def _of_checkpoint(model_dir: ModelDir, path: str, manifest: Manifest) -> RestorePoint:
+    return RestorePoint(
+        model_dir=parent_folder(path),
+        step=manifest.step,
+        time=manifest.time,
+        sequence=manifest.sequence,
+        checkpoint=path,
+        parts=len(manifest.parts),
+        opened=model_dir,
+    )
+
+
+def _of_segment(model_dir: ModelDir, info: SegmentInfo) -> RestorePoint:
+    return RestorePoint(
+        model_dir=str(model_dir),
+        step=info.step,
+        time=info.time,
+        sequence=info.sequence,
+        checkpoint=None,
+        opened=model_dir,
+    )
 
 
 def _is_reachable(point: RestorePoint, damaged: list[_Damaged]) -> bool:
-    """Whether everything that leads to `point` is there. What was there and is missing is added to `damaged`."""
+    """Return whether everything that leads to `point` exists. What is missing is added to `damaged`."""
     if point.checkpoint is not None:
         return True
     try:
-        return find_lineage(point.model_dir, point.sequence) is not None
+        return point.home.lineage(point.sequence) is not None
     except (CorruptFileError, LogGapError) as error:
         damaged.append(_Damaged(sequence=point.sequence, error=error))
         return False
 
 
 def _require_newest(point: RestorePoint | None, damaged: Iterable[_Damaged]) -> None:
-    """Continuing from an older state than the newest must be an operator's decision, not the disk's."""
+    """Raise if something newer than `point` is damaged: an operator has to decide to continue from an older state."""
     newer = [other for other in damaged if point is None or other.step > point.step or other.sequence > point.sequence]
     if not newer:
         return

@@ -1,23 +1,42 @@
-"""Folders of files on a disk or behind an fsspec URL: whole writes, safe names, and nothing else.
+"""Folders of files on a disk or behind an fsspec URL, with whole writes and safe names.
 
-On a disk a written file is durable and appears under its name at once. A remote store promises less: no rename, and a reader
-may see a folder half filled. Writers therefore finish with a manifest, and readers believe the manifest alone.
+On a disk a written file is durable and appears under its name at once. A remote store promises less: it has no rename, and a
+reader may see a folder half filled. Writers therefore finish with a manifest, and readers trust the manifest alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from monolith.errors import InvalidArgumentError
-from monolith.state.file_names import safe_name
-from monolith.state.local_folder import LocalFolder
-from monolith.state.remote_folder import RemoteFolder
-from monolith.urls import StrPath, checked_location, is_url
+from monolith.durable import sync_to_disk, write_durably
+from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
+from monolith.urls import StrPath, checked_location, filesystem_of, is_url
 
-__all__ = ["Folder", "LocalFolder", "RemoteFolder", "StrPath", "is_remote", "open_folder", "safe_name"]
+__all__ = ["FileVersion", "Folder", "LocalFolder", "RemoteFolder", "StrPath", "is_remote", "open_folder", "safe_name"]
+
+FileVersion = tuple[int, int, int]
+"""Inode, size and modification time: equal as long as a file is the same one."""
+
+
+def safe_name(name: str, where: object) -> str:
+    """Return `name` if it is a relative path that stays inside its folder.
+
+    Raises `CorruptFileError` otherwise, which names `where` the name was found.
+
+    Example:
+        >>> safe_name("item/0-4095.table", "manifest.json")
+        'item/0-4095.table'
+    """
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or "\0" in name or "\\" in name or ".." in parts or "/".join(parts) != name:
+        raise CorruptFileError(f"{where}: names {name!r}, expected a relative path that stays inside of the folder")
+    return name
 
 
 class Folder(Protocol):
@@ -27,38 +46,41 @@ class Folder(Protocol):
         """Path or URL."""
 
     def read(self, name: str) -> bytes:
-        """All bytes of a file; `StorageError` if there is none."""
+        """Read a whole file. Raises `StorageError` if it does not exist."""
 
     def write(self, name: str, data: bytes | memoryview) -> None:
-        """Put a file in place of what had its name; on a disk it is durable, and there whole or not at all."""
+        """Replace a file. On a disk it is durable, and appears whole or not at all."""
 
     def put(self, name: str, source: Path) -> None:
-        """Move a finished local file in; on a disk its bytes must be durable already and it must be on the same disk."""
+        """Move a finished local file in. On a disk its bytes must be durable already and it must be on the same disk."""
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file, None if there is none."""
+        """Return the size of a file in bytes, or None if it does not exist."""
+
+    def version(self, name: str) -> FileVersion | None:
+        """Return what changes whenever the file does. None if it does not exist, or the store cannot tell."""
 
     def names(self) -> list[str]:
-        """Names of the files and folders directly inside, sorted; none if the folder does not exist."""
+        """List the files and folders directly inside, sorted. Empty if the folder does not exist."""
 
     def local(self, name: str) -> contextlib.AbstractContextManager[Path]:
-        """The file as a local path: itself, or a copy that lives as long as the context."""
+        """Provide the file as a local path: the file itself, or a copy that exists as long as the context."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with all it holds; nothing happens if there is none."""
+        """Remove a file, or a folder with all it holds. Does nothing if it does not exist."""
 
     def inside(self, name: str) -> Folder:
-        """The folder of that name."""
+        """Return the folder of that name."""
 
     def scratch(self) -> contextlib.AbstractContextManager[Path]:
-        """A new local folder from which `put` can move files; it is removed with the context."""
+        """Provide a new local folder from which `put` can move files. It is removed with the context."""
 
     def settle(self) -> None:
-        """On a disk: make the names that lead to it durable too, whoever created them."""
+        """On a disk, make the names that lead to the folder durable too, whoever created them."""
 
 
 def open_folder(path: StrPath) -> Folder:
-    """The folder at `path`, local or remote.
+    """Return the folder at `path`, local or remote.
 
     Example:
         >>> folder = open_folder("memory://models/ctr")
@@ -66,12 +88,11 @@ def open_folder(path: StrPath) -> Folder:
         >>> folder.read("a/b.txt"), folder.size("a/b.txt"), folder.size("c"), folder.names()
         (b'hello', 5, None, ['a'])
     """
-    text = checked_location(path)
-    return RemoteFolder(text) if is_remote(text) else LocalFolder(text)
+    return RemoteFolder(checked_location(path)) if is_remote(path) else LocalFolder(checked_location(path))
 
 
 def is_remote(path: StrPath) -> bool:
-    """Whether `path` is a URL of another store than this machine's disks. `InvalidArgumentError` if it cannot be meant.
+    """Return whether `path` is a URL of another store than this machine's disks. Raises `InvalidArgumentError` for a typo.
 
     Example:
         >>> [is_remote(path) for path in ("model", "/data/model", "file:///data", "hdfs:/model", "s3://bucket/model")]
@@ -82,3 +103,231 @@ def is_remote(path: StrPath) -> bool:
             f"{os.fspath(path)!r}: expected a path or one URL; a chain of stores is for reading data"
         )
     return is_url(path)
+
+
+class LocalFolder:
+    """A `Folder` on a disk. A write returns when its bytes and its name would survive a power cut."""
+
+    def __init__(self, path: StrPath) -> None:
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def read(self, name: str) -> bytes:
+        """Read a whole file."""
+        try:
+            return self._path(name).read_bytes()
+        except OSError as error:
+            raise self._refused("read", name, error) from error
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Write under a temporary name, sync, rename, sync the folder."""
+        try:
+            target = self._path(name)
+            _make_folders(target.parent)
+            write_durably(target, data)
+        except OSError as error:
+            raise self._refused("write", name, error) from error
+
+    def put(self, name: str, source: Path) -> None:
+        """Rename `source`, whose bytes are durable already, and sync the folder."""
+        try:
+            target = self._path(name)
+            _make_folders(target.parent)
+            source.replace(target)
+            sync_to_disk(target.parent)
+        except OSError as error:
+            raise self._refused("write", name, error) from error
+
+    def size(self, name: str) -> int | None:
+        """Return the size of a file in bytes, or None if it does not exist."""
+        version = self.version(name)
+        return None if version is None else version[1]
+
+    def version(self, name: str) -> FileVersion | None:
+        """Return what changes whenever the file does, or None if it does not exist."""
+        try:
+            path = self._path(name)
+            if not path.is_file():
+                return None
+            found = path.stat()
+        except OSError as error:
+            raise self._refused("read", name, error) from error
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def names(self) -> list[str]:
+        """List the files and folders directly inside, sorted."""
+        try:
+            return sorted(path.name for path in self.path.iterdir()) if self.path.is_dir() else []
+        except OSError as error:
+            raise self._refused("list", ".", error) from error
+
+    @contextlib.contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """Provide the file itself."""
+        yield self._path(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder with all it holds, and sync."""
+        try:
+            path = self._path(name)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.exists() or path.is_symlink():
+                path.unlink()
+            else:
+                return
+            sync_to_disk(path.parent)
+        except OSError as error:
+            raise self._refused("remove", name, error) from error
+
+    def inside(self, name: str) -> LocalFolder:
+        """Return the folder of that name."""
+        return LocalFolder(self._path(name))
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Provide a hidden folder inside of this one, so that files are moved by renaming."""
+        try:
+            _make_folders(self.path)
+            scratch = Path(tempfile.mkdtemp(prefix=".", suffix=".tmp", dir=self.path))
+        except OSError as error:
+            raise self._refused("write", ".", error) from error
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def make(self) -> None:
+        """Create the folder and its parents unless they exist."""
+        try:
+            _make_folders(self.path)
+        except OSError as error:
+            raise self._refused("make", ".", error) from error
+
+    def settle(self) -> None:
+        """Sync the folder and the two above it, because a process that died may have made them without syncing."""
+        try:
+            path = self.path.absolute()
+            for folder in (path, *list(path.parents)[:2]):
+                sync_to_disk(folder)
+        except OSError as error:
+            raise self._refused("sync", ".", error) from error
+
+    def _path(self, name: str) -> Path:
+        return self.path / safe_name(name, self.path)
+
+    def _refused(self, action: str, name: str, error: OSError) -> StorageError:
+        return StorageError(f"{self.path / name}: cannot {action}: {error.strerror or error}")
+
+
+def _make_folders(path: Path) -> None:
+    """Like `mkdir -p`, but the new names are durable."""
+    if path.is_dir():
+        return
+    _make_folders(path.parent)
+    path.mkdir(exist_ok=True)
+    try:
+        sync_to_disk(path.parent)
+    except OSError:
+        # Otherwise the next attempt finds the folder and takes its name for durable.
+        path.rmdir()
+        raise
+
+
+class RemoteFolder:
+    """A `Folder` behind an fsspec URL. Objects are written whole, and there is no rename."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._files, self._root = filesystem_of(self.url)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def read(self, name: str) -> bytes:
+        """Read a whole object."""
+        with self._refusals("read", name):
+            data: bytes = self._files.cat_file(self._path(name))
+            return data
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Replace an object."""
+        with self._refusals("write", name):
+            self._make_parent(name)
+            with self._files.open(self._path(name), "wb") as file:
+                file.write(data)
+
+    def put(self, name: str, source: Path) -> None:
+        """Upload `source` and remove it here."""
+        with self._refusals("write", name):
+            self._make_parent(name)
+            self._files.put_file(str(source), self._path(name))
+            source.unlink()
+
+    def size(self, name: str) -> int | None:
+        """Return the size of an object in bytes, or None if it does not exist."""
+        with self._refusals("read", name):
+            self._files.invalidate_cache()
+            try:
+                found = self._files.info(self._path(name))
+            except FileNotFoundError:
+                return None
+            return int(found["size"]) if found["type"] == "file" else None
+
+    def version(self, name: str) -> FileVersion | None:
+        """Return None: stores have no version that all of them share."""
+        return None
+
+    def names(self) -> list[str]:
+        """List the objects and prefixes directly inside, sorted."""
+        with self._refusals("list", "."):
+            self._files.invalidate_cache()
+            try:
+                found = self._files.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return []
+            return sorted({PurePosixPath(path).name for path in found})
+
+    @contextlib.contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """Provide a downloaded copy."""
+        with self.scratch() as folder:
+            path = folder / PurePosixPath(name).name
+            with self._refusals("read", name):
+                self._files.get_file(self._path(name), str(path))
+            yield path
+
+    def remove(self, name: str) -> None:
+        """Remove an object, or all objects under a prefix."""
+        with self._refusals("remove", name), contextlib.suppress(FileNotFoundError):
+            self._files.rm(self._path(name), recursive=True)
+
+    def inside(self, name: str) -> RemoteFolder:
+        """Return the folder of that name."""
+        return RemoteFolder(f"{self.url}/{safe_name(name, self)}")
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Provide a folder in the system's temporary space."""
+        with tempfile.TemporaryDirectory(prefix="monolith-") as folder:
+            yield Path(folder)
+
+    def settle(self) -> None:
+        """Do nothing: an object exists or it does not."""
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{safe_name(name, self)}"
+
+    def _make_parent(self, name: str) -> None:
+        self._files.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+
+    @contextlib.contextmanager
+    def _refusals(self, action: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            raise StorageError(f"{self.url}/{name}: cannot {action}: {error.strerror or error}") from error

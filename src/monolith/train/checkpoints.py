@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,22 +17,19 @@ from monolith.errors import LogGapError
 from monolith.log import ChangeLog, Flusher
 from monolith.process_bound import WorkerThreads
 from monolith.ps.client.server_parameters import ServerOptimizer
-from monolith.state.checkpoint_folder import begin_checkpoint
-from monolith.state.checkpoint_state import (
+from monolith.state.index import (
     create_monolith_checkpoint_state,
     remove_checkpoint_info,
     update_save_time,
     write_checkpoint_info,
 )
-from monolith.state.lineage import LOG, needs_snapshot
 from monolith.state.manifest import Manifest
-from monolith.state.parts import remove_orphans, rows_of_parts
-from monolith.state.pending import PendingCheckpoint
-from monolith.state.reachability import remove_unreachable
-from monolith.state.retention import CheckpointHistory
-from monolith.state.save_names import BASENAME, SaveHelper, step_of_name
+from monolith.state.model_dir import DENSE_ONLY, ModelDir
+from monolith.state.restore_points import BASENAME, step_of_name
+from monolith.state.retention import CheckpointHistory, remove_orphans, remove_unreachable
+from monolith.state.save import PendingCheckpoint, begin_checkpoint
 from monolith.state.snapshot import OpenSnapshot, write_snapshot
-from monolith.state.storage import LocalFolder, is_remote, open_folder
+from monolith.state.storage import LocalFolder
 from monolith.table import EmbeddingTable
 from monolith.table.store import StoreSave
 from monolith.train.config import RunConfig
@@ -41,10 +37,7 @@ from monolith.train.config import RunConfig
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
 
-__all__ = ["DENSE_ONLY", "DenseOnlyCheckpoints", "RunCheckpoints"]
-
-DENSE_ONLY = "dense_only"
-"""The folder of the model_dir with checkpoints without tables."""
+__all__ = ["DenseOnlyCheckpoints", "RunCheckpoints"]
 
 Tables = Mapping[str, Sequence[EmbeddingTable]]
 
@@ -74,15 +67,16 @@ class RunCheckpoints:
     def __init__(self, config: RunConfig, *, folder: str | None = None, clock: Callable[[], float] = time.time) -> None:
         """`folder` takes the place of the model_dir of `config`."""
         self.folder = (folder or str(config.model_dir)).rstrip("/")
+        self.model_dir = ModelDir(self.folder)
         self.saved_version: object = None
         """The `version` of the trainer's state that was saved last."""
         self._config, self._clock = config, clock
         self._tables: Tables = {}
-        self._names = SaveHelper(f"{self.folder}/{BASENAME}")
         self._history = CheckpointHistory(
             max_to_keep=config.checkpoints_max_to_keep,
             keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
             clock=clock,
+            model_dir=self.model_dir,
         )
         self._resolved: dict[str, JsonValue] = config.model_dump(mode="json")
         self._log: ChangeLog | None = None
@@ -101,7 +95,7 @@ class RunCheckpoints:
     @property
     def keeps_log(self) -> bool:
         """Whether changes go into a log, so that a checkpoint costs what changed."""
-        return not is_remote(self.folder)
+        return self.model_dir.keeps_log
 
     @property
     def in_background(self) -> bool:
@@ -110,7 +104,7 @@ class RunCheckpoints:
 
     def create(self) -> None:
         """Make the folder, so that a run that cannot be saved fails before it starts."""
-        folder = open_folder(self.folder)
+        folder = self.model_dir.folder
         if isinstance(folder, LocalFolder):
             folder.make()
 
@@ -119,8 +113,8 @@ class RunCheckpoints:
         self._tables = tables
         self._begin_folder()
         if self.keeps_log:
-            self._log = ChangeLog(Path(self.folder) / LOG, tables, parent=parent, clock=self._clock)
-            self._snapshot_due = needs_snapshot(self.folder, self._log)
+            self._log = self.model_dir.open_log(tables, parent=parent, clock=self._clock)
+            self._snapshot_due = self.model_dir.needs_snapshot(self._log)
             # Rows that came from elsewhere are in no snapshot yet: before the first checkpoint no log leads to them.
             self._flushes = self._config.log_flush_secs is not None and (parent > 0 or self._log.complete)
             self._flusher = Flusher(self._log, every_secs=self._config.log_flush_secs)
@@ -147,14 +141,14 @@ class RunCheckpoints:
         if self._scan is None and self._log is not None and self._snapshot_due:
             if self._threads is None:
                 self._threads = WorkerThreads(1, thread_name_prefix="monolith-snapshot")
-            self._scan = self._threads.submit(write_snapshot, self.folder, self._tables, self._log)
+            self._scan = self._threads.submit(write_snapshot, self.model_dir, self._tables, self._log)
         return self._scan
 
     def begin(self, trainer: Trainer) -> PendingRunSave:
         """Take the state as it is now, between two steps."""
         trainer.settle()
         scan, self._scan = self._scan, None
-        path = self._names.get_ckpt_prefix(trainer.step)
+        path = f"{self.folder}/{BASENAME}-{trainer.step}"
         # What the servers hold is decided first, and what this process holds while it does nothing else.
         servers = self._begin_remote(trainer, path)
         state: dict[str, Any] = trainer.state_dict()
@@ -174,30 +168,31 @@ class RunCheckpoints:
             time=self._clock(),
             share=self._config.save_share,
             servers=servers.finish,
+            model_dir=self.model_dir,
         )
         rows = {name: sum(map(len, shards)) for name, shards in self._tables.items()}
         return PendingRunSave(checkpoints=self, pending=pending, step=trainer.step, version=trainer.version, rows=rows)
 
     def publish(self, save: PendingRunSave, manifest: Manifest) -> None:
         """Name a complete checkpoint in the index, and remove what has to go."""
-        rows = {**save.rows, **rows_of_parts(manifest, save.pending.path)}
+        rows = {**save.rows, **self.model_dir.part_rows(save.pending.name)}
         if rows:
             write_checkpoint_info(self.folder, save.step, feature_counts=rows)
         exempt = update_save_time(self.folder, int(self._clock())).exempt_model_checkpoint_paths
         for path in self._history.record(save.pending.path, self.folder, exempt=exempt):
             if (step := step_of_name(path)) is not None:
                 remove_checkpoint_info(self.folder, step)
-        remove_orphans(manifest, save.pending.path)
+        remove_orphans(self.model_dir, manifest)
         if self._log is not None:
             self._remove_unreachable()
             # Found out here, beside training: it takes reading many files.
-            self._snapshot_due = needs_snapshot(self.folder, self._log)
+            self._snapshot_due = self.model_dir.needs_snapshot(self._log)
         self._flushes = self._config.log_flush_secs is not None
         self.saved_version = save.version
 
     def _remove_unreachable(self) -> None:
         try:
-            remove_unreachable(self.folder)
+            remove_unreachable(self.model_dir)
         except LogGapError as error:
             # This checkpoint is safe; what is left of the log stays, in case the lost segment is put back.
             _logger.warning("nothing was removed from the log: %s", error)

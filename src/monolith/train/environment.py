@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE
 from monolith.config import nearest_name
 from monolith.errors import ConfigError
-from monolith.state.roots import RESTORE_ROOTS
+from monolith.state.paths import RESTORE_ROOTS
 from monolith.transport.tokens import TOKEN_VARIABLE
 
 __all__ = ["OTHER_VARIABLES", "get_metric_prefix", "require_known_variables", "set_metric_prefix"]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from monolith.errors import ConfigError
 from monolith.ps.client.server_store import ServerStore
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
+from monolith.state.model_dir import SERVERS
 from monolith.state.storage import is_remote
-from monolith.state.verify import SERVERS
 from monolith.train.config import RunConfig, other_runs
 from monolith.train.placement import Placement
 from monolith.train.runner import RunnerConfig

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from monolith.state.variables import Stateful
+from monolith.state_bytes import Stateful
 from monolith.train.config import RunConfig
 from monolith.train.trainer import Trainer
 

@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
-from monolith.state.checkpoint_state import CheckpointState, checkpoint_exists, read_checkpoint_state
-from monolith.state.paths import base_name, parent_folder
-from monolith.state.redirect import (
+from monolith.state.index import (
     RESTORE_MARKER,
+    CheckpointState,
     adopt_restore_dir,
-    get_checkpoint_state,
+    checkpoint_exists,
+    read_checkpoint_state,
+    read_patiently,
+    redirect,
     restore_marker,
     warn_if_ignored,
 )
+from monolith.state.paths import base_name, parent_folder
 from monolith.state.restore_points import (
     RestorePoint,
     find_restore_point,
@@ -123,7 +126,9 @@ def _by_index(config: RunConfig, training: bool) -> RestoreChoice | None:
     model_dir = str(config.model_dir).rstrip("/")
     folder = _folder_to_read(config, training)
     wish = _open_wish(config, training)
-    state = get_checkpoint_state(folder, restore_ckpt=wish)
+    state = read_patiently(folder)
+    if state is not None and wish is not None:
+        state = redirect(state, wish, folder) or state
     if state is None:
         if wish is not None:
             _log.warning("restore_ckpt %r is ignored: %s has no index of checkpoints", wish, folder)

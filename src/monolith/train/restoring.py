@@ -15,11 +15,9 @@ from monolith.errors import (
     StorageError,
 )
 from monolith.nn import dense_state_dict, embedding_collections
-from monolith.state.checkpoint_folder import part_paths, read_state
+from monolith.state.compatibility import RestoreReport
 from monolith.state.dense import DenseReport, plan_dense
-from monolith.state.fit import RestoreReport
-from monolith.state.in_use import in_use
-from monolith.state.manifest import read_manifest
+from monolith.state.locks import in_use
 from monolith.state.optimizer_state import OptimizerPlan
 from monolith.state.paths import base_name
 from monolith.state.restore import prepare_tables
@@ -187,8 +185,9 @@ def _with_slots_of_servers(point: RestorePoint, state: dict[str, Any]) -> dict[s
     if not isinstance(model, dict) or not isinstance(optimizer, dict) or not optimizer.get("on_servers"):
         return state
     held: dict[str, dict[str, Any]] = {}
-    for path in part_paths(read_manifest(str(point.checkpoint)), str(point.checkpoint)) if point.checkpoint else ():
-        parameters: Any = read_state(path).get("parameters", {})
+    home = point.home
+    for path in home.home_of(point.checkpoint).parts(base_name(point.checkpoint)) if point.checkpoint else ():
+        parameters: Any = home.home_of(path).state(base_name(path)).get("parameters", {})
         for name, saved in parameters.items():
             # Of two copies the one counts that workers were training.
             if name not in held or saved["declared"]:

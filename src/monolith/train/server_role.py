@@ -16,8 +16,8 @@ from monolith.cluster.net import concat_ip_and_port, get_local_host, split_addre
 from monolith.console import Reminder
 from monolith.errors import WorkerLostError
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
+from monolith.state.model_dir import SERVERS
 from monolith.state.storage import is_remote
-from monolith.state.verify import SERVERS
 from monolith.train.runner import RunnerConfig
 
 __all__ = ["announced", "place_server", "serve", "wait_for_end"]

@@ -21,8 +21,8 @@ from comparison import assert_same_rows, initial_rows
 from monolith import EmbeddingTable
 from monolith.features import Batch, Feature
 from monolith.nn import EmbeddingBagCollection
-from monolith.state.checkpoint_state import read_checkpoint_state
-from monolith.state.redirect import get_checkpoint_state
+from monolith.original.checkpoint_state import get_checkpoint_state
+from monolith.state.index import read_checkpoint_state
 from monolith.table import SGD, Adagrad, Zeros
 from monolith.train import Head, RunConfig, StepResult, Trainer
 from monolith.train.hooks import Hook

@@ -9,7 +9,7 @@ import torch
 
 from monolith.errors import StorageError
 from monolith.original import PartialRecoverySaver
-from monolith.state.redirect import get_checkpoint_state
+from monolith.original.checkpoint_state import get_checkpoint_state
 
 
 def _variables(step: int) -> dict[str, torch.Tensor]:

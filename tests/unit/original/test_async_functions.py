@@ -12,7 +12,7 @@ from torch import nn
 
 from monolith.features.batch import Batch
 from monolith.original import AsyncFunctionManager
-from monolith.state.save_names import SaveHelper
+from monolith.original.checkpoint_state import SaveHelper
 from monolith.train import RunConfig, StepResult, Trainer
 from monolith.train.hooks import Hook
 

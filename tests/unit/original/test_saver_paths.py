@@ -10,7 +10,7 @@ import torch
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.original import PartialRecoverySaver
-from monolith.state.checkpoint_state import read_checkpoint_state
+from monolith.state.index import read_checkpoint_state
 from monolith.table import LocalStore
 
 

@@ -10,13 +10,9 @@ import torch
 
 from monolith.errors import InvalidArgumentError
 from monolith.original import PartialRecoverySaver
-from monolith.state.checkpoint_state import (
-    MonolithCheckpointState,
-    read_checkpoint_state,
-    write_monolith_checkpoint_state,
-)
-from monolith.state.in_use import LEASE_SECONDS, claimed, in_use
-from monolith.state.save_names import SaveHelper
+from monolith.original.checkpoint_state import SaveHelper
+from monolith.state.index import MonolithCheckpointState, read_checkpoint_state, write_monolith_checkpoint_state
+from monolith.state.locks import LEASE_SECONDS, claimed, in_use
 
 
 def saver(**options: Any) -> PartialRecoverySaver:  # noqa: ANN401

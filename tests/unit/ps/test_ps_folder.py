@@ -220,7 +220,7 @@ def test_thousands_of_commits_become_a_snapshot_and_the_log_stays_short(
 ) -> None:
     monkeypatch.setattr("monolith.ps.server.folder._LOOK_EVERY", 1)
     monkeypatch.setattr(
-        "monolith.ps.server.folder.needs_snapshot", lambda folder, log: len(LogReader(log.folder).sequences()) > 10
+        "monolith.state.ModelDir.needs_snapshot", lambda folder, log: len(LogReader(log.folder).sequences()) > 10
     )
     with server(tmp_path) as made, ServerStore([made.address], [COUNT]) as store:
         add(store, 1, 60)
@@ -233,7 +233,7 @@ def test_a_server_that_is_killed_again_and_again_has_a_short_log_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "monolith.ps.server.folder.needs_snapshot", lambda folder, log: len(LogReader(log.folder).sequences()) > 10
+        "monolith.state.ModelDir.needs_snapshot", lambda folder, log: len(LogReader(log.folder).sequences()) > 10
     )
     for life in range(12):
         with server(tmp_path) as made, ServerStore([made.address], [COUNT]) as store:

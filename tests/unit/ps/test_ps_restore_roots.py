@@ -24,7 +24,7 @@ from monolith.state import (
     verify,
     write_checkpoint,
 )
-from monolith.state.roots import RESTORE_ROOTS, is_below, reading_below
+from monolith.state.paths import RESTORE_ROOTS, is_below, reading_below
 from monolith.table import Bags, EmbeddingTable, Gradient
 from monolith.testing import sgd_table_config
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monolith.state import AliasRules, generate_aliases
-from monolith.state.alias import DEFAULT_RULES
+from monolith.state.dense import DEFAULT_RULES
 
 
 def test_nothing_to_do_when_every_name_is_there() -> None:

@@ -23,7 +23,7 @@ from monolith.state import (
     restore_tables,
     write_checkpoint,
 )
-from monolith.state.in_use import in_use
+from monolith.state.locks import in_use
 from monolith.state.storage import LocalFolder, RemoteFolder
 from monolith.testing import bit_flips, truncations
 
@@ -133,7 +133,7 @@ def test_one_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
     pending = begin_checkpoint(tmp_path / "model.ckpt-5", state={"n": 1}, step=5, tables=[table])
     write_checkpoint(tmp_path / "model.ckpt-6", state={}, step=6)
     assert remove_unfinished(tmp_path) == []
-    with pytest.raises(StorageError, match="somebody else is writing it"):
+    with pytest.raises(StorageError, match="another process or thread is writing it"):
         write_checkpoint(tmp_path / "model.ckpt-5", state={}, step=5)
     pending.finish()
     assert read_state(tmp_path / "model.ckpt-5") == {"n": 1}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from checkpoint_tables import new_table, train
-from monolith.state import read_row, restore_tables, saved_tables, write_checkpoint
-from monolith.state.in_use import claimed
+from monolith.state import read_row, restore_tables, tables, write_checkpoint
+from monolith.state.locks import claimed
 from monolith.table.table_file import FileEntry
 
 
@@ -18,14 +18,14 @@ def test_a_checkpoint_is_in_use_while_its_rows_are_read(tmp_path: Path, monkeypa
     path = tmp_path / "model.ckpt-1"
     write_checkpoint(path, state={}, step=1, tables=[table])
     free: list[bool] = []
-    real = saved_tables.read_table_file
+    real = tables.read_table_file
 
     def read(folder: object, entry: FileEntry, *rest: object) -> None:
         with claimed(path) as unused:
             free.append(unused)
         real(folder, entry, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(saved_tables, "read_table_file", read)
+    monkeypatch.setattr(tables, "read_table_file", read)
     restore_tables(path, [new_table()])
     read_row(path, "user", 3)
     assert free == [False, False]

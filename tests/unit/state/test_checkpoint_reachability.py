@@ -16,7 +16,7 @@ from monolith.state import (
     write_checkpoint,
     write_snapshot,
 )
-from monolith.state.reachability import Removed
+from monolith.state.retention import Removed
 
 
 def segments(model_dir: Path) -> list[int]:

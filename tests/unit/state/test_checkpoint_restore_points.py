@@ -11,6 +11,7 @@ from checkpoint_tables import new_table, rows_of, train
 from monolith import CorruptFileError, EmbeddingTable, InvalidArgumentError
 from monolith.log import ChangeLog
 from monolith.state import find_restore_point, restore_point_of, restore_points, restore_tables, write_checkpoint
+from monolith.state.model_dir import ModelDir
 
 module = importlib.import_module("monolith.state.restore_points")  # the package has a function of that name
 
@@ -159,14 +160,14 @@ def test_a_gap_that_training_made_while_one_looked_is_looked_at_again(
         run(tmp_path, table, log, clock, range(1, 4))
     scan, looks = module._scan, list[int]()
 
-    def first_in_vain(model_dir: str) -> object:
+    def first_in_vain(model_dir: ModelDir, **options: bool) -> object:
         looks.append(1)
         if len(looks) == 1:
             if changed:
                 (tmp_path / "snapshots").mkdir(exist_ok=True)
                 (tmp_path / "snapshots" / "another").mkdir()
             raise CorruptFileError("a segment was removed just now")
-        return scan(model_dir)
+        return scan(model_dir, **options)
 
     monkeypatch.setattr(module, "_scan", first_in_vain)
     if changed:

@@ -11,9 +11,9 @@ from checkpoint_tables import new_table, rows_of, table_config, train
 from monolith import CorruptFileError, EmbeddingTable, InvalidArgumentError
 from monolith.log import ChangeLog
 from monolith.state import (
+    ModelDir,
     begin_checkpoint,
     is_complete,
-    needs_snapshot,
     read_manifest,
     restore_tables,
     write_checkpoint,
@@ -88,11 +88,11 @@ def test_rows_from_before_the_log_are_in_the_first_checkpoint(tmp_path: Path) ->
     table = new_table()
     train(table, range(100))
     with ChangeLog(tmp_path / "log", [table]) as log:
-        assert needs_snapshot(tmp_path, log)
+        assert ModelDir(tmp_path).needs_snapshot(log)
         train(table, range(50, 60), step=1)
         log.commit(step=1)
         write_checkpoint(tmp_path / "model.ckpt-1", state={}, step=1, tables=[table], log=log)
-        assert not needs_snapshot(tmp_path, log)
+        assert not ModelDir(tmp_path).needs_snapshot(log)
         train(table, range(10), step=2)
         write_checkpoint(tmp_path / "model.ckpt-2", state={}, step=2, tables=[table], log=log)
     assert rows_of(restored(tmp_path / "model.ckpt-2")) == rows_of(table)
@@ -104,12 +104,12 @@ def test_a_snapshot_is_due_when_a_restore_would_replay_too_much(tmp_path: Path) 
     with ChangeLog(tmp_path / "log", [table]) as log:
         train(table, range(1000))
         write_checkpoint(tmp_path / "model.ckpt-1", state={}, step=1, tables=[table], log=log, full=True)
-        assert not needs_snapshot(tmp_path, log, at_least=0, ratio=2.0)
+        assert not ModelDir(tmp_path).needs_snapshot(log, at_least=0, ratio=2.0)
         for step in range(3):
             train(table, range(1000), step=step)
             log.commit(step=step)
-        assert needs_snapshot(tmp_path, log, at_least=0, ratio=2.0)
-        assert not needs_snapshot(tmp_path, log, ratio=2.0)
+        assert ModelDir(tmp_path).needs_snapshot(log, at_least=0, ratio=2.0)
+        assert not ModelDir(tmp_path).needs_snapshot(log, ratio=2.0)
 
 
 def test_a_run_that_went_back_never_sees_what_it_abandoned(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_what_saving_refuses(tmp_path: Path) -> None:
     table, other = new_table(), new_table("item")
     with (
         ChangeLog(tmp_path / "elsewhere", [table]) as log,
-        pytest.raises(InvalidArgumentError, match="beside the checkpoint"),
+        pytest.raises(InvalidArgumentError, match="next to the checkpoint"),
     ):
         write_checkpoint(tmp_path / "model.ckpt-1", state={}, step=1, tables=[table], log=log)
     with ChangeLog(tmp_path / "log", [table]) as log, pytest.raises(InvalidArgumentError, match="it has no 'item'"):

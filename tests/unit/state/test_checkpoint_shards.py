@@ -90,5 +90,5 @@ def test_counts_of_a_filter_follow_their_ids_where_they_can(tmp_path: Path) -> N
         train_shards(copies, range(100))
         kept = saved <= now  # one filter can be copied to several shards, but several cannot be joined
         assert sum(map(len, copies)) == (100 if kept else 0)
-        assert ("admission counts start anew" in "".join(report.notes)) is not kept
+        assert ("admission counts start again" in "".join(report.notes)) is not kept
         assert report.notes == plan_restore(path, copies).notes

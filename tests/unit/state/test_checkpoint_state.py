@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
-from monolith.state.checkpoint_state import (
+from monolith.original.checkpoint_state import SaveHelper, get_latest_checkpoint_state
+from monolith.state.index import (
     CheckpointState,
     MonolithCheckpointState,
-    get_latest_checkpoint_state,
     get_monolith_checkpoint_state,
     read_checkpoint_info,
     read_checkpoint_state,
@@ -20,7 +20,6 @@ from monolith.state.checkpoint_state import (
     write_monolith_checkpoint_state,
 )
 from monolith.state.paths import is_absolute
-from monolith.state.save_names import SaveHelper
 
 ORIGINAL_INDEX = """model_checkpoint_path: "model.ckpt-61"
 all_model_checkpoint_paths: "model.ckpt-0"

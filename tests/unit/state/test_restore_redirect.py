@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from monolith.errors import CorruptFileError
-from monolith.state.checkpoint_state import (
+from monolith.original.checkpoint_state import get_checkpoint_state
+from monolith.state.index import (
     CheckpointState,
     MonolithCheckpointState,
+    adopt_restore_dir,
     get_monolith_checkpoint_state,
     read_checkpoint_state,
     write_checkpoint_state,
     write_monolith_checkpoint_state,
 )
 from monolith.state.paths import base_name
-from monolith.state.redirect import adopt_restore_dir, get_checkpoint_state
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from monolith.log.bounds import HEAD
 from monolith.log.segment_format import segment_name
 from monolith.ps import ParameterServer, ServerConfig
 from monolith.state import verify, write_checkpoint, write_snapshot
-from monolith.state.checkpoint_state import CheckpointState, write_checkpoint_state
+from monolith.state.index import CheckpointState, write_checkpoint_state
 
 
 @pytest.fixture(scope="module")

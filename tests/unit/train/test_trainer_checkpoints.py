@@ -17,15 +17,15 @@ from monolith.features import Feature
 from monolith.features.batch import Batch
 from monolith.nn import EmbeddingBagCollection
 from monolith.original import PartialRecoverySaver
+from monolith.original.checkpoint_state import SaveHelper
 from monolith.state import restore_points
-from monolith.state.checkpoint_state import (
+from monolith.state.index import (
     MonolithCheckpointState,
     get_monolith_checkpoint_state,
     read_checkpoint_info,
     write_monolith_checkpoint_state,
 )
-from monolith.state.in_use import in_use
-from monolith.state.save_names import SaveHelper
+from monolith.state.locks import in_use
 from monolith.state.snapshot import write_snapshot
 from monolith.train import Estimator, Head, RunConfig, StepResult, Trainer
 from monolith.train.checkpoints import RunCheckpoints
@@ -110,7 +110,7 @@ def test_the_log_goes_on_after_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_save_that_needs_no_snapshot_writes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monolith.train.checkpoints.needs_snapshot", lambda *arguments: False)
+    monkeypatch.setattr("monolith.state.ModelDir.needs_snapshot", lambda *arguments: False)
     monkeypatch.setattr("monolith.train.checkpoints.write_snapshot", lambda *arguments: pytest.fail("all rows again"))
     new_trainer(tmp_path, save_checkpoints_steps=2).fit(Stream(), steps=6)
     assert {2, 6} <= saved_steps(tmp_path)
@@ -119,7 +119,7 @@ def test_a_save_that_needs_no_snapshot_writes_none(tmp_path: Path, monkeypatch: 
 def test_snapshots_of_all_rows_are_written_while_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("monolith.train.checkpoints.needs_snapshot", lambda *arguments: True)
+    monkeypatch.setattr("monolith.state.ModelDir.needs_snapshot", lambda *arguments: True)
     scanned = []
 
     def slow(*arguments: Any) -> Any:  # noqa: ANN401

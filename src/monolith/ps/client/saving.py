@@ -32,10 +32,9 @@ from monolith.ps.protocol.control_messages import (
     WaitForSave,
 )
 from monolith.ps.protocol.ownership import mask_of
-from monolith.state.checkpoint_folder import begin_checkpoint
-from monolith.state.in_use import in_use
-from monolith.state.paths import base_name, is_absolute, parent_folder, relative_name
-from monolith.state.roots import RESTORE_ROOTS, is_allowed
+from monolith.state.locks import in_use
+from monolith.state.paths import RESTORE_ROOTS, base_name, is_absolute, is_allowed, parent_folder, relative_name
+from monolith.state.save import begin_checkpoint
 from monolith.state.storage import StrPath
 from monolith.table.store import RestoreChoices, StoreSave
 from monolith.table.table_file import FileEntry

@@ -13,19 +13,15 @@ import numpy as np
 
 from monolith.durable import write_durably
 from monolith.errors import CorruptFileError, InvalidArgumentError, MonolithError, StorageError
-from monolith.log import ChangeLog
 from monolith.process_bound import WorkerThreads
 from monolith.ps.protocol.control_messages import SaveBegun
 from monolith.ps.server.state import ServerState
-from monolith.state.checkpoint_folder import begin_checkpoint
-from monolith.state.lineage import LOG, needs_snapshot
-from monolith.state.manifest import MANIFEST
-from monolith.state.pending import PendingCheckpoint
-from monolith.state.reachability import remove_unreachable
+from monolith.state.model_dir import LOG, SERVERS, ModelDir
 from monolith.state.restore import prepare_tables
 from monolith.state.restore_points import RestorePoint, find_restore_point, restore_point_at
+from monolith.state.retention import remove_unreachable
+from monolith.state.save import PendingCheckpoint, begin_checkpoint
 from monolith.state.snapshot import OpenSnapshot, write_snapshot
-from monolith.state.verify import SERVERS
 from monolith.table.table_file import FileEntry
 
 __all__ = ["ServerFolder", "kept_identity"]
@@ -74,6 +70,7 @@ class ServerFolder:
         restore_to: str | None = None,
     ) -> None:
         self.folder = folder
+        self._home = ModelDir(folder)
         self.restored = 0
         """The number of the log that the server has restored itself to; 0: it found nothing."""
         self._state = state
@@ -92,7 +89,7 @@ class ServerFolder:
         self._threads = WorkerThreads(2, thread_name_prefix="monolith-ps-folder")
         # The lock comes first: what a predecessor writes after it was read would be lost.
         # From nothing, until it is known what the server has restored itself to.
-        self._log = ChangeLog(folder / LOG, [], parent=0, take_over=take_over)
+        self._log = self._home.open_log([], parent=0, take_over=take_over)
         try:
             self._restore_itself(restore_to)
         except BaseException:
@@ -174,6 +171,7 @@ class ServerFolder:
                     snapshot=snapshot,
                     state_in_log=True,
                     buckets=None if begun.ranges is None else list(begun.ranges),
+                    model_dir=self._home,
                 )
         except BaseException:
             self._state.checkpoint = before
@@ -221,7 +219,7 @@ class ServerFolder:
 
     def _restore_itself(self, restore_to: str | None) -> None:
         goes_back = restore_to is not None and _text(self.folder / _RESTORED_TO) != restore_to
-        point = restore_point_at(self.folder, restore_to) if restore_to and goes_back else _newest(self.folder)
+        point = restore_point_at(self._home, restore_to) if restore_to and goes_back else _newest(self._home)
         if point is not None:
             where = point.checkpoint or f"{self.folder}/{LOG}"
             state = point.state()
@@ -270,7 +268,7 @@ class ServerFolder:
             self._snapshot_if_due()
 
     def _snapshot_if_due(self) -> None:
-        if self._scan is None and needs_snapshot(self.folder, self._log):
+        if self._scan is None and self._home.needs_snapshot(self._log):
             self._scan = self._threads.submit(self._write_snapshot)
 
     def _rows_written(self, written: Future[int], version: int) -> None:
@@ -283,18 +281,19 @@ class ServerFolder:
     def _finish(self, pending: PendingCheckpoint) -> FileEntry:
         pending.finish()
         self._clean()
-        return FileEntry.of(MANIFEST, (Path(pending.path) / MANIFEST).read_bytes())
+        assert pending.entry is not None  # it is finished
+        return pending.entry
 
     def _clean(self) -> None:
         """Remove what nothing needs any more; not what belongs to a successor."""
         try:
             self.require_own()
-            remove_unreachable(self.folder)
+            remove_unreachable(self._home)
         except MonolithError as error:
             _logger.warning("%s: what is not needed any more stays for now: %s", self.folder, error)
 
     def _write_snapshot(self) -> OpenSnapshot:
-        return write_snapshot(self.folder, self._state.tables.all(), self._log)
+        return write_snapshot(self._home, self._state.tables.all(), self._log)
 
     def _ended_scan(self) -> OpenSnapshot | None:
         if self._scan is None or not self._scan.done():
@@ -334,9 +333,9 @@ def _text(path: Path) -> str | None:
     return path.read_text(errors="replace") if path.exists() else None
 
 
-def _newest(folder: Path) -> RestorePoint | None:
+def _newest(home: ModelDir) -> RestorePoint | None:
     try:
-        return find_restore_point(folder)
+        return find_restore_point(home)
     except InvalidArgumentError:
         return None  # there is nothing, not even something damaged
 

@@ -31,12 +31,11 @@ from monolith.ps.protocol.ownership import mask_of
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.ledger_state import forget_progress, put_progress, read_base_step, read_ledger
 from monolith.ps.server.state import ServerState, source_of
-from monolith.state.checkpoint_folder import part_paths, read_state
-from monolith.state.in_use import in_use
-from monolith.state.manifest import read_manifest
-from monolith.state.paths import base_name
+from monolith.state.locks import in_use
+from monolith.state.model_dir import ModelDir
+from monolith.state.paths import base_name, is_below, reading_below, restore_roots
 from monolith.state.restore import prepare_tables
-from monolith.state.roots import is_below, reading_below, restore_roots
+from monolith.state.restore_points import restore_point_of
 from monolith.state.storage import StrPath
 from monolith.state_bytes import State
 from monolith.table.buckets import NUM_BUCKETS
@@ -56,10 +55,11 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
     """
     require_settled(state)
     ranges = state.ranges()
+    home, name = ModelDir.around(restore.path), base_name(restore.path)
     with in_use(restore.path):
-        manifest = read_manifest(restore.path)
+        manifest = home.manifest(name)
         _, put_in_place = prepare_tables(
-            restore.path,
+            restore_point_of(restore.path, home),
             state.tables.all(),
             ranges=ranges,
             aliases=restore.aliases,
@@ -67,8 +67,9 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
             allow_new_segments=restore.allow_new_segments,
             reset_admission=restore.reset_admission,
         )
-        parts = {path: read_state(path) for path in part_paths(manifest, restore.path)}
-        buckets = {path: _mask(read_manifest(path).buckets) & _mask(ranges) for path in parts}
+        homes = {path: home.home_of(path) for path in home.parts(name)}
+        parts = {path: one.state(base_name(path)) for path, one in homes.items()}
+        buckets = {path: _mask(one.manifest(base_name(path)).buckets) & _mask(ranges) for path, one in homes.items()}
     dense = {path: _parameters(path, part) for path, part in parts.items()}
     put_dense = None
     if parts and not restore.clear_nn:
@@ -93,7 +94,7 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
             state.pushes.count_from(manifest.step)
         else:
             state.pushes.base_step = base_step
-        state.initialised, state.step, state.checkpoint = True, manifest.step, base_name(restore.path)
+        state.initialised, state.step, state.checkpoint = True, manifest.step, name
 
     return apply
 

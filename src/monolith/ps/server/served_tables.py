@@ -15,7 +15,7 @@ from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.ps.protocol.messages import Apply, DeclaredTable, Lookup, Pooling, TableGradient, TableRead
 from monolith.ps.protocol.precision import narrow, widen
 from monolith.ps.server.memory_limit import MemoryLimit
-from monolith.state.fit import changed_settings, filters_fit
+from monolith.state.compatibility import changed_settings, filters_fit
 from monolith.table.admission import AdmissionFilter
 from monolith.table.bags import Bags, pooling_factors
 from monolith.table.buckets import bucket_of

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from monolith.errors import CheckpointMismatchError, InvalidArgumentError
-from monolith.state_bytes import State
+from monolith.state_bytes import State, Stateful
 from monolith.table.store import Store
 
-__all__ = ["Saveable", "Stateful", "Variable", "Variables", "load_variables", "named_variables", "saved_value"]
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Modules, optimizers, readers: anything that can tell its state and take it back."""
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Nested tensors, numbers and strings."""
-
-    def load_state_dict(self, state: Any, /) -> object:  # noqa: ANN401 - each has its own
-        """Take over what `state_dict` told."""
+__all__ = ["Saveable", "Variable", "Variables", "load_variables", "named_variables", "saved_value"]
 
 
 Variable = Tensor | Stateful

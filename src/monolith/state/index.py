@@ -1,10 +1,15 @@
-"""The text files beside checkpoints, in the original's format: `checkpoint`, `monolith_checkpoint`, `ckpt.info-<step>`."""
+"""The text files next to checkpoints: `checkpoint`, `monolith_checkpoint` and `ckpt.info-<step>`, in the original's format.
+
+A run starts from the newest checkpoint of its model_dir. Two settings change that: `restore_dir` starts from another run's
+checkpoint, and `restore_ckpt` from an older one. A training run follows them once, at its first start. The file `restore_ckpt` in
+the model_dir records that, so a restart continues with what was trained since.
+"""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -21,14 +26,20 @@ __all__ = [
     "INDEX",
     "MONOLITH_INDEX",
     "MonolithCheckpointState",
+    "RESTORE_MARKER",
+    "adopt_restore_dir",
     "checkpoint_exists",
     "create_monolith_checkpoint_state",
-    "get_latest_checkpoint_state",
     "get_monolith_checkpoint_state",
+    "mark_restored",
     "read_checkpoint_info",
     "read_checkpoint_state",
+    "read_patiently",
+    "redirect",
     "remove_checkpoint_info",
+    "restore_marker",
     "update_save_time",
+    "warn_if_ignored",
     "with_exempt",
     "write_checkpoint_info",
     "write_checkpoint_state",
@@ -36,9 +47,9 @@ __all__ = [
 ]
 
 INDEX = "checkpoint"
-"""File that lists the checkpoints of a folder."""
+"""Name of the file that lists the checkpoints of a folder."""
 MONOLITH_INDEX = "monolith_checkpoint"
-"""File that says which of them must stay."""
+"""Name of the file with the checkpoints that must stay."""
 
 _ADVICE = "put it back as it was; without this file a run starts from the newest checkpoint that is complete"
 
@@ -49,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointState:
-    """The checkpoints of a folder; all paths are absolute or start where the folder's own path does."""
+    """The checkpoints of a folder. Paths are absolute, or relative to what the folder's own path is relative to."""
 
     model_checkpoint_path: str
     """The newest."""
@@ -58,15 +69,15 @@ class CheckpointState:
     all_model_checkpoint_timestamps: tuple[float, ...] = ()
     """Seconds since 1970, one per path, or none at all."""
     last_preserved_timestamp: float = 0.0
-    """Time of the last checkpoint that is kept for good; 0 if there is none."""
+    """Time of the last checkpoint that is kept for good. 0 if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MonolithCheckpointState:
-    """What must be known of checkpoints beside their names."""
+    """What is known of checkpoints besides their names."""
 
     exempt_model_checkpoint_paths: tuple[str, ...] = ()
-    """Never removed, not counted by `max_to_keep`."""
+    """Never removed, and not counted by `max_to_keep`."""
     last_checkpoint_save_timestamp: int = 0
     """Seconds since 1970."""
     builtin_hash_table_type: TableType = "UNKNOWN"
@@ -74,7 +85,7 @@ class MonolithCheckpointState:
 
 
 def read_checkpoint_state(folder: StrPath, filename: str = INDEX) -> CheckpointState | None:
-    """What the index of `folder` says; None if there is none. `CorruptFileError` for one that cannot be understood.
+    """Read the index of `folder`. Returns None if there is none, and raises `CorruptFileError` if it cannot be parsed.
 
     Example:
         >>> write_checkpoint_state("memory://doc", CheckpointState(model_checkpoint_path="memory://doc/model.ckpt-3"))
@@ -102,7 +113,7 @@ def read_checkpoint_state(folder: StrPath, filename: str = INDEX) -> CheckpointS
 def write_checkpoint_state(
     folder: StrPath, state: CheckpointState, filename: str = INDEX, *, relative: bool = True
 ) -> None:
-    """Replace the index of `folder`. Paths inside it are written `relative` to it, so that it may be moved as a whole."""
+    """Replace the index of `folder`. Paths inside of it are written `relative` to it, so the folder may be moved."""
 
     def name(path: str) -> str:
         return relative_name(path, folder) if relative else path
@@ -122,9 +133,9 @@ def write_checkpoint_state(
 def get_monolith_checkpoint_state(
     folder: StrPath, filename: str = MONOLITH_INDEX, *, remove_invalid_path: bool = False
 ) -> MonolithCheckpointState | None:
-    """What `monolith_checkpoint` says, with absolute paths; None if it is not there or cannot be understood.
+    """Read `monolith_checkpoint`, with absolute paths. Returns None if it does not exist or cannot be parsed.
 
-    With `remove_invalid_path`, paths that do not exist any more are left out, with a warning.
+    With `remove_invalid_path`, paths that no longer exist are left out, with a warning.
     """
     try:
         text = _read(folder, filename, pb.MonolithCheckpointState())
@@ -138,7 +149,7 @@ def get_monolith_checkpoint_state(
     if remove_invalid_path:
         gone = [path for path in exempt if not checkpoint_exists(path)]
         if gone:
-            _log.warning("%s/%s: %s are not there any more", folder, filename, ", ".join(gone))
+            _log.warning("%s/%s: %s no longer exist", folder, filename, ", ".join(gone))
         exempt = tuple(path for path in exempt if path not in gone)
     return MonolithCheckpointState(
         exempt_model_checkpoint_paths=exempt,
@@ -169,7 +180,7 @@ def write_monolith_checkpoint_state(
 def create_monolith_checkpoint_state(folder: StrPath) -> None:
     """Write `monolith_checkpoint` of `folder` with the type of the tables, before anything is saved.
 
-    A file that is there keeps what it says. Only a type that it leaves open is filled in.
+    An existing file keeps its content. Only a missing type is filled in.
 
     Example:
         >>> create_monolith_checkpoint_state("memory://doc-start")
@@ -178,13 +189,13 @@ def create_monolith_checkpoint_state(folder: StrPath) -> None:
     """
     known = get_monolith_checkpoint_state(folder)
     if known is None and open_folder(folder).size(MONOLITH_INDEX) is not None:
-        return  # it cannot be read, which has been logged; a person may still repair it
+        return  # it cannot be read, which has been logged, and a person may still repair it
     if known is None or known.builtin_hash_table_type == "UNKNOWN":
         write_monolith_checkpoint_state(folder, _with_table_type(known))
 
 
 def update_save_time(folder: StrPath, time: int) -> MonolithCheckpointState:
-    """Note in `monolith_checkpoint` of `folder`, which is made if it is missing, when a checkpoint was saved."""
+    """Record in `monolith_checkpoint` of `folder`, which is created if it is missing, when a checkpoint was saved."""
     known = _with_table_type(get_monolith_checkpoint_state(folder))
     state = replace(known, last_checkpoint_save_timestamp=time)
     write_monolith_checkpoint_state(folder, state)
@@ -197,35 +208,10 @@ def _with_table_type(state: MonolithCheckpointState | None) -> MonolithCheckpoin
     return replace(state or MonolithCheckpointState(), builtin_hash_table_type="MULTI_CUCKOO_HASH_MAP")
 
 
-class _LatestStates:
-    """The index of every folder as last read, for those who ask at every step."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._states: dict[str, tuple[int, CheckpointState | None]] = {}
-
-    def get(self, folder: str, step: int) -> CheckpointState | None:
-        with self._lock:
-            known = self._states.get(folder)
-        if known is None or known[1] is None or step > known[0]:
-            known = (step, read_checkpoint_state(folder))
-            with self._lock:
-                self._states[folder] = known
-        return known[1]
-
-
-_LATEST = _LatestStates()
-
-
-def get_latest_checkpoint_state(folder: StrPath, step: int) -> CheckpointState | None:
-    """The index of `folder`, read again only when a larger `step` is asked for than before, or there was none."""
-    return _LATEST.get(str(folder), step)
-
-
 def write_checkpoint_info(
     folder: StrPath, step: int, *, feature_counts: Mapping[str, int], slot_counts: Mapping[int, int] | None = None
 ) -> None:
-    """Note how many rows the checkpoint of `step` has, by table and, if counted, by slot: `ckpt.info-<step>`.
+    """Write to `ckpt.info-<step>` how many rows the checkpoint of `step` has, by table and, if counted, by slot.
 
     Example:
         >>> write_checkpoint_info("memory://doc", 3, feature_counts={"user": 7})
@@ -236,13 +222,13 @@ def write_checkpoint_info(
 
 
 def read_checkpoint_info(folder: StrPath, step: int) -> tuple[dict[str, int], dict[int, int]] | None:
-    """Rows by table and by slot, as `write_checkpoint_info` noted them; None if it did not."""
+    """Read the rows by table and by slot that `write_checkpoint_info` wrote. Returns None if there is no such file."""
     info = _read(folder, f"ckpt.info-{step}", pb.CkptInfo())
     return None if info is None else (dict(info.feature_counts), dict(info.slot_counts))
 
 
 def remove_checkpoint_info(folder: StrPath, step: int) -> None:
-    """Forget the counts of `step`; nothing happens if there are none."""
+    """Remove the counts of `step`. Does nothing if there are none."""
     open_folder(folder).remove(f"ckpt.info-{step}")
 
 
@@ -256,7 +242,7 @@ def _read(folder: StrPath, name: str, message: TextMessage) -> TextMessage | Non
     try:
         return text_format.Parse(place.read(name).decode(), message, allow_unknown_field=True)
     except (text_format.ParseError, UnicodeDecodeError) as error:
-        raise CorruptFileError(f"{folder}/{name}: cannot be understood: {error}; {_ADVICE}") from None
+        raise CorruptFileError(f"{folder}/{name}: cannot be parsed: {error}; {_ADVICE}") from None
 
 
 def _write(folder: StrPath, name: str, message: Message) -> None:
@@ -264,7 +250,7 @@ def _write(folder: StrPath, name: str, message: Message) -> None:
 
 
 def checkpoint_exists(path: str) -> bool:
-    """Whether there is something at the path of a checkpoint, complete or not.
+    """Return whether there is something at the path of a checkpoint, complete or not.
 
     Example:
         >>> checkpoint_exists("memory://no-run/model.ckpt-3")
@@ -274,9 +260,132 @@ def checkpoint_exists(path: str) -> bool:
 
 
 def with_exempt(state: MonolithCheckpointState | None, *paths: str) -> MonolithCheckpointState:
-    """`state` with more paths that must stay."""
+    """Return `state` with more paths that must stay."""
     state = state or MonolithCheckpointState()
     known = state.exempt_model_checkpoint_paths
     return replace(
         state, exempt_model_checkpoint_paths=(*known, *(path for path in dict.fromkeys(paths) if path not in known))
     )
+
+
+RESTORE_MARKER = "restore_ckpt"
+"""Name of the file that says that `restore_ckpt` or `restore_dir` has been followed."""
+
+
+def redirect(state: CheckpointState, restore_ckpt: str, folder: StrPath) -> CheckpointState | None:
+    """Let `state`, the index of `folder`, start from `restore_ckpt`. Returns None, and logs it, if that is not listed.
+
+    `restore_ckpt` is the name of a checkpoint in `folder`. If it is a path, only its last component counts.
+    """
+    chosen = _listed(state, restore_ckpt)
+    if chosen is None:
+        _log.warning("restore_ckpt %r is not listed in %s/%s; the newest is used", restore_ckpt, folder, INDEX)
+        return None
+    if chosen == state.model_checkpoint_path:
+        _log.info("restore_ckpt %r is the newest checkpoint of %s anyway", restore_ckpt, folder)
+    return replace(state, model_checkpoint_path=chosen)
+
+
+def restore_marker(model_dir: StrPath) -> str | None:
+    """Return the checkpoint that a training run of `model_dir` went back to or adopted, as it was named. None if there is none.
+
+    Example:
+        >>> restore_marker("memory://no-run")
+    """
+    place = open_folder(model_dir)
+    return None if place.size(RESTORE_MARKER) is None else place.read(RESTORE_MARKER).decode(errors="replace")
+
+
+def warn_if_ignored(restore_ckpt: str, followed: str, model_dir: StrPath) -> None:
+    """Log that `restore_ckpt` has no effect if the run has already gone back to another one.
+
+    Example:
+        >>> warn_if_ignored("model.ckpt-30", "model.ckpt-30", "runs/ctr")
+    """
+    if base_name(restore_ckpt) != base_name(followed):
+        _log.warning(
+            "restore_ckpt %r is ignored: %s has already gone back to %r, which it does only once; remove the file %s/%s to go "
+            "back again",
+            restore_ckpt,
+            model_dir,
+            followed,
+            str(model_dir).rstrip("/"),
+            RESTORE_MARKER,
+        )
+
+
+def adopt_restore_dir(restore_dir: StrPath, model_dir: StrPath, *, restore_ckpt: str | None = None) -> str | None:
+    """Let `model_dir` start from a checkpoint of `restore_dir`. Returns its path, or None if nothing was adopted.
+
+    A `model_dir` that has an index keeps it, and `restore_dir` is then not read, since it may have been removed. The exception is
+    an index whose checkpoint was adopted from elsewhere and no longer exists. A `restore_dir` without a checkpoint is logged.
+
+    The checkpoint is the one named `restore_ckpt`, if it is listed there, else the newest. It stays where it is. The new index
+    names it by its full path, and it becomes exempt from removal. Only one process, the chief, may call this. The others wait
+    until it has restored (`WorkerSyncHook`).
+    """
+    own = _own_index(model_dir)
+    known = get_monolith_checkpoint_state(model_dir) or MonolithCheckpointState()
+    if own is not None:
+        if not _has(model_dir, MONOLITH_INDEX):
+            # A chief was killed before it wrote the last file.
+            write_monolith_checkpoint_state(model_dir, with_exempt(known, *_outside(own, model_dir)))
+        return None
+    state = read_patiently(restore_dir)
+    if state is None:
+        _log.warning("restore_dir %s has no checkpoint; %s starts without one", restore_dir, model_dir)
+        write_monolith_checkpoint_state(model_dir, known)
+        return None
+    chosen = state.model_checkpoint_path if restore_ckpt is None else _listed(state, restore_ckpt)
+    if chosen is None:
+        _log.warning("restore_ckpt %r is not listed in %s; its newest is used", restore_ckpt, restore_dir)
+        chosen = state.model_checkpoint_path
+    write_checkpoint_state(
+        model_dir, CheckpointState(model_checkpoint_path=chosen, all_model_checkpoint_paths=(chosen,))
+    )
+    mark_restored(model_dir, restore_ckpt or base_name(chosen))
+    write_monolith_checkpoint_state(model_dir, with_exempt(known, chosen))
+    return chosen
+
+
+def read_patiently(
+    folder: StrPath, filename: str = INDEX, *, attempts: int = 5, sleep: Callable[[float], None] = time.sleep
+) -> CheckpointState | None:
+    """Read the index of `folder` like `read_checkpoint_state`, but retry on errors: it may just be being replaced."""
+    for attempt in range(attempts):
+        try:
+            return read_checkpoint_state(folder, filename)
+        except (CorruptFileError, StorageError) as error:
+            if attempt + 1 == attempts:
+                raise
+            _log.warning("%s/%s cannot be read, trying again: %s", folder, filename, error)
+            sleep(1.0)
+    raise InvalidArgumentError(f"attempts: expected at least 1, got {attempts}")
+
+
+def mark_restored(folder: StrPath, restore_ckpt: str) -> None:
+    """Record in `folder` that a run has gone back to `restore_ckpt` or adopted it."""
+    open_folder(folder).write(RESTORE_MARKER, restore_ckpt.encode())
+
+
+def _own_index(model_dir: StrPath) -> CheckpointState | None:
+    """Return the index of `model_dir`, unless the checkpoint it starts from was adopted and has been removed since."""
+    state = read_checkpoint_state(model_dir)
+    if state is None or checkpoint_exists(state.model_checkpoint_path):
+        return state
+    return None if _outside(state, model_dir) else state
+
+
+def _outside(state: CheckpointState, model_dir: StrPath) -> tuple[str, ...]:
+    """Return the checkpoint that `state` starts from, if it is another run's."""
+    path = state.model_checkpoint_path
+    return () if parent_folder(path) == str(model_dir).rstrip("/") else (path,)
+
+
+def _listed(state: CheckpointState, name: str) -> str | None:
+    wanted = base_name(name)
+    return next((path for path in state.all_model_checkpoint_paths if base_name(path) == wanted), None)
+
+
+def _has(folder: StrPath, name: str) -> bool:
+    return open_folder(folder).size(name) is not None

@@ -1,4 +1,4 @@
-"""Whether the tables of a model and those of a saved state fit, and what becomes of each; nothing is changed here."""
+"""Whether the tables of a model and those of a saved state are compatible, and what a restore does to each of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from monolith.errors import CheckpointMismatchError
 from monolith.state.manifest import ShardEntry, TableEntry
 from monolith.state.optimizer_state import leaves
-from monolith.state.sharding import saved_shard
+from monolith.state.tables import saved_shard
 from monolith.table import EmbeddingTable, ProbabilisticAdmission, Segment, SlidingAdmission, TableConfig
 
 __all__ = ["RestoreReport", "TableFit", "changed_settings", "filters_fit", "fit_table", "match_segments"]
@@ -19,14 +19,14 @@ Fate = Literal["restored", "converted", "new", "kept"]
 
 @dataclass(frozen=True, kw_only=True)
 class TableFit:
-    """What becomes of one table of the model."""
+    """What a restore does to one table of the model."""
 
     fate: Fate
-    """`restored`: row by row as saved. `converted`: into another layout. `new`: it starts empty. `kept`: not touched."""
+    """`restored` row by row as saved, `converted` into another layout, `new` and so empty, or `kept` as it is."""
     saved_as: str | None = None
     """Its name in the saved state."""
     segments: tuple[int | None, ...] = ()
-    """Of a converted table: for each segment the saved one it continues; None: it is initialised."""
+    """In a converted table, the saved segment that each segment continues. None means that it is initialised."""
     notes: tuple[str, ...] = ()
     """What a person should know."""
     problems: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class RestoreReport:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Everything that does not fit."""
+        """Everything that is incompatible."""
         return tuple(f"table {name!r}: {text}" for name, fit in self.tables.items() for text in fit.problems)
 
     @property
@@ -58,7 +58,7 @@ class RestoreReport:
 
     @property
     def parent(self) -> int:
-        """What a log in the same model_dir continues: the saved sequence, or 0 if tables are not what they were there."""
+        """What a log in the same model_dir continues: the saved sequence, or 0 if the tables differ from the saved ones."""
         same = all(
             fit.fate == "new" or (fit.fate == "restored" and fit.saved_as == n) for n, fit in self.tables.items()
         )
@@ -83,7 +83,7 @@ def fit_table(
     reset_admission: bool,
     parts: Sequence[range],
 ) -> TableFit:
-    """What becomes of the table whose shards, with the buckets `parts`, are `shards`."""
+    """Decide what a restore does to the table whose shards, with the buckets `parts`, are `shards`."""
     if saved_as not in saved:
         if allow_new_tables:
             return TableFit(fate="new", notes=("is not in the checkpoint: it starts empty",))
@@ -112,10 +112,10 @@ def fit_table(
     if shards[0].admission is not None:
         now, was = shards[0].admission.config, entry.admission
         if was is not None and not filters_fit(now, was):
-            text = f"has an admission filter {now!r}, saved with {was!r}; reset_admission starts counting anew"
+            text = f"has an admission filter {now!r}, saved with {was!r}; reset_admission starts counting again from 0"
             (notes if reset_admission else problems).append(text)
         elif not all(_has_counts(saved_shard(entry.shards, part)) for part in parts):
-            notes.append("admission counts start anew: they were not saved, or by shards with other ids")
+            notes.append("admission counts start again from 0: they were not saved, or by shards with other ids")
     return TableFit(
         fate="converted" if segments else "restored",
         saved_as=saved_as,
@@ -132,14 +132,14 @@ def _has_counts(shard: ShardEntry | None) -> bool:
 def filters_fit(
     now: SlidingAdmission | ProbabilisticAdmission, saved: SlidingAdmission | ProbabilisticAdmission | None
 ) -> bool:
-    """Whether a filter can go on from saved counts; thresholds may have changed."""
+    """Return whether a filter can continue from saved counts. Thresholds may have changed."""
     if isinstance(now, SlidingAdmission) and isinstance(saved, SlidingAdmission):
         return (now.capacity, now.split_num) == (saved.capacity, saved.split_num)
     return isinstance(now, ProbabilisticAdmission) and isinstance(saved, ProbabilisticAdmission)
 
 
 def changed_settings(old: TableConfig, new: TableConfig) -> list[str]:
-    """The settings of a table that are declared otherwise than before, with the old and the new value.
+    """Return the settings of a table that have changed, with the old and the new value.
 
     Example:
         >>> from monolith.table import SGD
@@ -147,16 +147,18 @@ def changed_settings(old: TableConfig, new: TableConfig) -> list[str]:
         >>> changed_settings(*(TableConfig(name="item", segments=(segment,)) for segment in (old, new)))
         ['segments.0.optimizer.learning_rate was 1.0, is now 0.5']
     """
+    if old == new:
+        return []
     was, now = (dict(leaves(config.model_dump(mode="json"))) for config in (old, new))
     keys = [key for key in dict.fromkeys([*was, *now]) if key != "initial_capacity" and was.get(key) != now.get(key)]
     return [f"{key} was {was.get(key)!r}, is now {now.get(key)!r}" for key in keys]
 
 
 def match_segments(old: Sequence[Segment], new: Sequence[Segment]) -> tuple[int | None, ...] | None:
-    """For each new segment the old one it continues, None for one that was added; None if it is not that simple.
+    """Return for each new segment the old one it continues, or None for one that was added. None if they do not match.
 
-    Segments are the same if dim and optimizer are. Either some were added or some were removed, not both; of equal neighbours
-    the first ones are taken for the old ones.
+    Segments match if dim and optimizer are equal. Either some were added or some were removed, not both. Of equal neighbours the
+    first ones are taken for the old ones.
 
     Example:
         >>> bias, vector = Segment(dim=1), Segment(dim=16)

@@ -1,0 +1,270 @@
+"""The tables of a saved state: which files and segments have their rows, whatever kind of restore point it is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from monolith.errors import CorruptFileError, LogGapError
+from monolith.log import LogSegment, SegmentInfo, replay
+from monolith.state.locks import in_use
+from monolith.state.manifest import Manifest, ShardEntry, SnapshotManifest, TableEntry, read_listed
+from monolith.state.model_dir import LOG, SNAPSHOTS, ModelDir
+from monolith.state.paths import base_name
+from monolith.state.restore_points import RestorePoint
+from monolith.state.snapshot import buckets_of, in_parallel, read_table_file
+from monolith.state.storage import Folder, StrPath
+from monolith.table import NUM_BUCKETS, EmbeddingTable, bucket_ranges
+from monolith.table.table_file import FileEntry
+
+__all__ = [
+    "ALL",
+    "PartedSource",
+    "TableSource",
+    "joined_source",
+    "open_source",
+    "reading",
+    "saved_shard",
+    "shard_buckets",
+]
+
+ALL = (range(NUM_BUCKETS),)
+"""Every bucket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSource:
+    """The tables of a saved state. Their rows are in files, and are changed by segments of the log, in order."""
+
+    where: str
+    step: int
+    time: float
+    sequence: int
+    tables: Mapping[str, TableEntry]
+    checkpoint: Folder
+    """Has the admission filters."""
+    checkpoint_files: tuple[FileEntry, ...]
+    rows: Folder
+    """Has the files with rows."""
+    row_files: Mapping[str, tuple[FileEntry, ...]]
+    """By table."""
+    model_dir: Folder
+    segments: tuple[FileEntry, ...]
+    ranges: tuple[range, ...] = ALL
+    """The buckets whose rows count. Rows of other buckets may exist and are ignored."""
+    owned: int = NUM_BUCKETS
+    """How many buckets it was saved with."""
+
+    def within(self, ranges: Sequence[range]) -> TableSource:
+        """Return the same source with the rows of `ranges` only."""
+        return dataclasses.replace(self, ranges=_common(self.ranges, ranges))
+
+    def read(self, name: str) -> bytes:
+        """Read a file of the checkpoint itself."""
+        return read_listed(self.checkpoint, self.checkpoint_files, name)
+
+    def rows_in(self, name: str, buckets: range) -> int:
+        """Estimate how many rows a table has in `buckets`, at most what its files can hold, whatever the manifest says."""
+        entry = self.tables[name]
+        size = sum(file.size for file in (*self.row_files.get(name, ()), *self.segments))
+        wanted = sum(map(len, _common(self.ranges, [buckets])))
+        return min(entry.rows, size // 12) * wanted // max(self.owned, 1)
+
+    def fill(self, tables: Mapping[str, EmbeddingTable], buckets: range) -> None:
+        """Fill empty `tables`, given by their names in the source, with their rows in `buckets`."""
+        owned = _common(self.ranges, [buckets])
+        jobs = [
+            (entry, table, part)
+            for part in owned
+            for name, table in tables.items()
+            for entry in self.row_files.get(name, ())
+            if _common([buckets_of(entry.name)], [part])
+        ]
+        in_parallel(lambda job: read_table_file(self.rows, *job), jobs)
+        for entry in self.segments if owned else ():
+            with self.model_dir.local(entry.name) as path, LogSegment(path) as segment:
+                if (segment.info.size, f"crc32c:{segment.info.checksum:08x}") != (entry.size, entry.checksum):
+                    raise CorruptFileError(f"{path}: is not the segment that {self.where} was written with")
+                replay(segment, tables, buckets=None if owned == ALL else owned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartedSource(TableSource):
+    """The tables of a checkpoint together with those of its parts. Made by `joined_source`."""
+
+    own: TableSource
+    parts: tuple[TableSource, ...]
+
+    def within(self, ranges: Sequence[range]) -> TableSource:
+        """Return the same source with the rows of `ranges` only. Parts that have none of them are left out."""
+        return joined_source(self.own.within(ranges), [part.within(ranges) for part in self.parts])
+
+    def read(self, name: str) -> bytes:
+        """Read a file of the checkpoint itself, or of one of its parts."""
+        number, _, file = name.rpartition("/")
+        return self.parts[int(number)].read(file) if number else self.own.read(name)
+
+    def rows_in(self, name: str, buckets: range) -> int:
+        """Estimate how many rows a table has in `buckets`."""
+        return sum(source.rows_in(name, buckets) for source in (self.own, *self.parts) if name in source.tables)
+
+    def fill(self, tables: Mapping[str, EmbeddingTable], buckets: range) -> None:
+        """Fill empty `tables`, given by their names in the source, with their rows in `buckets`."""
+        for source in (self.own, *self.parts):
+            source.fill({name: table for name, table in tables.items() if name in source.tables}, buckets)
+
+
+def joined_source(own: TableSource, parts: Iterable[TableSource]) -> PartedSource:
+    """Join the tables of `own` and of `parts`. A table is either in `own`, or its rows are distributed over parts."""
+    tables = dict(own.tables)
+    kept: list[TableSource] = []
+    for part in parts:
+        for name, entry in part.tables.items():
+            if name in own.tables:
+                raise CorruptFileError(f"{own.where}: table {name!r} is in the checkpoint and in a part of it")
+            mine = _renamed(entry, len(kept)) if part.ranges else entry.model_copy(update={"shards": (), "rows": 0})
+            tables[name] = _together(tables.get(name), mine, f"{own.where}: table {name!r}")
+        kept += [part] * bool(part.ranges)
+    fields = {field.name: getattr(own, field.name) for field in dataclasses.fields(TableSource)}
+    return PartedSource(**(fields | {"tables": tables}), own=own, parts=tuple(kept))
+
+
+def _renamed(entry: TableEntry, number: int) -> TableEntry:
+    """Prefix the names of its files with the number of the part they are in."""
+    shards = tuple(
+        shard if shard.admission is None else shard.model_copy(update={"admission": f"{number}/{shard.admission}"})
+        for shard in entry.shards
+    )
+    return entry.model_copy(update={"shards": shards})
+
+
+def _together(known: TableEntry | None, entry: TableEntry, where: str) -> TableEntry:
+    if known is None:
+        return entry
+    if (known.layout, known.config.seed) != (entry.layout, entry.config.seed):
+        raise CorruptFileError(f"{where} has other rows in one part than in another")
+    return known.model_copy(update={"shards": (*known.shards, *entry.shards), "rows": known.rows + entry.rows})
+
+
+def _common(left: Iterable[range], right: Sequence[range]) -> tuple[range, ...]:
+    pairs = ((one, other) for one in left for other in right)
+    common = (range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
+    return tuple(found for found in common if found)
+
+
+@contextlib.contextmanager
+def reading(source: StrPath | RestorePoint) -> Iterator[TableSource]:
+    """Provide what `open_source` returns, and keep retention from removing the checkpoint within the block."""
+    path = source.checkpoint if isinstance(source, RestorePoint) else source
+    with contextlib.nullcontext() if path is None else in_use(path):
+        yield open_source(source)
+
+
+def open_source(source: StrPath | RestorePoint) -> TableSource:
+    """Return the tables of a checkpoint or of another restore point, all of whose files must exist."""
+    if not isinstance(source, RestorePoint):
+        return _of_checkpoint(ModelDir.around(source), str(source))
+    if source.checkpoint is None:
+        return _of_log(source)
+    return _of_checkpoint(source.home.home_of(source.checkpoint), source.checkpoint)
+
+
+def _of_checkpoint(model_dir: ModelDir, path: str) -> TableSource:
+    name = base_name(path)
+    manifest, folder = model_dir.check(name), model_dir.folder.inside(name)
+    rows, files = _rows_of(manifest, folder, model_dir)
+    ranges = ALL if manifest.buckets is None else tuple(range(*pair) for pair in manifest.buckets)
+    own = TableSource(
+        where=path,
+        step=manifest.step,
+        time=manifest.time,
+        sequence=manifest.sequence,
+        tables=manifest.tables,
+        checkpoint=folder,
+        checkpoint_files=manifest.files,
+        rows=rows,
+        row_files=files,
+        model_dir=model_dir.folder,
+        segments=manifest.segments,
+        ranges=ranges,
+        owned=sum(map(len, ranges)),
+    )
+    parts = model_dir.parts(name)
+    return joined_source(own, [_of_checkpoint(model_dir.home_of(part), part) for part in parts]) if parts else own
+
+
+def _rows_of(
+    manifest: Manifest, folder: Folder, model_dir: ModelDir
+) -> tuple[Folder, Mapping[str, tuple[FileEntry, ...]]]:
+    if manifest.snapshot is None:
+        return folder, _files_by_table(manifest, str(folder))
+    snapshot_folder, snapshot = model_dir.snapshot_of(manifest)
+    for name, table in snapshot.tables.items():
+        if name in manifest.tables and manifest.tables[name].layout != table.layout:
+            raise CorruptFileError(f"{snapshot_folder}: table {name!r} has other rows than the checkpoint {folder}")
+    return snapshot_folder, _files_by_table(snapshot, str(snapshot_folder))
+
+
+def _files_by_table(manifest: Manifest | SnapshotManifest, where: str) -> dict[str, tuple[FileEntry, ...]]:
+    entries = {entry.name: entry for entry in manifest.files}
+    try:
+        return {name: tuple(entries[file] for file in table.files) for name, table in manifest.tables.items()}
+    except KeyError as error:
+        raise CorruptFileError(f"{where}: a table is in {error}, which the manifest does not list") from None
+
+
+def _of_log(point: RestorePoint) -> TableSource:
+    lineage, model_dir = point.home.lineage(point.sequence), point.home.folder
+    if lineage is None:
+        raise LogGapError(
+            f"{point.model_dir}/{LOG}: tables had rows before sequence {point.sequence} that no snapshot has; choose a later "
+            "restore point"
+        )
+    snapshot = lineage.snapshot
+    return TableSource(
+        where=f"sequence {point.sequence} of {point.model_dir}/{LOG}",
+        step=point.step,
+        time=point.time,
+        sequence=point.sequence,
+        tables=_tables_of(lineage.segments[-1]),
+        checkpoint=model_dir,
+        checkpoint_files=(),
+        rows=model_dir.inside(f"{SNAPSHOTS}/{lineage.name}") if lineage.name is not None else model_dir,
+        row_files=_files_by_table(snapshot, str(lineage.name)) if snapshot is not None else {},
+        model_dir=model_dir,
+        segments=lineage.segment_entries(),
+    )
+
+
+def _tables_of(info: SegmentInfo) -> dict[str, TableEntry]:
+    tables: dict[str, TableEntry] = {}
+    for part in info.tables:
+        state = part.meta.state
+        shard = ShardEntry(
+            max_event_time=state.max_event_time,
+            updates=state.updates,
+            hashnet_scales=tuple(state.hashnet_scales),
+        )
+        earlier = tables[part.name].shards if part.name in tables else ()
+        tables[part.name] = TableEntry(config=part.config(), layout=part.layout, rows=0, shards=(*earlier, shard))
+    return tables
+
+
+def shard_buckets(count: int, buckets: range | None = None) -> list[range]:
+    """Return the buckets of each of `count` shards in this process: all buckets divided, or the same `buckets` for each.
+
+    Example:
+        >>> shard_buckets(2), shard_buckets(1, range(1024))
+        ([range(0, 2048), range(2048, 4096)], [range(0, 1024)])
+    """
+    return bucket_ranges(count) if buckets is None else [buckets] * count
+
+
+def saved_shard(saved: Sequence[ShardEntry], buckets: range) -> ShardEntry | None:
+    """Return the saved shard that had all ids of `buckets`, or None if they were in several."""
+    for owned, entry in zip(bucket_ranges(max(len(saved), 1)), saved, strict=False):
+        if owned.start <= buckets.start and buckets.stop <= owned.stop:
+            return entry
+    return None
