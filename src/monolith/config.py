@@ -15,7 +15,7 @@ __all__ = ["Config", "Count", "Finite", "Fraction", "NonNegative", "Positive", "
 
 
 def _as_float32(value: float) -> float:
-    """The core computes in float32: a number that becomes infinite, zero or one there is not the one that was asked for."""
+    """Refuse a number that float32, in which the core computes, turns into infinity, zero or one."""
     try:
         (single,) = struct.unpack("<f", struct.pack("<f", value))
     except OverflowError:
@@ -62,7 +62,7 @@ class Config(BaseModel):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Build from what `model_dump_json` wrote; wrong input raises `ConfigError`."""
+        """Build from what `model_dump_json` wrote. Wrong input raises `ConfigError`."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -70,7 +70,7 @@ class Config(BaseModel):
 
     @classmethod
     def from_texts(cls, texts: Mapping[str, object]) -> Self:
-        """Build from fields as texts, as an environment has them; wrong input raises `ConfigError`."""
+        """Build from fields as strings, as in an environment. Wrong input raises `ConfigError`."""
         try:
             return cls.model_validate_strings(texts, strict=False)
         except ValidationError as error:
@@ -82,7 +82,7 @@ _NOT_AN_OBJECT = ("model_type", "model_attributes_type", "union_tag_not_found")
 
 
 def _config_classes(model: type[BaseModel], path: Sequence[int | str]) -> dict[str, type[BaseModel]]:
-    """The configuration classes, by name, that the field at `path` accepts. None for a field of a field."""
+    """Return the configuration classes, by name, that the field at `path` accepts. None for a field of a field."""
     field = model.model_fields.get(str(path[0])) if path else None
     if field is None:
         return {}
@@ -111,7 +111,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def _misspelt(name: str, other: str) -> list[int] | None:
-    """How many letters differ in each word, None if too many for a misspelling."""
+    """Return how many letters differ in each word, None if too many for a misspelling."""
     words, others = name.split("_"), other.split("_")
     shared = min(len(words), len(others))
     if shared > 1 and len(words) != len(others) and words[:shared] == others[:shared]:
@@ -126,7 +126,7 @@ def _misspelt(name: str, other: str) -> list[int] | None:
 
 
 def _edits(word: str, other: str) -> int:
-    """The least number of letters inserted, removed, replaced or exchanged with their neighbour that lead to `other`."""
+    """Return the least number of letters inserted, removed, replaced or exchanged with their neighbour that lead to `other`."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(word, 1):
@@ -140,7 +140,7 @@ def _edits(word: str, other: str) -> int:
 
 
 def _owner(model: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:
-    """The configuration class that the fields at `path` belong to, as far as it is known."""
+    """Return the configuration class that the fields at `path` belong to, as far as it is known."""
     members: list[type[BaseModel]] = []
     for part in path:
         # After a field that accepts several classes, pydantic names the one that came by its `kind`.
@@ -157,7 +157,7 @@ def _kind(model: type[BaseModel]) -> object:
 
 
 def _where_it_belongs(model: type[BaseModel], name: str) -> str:
-    """A hint about a field that `model` does not have: which class has it, which field is meant, or which fields there are."""
+    """Return a hint about a field that `model` does not have: its class, a similar field, or all fields there are."""
     related = _related(model)
     homes = [other.__name__ for other in related if name in other.model_fields]
     if homes:
@@ -172,7 +172,7 @@ def _where_it_belongs(model: type[BaseModel], name: str) -> str:
 
 
 def _related(model: type[BaseModel]) -> list[type[BaseModel]]:
-    """The configurations that a user writes together with `model`, and may confuse it with."""
+    """Return the configurations that a user writes together with `model`, and may confuse it with."""
     group = getattr(model, "config_group", "")
     found, classes = [], [Config]
     while classes and group:
@@ -209,7 +209,7 @@ def _explain(model: type[BaseModel], error: ValidationError) -> str:
 
 
 def _shown(model: type[BaseModel], path: list[str], value: object) -> str:
-    """What came, unless a secret could be in it: errors end up in logs."""
+    """Return the input, unless it could hold a secret: errors end up in logs."""
     is_whole = not path and _SECRET in model.model_fields
     is_secret = is_whole or _SECRET in path or _SECRET in repr(value)
     return "" if is_secret else f"; got {value!r}"

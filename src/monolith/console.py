@@ -19,8 +19,8 @@ Progress = Callable[[int, int], None]
 def log_to_stderr() -> None:
     """Show our messages from level INFO on, and warnings of other libraries, on stderr.
 
-    Does nothing if the program has configured logging itself. Programs of ours and the roles of a job over several processes call
-    it; importing never does.
+    Does nothing if the program has configured logging itself. Called by our programs and by the roles of a distributed job,
+    never on import.
 
     Example:
         >>> log_to_stderr()

@@ -25,7 +25,7 @@ def sync_to_disk(path: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes | memoryview) -> None:
-    """Write a file that appears under its name whole and durable, or not at all; raises `OSError`.
+    """Write a file that appears under its name whole and durable, or not at all. Raises `OSError`.
 
     Example:
         >>> import tempfile

@@ -71,7 +71,7 @@ class MonolithError(Exception):
 
 
 class CheckpointMismatchError(MonolithError, ValueError):
-    """A checkpoint and what is to be restored do not fit together; the message lists everything that does not."""
+    """A checkpoint does not fit what is to be restored from it. The message lists every difference."""
 
 
 class ConfigError(MonolithError, ValueError):
@@ -79,7 +79,7 @@ class ConfigError(MonolithError, ValueError):
 
 
 class InvalidArgumentError(MonolithError, ValueError):
-    """The arguments of a call do not fit the table or each other; nothing was changed."""
+    """The arguments of a call do not fit the table or each other. Nothing was changed."""
 
 
 class InvalidVariableError(InvalidArgumentError, RuntimeError):
@@ -87,7 +87,7 @@ class InvalidVariableError(InvalidArgumentError, RuntimeError):
 
 
 class CorruptFileError(MonolithError):
-    """A file is truncated, altered, of a newer version, or made for another table; nothing was changed."""
+    """A file is truncated, altered, of a newer version, or made for another table. Nothing was changed."""
 
 
 class DiscoveryError(MonolithError, OSError):
@@ -95,7 +95,7 @@ class DiscoveryError(MonolithError, OSError):
 
 
 class DivergedError(MonolithError, ArithmeticError):
-    """Training met a loss or gradient that is NaN or infinite; the step changed no weight."""
+    """A loss or gradient is NaN or infinite. The step changed no weight."""
 
 
 class ForkedProcessError(MonolithError, RuntimeError):
@@ -107,11 +107,12 @@ class LogGapError(MonolithError):
 
 
 class MissingPackageError(MonolithError, ImportError):
-    """An optional package is needed and not installed; the message has the command that installs it."""
+    """An optional package is needed and not installed. The message has the command that installs it."""
 
 
 class RunInterruptedError(MonolithError):
-    """This process of a run was asked to stop before its work was done. Its successor continues with the next batch."""
+    """This process of a run received a request to stop before its work was done. Its successor continues with the next
+    batch."""
 
 
 class WorkerLostError(MonolithError):
@@ -119,35 +120,35 @@ class WorkerLostError(MonolithError):
 
 
 class SchemaError(MonolithError, ValueError):
-    """A record or table does not have a column that was asked for, or has it with another type or length."""
+    """A record or table lacks a requested column, or has it with another type or length."""
 
 
 class ServerError(MonolithError):
-    """A parameter server could not do what it was asked; by itself, the server's own fault."""
+    """A parameter server failed to serve a request. Without a more specific class, the fault is the server's."""
 
 
 class AuthenticationError(ServerError, PermissionError):
-    """The server asks for a token, and none or another one was sent; nothing was changed."""
+    """The server requires a token, and none or another one was sent. Nothing was changed."""
 
 
 class DeadlineExceededError(ServerError, TimeoutError):
-    """No answer came in time. A push may have been applied or not; sent again with its number it counts once."""
+    """No answer came in time. A push may have been applied or not. Sent again with its number it counts once."""
 
 
 class FencedError(ServerError):
-    """Another process has taken the folder of this one; what was sent is not acknowledged, and this process should end."""
+    """Another process has taken over the folder of this one. The request is not acknowledged, and this process should end."""
 
 
 class MemoryLimitError(ServerError, MemoryError):
-    """The server's memory limit leaves no room for what was sent; nothing was changed, and reading goes on."""
+    """The request would exceed the server's memory limit. Nothing was changed, and reads are still served."""
 
 
 class OwnershipChangedError(ServerError):
-    """The server has given buckets away since the sender asked who owns them, or is moving some; nothing was changed."""
+    """The server no longer owns some of the buckets, or is moving them. Nothing was changed."""
 
 
 class ProtocolError(ServerError, ValueError):
-    """A message is malformed, larger than allowed, or of another version of the protocol; nothing was changed."""
+    """A message is malformed, larger than allowed, or of another version of the protocol. Nothing was changed."""
 
 
 class ServerLostError(ServerError):
@@ -155,15 +156,15 @@ class ServerLostError(ServerError):
 
 
 class ServerRestartedError(ServerError):
-    """The server was started again since it was first asked, and has lost what it held; nothing was changed."""
+    """The server was restarted and has lost its state. Nothing was changed."""
 
 
 class ServerRestoredError(ServerRestartedError):
-    """The server was started again and has restored itself from its folder: join it again and go on; nothing was changed."""
+    """The server was restarted and has restored itself from its folder. Join it again and continue. Nothing was changed."""
 
 
 class StalePushError(ServerError):
-    """A newer process has taken the sender's place, or the push is older than the server remembers; nothing was changed."""
+    """A newer process has replaced the sender, or the push is older than the server remembers. Nothing was changed."""
 
 
 class UnavailableError(ServerError, ConnectionError):
@@ -175,8 +176,8 @@ class OverloadedError(UnavailableError):
 
 
 class StorageError(MonolithError, OSError):
-    """The operating system refused an open, read, write, fsync or rename; the message has path and reason."""
+    """The operating system refused an open, read, write, fsync or rename. The message has path and reason."""
 
 
 class SaveInterruptedError(StorageError):
-    """A server does not know of the save it is asked about: it was started again, or has begun another. Save again."""
+    """A server does not know the save in question: it was restarted, or has begun another. Save again."""

@@ -69,13 +69,13 @@ def unpack_state(structure: bytes, tensors: bytes, where: str = "state") -> Stat
 
 
 def _encode(state: State, tensors: dict[str, torch.Tensor], where: str) -> object:
-    # Plain values stay as they are; containers and tensors become objects with one key that says what they are.
+    # Plain values stay as they are. Containers and tensors become objects with one key that names their kind.
     match state:
         case None | bool() | int() | float() | str():
             return state
         case torch.Tensor():
             key = str(len(tensors))
-            # A copy: safetensors refuses views that share memory, and training goes on while the state is written.
+            # A copy: safetensors refuses views that share memory, and training continues while the state is written.
             tensors[key] = state.detach().to("cpu").clone().contiguous()
             return {"tensor": key}
         case list():

@@ -82,7 +82,7 @@ def checked_location(path: StrPath) -> str:
 
 
 def is_url(path: StrPath) -> bool:
-    """Whether `path` is on another store than this machine's disks.
+    """Return whether `path` is on another store than this machine's disks.
 
     Example:
         >>> [is_url(path) for path in ("model", "/data/model", "file:///data", "hdfs:/model", "s3://bucket/model")]
@@ -93,7 +93,7 @@ def is_url(path: StrPath) -> bool:
 
 
 def lies_below(path: str, root: str) -> bool:
-    """Whether `path` is `root` or lies inside of it, after symbolic links and `..` on a local disk.
+    """Return whether `path` is `root` or inside of it, after resolving symbolic links and `..` on a local disk.
 
     Example:
         >>> lies_below("s3://bucket/run/a", "s3://bucket/run"), lies_below("s3://bucket/runs", "s3://bucket/run")
@@ -133,7 +133,7 @@ def local_path(path: StrPath, what: str) -> str:
 
 
 def filesystem_of(path: StrPath, what: str = "path") -> tuple[fsspec.AbstractFileSystem, str]:
-    """The store that `path` is on, and what it is called there.
+    """Return the store that `path` is on, and what it is called there.
 
     Raises:
         InvalidArgumentError: The URL cannot be meant, or a package for its store is not installed.

@@ -32,7 +32,8 @@ class _Stateful(Protocol):
 class PrefetchQueue(Generic[T]):
     """A first-in first-out queue of at most `capacity` entries between threads, with an end.
 
-    Closing it wakes everyone: a blocked `put` gives up, `get` hands out what is left and then raises StopIteration.
+    Closing it wakes all waiting threads: a blocked `put` gives up, and `get` returns the remaining entries and then raises
+    StopIteration.
 
     Example:
         >>> queue = PrefetchQueue(2)
@@ -54,7 +55,7 @@ class PrefetchQueue(Generic[T]):
         self._bound = ProcessBound("batches read ahead")
 
     def put(self, entry: T) -> bool:
-        """Append `entry`, waiting while the queue is full; False if the queue is closed and the entry was not taken."""
+        """Append `entry`, waiting while the queue is full. Returns False if the queue is closed and the entry was not taken."""
         self._bound.require()
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._entries) < self._capacity)
@@ -65,9 +66,10 @@ class PrefetchQueue(Generic[T]):
             return True
 
     def get(self, timeout: float | None = None) -> T:
-        """The oldest entry, waiting while there is none; StopIteration, or the error of `close`, after the last one.
+        """Return the oldest entry, waiting while there is none.
 
-        `TimeoutError` if there was none for `timeout` seconds, `ForkedProcessError` in a process forked since.
+        After the last entry it raises StopIteration, or the error of `close`. Raises `TimeoutError` if there was no entry for
+        `timeout` seconds, and `ForkedProcessError` in a process forked since.
         """
         self._bound.require()
         with self._changed:
@@ -83,13 +85,13 @@ class PrefetchQueue(Generic[T]):
         raise StopIteration
 
     def size(self) -> int:
-        """How many entries are waiting."""
+        """Return how many entries are waiting."""
         self._bound.require()
         with self._changed:
             return len(self._entries)
 
     def close(self, error: BaseException | None = None, *, drop: bool = False) -> None:
-        """No more entries; `error` is raised once by `get` after those that wait, unless `drop` forgets them."""
+        """Accept no more entries. `get` raises `error` once, after the waiting entries, or at once if `drop` discards them."""
         if not self._bound.is_here:
             return  # a thread that is not in this process may have held the lock
         with self._changed:
@@ -103,8 +105,8 @@ class Prefetch:
     """A source read ahead: a thread keeps up to `capacity` nested batches ready, in the source's order.
 
     An exception of the source is raised here, with its own traceback, after the batches before it. `capacity` 0 reads in
-    the caller's thread. With a CUDA `device` the thread pins each batch and copies it on a stream of its own; the consumer's
-    stream waits for the copy, not the consumer.
+    the caller's thread. With a CUDA `device` the thread pins each batch and copies it on a stream of its own. The consumer's
+    stream waits for the copy, the consumer's thread does not.
 
     `state_dict` is the source's state at the last batch handed out: batches read ahead are read again after a restart. It
     asks the source for its state after every batch, so that should be cheap. The source must not be used elsewhere until
@@ -126,7 +128,7 @@ class Prefetch:
         self._state = source.state_dict() if isinstance(source, _Stateful) else None
 
     def __iter__(self) -> Iterator[Any]:
-        """Go on after the last batch handed out; a new loop over a finished source starts it again."""
+        """Continue after the last batch handed out. A new loop over a finished source starts it again."""
         if self._capacity == 0:
             place = _placement(self._device)
             for batch in self._source:
@@ -156,8 +158,8 @@ class Prefetch:
     def close(self, timeout: float = 5.0) -> bool:
         """Stop the thread, drop what it read ahead, and set a resumable source back to the last batch handed out.
 
-        Waits at most `timeout` seconds for a source that is inside a read; False if it still is: the thread then ends by
-        itself as soon as the read returns, and the source is not set back.
+        Waits at most `timeout` seconds for a source that is inside a read. Returns False if it still is. The thread then ends
+        as soon as the read returns, and the source is not set back.
         """
         if self._reader is None:
             return True
@@ -175,7 +177,7 @@ class Prefetch:
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The source's state as of the last batch handed out."""
+        """Return the source's state as of the last batch handed out."""
         if self._capacity == 0:
             return self._stateful().state_dict()
         self._stateful()
@@ -183,7 +185,7 @@ class Prefetch:
         return self._state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stop reading ahead and go on where `state` was taken."""
+        """Stop reading ahead and continue from where `state` was taken."""
         source = self._stateful()
         if not self.close():
             raise InvalidArgumentError("source: still inside a read after 5 seconds; load the state into a new source")
@@ -236,7 +238,7 @@ def _read_ahead(source: Iterable[Any], queue: PrefetchQueue[tuple[Any, Any, Any]
             state = source.state_dict() if isinstance(source, _Stateful) else None
             if not queue.put((placed, state, ready)):
                 return
-        # At its end a source may start anew, so the state behind the last batch is not yet that of the finished loop.
+        # At its end a source may start again, so the state after the last batch is not yet that of the finished loop.
         queue.put((_END, source.state_dict() if isinstance(source, _Stateful) else None, None))
         queue.close()
     except BaseException as error:
@@ -244,7 +246,7 @@ def _read_ahead(source: Iterable[Any], queue: PrefetchQueue[tuple[Any, Any, Any]
 
 
 def _placement(device: torch.device | None) -> Any:  # noqa: ANN401 - a function of any nested batch
-    """A function batch -> (batch on `device`, the event its copy ends with or None)."""
+    """Return a function batch -> (batch on `device`, the event its copy ends with or None)."""
     if device is None:
         return lambda batch: (batch, None)
     if device.type != "cuda":
@@ -299,7 +301,7 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -
 def enqueue_dicts_with_queue_return(
     tensors: Iterable[T], capacity: int = 1
 ) -> tuple[Iterable[T], PrefetchQueue[Any] | None]:
-    """The original's name for reading ahead: (the batches, their queue); capacity 0 gives `tensors` back, and None.
+    """Read ahead under the original's name. Returns the batches and their queue, or `tensors` and None for capacity 0.
 
     Example:
         >>> batches, queue = enqueue_dicts_with_queue_return([{"x": torch.tensor([1])}], capacity=3)

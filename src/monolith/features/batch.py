@@ -17,14 +17,14 @@ __all__ = ["Batch", "BatchColumn", "as_batch", "column_of", "nearest_column", "n
 BatchColumn = torch.Tensor | Ragged
 """Rows of one column: a tensor [rows, ...], or `Ragged` with as many rows."""
 Batch = dict[str, BatchColumn]
-"""Columns by name, all with the same number of rows; labels, weights and request times are columns like any other."""
+"""Columns by name, all with the same number of rows. Labels, weights and request times are columns like any other."""
 
 
 def as_batch(columns: Mapping[str, object]) -> Batch:
     """Convert NumPy arrays and lists of numbers to tensors and `Ragged`. A batch that has none is returned as it is.
 
-    Integers and booleans become int64, Python floats float32; NumPy floats keep their precision. Lists of lists become `Ragged`.
-    A column of anything else stays as it is: it is an error only where a model reads it.
+    Integers and booleans become int64, Python floats float32. NumPy floats keep their precision. Lists of lists become
+    `Ragged`. A column of anything else stays as it is: it is an error only where a model reads it.
 
     Example:
         >>> batch = as_batch({"user": np.array([1, 2], dtype=np.int32), "tags": [[5], []], "label": [0.0, 1.0]})
@@ -98,7 +98,7 @@ def num_rows(batch: Mapping[str, object], names: Iterable[str] | None = None) ->
 
 
 def column_of(batch: Mapping[str, object], name: str) -> BatchColumn:
-    """The column `name`; an unknown one is an error that says the nearest known name.
+    """Return the column `name`. The error for an unknown one suggests the nearest known name.
 
     Example:
         >>> column_of({"user": torch.tensor([1, 2])}, "user").tolist()

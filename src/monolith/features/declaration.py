@@ -23,7 +23,7 @@ class FeatureGroup:
     slots: tuple[int | None, ...]
     """The slot of each."""
     stack: str | None
-    """The name of the stack; None: a feature alone."""
+    """The name of the stack, None for a feature alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +32,13 @@ class TableDeclaration:
 
     config: TableConfig
     admission: SlidingAdmission | None
-    """How often an id must come before it gets a row; None admits at once."""
+    """How often an id must come before it gets a row. None admits it at once."""
     schedules: tuple[RateFunction | None, ...]
-    """A learning rate by step for each segment; None: the optimizer's own."""
+    """A learning rate by step for each segment, None for the optimizer's own."""
     features: tuple[Feature, ...]
     """In the order of declaration."""
     slots: tuple[int | None, ...]
-    """The slot of each of `features`; None: ids are taken as they are."""
+    """The slot of each of `features`, None if ids are taken as they are."""
     groups: tuple[FeatureGroup, ...]
     """The same features by output."""
     has_bias: bool
@@ -47,7 +47,7 @@ class TableDeclaration:
     """How a lookup pools: the way of its features, or "sum" where they differ."""
 
     def learning_rates(self, step: int) -> tuple[float, ...]:
-        """The rate of each segment at `step`."""
+        """Return the rate of each segment at `step`."""
         defaults = self.config.learning_rates
         return tuple(rate if f is None else f(step) for f, rate in zip(self.schedules, defaults, strict=True))
 

@@ -26,10 +26,10 @@ IdArray = TypeVar("IdArray", torch.Tensor, np.ndarray)
 
 @dataclass(frozen=True, kw_only=True)
 class FidLayout:
-    """How a fid's bits divide into a slot, which says the feature, and a signature, which says the value.
+    """How a fid's bits divide into a slot, which identifies the feature, and a signature, which identifies the value.
 
-    Every method takes int64 tensors or arrays of any shape and gives back the same kind. What does not fit raises
-    `InvalidArgumentError` with the first offending place; nothing is ever masked away.
+    Every method takes int64 tensors or arrays of any shape and gives back the same kind. A value that does not fit raises
+    `InvalidArgumentError` with the first offending index. Bits are never masked away silently.
 
     Example:
         >>> import torch
@@ -42,7 +42,7 @@ class FidLayout:
 
     name: str
     slot_bits: int
-    """Bits of the slot, directly above the signature; bits above those are reserved and zero."""
+    """Bits of the slot, directly above the signature. Bits above those are reserved and zero."""
     signature_bits: int
     """Bits of the signature, the low ones."""
 
@@ -61,7 +61,7 @@ class FidLayout:
         return fids
 
     def slot_of(self, fids: IdArray) -> IdArray:
-        """The slot of each fid."""
+        """Return the slot of each fid."""
         used = self.slot_bits + self.signature_bits
         if used < 64:
             self._check("fid", fids, used)
@@ -69,7 +69,7 @@ class FidLayout:
         return slots
 
     def signature_of(self, fids: IdArray) -> IdArray:
-        """The signature of each fid."""
+        """Return the signature of each fid."""
         signatures: IdArray = fids & (2**self.signature_bits - 1)
         return signatures
 
@@ -78,7 +78,7 @@ class FidLayout:
         return self.slot_of(fids), self.signature_of(fids)
 
     def switch_slot(self, fids: IdArray, slot: int) -> IdArray:
-        """The same signatures under another slot."""
+        """Return the same signatures under another slot."""
         self.slot_of(fids)
         return self.make(slot, self.signature_of(fids))
 
@@ -111,7 +111,7 @@ def fid_v1_to_v2(fids: IdArray) -> IdArray:
 
 
 def fid_v2_to_v1(fids: IdArray) -> IdArray:
-    """Without loss; a slot above 1023 does not exist in v1 and raises `InvalidArgumentError`.
+    """Nothing is lost. A slot above 1023 does not exist in v1 and raises `InvalidArgumentError`.
 
     Example:
         >>> import torch
@@ -122,7 +122,7 @@ def fid_v2_to_v1(fids: IdArray) -> IdArray:
 
 
 def hash_ids(ids: Ids) -> torch.Tensor:
-    """The project's hash, a bijection of 64 bits: int64 [*] -> int64 [*]; distinct ids stay distinct.
+    """Hash ids by the project's bijection of 64 bits: int64 [*] -> int64 [*]. Distinct ids stay distinct.
 
     Example:
         >>> hex(hash_ids([42]).item() % 2**64)
@@ -134,8 +134,8 @@ def hash_ids(ids: Ids) -> torch.Tensor:
 def hash_strings(strings: pa.Array | pa.ChunkedArray | Sequence[str | bytes]) -> torch.Tensor:
     """64-bit ids of n strings (text as UTF-8): int64 [n].
 
-    h = mix(length in bytes), then h = mix(h ^ word) for each 8 bytes, little endian, zero padded; mix is `hash_ids`. Strings
-    of the same length up to 8 bytes never collide. Others do with probability 2**-64 a pair: among n distinct strings
+    h = mix(length in bytes), then h = mix(h ^ word) for each 8 bytes, little endian, zero padded, where mix is `hash_ids`.
+    Strings of the same length up to 8 bytes never collide. Others do with probability 2**-64 a pair: among n distinct strings
     about n² / 2**65 pairs, 0.03 for a thousand million. It resists chance, not an attacker who picks the strings.
 
     Example:

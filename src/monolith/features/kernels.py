@@ -36,11 +36,10 @@ _REDUCTIONS = {
 
 
 def pool(rows: torch.Tensor, offsets: Ragged | Ids, *, mode: PoolReduction = "sum") -> torch.Tensor:
-    """One row per bag: float32 [n, dim] -> [bags, dim], differentiable in `rows`; an empty bag gives zeros.
+    """Pool the rows of each bag: float32 [n, dim] -> [bags, dim], differentiable in `rows`. An empty bag gives zeros.
 
-    `offsets` may also be the `Ragged` of ids whose embeddings `rows` are. Modes, with n rows x in a bag:
-    "sum" sum(x); "mean" sum(x) / n; "sqrtn" sum(x) / sqrt(n); "l2" sqrt(sum(x * x)) by element, the original's
-    reduce_sqrtn.
+    `offsets` may also be the `Ragged` of ids whose embeddings `rows` are. With n rows x in a bag, "sum" is sum(x), "mean"
+    sum(x) / n, "sqrtn" sum(x) / sqrt(n), and "l2" sqrt(sum(x * x)) by element, the original's reduce_sqrtn.
 
     Example:
         >>> pool(torch.tensor([[1.0], [2.0], [6.0]]), [0, 1, 1, 3], mode="mean").tolist()
@@ -113,16 +112,16 @@ class ShardSplit:
     ids: torch.Tensor
     """int64 [n]: shard 0's ids first, each shard's in their order of the batch."""
     order: torch.Tensor
-    """int64 [n]: `ids[k]` was at place `order[k]` of the batch."""
+    """int64 [n]: `ids[k]` was at index `order[k]` of the batch."""
     sizes: torch.Tensor
     """int64 [shards]: ids of each shard."""
 
     def by_shard(self) -> tuple[torch.Tensor, ...]:
-        """The ids of each shard, as views of `ids`."""
+        """Return the ids of each shard, as views of `ids`."""
         return torch.split(self.ids, self.sizes.tolist())
 
     def restore(self, rows: torch.Tensor) -> torch.Tensor:
-        """Bring rows that came back in the order of `ids` into the order of the batch; differentiable.
+        """Reorder rows from the order of `ids` to the order of the batch. Differentiable.
 
         Example:
             >>> split = split_by_shard([3, 2, 1, 4], 2)
@@ -146,7 +145,7 @@ def split_by_shard(ids: Ids, num_shards: int) -> ShardSplit:
 
 
 def split_by_indices(indices: Ids, rows: torch.Tensor, num_splits: int) -> tuple[torch.Tensor, ...]:
-    """Rows [n, ...] into `num_splits` parts, row i to part `indices[i]`, stably; differentiable in `rows`.
+    """Split rows [n, ...] into `num_splits` parts, row i to part `indices[i]`, in order. Differentiable in `rows`.
 
     Example:
         >>> [part.tolist() for part in split_by_indices([0, 1, 0], torch.tensor([4, 5, 6]), 2)]
@@ -161,7 +160,8 @@ def split_by_indices(indices: Ids, rows: torch.Tensor, num_splits: int) -> tuple
 
 
 def ragged_split_by_indices(indices: Ids, ragged: Ragged, num_splits: int) -> tuple[list[Ragged], list[Ragged]]:
-    """The values of `ragged` into `num_splits` parts that keep all rows, and the positions they had, alike.
+    """Split the values of `ragged` into `num_splits` parts that keep all rows. Returns the parts and the positions of their
+    values.
 
     Example:
         >>> parts, positions = ragged_split_by_indices([0, 1, 0, 1], Ragged.from_lists([[4, 3, 2], [1]]), 2)
@@ -178,7 +178,7 @@ def ragged_split_by_indices(indices: Ids, ragged: Ragged, num_splits: int) -> tu
 
 
 def reorder_by_indices(ids: Ids, shard_ids: Ids, num_shards: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distinct ids grouped by shard, and the size of each group; an id's first `shard_ids` entry counts.
+    """Return distinct ids grouped by shard, and the size of each group. An id's first `shard_ids` entry counts.
 
     Inside a shard ids keep the order of first occurrence (the original reverses it).
 
@@ -199,7 +199,7 @@ def reorder_by_indices(ids: Ids, shard_ids: Ids, num_shards: int) -> tuple[torch
 
 
 class _Restore(torch.autograd.Function):
-    """out[order[k]] = rows[k]; the gradient gathers."""
+    """out[order[k]] = rows[k]. The gradient gathers."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, rows: torch.Tensor, order: np.ndarray) -> torch.Tensor:
@@ -213,7 +213,7 @@ class _Restore(torch.autograd.Function):
 
 
 class _Group(torch.autograd.Function):
-    """out[k] = rows[order[k]]; order is a permutation, so the gradient restores."""
+    """out[k] = rows[order[k]]. The order is a permutation, so the gradient scatters back."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, rows: torch.Tensor, order: np.ndarray) -> torch.Tensor:

@@ -22,7 +22,7 @@ __all__ = ["Ragged", "fused_value_rowids"]
 class Ragged:
     """Rows of different lengths: row i is `values[offsets[i]:offsets[i + 1]]`.
 
-    `values` is a tensor [n, ...]; `offsets` int64 [rows + 1], from 0 to n, never decreasing. They are checked once,
+    `values` is a tensor [n, ...] and `offsets` int64 [rows + 1], from 0 to n, never decreasing. They are checked once,
     here, and must not be changed afterwards.
 
     Example:
@@ -63,7 +63,7 @@ class Ragged:
 
     @classmethod
     def from_arrow(cls, column: pa.Array | pa.ChunkedArray) -> Ragged:
-        """One row per list of an Arrow column of numbers; a null list is an empty row.
+        """Convert an Arrow column of lists of numbers. A null list is an empty row.
 
         The values are shared with Arrow, not copied, if the column is one chunk without null lists. They may not be written to.
 
@@ -89,7 +89,7 @@ class Ragged:
         return cls(_numbers(values), splits)
 
     def to_arrow(self) -> pa.Array:
-        """An Arrow array of large lists that shares the values: [n] as numbers, [n, d] as lists of fixed size.
+        """Return an Arrow array of large lists that shares the values: [n] as numbers, [n, d] as lists of fixed size.
 
         Example:
             >>> Ragged.from_lists([[1, 2], []]).to_arrow().to_pylist()
@@ -105,7 +105,7 @@ class Ragged:
 
     @classmethod
     def from_nested(cls, nested: torch.Tensor) -> Ragged:
-        """One row per part of a nested tensor of layout `torch.jagged`, [rows, (n), ...]; shares its values.
+        """Convert a nested tensor of layout `torch.jagged`, [rows, (n), ...], and share its values.
 
         Example:
             >>> rows = [torch.tensor([1, 2]), torch.tensor([3])]
@@ -122,7 +122,7 @@ class Ragged:
         return cls(whole.values(), whole.offsets().cpu())  # type: ignore[attr-defined]
 
     def to_nested(self) -> torch.Tensor:
-        """A nested tensor of layout `torch.jagged` that shares the values; differentiable.
+        """Return a nested tensor of layout `torch.jagged` that shares the values. Differentiable.
 
         Example:
             >>> Ragged.from_lists([[1, 2], [3]]).to_nested().unbind()
@@ -131,7 +131,7 @@ class Ragged:
         return torch.nested.nested_tensor_from_jagged(self.values, self.offsets.to(self.values.device))
 
     def value_rowids(self) -> torch.Tensor:
-        """The row of each value, int64 [n]; computed once, the same tensor ever after."""
+        """Return the row of each value, int64 [n]. It is computed once, and later calls return the same tensor."""
         if self._rowids is None:
             self._rowids = torch.from_numpy(_core.value_rowids(self._splits, len(self.values)))
         return self._rowids
@@ -141,7 +141,7 @@ class Ragged:
         return self.offsets.diff()
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return len(self._splits) - 1
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Batches to and from TorchRec's KeyedJaggedTensor; TorchRec is imported only when something is built for it."""
+"""Batches to and from TorchRec's KeyedJaggedTensor. TorchRec is imported only when one is made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _KeyedJagged(Protocol):
 
 
 def from_keyed_jagged(keyed: _KeyedJagged) -> Batch:
-    """One `Ragged` column per key, sharing the values; every key must have the same number of rows.
+    """Return one `Ragged` column per key, sharing the values. All keys must have the same number of rows.
 
     Example, where TorchRec is installed: `from_keyed_jagged(KeyedJaggedTensor.from_lengths_sync(keys, values, lengths))`.
     """
@@ -45,7 +45,7 @@ def from_keyed_jagged(keyed: _KeyedJagged) -> Batch:
 
 
 def to_keyed_jagged(batch: Mapping[str, BatchColumn], keys: Sequence[str]) -> KeyedJaggedTensor:
-    """The columns `keys` of a batch, [rows], [rows, n] or ragged, as one KeyedJaggedTensor. Needs TorchRec."""
+    """Return the columns `keys` of a batch, [rows], [rows, n] or ragged, as one KeyedJaggedTensor. Needs TorchRec."""
     from torchrec import KeyedJaggedTensor
 
     rows = num_rows(batch, keys)

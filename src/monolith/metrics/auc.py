@@ -66,7 +66,7 @@ class Cells:
         return {name: torch.from_numpy(getattr(self, name).copy()) for name in CELL_COLUMNS}
 
     def area_and_error(self) -> tuple[float, float]:
-        """The area under the ROC curve and how far at most it is from that of the scores; NaN with one class only."""
+        """Return the area under the ROC curve and a bound of its error. Both are NaN with one class only."""
         positives, negatives = self.positive.sum(), self.negative.sum()
         if not (positives > 0 and negatives > 0):
             return np.nan, np.nan
@@ -83,14 +83,14 @@ class Cells:
 
 
 def score_keys(scores: Floats) -> Keys:
-    """Integers in the order of the scores, equal where the scores are. NaN has no place in it."""
+    """Return integers in the order of the scores, equal where the scores are equal. Scores must not be NaN."""
     bits = (scores + 0.0).view(np.int64)  # + 0.0 turns -0.0 into 0.0
     keys: Keys = bits ^ ((bits >> 63) & np.iinfo(np.int64).max)
     return keys
 
 
 def cells_of(columns: Mapping[str, npt.NDArray[np.generic]]) -> Cells:
-    """The cells whose `tensors()` these are; columns that are not vectors of one length are refused."""
+    """Return the cells whose `tensors()` these are, if the columns are vectors of one length."""
     low, high, positive, negative = (columns[name] for name in CELL_COLUMNS)
     if not low.shape == high.shape == positive.shape == negative.shape == (low.size,):
         raise InvalidArgumentError(f"state: expected {', '.join(CELL_COLUMNS)} to be vectors of equal length")
@@ -98,12 +98,12 @@ def cells_of(columns: Mapping[str, npt.NDArray[np.generic]]) -> Cells:
 
 
 def points(keys: Keys, positive: Floats, negative: Floats) -> Cells:
-    """One cell per example, in the order of the examples; `in_order` sorts them."""
+    """Return one cell per example, in the order of the examples. `in_order` sorts them."""
     return Cells(keys, keys, positive, negative)
 
 
 def append(parts: list[Cells]) -> Cells:
-    """All cells of `parts`, one after the other."""
+    """Return all cells of `parts`, one after the other."""
     return Cells(
         np.concatenate([part.low for part in parts]),
         np.concatenate([part.high for part in parts]),
@@ -113,7 +113,7 @@ def append(parts: list[Cells]) -> Cells:
 
 
 def in_order(parts: list[Cells]) -> Cells:
-    """All cells of `parts` in order, equal ones summed."""
+    """Return all cells of `parts` in order, equal ones summed."""
     cells = append(parts)
     # Stable: a merged cell stays before later scores equal to its lowest one, so that these are neighbours and get summed.
     cells = cells[np.argsort(cells.low, kind="stable")]
@@ -178,7 +178,7 @@ _NO_CELLS = points(np.empty(0, np.int64), np.empty(0), np.empty(0))
 class AUC(Metric):
     """Area under the ROC curve: how often a positive example is scored above a negative one, a tie counting half.
 
-    Scores may be probabilities or logits, ±infinity included; only their order counts. A label between 0 and 1 makes an
+    Scores may be probabilities or logits, ±infinity included. Only their order counts. A label between 0 and 1 makes an
     example that much positive and the rest negative. NaN as long as one class is missing.
 
     Exact up to `capacity` distinct scores. Beyond that, scores close to each other count as ties, in cells that hold a
@@ -199,11 +199,11 @@ class AUC(Metric):
         self.reset()
 
     def compute(self) -> float:
-        """The area over all examples since the last `reset`."""
+        """Return the area over all examples since the last `reset`."""
         return math.nan if self._nans else self._folded().area_and_error()[0]
 
     def error_bound(self) -> float:
-        """No exact computation over the same examples differs from `compute()` by more; 0 while nothing was merged."""
+        """Return a bound of the difference between `compute()` and the exact area. It is 0 while nothing was merged."""
         return math.nan if self._nans else self._folded().area_and_error()[1]
 
     def reset(self) -> None:
@@ -214,11 +214,11 @@ class AUC(Metric):
         self._nans = 0
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The cells and the number of NaN predictions."""
+        """Return the cells and the number of NaN predictions."""
         return {**self._folded().tensors(), "nans": torch.tensor(self._nans)}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue from what `state_dict` returned; another `capacity` is fine."""
+        """Continue from what `state_dict` returned, with this or another `capacity`."""
         columns = self._tensors(state, {*CELL_COLUMNS, "nans"})
         cells = cells_of(columns)
         self.reset()
@@ -243,7 +243,7 @@ class AUC(Metric):
             self._folded()
 
     def _folded(self) -> Cells:
-        """All examples as cells. Sorting is put off to this point, so that it is paid once for many small batches."""
+        """Return all examples as cells. Sorting is put off to this point, so that it is paid once for many small batches."""
         if self._pending:
             cells = in_order([self._cells, *self._pending])
             self._cells = compress(cells, self.capacity // 2) if len(cells) > self.capacity else cells
@@ -272,7 +272,7 @@ class WindowedAUC(Metric):
         self.reset()
 
     def compute(self) -> float:
-        """The area over the examples in the window."""
+        """Return the area over the examples in the window."""
         predictions, positive, negative = self._columns()
         if np.isnan(predictions).any():
             return math.nan
@@ -284,11 +284,11 @@ class WindowedAUC(Metric):
         self._held = 0
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The examples in the window, oldest first: prediction, weight as positive, weight as negative [3, n]."""
+        """Return the examples in the window, oldest first: prediction, weight as positive, weight as negative [3, n]."""
         return {"examples": torch.from_numpy(self._columns())}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue from what `state_dict` returned; of a longer window, the most recent part."""
+        """Continue from what `state_dict` returned. Of a longer window, the most recent part is kept."""
         examples = self._tensors(state, {"examples"})["examples"].astype(np.float64)
         if examples.ndim != 2 or len(examples) != 3:
             raise InvalidArgumentError(f"examples: expected shape [3, n], got {list(examples.shape)}")

@@ -20,13 +20,13 @@ __all__ = ["GAUC"]
 class GAUC(Metric):
     """Group AUC: Σ w_g AUC_g / Σ w_g over groups g with both classes, w_g the weight of the group's examples (impressions).
 
-    `update` needs `groups`, int64 ids such as users; the rest is as in `AUC`. NaN while no group has both classes.
+    `update` needs `groups`, int64 ids such as users. The rest is as in `AUC`. NaN while no group has both classes.
 
     Exact up to `capacity` examples. Beyond that it is computed from a sample of the groups: half of them, chosen by a hash
-    of their id, are left out as often as needed, with all their examples, past and future. `sampled_fraction()` says
-    what is left; the error is that of a mean over so many groups. All workers leave out the same groups, so `merge` is as
-    good as one stream. A group with more than a 16th of `capacity` scores keeps them merged, as `AUC` does.
-    Memory: about 72 bytes times `capacity`, 72 MiB unless set otherwise, and as much again while sorting.
+    of their id, are left out as often as needed, with all their examples, past and future. `sampled_fraction()` is the share of
+    groups that are left, and the error is that of a mean over so many groups. All workers leave out the same groups, so `merge`
+    is as good as one stream. A group with more than a 16th of `capacity` scores keeps them merged, as `AUC` does. Memory: about
+    72 bytes times `capacity`, 72 MiB unless set otherwise, and as much again while sorting.
 
     Example:
         >>> metric = GAUC()
@@ -42,12 +42,12 @@ class GAUC(Metric):
         self.reset()
 
     def compute(self) -> float:
-        """The mean over groups since the last `reset`."""
+        """Return the mean over groups since the last `reset`."""
         self._fold()
         return math.nan if self._nans else _mean_area(self._groups, self._cells)
 
     def sampled_fraction(self) -> float:
-        """The fraction of groups the result is computed from; 1 while all are."""
+        """Return the fraction of groups that the result is computed from. It is 1 while all are."""
         self._fold()
         return math.ldexp(1.0, -self._halvings)
 
@@ -61,7 +61,7 @@ class GAUC(Metric):
         self._nans = 0
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The scores held by group, the sampling and the number of NaN predictions."""
+        """Return the scores held by group, the sampling and the number of NaN predictions."""
         self._fold()
         return {
             "group": torch.from_numpy(self._groups.copy()),
@@ -71,7 +71,7 @@ class GAUC(Metric):
         }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue from what `state_dict` returned; another `capacity` is fine."""
+        """Continue from what `state_dict` returned, with this or another `capacity`."""
         columns = self._tensors(state, {"group", *CELL_COLUMNS, "halvings", "nans"})
         cells, group = cells_of(columns), columns["group"].astype(np.int64)
         if group.shape != cells.low.shape:
@@ -122,7 +122,7 @@ class GAUC(Metric):
 
 
 def _is_sampled(groups: Keys, halvings: int) -> npt.NDArray[np.bool_]:
-    """Whether the hash of a group id (splitmix64) begins with `halvings` zero bits: one group in 2 ** halvings."""
+    """Return whether the hash of a group id (splitmix64) begins with `halvings` zero bits: one group in 2 ** halvings."""
     if halvings == 0:
         return np.ones(len(groups), dtype=bool)
     mixed = groups.view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
@@ -133,7 +133,7 @@ def _is_sampled(groups: Keys, halvings: int) -> npt.NDArray[np.bool_]:
 
 
 def _shrink_large_groups(groups: Keys, cells: Cells, most: int) -> tuple[Keys, Cells]:
-    """Merge cells of groups that have more than `most` of them; both columns are and stay ordered by group."""
+    """Merge cells of groups that have more than `most` of them. Both columns stay ordered by group."""
     starts, sizes = _runs(groups)
     large = sizes > most
     if not large.any():
@@ -150,7 +150,7 @@ def _shrink_large_groups(groups: Keys, cells: Cells, most: int) -> tuple[Keys, C
 
 
 def _mean_area(groups: Keys, cells: Cells) -> float:
-    """The mean over groups; a merged cell counts at its lowest score, off by its share of the group at most."""
+    """Return the mean over groups. A merged cell counts at its lowest score, an error of at most its share of the group."""
     starts, sizes = _runs(groups)
     if not len(starts):
         return math.nan

@@ -19,7 +19,7 @@ __all__ = ["Calibration", "CalibrationBucket", "LogLoss", "MAE", "MSE", "Normali
 class LogLoss(SumMetric):
     """Mean cross entropy of predicted probabilities: -Σ w (y ln p + (1 - y) ln(1 - p)) / Σ w, in nats.
 
-    Predictions are probabilities in [0, 1]; anything else, logits for one, is refused. They are moved into
+    Predictions are probabilities in [0, 1]. Anything else, such as logits, is refused. They are clipped to
     [epsilon, 1 - epsilon] first, because a float32 sigmoid saturates at exactly 1 and one such error would be infinite.
 
     Example:
@@ -36,7 +36,7 @@ class LogLoss(SumMetric):
         self.epsilon = epsilon
 
     def compute(self) -> float:
-        """The mean loss of an example."""
+        """Return the mean loss of an example."""
         loss, _, weight = self._sums
         return float(loss / weight) if weight else math.nan
 
@@ -53,7 +53,7 @@ class NormalizedEntropy(LogLoss):
     """Log loss divided by the entropy of the base rate ȳ, the mean label: below 1 is better than predicting ȳ for all.
 
     Comparable between data sets with different base rates, as log loss is not. NaN while all labels are 0 or all are 1:
-    then the base rate already says everything.
+    then the base rate alone predicts every label.
 
     Example:
         >>> metric = NormalizedEntropy()
@@ -63,7 +63,7 @@ class NormalizedEntropy(LogLoss):
     """
 
     def compute(self) -> float:
-        """The mean loss in units of the base rate's entropy."""
+        """Return the mean loss in units of the base rate's entropy."""
         _, positive, weight = self._sums
         if not 0 < positive < weight:
             return math.nan
@@ -76,7 +76,7 @@ _TENTHS = tuple(i / 10 for i in range(1, 10))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationBucket:
-    """The examples with low <= prediction < high; the last bucket includes its upper end.
+    """The examples with low <= prediction < high. The last bucket includes its upper end.
 
     Example:
         >>> CalibrationBucket(low=0.0, high=0.5, weight=10.0, predicted=0.3, observed=0.25).ratio
@@ -86,7 +86,7 @@ class CalibrationBucket:
     low: float
     high: float
     weight: float
-    """Sum of the examples' weights; without weights, their number."""
+    """Sum of the examples' weights, or their number without weights."""
     predicted: float
     """Mean prediction, NaN in an empty bucket."""
     observed: float
@@ -94,7 +94,7 @@ class CalibrationBucket:
 
     @property
     def ratio(self) -> float:
-        """predicted / observed; infinite when nothing predicted was observed, NaN when there is nothing to compare."""
+        """predicted / observed. Infinite when nothing predicted was observed, NaN when there is nothing to compare."""
         return _ratio(self.predicted, self.observed)
 
 
@@ -102,7 +102,7 @@ class Calibration(SumMetric):
     """Predicted over observed positives, Σ w p / Σ w y: 1 is right, above 1 promises too much.
 
     Infinite when positives were predicted and none was observed. `buckets()` splits it by prediction at `edges`,
-    increasing numbers inside (0, 1); give edges around the base rate where clicks are rare. A NaN prediction is counted
+    increasing numbers inside (0, 1). Give edges around the base rate where clicks are rare. A NaN prediction is counted
     in the last bucket.
 
     Example:
@@ -127,7 +127,7 @@ class Calibration(SumMetric):
         return _ratio(float(predicted), float(observed))
 
     def buckets(self) -> list[CalibrationBucket]:
-        """The same by bucket of prediction, from low to high, empty buckets included."""
+        """Return the calibration of each bucket of predictions, from low to high, empty buckets included."""
         return [
             CalibrationBucket(
                 low=float(low),
@@ -163,7 +163,7 @@ class _MeanDeviation(SumMetric):
         super().__init__((2,))
 
     def compute(self) -> float:
-        """The mean error of an example."""
+        """Return the mean error of an example."""
         error, weight = self._sums
         return float(error / weight) if weight else math.nan
 
@@ -202,7 +202,7 @@ class RMSE(MSE):
     """
 
     def compute(self) -> float:
-        """The root of the mean squared error."""
+        """Return the root of the mean squared error."""
         return math.sqrt(super().compute())
 
 

@@ -33,9 +33,9 @@ class Examples:
 class Metric(ABC):
     """A number over a stream of examples, kept up to date in bounded memory.
 
-    An example is a prediction, a label, a weight (1 unless given) and, for metrics that compare within groups, an int64
-    group id; metrics that do not ignore it, so one call can feed them all. The columns are tensors or arrays [n] or [n, 1].
-    An example of weight 0 does not count, whatever its prediction and label are: mask with it.
+    An example is a prediction, a label, a weight (1 unless given) and, for metrics that compare within groups, an int64 group
+    id. Other metrics ignore it, so one call can feed them all. The columns are tensors or arrays [n] or [n, 1]. An example of
+    weight 0 does not count, whatever its prediction and label are: mask with it.
 
     A NaN prediction makes the result NaN until `reset`, so that a broken model never shows a good number. With no examples
     the result is NaN. A label that is not finite, a weight that is negative or not finite, and columns of unequal length are
@@ -67,14 +67,14 @@ class Metric(ABC):
 
     @abstractmethod
     def compute(self) -> float:
-        """The metric over all examples since the last `reset`."""
+        """Return the metric over all examples since the last `reset`."""
 
     @abstractmethod
     def reset(self) -> None:
         """Forget all examples."""
 
     def merge(self, other: Self) -> None:
-        """Take in what `other`, a metric of the same class and settings, has seen; `other` stays as it is."""
+        """Add the examples of `other`, a metric of the same class and settings. `other` does not change."""
         if type(other) is not type(self):
             raise InvalidArgumentError(f"other: expected {type(self).__name__}, got {type(other).__name__}")
         self._merge(other)
@@ -110,14 +110,14 @@ class SumMetric(Metric):
 
     @abstractmethod
     def _terms(self, examples: Examples) -> Floats:
-        """What `examples` add to the sums."""
+        """Return what `examples` add to the sums."""
 
     def reset(self) -> None:
         """Forget all examples."""
         self._sums = np.zeros_like(self._sums)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The sums and the settings that give them their meaning."""
+        """Return the sums and the settings that give them their meaning."""
         return {"sums": torch.from_numpy(self._sums.copy()), **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -151,7 +151,7 @@ class SumMetric(Metric):
 
 
 def require_fractions(examples: Examples, *, predictions: bool) -> None:
-    """Refuse labels outside [0, 1] and, on demand, predictions outside it; NaN predictions pass."""
+    """Refuse labels outside [0, 1] and, with `predictions`, predictions outside it. NaN predictions pass."""
     columns = [("labels", examples.labels, "for classification a label is 0, 1 or a fraction between")]
     if predictions:
         columns.append(("predictions", examples.predictions, "pass probabilities: torch.sigmoid(logits)"))

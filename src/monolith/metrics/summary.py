@@ -1,9 +1,9 @@
 """What a model writes for TensorBoard beyond curves: architecture weights and the contribution of each feature.
 
-Scalars and histograms go through `torch.utils.tensorboard.SummaryWriter` as usual. The two summaries here carry, beside
-their tensor, JSON that says which columns belong to which feature; TensorBoard hands both to the plugin named `monolith`.
-`nas_data` and `feature_insight_data` make a summary, `write_summary` adds it to such a writer. TensorBoard is imported when
-the first of them is called.
+Scalars and histograms go through `torch.utils.tensorboard.SummaryWriter` as usual. The two summaries here carry, besides their
+tensor, JSON that says which columns belong to which feature. TensorBoard hands both to the plugin named `monolith`. `nas_data`
+and `feature_insight_data` make a summary, `write_summary` adds it to such a writer. TensorBoard is imported when the first of
+them is called.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def prepare_head(
     group_info: Sequence[Sequence[str]] | None = None,
     raw_tag: str | None = None,
 ) -> tuple[bytes, str | None]:
-    """The description of a summary's columns as JSON, and its type: `raw_tag`, or gating (sizes are numbers) or selecting.
+    """Return the description of a summary's columns as JSON, and its type: `raw_tag`, gating (sizes are numbers) or selecting.
 
-    `group_info` lists the names of each group; `group_index` then numbers the groups in use in that order. Without it
+    `group_info` lists the names of each group, and `group_index` numbers the groups in use in that order. Without it
     every segment is a group of its own. Only gating and fi_train have groups. Without segments the JSON is empty.
 
     Example:
@@ -112,7 +112,7 @@ def nas_data(
     description: str | None = None,
     name: str | None = None,
 ) -> Summary:
-    """The weights of an architecture search and which segment each belongs to; tag `<name>_<type>/monolith_nas_weight`.
+    """Return the weights of an architecture search and the segment of each, with tag `<name>_<type>/monolith_nas_weight`.
 
     Example:
         >>> summary = nas_data(torch.tensor([0.5, 0.8]), ["f1", "f2"], [3, 5])
@@ -128,7 +128,7 @@ def nas_data(
 
 
 def feature_insight(input_embedding: Tensor, weight: Tensor, segment_sizes: Sequence[int], aggregate: bool) -> Tensor:
-    """What each segment of the input contributes to a linear layer.
+    """Return what each segment of the input contributes to a linear layer.
 
     `input_embedding` [rows, n], `weight` [n, k], sizes that sum to n. Contribution of a segment s: x_s @ W_s. Returns them side
     by side [rows, segments * k], or aggregated, the sum of squares of each [rows, segments].
@@ -164,11 +164,11 @@ def feature_insight_data(
     description: str | None = None,
     name: str | None = None,
 ) -> Summary:
-    """How much each feature matters to a layer; tag `<name>_<type>/monolith_feature_insight`.
+    """Return how much each feature matters to a layer, with tag `<name>_<type>/monolith_feature_insight`.
 
-    With `label` [rows] or [rows, labels] (type fi_train) the contributions of the segments, label columns appended, for
-    fitting; without (fi_direct) their sums of squares. Contributions are `feature_insight` of `input_tensor` [rows, n] and
-    `weight` [n, k]; without `weight` the input is taken to be them.
+    With `label` [rows] or [rows, labels] (type fi_train) it holds the contributions of the segments, label columns appended,
+    for fitting. Without it (fi_direct) it holds their sums of squares. Contributions are `feature_insight` of `input_tensor`
+    [rows, n] and `weight` [n, k], or the input itself without `weight`.
 
     Example:
         >>> x, w, y = torch.ones(4, 3), torch.ones(3, 2), torch.ones(4)
@@ -216,7 +216,7 @@ def get_nas_weight_json(ckpt_dir_or_file: Mapping[str, Tensor] | StrPath, prefix
 
 
 def write_summary(writer: SummaryWriter, summary: Summary, step: int) -> None:
-    """Add `summary` at `step` to the events of `writer`, beside its scalars and histograms.
+    """Add `summary` at `step` to the events of `writer`, next to its scalars and histograms.
 
     Example:
         >>> import tempfile

@@ -12,7 +12,7 @@ __all__ = ["require_choice", "require_dims", "require_number", "require_positive
 
 
 def require_positive(where: str, value: int) -> None:
-    """`value` is an int of at least 1.
+    """Require that `value` is an int of at least 1.
 
     Example:
         >>> require_positive("MLP.in_features", 0)
@@ -24,7 +24,7 @@ def require_positive(where: str, value: int) -> None:
 
 
 def require_dims(where: str, dims: Sequence[int], *, last: int | None = None) -> None:
-    """`dims` is a non-empty sequence of ints of at least 1, whose last is `last` if that is given.
+    """Require that `dims` is a non-empty sequence of ints of at least 1, whose last is `last` if that is given.
 
     Example:
         >>> require_dims("DIN.hidden_units", [8, 2], last=1)
@@ -40,7 +40,7 @@ def require_dims(where: str, dims: Sequence[int], *, last: int | None = None) ->
 
 
 def require_choice(where: str, value: object, choices: Collection[object]) -> None:
-    """`value` is one of `choices`.
+    """Require that `value` is one of `choices`.
 
     Example:
         >>> require_choice("DCN.dcn_type", "cube", ("vector", "matrix"))
@@ -52,7 +52,7 @@ def require_choice(where: str, value: object, choices: Collection[object]) -> No
 
 
 def require_number(where: str, value: float, expected: str, *, holds: bool) -> None:
-    """The condition `holds`, described by `expected`, is true of `value`.
+    """Require the condition `holds`, which `expected` describes, of `value`.
 
     Example:
         >>> require_number("temperature", -1.0, "a number > 0", holds=-1.0 > 0)
@@ -64,7 +64,7 @@ def require_number(where: str, value: float, expected: str, *, holds: bool) -> N
 
 
 def require_shape(where: str, x: torch.Tensor, *dims: int | str) -> None:
-    """`x` has these dimensions: an int is a size, a name any size, a leading "*" any number of dimensions.
+    """Require that `x` has these dimensions: an int is a size, a name any size, a leading "*" any number of dimensions.
 
     Only the named sizes are left open, so a traced batch dimension stays dynamic.
 

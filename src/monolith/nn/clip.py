@@ -24,8 +24,8 @@ def clip_grad_norm_(
 
     The norm is over the `grad` of every parameter and the gradients that its `EmbeddingBagCollection`s have collected, taken at
     the outputs of the lookups: after pooling and before equal ids are summed, as in the original's fused layout.
-    With `sparse_max_norm` the sparse gradients are scaled to that instead, by the same norm. Gradients within the limit are
-    not touched; a norm that is NaN leaves them as they are.
+    With `sparse_max_norm` the sparse gradients are scaled to that instead, by the same norm. Gradients within the limit do not
+    change, and a norm that is NaN changes none.
 
     Returns the norm before clipping, float32 [].
 
@@ -55,8 +55,8 @@ def clip_grads_(
     """Clip all gradients of a model, dense and sparse.
 
     - "global_norm": the joint norm is at most `limit`, see `clip_grad_norm_`.
-    - "dense_and_sparse": the norm of the dense gradients is at most `limit`, that of the sparse ones, apart, at most
-      `sparse_limit`; None does not clip them.
+    - "dense_and_sparse": the norm of the dense gradients is at most `limit`, and the norm of the sparse ones at most
+      `sparse_limit`. None does not clip them.
     - "norm": the norm of each tensor is at most `limit`: of each parameter, of each table's lookup.
     - "value": every element is within [-limit, limit].
 

@@ -72,7 +72,7 @@ class _TableModule(nn.Module):
         super().__init__()
         self.table = table
         self.learning_rates: Sequence[float] | None = None
-        """One per segment, for the next backward; None takes the table's own."""
+        """One per segment, for the next backward. None takes the table's own."""
         self.step = 0
         """The global step passed to the optimizer."""
         self.event_time = 0
@@ -86,7 +86,7 @@ class _TableModule(nn.Module):
 
 
 class Embedding(_TableModule):
-    """One vector per id: ids int64 [*] -> float32 [*, dim]. `backward` steps the rows of `ids`; eval mode does not.
+    """One vector per id: ids int64 [*] -> float32 [*, dim]. `backward` steps the rows of `ids`, but not in eval mode.
 
     Example:
         >>> import torch

@@ -29,10 +29,14 @@ _SUITED: dict[str, tuple[MetricName, ...]] = {
 class Head(Config):
     """One task of a model.
 
-    With logits z and labels y, per example: "binary" has loss CE(y, sigmoid(z)) and prediction sigmoid(z), z [rows] or
-    [rows, 1]; "multiclass" CE(y, softmax(z)) and softmax(z), z [rows, classes], y the class; "regression" (z - y)^2 and z.
-    Where negatives were kept with probability r, column `sample_rate`, training uses z - ln r and predictions use z, so
-    that they are those of the whole stream.
+    With logits z and labels y, the loss and the prediction of an example are, by `kind`:
+
+    - "binary": CE(y, sigmoid(z)) and sigmoid(z), with z [rows] or [rows, 1]
+    - "multiclass": CE(y, softmax(z)) and softmax(z), with z [rows, classes] and y the class
+    - "regression": (z - y)^2 and z
+
+    Where negatives were kept with probability r, column `sample_rate`, training uses z - ln r and predictions use z. They
+    are then predictions for the whole stream.
 
     Example:
         >>> head = Head(name="click", label="clicked")
@@ -55,13 +59,13 @@ class Head(Config):
     sample_weight: str | None = None
     """Column of factors per example."""
     sample_rate: str | None = None
-    """Column with the probability in (0, 1] at which negatives were kept, said on positives too; binary heads only."""
+    """Column with the probability in (0, 1] at which negatives were kept, also on positive rows. For binary heads only."""
     mask: str | None = None
     """Column of booleans: examples that have no label for this head are left out where it is false."""
     group: str | None = None
     """Column of ids within which `gauc` compares, usually the user."""
     metrics: tuple[MetricName, ...] | None = None
-    """What `evaluate` reports beside the loss; None means all that suit the kind and the columns named here."""
+    """What `evaluate` reports besides the loss. None means all that suit the kind and the columns named here."""
 
     @model_validator(mode="after")
     def _fits(self) -> Head:
@@ -96,7 +100,7 @@ class Head(Config):
         return flat.sigmoid() if self.kind == "binary" else flat
 
     def labels(self, batch: Mapping[str, object]) -> Tensor:
-        """The checked labels, [rows]: float, or int64 classes."""
+        """Return the checked labels, [rows]: float, or int64 classes."""
         labels = column(batch, self.label, f"head {self.name!r}, label").reshape(-1)
         wrong, expected = ~labels.isfinite(), "finite numbers"
         if self.kind == "binary":
@@ -111,15 +115,15 @@ class Head(Config):
         return labels.long() if self.kind == "multiclass" else labels.float()
 
     def example_weights(self, batch: Mapping[str, object]) -> Tensor | None:
-        """The factor of each example, [rows], or None for all ones."""
+        """Return the factor of each example, [rows], or None for all ones."""
         if self.sample_weight is None:
             return None
         return column(batch, self.sample_weight, f"head {self.name!r}, sample_weight").reshape(-1).float()
 
     def importance(self, batch: Mapping[str, object]) -> Tensor | None:
-        """How many examples of the whole stream each one stands for, [rows]; None for all ones.
+        """Return how many examples of the whole stream each one stands for, [rows], or None if each stands for one.
 
-        Its weight, and for the negative part of its label that divided by the sample rate.
+        That is its weight, divided by the sample rate for the negative part of its label.
         """
         weights = self.example_weights(batch)
         if self.sample_rate is None:
@@ -129,7 +133,7 @@ class Head(Config):
         return sampled if weights is None else weights * sampled
 
     def select(self, batch: Mapping[str, object], logits: Tensor) -> tuple[Mapping[str, object], Tensor]:
-        """The rows that have a label for this head, of the columns it reads and of its logits."""
+        """Return the rows that have a label for this head, of the columns it reads and of its logits."""
         if self.mask is None:
             return batch, logits
         keep = column(batch, self.mask, f"head {self.name!r}, mask").reshape(-1).bool()
@@ -137,7 +141,7 @@ class Head(Config):
         return {name: column(batch, name, f"head {self.name!r}")[keep] for name in read}, logits[keep]
 
     def loss(self, logits: Tensor, batch: Mapping[str, object]) -> Tensor:
-        """The loss of a batch, a scalar, before `weight`."""
+        """Return the loss of a batch, a scalar, before `weight`."""
         batch, logits = self.select(batch, logits)
         labels = self.labels(batch)
         self._check_rows(logits, labels)
@@ -185,7 +189,7 @@ class Head(Config):
 
 
 def column(batch: Mapping[str, object], name: str, wanted_by: str) -> Tensor:
-    """A dense column of a batch, or an error that says who wanted it and what there is.
+    """Return a dense column of a batch. The error for a missing one begins with `wanted_by` and suggests a column.
 
     Example:
         >>> column({"label": torch.ones(2)}, "lable", "head 'ctr', label")
@@ -241,7 +245,7 @@ def logits_by_head(outputs: object, heads: Sequence[Head]) -> dict[str, Tensor]:
 
 
 def total_loss(logits: Mapping[str, Tensor], batch: Mapping[str, object], heads: Sequence[Head]) -> Tensor:
-    """The weighted sum of the losses of all heads, a scalar.
+    """Return the weighted sum of the losses of all heads, a scalar.
 
     Example:
         >>> heads = [Head(name="a", label="y"), Head(name="b", label="y", kind="regression", weight=0.5)]
@@ -254,7 +258,7 @@ def total_loss(logits: Mapping[str, Tensor], batch: Mapping[str, object], heads:
 
 
 def sums_over_examples(heads: Sequence[Head]) -> bool:
-    """Whether the loss of `heads` grows with the number of examples.
+    """Return whether the loss of `heads` grows with the number of examples.
 
     Example:
         >>> sums_over_examples([Head()]), sums_over_examples([Head(reduction="mean")])

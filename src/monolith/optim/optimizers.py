@@ -28,7 +28,7 @@ _Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
 class DenseGradientOptimizer(torch.optim.Optimizer):
-    """A `torch.optim.Optimizer` for parameters with dense gradients; parameters without a gradient are left alone.
+    """A `torch.optim.Optimizer` for parameters with dense gradients. Parameters without a gradient do not change.
 
     Works with parameter groups, learning-rate schedulers, `state_dict` and closures as every torch optimizer does.
     """
@@ -41,7 +41,7 @@ class DenseGradientOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update all parameters; `closure`, if given, computes the loss and the gradients first."""
+        """Update all parameters. `closure`, if given, first computes the gradients and the loss, which is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -57,7 +57,7 @@ class DenseGradientOptimizer(torch.optim.Optimizer):
 
     @abstractmethod
     def _update(self, parameters: list[Tensor], gradients: _Tensors, group: dict[str, Any]) -> None:
-        """One step of the parameters of a group, in place; `gradients` must not be changed."""
+        """Update the parameters of a group in place, without changing `gradients`."""
 
     def _slots(self, parameters: list[Tensor], *names: str) -> list[list[Tensor]]:
         """For each name the state tensors of all parameters, zeros at first."""
@@ -232,9 +232,9 @@ def eigen_inverse_root(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """mat ** (-1 / p) of a symmetric matrix [n, n] by its most telling eigenvectors, the rest of it a multiple of the identity.
 
-    Eigenvalues are raised to at least `damping`. Kept are the `head` smallest of those above `damping` and the `tail`
-    largest; all n if head + tail >= n. Returns vectors [n, k], values [k] and an offset [], so that
-    mat ** (-1 / p) ≈ vectors @ diag(values) @ vectors.T + offset * I, the offset being the mean of the roots left out.
+    Eigenvalues are raised to at least `damping`. The `head` smallest of those above `damping` and the `tail` largest are kept,
+    or all n if head + tail >= n. Returns vectors [n, k], values [k] and an offset [], so that mat ** (-1 / p) ≈ vectors @
+    diag(values) @ vectors.T + offset * I, the offset being the mean of the roots left out.
 
     Example:
         >>> vectors, values, offset = eigen_inverse_root(torch.diag(torch.tensor([4.0, 16.0])), p=2, head=1, tail=1)
@@ -275,13 +275,13 @@ class Shampoo(DenseGradientOptimizer):
 
     Along each axis i of a parameter of rank r, with step counting from 0:
 
-        G_i = gradient contracted with itself over all other axes, taken anew every tau_2 steps
-        S_i = S_i + G_i, or beta_2 * S_i + (1 - beta_2) * G_i if beta_2 < 1, every step
-        P_i = S_i ** (-1 / 2r) by `eigen_inverse_root`, every tau_1 steps once step > warmup
+        G_i = gradient contracted with itself over all other axes, computed again every tau_2 steps S_i = S_i + G_i, or beta_2 *
+        S_i + (1 - beta_2) * G_i if beta_2 < 1, every step P_i = S_i ** (-1 / 2r) by `eigen_inverse_root`, every tau_1 steps
+        once step > warmup
 
     The direction is the momentum `pm` of the gradient multiplied by all P_i, rescaled to the norm of `m`, the momentum of
-    AdaGrad's direction g / sqrt(d) with d = Σ g²; both momenta decay by beta_1. Up to `warmup` steps the step is lr * m; over
-    as many steps again it moves over to the preconditioned one in proportion.
+    AdaGrad's direction g / sqrt(d) with d = Σ g². Both momenta decay by beta_1. Up to `warmup` steps the step is lr * m. Over
+    as many steps again it changes linearly to the preconditioned one.
 
     Memory is two n x n matrices for every axis of length n, so this is for parameters of moderate size.
     State per parameter: `step`, `d`, `m`, `pm`, and for every axis `s0`, `g0`, `pvec0`, `pval0`, `o0`, and so on.
@@ -362,7 +362,7 @@ def _axis_slots(parameter: Tensor, eigenpairs: int) -> dict[str, Tensor]:
 
 
 def _precondition(gradient: Tensor, state: dict[str, Any], step: int, group: dict[str, Any]) -> Tensor:
-    """The gradient multiplied along every axis, after the statistics took it in; zeros before the first preconditioner."""
+    """Add the gradient to the statistics. Returns it multiplied along every axis, zeros before the first preconditioner."""
     rank = gradient.ndim
     # Also on the first step after the warm-up: until then there is no preconditioner to use.
     renew = step > group["warmup"] and (step % group["tau_1"] == 0 or step == group["warmup"] + 1)
@@ -390,7 +390,7 @@ def _precondition(gradient: Tensor, state: dict[str, Any], step: int, group: dic
 
 
 def _blend(step: int, warmup: int) -> float:
-    """The share of the preconditioned step: 0 up to `warmup`, 1 from twice that."""
+    """Return the share of the preconditioned step: 0 up to `warmup`, 1 from twice that."""
     if step <= warmup:
         return 0.0
     return min(1.0, step / warmup - 1) if warmup else 1.0

@@ -1,7 +1,7 @@
 """Learning rates as functions of the step, for segments of a table and for dense optimizers alike.
 
 A schedule is a frozen config and a callable: `schedule(step)` is the learning rate of that step, counted from 0. It holds no
-state, so nothing has to be saved but the step; equal schedules are equal objects, and JSON carries them.
+state, so only the step has to be saved. Schedules with equal fields are equal and can be written as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ConstantRate(Config):
     learning_rate: NonNegative
 
     def __call__(self, step: int) -> float:
-        """The learning rate of `step`."""
+        """Return the learning rate of `step`."""
         return self.learning_rate
 
 
@@ -56,7 +56,7 @@ class PolynomialDecay(Config):
     cycle: bool = False
 
     def __call__(self, step: int) -> float:
-        """The learning rate of `step`."""
+        """Return the learning rate of `step`."""
         span = self.decay_steps
         if self.cycle:
             span *= max(1, math.ceil(step / self.decay_steps))
@@ -78,7 +78,7 @@ class LinearWarmup(Config):
     warmup_steps: Annotated[int, Field(gt=0)]
 
     def __call__(self, step: int) -> float:
-        """The learning rate of `step`."""
+        """Return the learning rate of `step`."""
         return self.learning_rate * min(step / self.warmup_steps, 1.0)
 
 
@@ -87,7 +87,7 @@ Schedule = Annotated[ConstantRate | PolynomialDecay | LinearWarmup, Field(discri
 
 
 def lr_scheduler(optimizer: Optimizer, schedule: Callable[[int], float]) -> LambdaLR:
-    """A torch scheduler that gives all parameter groups the rate `schedule(step)`; call its `step()` after the optimizer's.
+    """Return a torch scheduler that sets the rate `schedule(step)`. Call its `step()` after the optimizer's.
 
     Example:
         >>> import torch

@@ -105,7 +105,7 @@ def measure(function: Callable[..., object], args: Sequence[object], kwargs: Map
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
-    """All tensors in nested lists and tuples."""
+    """Yield all tensors in nested lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):

@@ -169,12 +169,12 @@ _Json = Any  # what json.dumps takes
 
 
 def collections_by_path(model: nn.Module) -> dict[str, EmbeddingBagCollection]:
-    """The collections of a model by their place in it."""
+    """Return the collections of a model by their path in it."""
     return {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingBagCollection)}
 
 
 def trace_model(model: nn.Module, example: Batch, heads: Sequence[Head]) -> tuple[DenseProgram, dict[str, Tensor]]:
-    """The program that makes the predictions of `heads`, and the inputs it was traced with.
+    """Return the program that makes the predictions of `heads`, and the inputs it was traced with.
 
     Columns of labels are not part of what the model may read: they do not exist when it serves.
     """
@@ -246,7 +246,7 @@ class _TracedRagged(Ragged):
         self.values, self.offsets = values, offsets
 
     def value_rowids(self) -> Tensor:
-        """The row of each value."""
+        """Return the row of each value."""
         rows = torch.arange(self.offsets.shape[0] - 1)
         return torch.repeat_interleave(rows, self.row_lengths(), output_size=self.values.shape[0])
 
@@ -260,7 +260,7 @@ class _TracedRagged(Ragged):
 def _answers(
     collections: Mapping[str, EmbeddingBagCollection], embeddings: Mapping[str, Mapping[str, BatchColumn]]
 ) -> Iterator[None]:
-    """Let the collections return what is given instead of looking up."""
+    """Let the collections return `embeddings` instead of looking up rows."""
     for path, collection in collections.items():
         collection.forward = lambda batch, given=embeddings[path]: given  # type: ignore[method-assign, misc]
     try:
@@ -285,7 +285,7 @@ def _traceable_rows(model: nn.Module, example: Batch) -> Batch:
 def trace_program(module: nn.Module, example: Mapping[str, Tensor], outputs: Sequence[str]) -> DenseProgram:
     """Trace `module(*example.values())`, a tuple with one tensor per name of `outputs`.
 
-    The first dimension of every input may vary; the example needs at least two rows, so that one is not taken for a rule.
+    The first dimension of every input may vary. The example needs at least two rows, because one would be traced as a constant.
     """
     varying = {0: torch.export.Dim.DYNAMIC}
     shapes = tuple(varying if tensor.ndim else None for tensor in example.values())
@@ -322,7 +322,7 @@ def _functional(exported: torch.export.ExportedProgram) -> torch.export.Exported
 
 
 def _refuse_changed_weights(exported: torch.export.ExportedProgram) -> None:
-    """A program is run many times, from several threads: it must find its weights as they were."""
+    """Refuse a model that changes its weights: a program runs many times, from several threads."""
     for spec in exported.graph_signature.output_specs:
         if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION):
             raise InvalidArgumentError(

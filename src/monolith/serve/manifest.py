@@ -119,7 +119,7 @@ def _checksum(files: dict[str, ExportedFile]) -> str:
 
 
 class InputSpec(Config):
-    """A dense column the model reads beside its features."""
+    """A dense column that the model reads besides its features."""
 
     name: str
     dtype: str
@@ -128,7 +128,7 @@ class InputSpec(Config):
     """Of one row."""
 
     def check(self, batch: Mapping[str, BatchColumn]) -> torch.Tensor:
-        """The column of `batch`, if it is as promised."""
+        """Return the column of `batch`, after a check of its type and shape."""
         value = column_of(batch, self.name)
         found = (
             f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if isinstance(value, torch.Tensor) else ""
@@ -162,7 +162,8 @@ class CollectionSpec(Config):
 
     @field_serializer("features")
     def _explicit(self, features: tuple[Feature, ...]) -> list[dict[str, object]]:
-        # Only what was said: a feature that shares rows refuses a word about them. Schedules are functions, and only train.
+        # Only fields that were set: a feature that shares rows refuses options about them. Schedules are functions
+        # and only used in training.
         return [
             feature.model_dump(mode="json", include=feature.model_fields_set - {"learning_rate"})
             for feature in features
@@ -177,7 +178,7 @@ class Signature(Config):
     step: int
     """Global step of the model."""
     inputs: tuple[InputSpec, ...]
-    """Dense columns; the columns of ids are those of the features."""
+    """Dense columns. The columns of ids are those of the features."""
     outputs: tuple[OutputSpec, ...]
     collections: tuple[CollectionSpec, ...]
 
@@ -189,7 +190,7 @@ class Signature(Config):
 
 
 def serving_features(collection: EmbeddingBagCollection) -> tuple[Feature, ...]:
-    """The features of a collection with all defaults written out and without what only training needs.
+    """Return the features of a collection with all defaults written out and without what only training needs.
 
     Example:
         >>> collection = EmbeddingBagCollection([Feature(name="user", dim=2, occurrence_threshold=3)])

@@ -123,7 +123,7 @@ def _power(base: _Number, exponent: _Number) -> _Number:
 
 def _item(values: object, place: object) -> object:
     if not isinstance(values, list | tuple) or not isinstance(place, int):
-        raise ValueError(f"expected a list and a place in it, got {type(values).__name__} and {type(place).__name__}")
+        raise ValueError(f"expected a list and an index, got {type(values).__name__} and {type(place).__name__}")
     return values[place]
 
 
@@ -161,7 +161,7 @@ def name_of(target: object) -> str | None:
 
 
 def is_on_sizes(name: str) -> bool:
-    """Whether an operator computes with numbers, not with tensors."""
+    """Return whether an operator computes with numbers, not with tensors."""
     return name in _ON_SIZES
 
 
@@ -217,7 +217,7 @@ def _repeated(self: Tensor, repeats: Tensor, dim: int | None = None, *, output_s
 
 
 def _repeats(repeats: Tensor, *, output_size: int | None = None) -> int:
-    # Counts that overflow their sum are written behind the end of the result.
+    # Counts that overflow their sum are written past the end of the result.
     if output_size is None:
         raise ValueError("repeat_interleave: expected output_size; give it in forward")
     if repeats.numel() and not 0 <= int(repeats.min()) <= int(repeats.max()) <= output_size:
@@ -237,7 +237,7 @@ def _recurrent(gates: int) -> Guard:
         bidirectional: bool,
         batch_first: bool,
     ) -> int:
-        # The kernel of an LSTM reads as many weights as the hidden state asks for, however many there are.
+        # The kernel of an LSTM reads as many weights as the hidden state implies, however many there are.
         states = [hx] if isinstance(hx, Tensor) else list(hx)
         directions, size = 2 if bidirectional else 1, states[0].shape[-1]
         batch = input.shape[0 if batch_first else 1]

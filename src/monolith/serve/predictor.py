@@ -62,7 +62,7 @@ class Predictor:
 
 
 def load(path: str | Path) -> Predictor:
-    """Load an export; of a folder with several versions, the newest complete one.
+    """Load an export, or the newest complete one of a folder with several versions.
 
     Every file is checked against the manifest first. Nothing in an export can run code of its own.
     """
@@ -80,7 +80,7 @@ def load(path: str | Path) -> Predictor:
 
 @contextmanager
 def import_saved_model(path: str | Path) -> Iterator[Callable[[Mapping[str, object]], dict[str, Tensor]]]:
-    """The newest export below `path` as a function from a batch to predictions, for the length of a `with` block."""
+    """Load the newest export below `path`, for a `with` block, as a function from a batch to predictions."""
     yield load(path).predict
 
 

@@ -81,12 +81,12 @@ class DenseProgram:
         _free_after_last_use(self._steps, set(_refs(list(self.outputs.values()))))
 
     def to_json(self) -> str:
-        """The operators and how they are connected, without the weights."""
+        """Return the operators and how they are connected, without the weights."""
         return json.dumps(self._program, indent=1)
 
     @classmethod
     def from_json(cls, text: str, weights: Mapping[str, Tensor]) -> DenseProgram:
-        """Build from what `to_json` wrote; anything else is a `CorruptFileError`."""
+        """Build from what `to_json` wrote. Anything else raises `CorruptFileError`."""
         try:
             return cls(json.loads(text), weights)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -241,7 +241,7 @@ def _check_types(function: object, args: Sequence[object], kwargs: Mapping[str, 
 
 
 def _shape_key(value: object) -> object:
-    """What the cost of a step depends on."""
+    """Return what the cost of a step depends on."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     return tuple(map(_shape_key, value)) if isinstance(value, list | tuple) else value
@@ -310,7 +310,7 @@ def _bind(argument: Any, values: Mapping[str, object]) -> Any:  # noqa: ANN401 -
 def program_inputs(
     columns: Mapping[str, BatchColumn], embeddings: Mapping[str, Mapping[str, BatchColumn]]
 ) -> dict[str, Tensor]:
-    """Dense columns and looked-up embeddings under the names the program knows; a `Ragged` becomes two tensors.
+    """Return dense columns and embeddings under their names in the program. A `Ragged` becomes two tensors.
 
     Example:
         >>> list(program_inputs({"age": torch.ones(2)}, {"embeddings": {"user": torch.ones(2, 4)}}))

@@ -24,7 +24,7 @@ _TYPES = {"int64": pa.int64(), "float32": pa.float32(), "float64": pa.float64(),
 
 
 def arrow_type(column: Column) -> pa.DataType:
-    """The type of an Arrow array that has exactly what the column asks for.
+    """Return the type of an Arrow array that fits the column exactly.
 
     Example:
         >>> arrow_type(Column(name="tags", dtype="bytes", nested=True))
@@ -38,7 +38,7 @@ def arrow_type(column: Column) -> pa.DataType:
 
 
 def columns_of(schema: pa.Schema) -> list[Column]:
-    """A column for each field of `schema`: lists are ragged, lists of lists nested, everything else one value per row.
+    """Return a column for each field of `schema`: lists are ragged, lists of lists nested, everything else one value per row.
 
     Example:
         >>> [c.dtype for c in columns_of(pa.schema([("id", pa.int32()), ("tags", pa.list_(pa.string()))]))]
@@ -72,7 +72,7 @@ def _column_of(field: pa.Field) -> Column:
 
 
 def to_batch(table: pa.Table, columns: Sequence[Column]) -> Batch:
-    """The rows of `table` as a batch; a column that is not there, or cannot become what was asked for, is a SchemaError.
+    """Return the rows of `table` as a batch. A column that is missing or cannot be converted raises `SchemaError`.
 
     Example:
         >>> table = pa.table({"user": [1, 2], "tags": [[5], None]})
@@ -97,7 +97,7 @@ def to_batch(table: pa.Table, columns: Sequence[Column]) -> Batch:
 
 
 def slice_rows(batch: Batch, begin: int, end: int) -> Batch:
-    """The rows [begin, end) of a batch, sharing its memory.
+    """Return the rows [begin, end) of a batch, sharing its memory.
 
     Example:
         >>> slice_rows({"tags": Ragged.from_lists([[1], [2, 3], [4]])}, 1, 3)["tags"].to_lists()
@@ -167,7 +167,7 @@ def _fixed(column: Column, array: pa.Array) -> torch.Tensor:
 
 
 def _rows(column: Column, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """The elements of a list array and its row splits; a null row is empty. Without lists, each value is a row."""
+    """Return the elements of a list array and its offsets. A null row is empty. Without lists, each value is a row."""
     if not _is_list(array.type) and not pa.types.is_fixed_size_list(array.type):
         if column.nested:
             raise _wrong(column, array, "lists")
@@ -227,8 +227,8 @@ Rows = Iterable[Mapping[str, Any]]
 class IteratorSource(Source):
     """Batches from a Python iterable, or from a function that returns a new one for each epoch.
 
-    With `columns` and `batch_size` the items are rows, mappings from field to a value, a list or None; without, they are
-    batches and passed on. Resuming and sharding count items, so the iterable must give the same ones every time.
+    With `columns` and `batch_size` the items are rows, mappings from field to a value, a list or None. Without them the items
+    are batches and passed on. Resuming and sharding count items, so the iterable must give the same ones every time.
 
     Example:
         >>> rows = [{"user": 1, "tags": [5]}, {"user": 2, "tags": []}, {"user": 3, "tags": [6, 7]}]

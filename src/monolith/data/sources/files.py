@@ -25,7 +25,7 @@ _MAX_PATHS = 1_000_000
 
 
 def expand_pattern(pattern: str) -> list[str]:
-    """Every path that `{DATE(first,last)}` (8 digits: days, 10: hours) and `{INT(first,last)}` stand for, both inclusive.
+    """Expand `{DATE(first,last)}` (8 digits: days, 10: hours) and `{INT(first,last)}`, both inclusive, into all paths.
 
     Example:
         >>> expand_pattern("day_{DATE(20240228,20240301)}/part_{INT(0,1)}")[:3]
@@ -72,7 +72,7 @@ def gen_patterns(
     is_hourly: bool = False,
     wildcard: str = "*",
 ) -> list[str]:
-    """Globs for the days (`path/YYYYMMDD/*`) or hours (`path/YYYYMMDD/HH*`) from start to end, the end not included.
+    """Return globs for the days (`path/YYYYMMDD/*`) or hours (`path/YYYYMMDD/HH*`) from start to end, the end not included.
 
     Example:
         >>> len(gen_patterns("data", 20220901, 0, 20220920, 0))
@@ -95,7 +95,7 @@ def gen_patterns(
 
 
 def expand_paths(paths: str | Sequence[str]) -> list[str]:
-    """The files that `paths` mean: URLs as they are; globs, folders and patterns replaced by the files found, sorted."""
+    """Return the files that `paths` mean: URLs as given, and the files that globs, folders and patterns match, sorted."""
     given = [paths] if isinstance(paths, str) else list(paths)
     if not all(isinstance(path, str) for path in given):
         raise InvalidArgumentError(f"paths: expected texts, got {given!r}; wrap a Path in str()")
@@ -108,7 +108,7 @@ def expand_paths(paths: str | Sequence[str]) -> list[str]:
 
 
 def files_of(path: str, *, must_exist: bool = False) -> list[str]:
-    """The files that one path means; none if it is a glob that nothing matches. `must_exist`: a plain path is looked up too.
+    """Return the files that one path means, none if nothing matches a glob. With `must_exist` a plain path is looked up too.
 
     Example:
         >>> files_of("day.csv"), files_of("day.csv", must_exist=True)
@@ -144,11 +144,11 @@ _FIRST_PAUSE = 0.5
 
 
 class FileQueue:
-    """File names from patterns, in order, popped by any number of threads; it ends when patterns and names are used up.
+    """File names from patterns, in order, popped by any number of threads, until patterns and names are used up.
 
-    A pattern is listed when the names before it are gone. At most `capacity` names are held, the rest of a larger folder is
-    listed again. A listing that fails is tried again `retries` times, with growing pauses. The state is the pattern and
-    the last name popped: names that have appeared behind it since are found, a file that two patterns match comes twice.
+    A pattern is listed when the names before it are used up. At most `capacity` names are held, and the rest of a larger folder
+    is listed again later. A listing that fails is tried again `retries` times with growing pauses. The state is the pattern and
+    the last name popped, so names that have appeared after it since are found. A file that two patterns match comes twice.
 
     Example:
         >>> queue = FileQueue(["monday.csv", "tuesday.csv"])  # or "days/*.csv", or "day_{DATE(20260101,20260131)}/*"
@@ -174,12 +174,12 @@ class FileQueue:
         self._lock = threading.Lock()
         self._pattern, self._after = 0, ""
         self._names: deque[str] = deque()
-        """The next names of the current pattern; empty if they are not listed yet."""
+        """The next names of the current pattern, empty if they are not listed yet."""
         self._more = True
-        """Whether the current pattern may have names behind these."""
+        """Whether the current pattern may have names after these."""
 
     def pop(self) -> str | None:
-        """The next name; None when there are no more."""
+        """Return the next name, None when there are no more."""
         with self._lock:
             name = self._next()
             if name is not None:
@@ -187,18 +187,18 @@ class FileQueue:
             return name
 
     def peek(self) -> tuple[str, dict[str, int | str]] | None:
-        """The name that `pop` would return, and the state it would leave."""
+        """Return the name that `pop` would return, and the state it would leave."""
         with self._lock:
             name = self._next()
             return None if name is None else (name, {"pattern": self._pattern, "after": name})
 
     def state_dict(self) -> dict[str, int | str]:
-        """The place behind the last name popped, fit for JSON."""
+        """Return the position after the last name popped, as JSON values."""
         with self._lock:
             return {"pattern": self._pattern, "after": self._after}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on behind the name after which `state` was taken; the patterns must be the same."""
+        """Continue after the name at which `state` was taken. The patterns must be the same."""
         pattern, after = state.get("pattern"), state.get("after")
         if type(pattern) is not int or not isinstance(after, str) or not 0 <= pattern <= len(self._patterns):
             raise InvalidArgumentError(
@@ -223,7 +223,7 @@ class FileQueue:
         found = sorted(self._listed())
         if not found:
             _log.warning("%s: no file matches", self._patterns[self._pattern][0])
-        # The state moves with each name, so a name must say by itself what comes behind it.
+        # The state moves with each name, so a name alone must determine what comes after it.
         left = [name for name in found if name > self._after]
         self._names.extend(left[: self._capacity])
         self._more = len(left) > self._capacity

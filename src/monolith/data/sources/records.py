@@ -1,4 +1,4 @@
-"""Record files: tf.train.Example in TFRecord files, and the original's messages behind any of their headers."""
+"""Record files: tf.train.Example in TFRecord files, and the original's messages with any of their headers."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 
 
 class RecordSource(FileSource):
-    """Batches from files of framed, serialized rows; the base of `TFRecordSource` and `RecordFileSource`.
+    """Base of `TFRecordSource` and `RecordFileSource`: batches from files of framed, serialized rows.
 
-    Shards take whole files in turn; with fewer files than shards, records in turn.
+    Shards take whole files in turn, or records in turn if there are fewer files than shards.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RecordSource(FileSource):
         return {"file": first, "url": "", "offset": 0, "record": 0, "row": 0, "skipped": 0}
 
     def _share(self) -> tuple[int, int, int]:
-        """The first file of this shard, the step to its next one, and the step between its records."""
+        """Return the first file of this shard, the step to its next one, and the step between its records."""
         by_record = len(self.files) < self._shard_count
         return (0, 1, self._shard_count) if by_record else (self._shard_index, self._shard_count, 1)
 
@@ -103,7 +103,7 @@ class RecordSource(FileSource):
             yield take_batch(parser, self.columns), {**at, "file": len(self.files), "url": ""}
 
     def _fill(self, parser: _core.RecordParser, at: SourcePosition) -> Iterator[None]:
-        """Read one file from `at` on, keeping `at` behind the last record used, and yield whenever a batch is full."""
+        """Read one file from `at` on, keeping `at` after the last record used, and yield whenever a batch is full."""
         _, _, stride = self._share()
         record, row = int(at["record"]), int(at["row"])
         for start, chunk in self._chunks(at):
@@ -118,7 +118,7 @@ class RecordSource(FileSource):
             record += len(chunk)
 
     def _chunks(self, at: SourcePosition) -> Iterator[tuple[int, _core.Chunk]]:
-        """Pieces of the current file, cut into frames, with the place each begins at."""
+        """Yield chunks of the current file, cut into frames, each with its offset."""
         start, data, needed = int(at["offset"]), b"", 0
         with open_stream(str(at["url"]), self._compression, start) as stream:
             while True:
@@ -145,7 +145,7 @@ class RecordSource(FileSource):
 
 
 def take_batch(parser: _core.RecordParser, columns: Sequence[Column]) -> Batch:
-    """The rows the parser holds, as a batch."""
+    """Return the rows the parser holds, as a batch."""
     batch: Batch = {}
     for column, arrays in zip(columns, parser.take(), strict=True):
         batch.update(column.entries(*arrays))
@@ -172,7 +172,7 @@ _DEFAULTS = {
 
 
 class RecordHeader(Config):
-    """What stands before the length of each record; all integers are little-endian u64.
+    """What precedes the length of each record. All integers are little-endian u64.
 
     Example:
         >>> RecordHeader(sort_id=True, kafka_dump=True).empty().hex()
@@ -180,9 +180,9 @@ class RecordHeader(Config):
     """
 
     lagrangex: bool = False
-    """One integer with message type and data source key; excludes the others."""
+    """One integer with message type and data source key. It excludes the others."""
     kafka_dump_prefix: bool = False
-    """One integer: if 0, another one that is ignored follows; otherwise the size of the sort id."""
+    """One integer. If it is 0, another one that is ignored follows, otherwise it is the size of the sort id."""
     sort_id: bool = False
     """The size of the sort id (unless the prefix had it) and as many bytes, ignored."""
     kafka_dump: bool = False
@@ -195,18 +195,18 @@ class RecordHeader(Config):
         return self
 
     def empty(self) -> bytes:
-        """The header a writer that has nothing to say puts before a record."""
+        """Return a header of zeros."""
         return bytes(8 * (self.lagrangex + 2 * self.kafka_dump_prefix + self.sort_id + self.kafka_dump))
 
 
 class RecordFileSource(RecordSource):
     """Batches from the original's record files.
 
-    A column's field is the name of a feature; `label`, `instance_weight`, `data_source_key` and `line_id.<field>` are the
+    A column's field is the name of a feature. `label`, `instance_weight`, `data_source_key` and `line_id.<field>` are the
     fields of the message itself, and `slot_<n>` or `fc_slot_<n>` the ids of slot n of an Instance. Ids come out as fid
     version 2. A missing label is `INVALID_LABEL`, a missing or non-positive weight 1, a missing LineId field its default.
 
-    `paths`, `max_corrupt` and shards are as in `TFRecordSource`. With a lagrangex header each record says itself whether it
+    `paths`, `max_corrupt` and shards are as in `TFRecordSource`. With a lagrangex header each record tells whether it
     is an Instance or an Example. The rows of an ExampleBatch are cut into batches of `batch_size` like all others.
 
     Example:
@@ -278,7 +278,7 @@ class RecordWriter(OutputFile):
 
 
 def data_source_key(flow: str) -> int:
-    """The data source key of a data flow: Java's hash code of its name in the upper 24 of 32 bits.
+    """Return the data source key of a data flow: Java's hash code of its name in the upper 24 of 32 bits.
 
     Example:
         >>> hex(data_source_key("abc"))
@@ -297,7 +297,7 @@ def parse_records(
     *,
     format: MessageFormat | Literal["tf_example"] = "example",  # noqa: A002 - the word of the file formats
 ) -> Batch:
-    """Serialized messages, such as those of a queue, into one batch; columns are as in `RecordFileSource`.
+    """Parse serialized messages, such as those of a queue, into one batch. Columns are as in `RecordFileSource`.
 
     Example:
         >>> from monolith.proto import example_pb2
@@ -326,12 +326,12 @@ def _format(name: str) -> _core.RecordFormat:
 
 
 class TFRecordSource(RecordSource):
-    """Batches from TFRecord files of tf.train.Example; all checksums are checked.
+    """Batches from TFRecord files of tf.train.Example. All checksums are verified.
 
-    `paths`: URLs, globs, folders, or "-" for standard input. A column without a shape may be missing in a record; one with
-    a shape must have a default for that. At most `max_corrupt` records that are damaged or do not fit the columns are
-    skipped, then `CorruptFileError` or `SchemaError` is raised; when a length is damaged, the rest of its file is lost and
-    counts as one.
+    `paths`: URLs, globs, folders, or "-" for standard input. A column without a shape may be missing in a record. One with a
+    shape needs a default for that. At most `max_corrupt` records that are damaged or do not fit the columns are skipped, then
+    `CorruptFileError` or `SchemaError` is raised. When a length is damaged, the rest of its file is lost and counts as one
+    record.
 
     Example:
         >>> import tempfile

@@ -34,10 +34,10 @@ class Column(Config):
 
     In the batch a column is, with n rows:
 
-    - `shape=(3,)`: a tensor [n, 3]; `shape=()`: a tensor [n];
-    - no shape: `Ragged`, any number of values in each row;
+    - `shape=(3,)`: a tensor [n, 3], and `shape=()`: a tensor [n]
+    - no shape: `Ragged`, any number of values in each row
     - `nested=True`: lists of lists, as two entries: `name` has the values of each row one after the other, `name.lengths`
-      the lengths of the row's inner lists;
+      the lengths of the row's inner lists
     - `dtype="bytes"`: one string in each row as `Ragged` of uint8, or with `nested=True` any number of strings.
 
     Example:
@@ -50,15 +50,15 @@ class Column(Config):
     name: str = Field(min_length=1)
     """Name in the batch."""
     dtype: Literal["int64", "float32", "float64", "bytes"] = "int64"
-    """Type of the values; what cannot be read as this type without loss is a `SchemaError`."""
+    """Type of the values. A value that cannot be read as this type without loss raises `SchemaError`."""
     shape: tuple[int, ...] | None = None
-    """Shape of a row; None for rows of different lengths."""
+    """Shape of a row, None for rows of different lengths."""
     nested: bool = False
     """Rows are lists of lists (of strings: lists)."""
     field: str | None = None
     """Name in the source, if it is another one."""
     default: float | int | None = None
-    """What a missing row of a column with a shape is filled with; None makes it a `SchemaError`."""
+    """Value of a missing row of a column with a shape. None raises `SchemaError` instead."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -78,11 +78,11 @@ class Column(Config):
         return self.name if self.field is None else self.field
 
     def output_names(self) -> tuple[str, ...]:
-        """The entries this column has in a batch."""
+        """Return the entries of this column in a batch."""
         return (self.name, f"{self.name}.lengths") if self.nested else (self.name,)
 
     def to_core(self, missing: float | None = None) -> _core.ColumnSpec:
-        """The column as the core's parser wants it; `missing` is the default of columns that name none."""
+        """Return the column as the core's parser takes it. `missing` is the default of columns that have none."""
         fill = missing if self.default is None else float(self.default)
         layout, width = _core.ColumnLayout.RAGGED, 1
         if self.nested:
@@ -102,7 +102,7 @@ class Column(Config):
 
 
 def nested_entries(column: Column, values: Ragged, lengths: Ragged) -> Batch:
-    """The two entries of a nested column."""
+    """Return the two entries of a nested column."""
     return dict(zip(column.output_names(), (values, lengths), strict=True))
 
 
@@ -126,15 +126,15 @@ def checked_columns(columns: Iterable[Column]) -> Sequence[Column]:
 
 
 SourcePosition = dict[str, int | str]
-"""Where reading goes on; what is in it is the source's business. Plain values, so that it goes into JSON."""
+"""Where reading continues, as JSON values. Each source decides what it holds."""
 
 
 class Source(ABC):
     """An ordered stream of batches that knows where it is.
 
-    Iterating goes on where the last iteration stopped; at the end the source starts anew, so that one `for` loop is one
-    epoch. `state_dict` is the position behind the last batch handed out: a source that loads it, in this process or
-    another, continues with exactly the next batch. A source is read by one thread at a time.
+    Iterating continues where the last iteration stopped. At the end the source starts again, so that one `for` loop is one
+    epoch. `state_dict` is the position after the last batch handed out: a source that loads it, in this process or another,
+    continues with exactly the next batch. A source is read by one thread at a time.
 
     Subclasses implement `_start` and `_read`.
     """
@@ -145,11 +145,11 @@ class Source(ABC):
 
     @abstractmethod
     def _start(self) -> SourcePosition:
-        """The position before the first batch. Every position has the same keys, with values of the same types."""
+        """Return the position before the first batch. Every position has the same keys, with values of the same types."""
 
     @abstractmethod
     def _read(self, position: SourcePosition) -> Iterator[tuple[Batch, SourcePosition]]:
-        """The batches from `position` on, each with the position behind it."""
+        """Yield the batches from `position` on, each with the position after it."""
 
     def __iter__(self) -> Iterator[Batch]:
         for batch, behind in self._read(self._position):
@@ -158,11 +158,11 @@ class Source(ABC):
         self._position = self._start()
 
     def state_dict(self) -> dict[str, int | str]:
-        """The position behind the last batch handed out, fit for JSON."""
+        """Return the position after the last batch handed out, as JSON values."""
         return {**self._position, "shard_index": self._shard_index, "shard_count": self._shard_count}
 
     def load_state_dict(self, state: Mapping[str, int | str]) -> None:
-        """Continue behind the batch after which `state` was taken; the source must be made and sharded as it was then."""
+        """Continue after the batch at which `state` was taken. The source must be made and sharded as it was then."""
         expected = self.state_dict()
         wrong = [key for key in {**expected, **state} if type(state.get(key)) is not type(expected.get(key))]
         if wrong:
@@ -187,7 +187,7 @@ class Source(ABC):
                 raise InvalidArgumentError(f"state[{key!r}]: expected 0 or more, got {value}")
 
     def shard(self, index: int, count: int) -> Self:
-        """A new source, at its beginning, with every `count`-th part of this one; together the shards have every row once."""
+        """Return a new source, at its beginning, with a `count`-th of this one. All shards together have every row once."""
         if not 0 <= index < count:
             raise InvalidArgumentError(f"shard: expected 0 <= index < count, got index {index} and count {count}")
         part = copy.copy(self)
@@ -198,7 +198,7 @@ class Source(ABC):
 
 
 class FileSource(Source):
-    """A source over files; its positions have the keys `file` (index), `url` (of that file, "" at the very start)."""
+    """A source over files. Its positions have the keys `file` (index) and `url` (of that file, "" at the very start)."""
 
     def __init__(
         self, paths: str | Sequence[str], *, batch_size: int, drop_remainder: bool, max_corrupt: int = 0

@@ -22,7 +22,7 @@ from monolith.urls import checked_location
 __all__ = ["Compression", "OutputFile", "StreamDamage", "compression_of", "open_stream", "read_stream"]
 
 Compression = Literal["infer", "none", "gzip", "zlib", "zstd", "snappy"]
-"""How a file is compressed; "infer" goes by .gz, .zz, .zst and .snappy. Snappy is in Hadoop's blocks."""
+"""How a file is compressed. "infer" decides by .gz, .zz, .zst and .snappy. Snappy is in Hadoop's blocks."""
 
 _SUFFIXES = {".gz": "gzip", ".zz": "zlib", ".zst": "zstd", ".snappy": "snappy"}
 _PIECE = 1 << 20
@@ -30,11 +30,11 @@ _MAX_SNAPPY_BLOCK = 1 << 28
 
 
 class StreamDamage(Exception):  # noqa: N818 - never leaves this package
-    """The compressed bytes are damaged; what comes after them is lost."""
+    """The compressed bytes are damaged, and everything after them is lost."""
 
 
 def compression_of(url: str, compression: str) -> str:
-    """The compression of `url`, by its name if it is to be inferred."""
+    """Return the compression of `url`, by its name if it is to be inferred."""
     if compression == "infer":
         return next((kind for suffix, kind in _SUFFIXES.items() if url.endswith(suffix)), "none")
     if compression not in ("none", *_SUFFIXES.values()):
@@ -45,7 +45,7 @@ def compression_of(url: str, compression: str) -> str:
 
 @contextlib.contextmanager
 def open_stream(url: str, compression: str, offset: int) -> Iterator[IO[bytes]]:
-    """The decompressed bytes of `url` from `offset` on; standard input always begins where it is."""
+    """Open the decompressed bytes of `url` from `offset` on. Standard input always begins where it is."""
     if url == STDIN:
         yield _decompressed(cast("IO[bytes]", _Available()), compression_of(url, compression))
         return
@@ -63,8 +63,8 @@ def open_stream(url: str, compression: str, offset: int) -> Iterator[IO[bytes]]:
 
 
 def read_stream(stream: IO[bytes], size: int) -> bytes:
-    """Up to `size` bytes, none at the end; damage of the compression is a `StreamDamage`, after all that is whole before it."""
-    # `read` would collect as much as was asked for, and lose what it has when it comes to the damage.
+    """Return up to `size` bytes, none at the end. Damaged compression raises `StreamDamage`, after all undamaged bytes."""
+    # `read` would collect `size` bytes, and lose those before the damage when it reaches it.
     read = getattr(stream, "read1", stream.read)
     try:
         return cast("bytes", read(size))
@@ -173,7 +173,7 @@ class _HadoopSnappyReader(io.RawIOBase):
 
 
 def _snappy_plain_size(packed: bytes) -> int:
-    """The varint that snappy data begins with."""
+    """Return the varint that snappy data begins with."""
     size = 0
     for i, byte in enumerate(packed[:5]):
         size |= (byte & 0x7F) << (7 * i)
@@ -183,7 +183,7 @@ def _snappy_plain_size(packed: bytes) -> int:
 
 
 class OutputFile:
-    """A file being written; the base of `TFRecordWriter` and `RecordWriter`. An existing one is replaced."""
+    """Base of `TFRecordWriter` and `RecordWriter`: a file being written. An existing one is replaced."""
 
     def __init__(self, url: str) -> None:
         kind = compression_of(url, "infer")
@@ -207,7 +207,7 @@ class OutputFile:
             raise StorageError(f"{self._url}: cannot write: {error}") from error
 
     def close(self) -> None:
-        """Write what is still held back and close the file; closing again does nothing."""
+        """Write buffered bytes and close the file. Closing again does nothing."""
         if self._file.closed:
             return
         try:

@@ -32,10 +32,10 @@ _HEADER_BYTES = 1000
 class CsvSource(FileSource):
     """Batches from delimited text with a header line, or with the names of all its fields in `names`.
 
-    `paths`: URLs, globs, folders, or "-" for standard input; compressed files by their suffix. An empty field is missing: the
-    default of a column with a shape, an empty row otherwise. Ragged columns are texts like `3|1|4`, cut at `list_separator`.
-    At most `max_corrupt` rows that have too few or too many fields, or a field that is not a number, are skipped. Shards take
-    whole files in turn; with fewer files than shards, rows in turn.
+    `paths`: URLs, globs, folders, or "-" for standard input. Files are decompressed by their suffix. An empty field is missing:
+    the default of a column with a shape, an empty row otherwise. Ragged columns are texts like `3|1|4`, cut at
+    `list_separator`. At most `max_corrupt` rows that have too few or too many fields, or a field that is not a number, are
+    skipped. Shards take whole files in turn, or rows in turn if there are fewer files than shards.
 
     Example:
         >>> import tempfile, pathlib
@@ -140,7 +140,7 @@ class CsvSource(FileSource):
             row += table.num_rows
 
     def _header_hint(self, line: str, fields: Sequence[str]) -> str:
-        """What to do about a field that the file does not have."""
+        """Return what to do about a field that the file does not have."""
         if self._names is not None:
             return f"`names` has {', '.join(map(repr, self._names))}"
         others = [mark for mark in _DELIMITERS if mark != self._delimiter and mark in line]
@@ -163,7 +163,7 @@ class CsvSource(FileSource):
         return pa.table([*arrays, table.column(_ROW)], names=[*names, _ROW])
 
     def _unparsable(self, column: Column, texts: pa.ChunkedArray) -> Iterator[int]:
-        """The rows that Arrow cannot read, found by halving, so that what counts as a number is Arrow's decision alone."""
+        """Yield the rows that Arrow cannot read, found by halving, so that Arrow alone decides what a number is."""
         with contextlib.suppress(pa.ArrowInvalid):
             self._parsed(column, texts)
             return
@@ -186,7 +186,7 @@ class _BadRows:
         self._url, self._limit, self.count = url, limit, count
 
     def wrong_fields(self, row: Any) -> str:  # noqa: ANN401 - pyarrow.csv.InvalidRow
-        """Arrow's callback for a row with too few or too many fields; "error" ends the reading."""
+        """Arrow's callback for a row with too few or too many fields. Returning "error" ends the reading."""
         self.count += 1
         _log.warning("%s: a row has %d fields, expected %d", self._url, row.actual_columns, row.expected_columns)
         return "skip" if self.count <= self._limit else "error"
@@ -214,7 +214,7 @@ def _our_errors(url: str, bad: _BadRows, header_hint: Callable[[], str]) -> Iter
 
 
 class _Checked:
-    """A stream whose damage is told from other errors."""
+    """A stream whose damage raises an error of its own."""
 
     closed = False
 
@@ -237,7 +237,7 @@ class _Checked:
 
 
 class ParquetSource(FileSource):
-    """Batches from Parquet files; only the columns asked for are read, and never more than a row group is held.
+    """Batches from Parquet files. Only the requested columns are read, and at most one row group is held.
 
     `paths`: URLs, globs or folders. A column given by name alone has the type of the first file: numbers become tensors, lists
     `Ragged`, strings `Ragged` of bytes. Without `columns`, all columns are read. Row groups are dealt out to shards in order.

@@ -26,7 +26,7 @@ _MASK48 = np.uint64((1 << 48) - 1)
 
 
 class GeneratedSource(Source):
-    """Iterates `batch(0)`, `batch(1)`, ...; a shard takes every count-th of them.
+    """Iterates over `batch(0)`, `batch(1)` and so on. A shard takes every count-th of them.
 
     The state is the number of the next batch, so saving and resuming cost nothing. A state is refused by a source of
     another config.
@@ -39,7 +39,7 @@ class GeneratedSource(Source):
 
     @abstractmethod
     def batch(self, number: int) -> Batch:
-        """Batch `number`, the same whenever and wherever it is asked for."""
+        """Return batch `number`, the same on every call and every machine."""
 
     def _start(self) -> SourcePosition:
         return {"next": 0, "config": self._described}
@@ -51,9 +51,9 @@ class GeneratedSource(Source):
                 return
             yield self.batch(number), {**position, "next": turn + 1}
 
-    def _number(self, turn: int) -> int:
-        """The number, among all batches, of this shard's batch `turn`."""
-        return turn * self._shard_count + self._shard_index
+    def _number(self, index: int) -> int:
+        """Return the number, among all batches, of this shard's batch `index`."""
+        return index * self._shard_count + self._shard_index
 
     def _check(self, position: SourcePosition) -> None:
         super()._check(position)
@@ -93,24 +93,24 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class ClickStreamConfig(Config):
-    """What the synthetic world looks like; the defaults give about 10 clicks in 100 impressions and a best AUC of 0.86."""
+    """Sizes and signal of the stream. The defaults give about 10 clicks in 100 impressions and a best AUC of 0.86."""
 
     seed: int = Field(default=0, ge=0)
     """Two streams of equal config are equal, batch by batch."""
     batch_size: _Count = 2048
     """Impressions per batch."""
     batches: Annotated[int, Field(ge=0)] | None = None
-    """Batches before the stream ends; None: it does not."""
+    """Batches before the stream ends. None: it does not end."""
     start_time: int = Field(default=1_700_000_000, ge=0)
     """Event time of the first impression, Unix seconds."""
     impressions_per_second: Positive = 200.0
     """How fast event time passes."""
     users: _Count = 100_000
-    """Users; user of activity rank r comes with probability ~ r ** -activity_exponent."""
+    """Number of users. The user of activity rank r comes with probability ~ r ** -activity_exponent."""
     activity_exponent: NonNegative = 0.5
     """0: all users equally active."""
     items: _Count = 20_000
-    """Items at the start; item of popularity rank r comes with probability ~ r ** -popularity_exponent."""
+    """Items at the start. The item of popularity rank r comes with probability ~ r ** -popularity_exponent."""
     popularity_exponent: NonNegative = 1.0
     """The Zipf exponent of item popularity."""
     new_items_per_hour: NonNegative = 5_000.0
@@ -118,7 +118,7 @@ class ClickStreamConfig(Config):
     fresh_share: float = Field(default=0.1, ge=0, le=1)
     """Share of impressions given to items of the last hour, as recommenders do to learn about them."""
     categories: _Count = 50
-    """Clusters of items; an item's taste vector is half its cluster's, half its own."""
+    """Clusters of items. An item's taste vector is half its cluster's, half its own."""
     dim: _Count = 8
     """Length of the taste vectors."""
     taste: NonNegative = 1.5
@@ -128,7 +128,7 @@ class ClickStreamConfig(Config):
     bias: float = -3.2
     """Logit of an average impression."""
     drift_hours: Positive = 48.0
-    """Tastes turn once around in this time: uncorrelated after a quarter of it, opposite after a half."""
+    """Tastes rotate once in this time: they are uncorrelated after a quarter of it, opposite after a half."""
     click_delay: Positive = 60.0
     """Mean seconds from impression to click, exponentially distributed."""
     click_window: Positive = 600.0
@@ -149,7 +149,7 @@ class _Items:
     quality: np.ndarray
     category: np.ndarray
     tags: np.ndarray
-    """int64 [items, 4]; an item has the first `tag_count`."""
+    """int64 [items, 4]. An item has the first `tag_count`."""
     tag_count: np.ndarray
     cumulative: np.ndarray
     """float64 [items]: running sum of popularity, so any prefix of the items can be drawn from."""
@@ -158,10 +158,15 @@ class _Items:
 class ClickStream(GeneratedSource):
     """Impressions of items to users in the order of time, as batches of `batch_size` rows.
 
-    Columns: `user_id`, `item_id`, `category_id` int64 [n] (v2 feature ids); `tag_ids` Ragged int64, 1 to 4 per row;
-    `event_time` int64 [n], Unix seconds; `click_time` int64 [n], -1 if there is no click in the window; `label` float32 [n],
-    1 if there is; `click_probability` float32 [n], the true probability of label 1, for evaluation only: no model can rank
-    better than this column does, see `best_auc`.
+    Columns:
+
+    - `user_id`, `item_id`, `category_id`: int64 [n], v2 feature ids
+    - `tag_ids`: `Ragged` int64, 1 to 4 per row
+    - `event_time`: int64 [n], Unix seconds
+    - `click_time`: int64 [n], -1 if there is no click in the window
+    - `label`: float32 [n], 1 if there is a click in the window
+    - `click_probability`: float32 [n], the true probability of label 1, for evaluation only. No model can rank better than
+      this column, see `best_auc`.
 
     The click logit of user u and item i at time t is
     `bias + inclination[u] + quality[i] + taste * <cos(a) p[u] + sin(a) q[u], v[i]>` with a = 2 pi t / drift_hours and random
@@ -186,7 +191,7 @@ class ClickStream(GeneratedSource):
         self._catalogue: _Items | None = None
 
     def batch(self, number: int) -> Batch:
-        """Batch `number`, the same whenever and wherever it is asked for."""
+        """Return batch `number`, the same on every call and every machine."""
         config, rng = self.config, self._rng(0, number)
         size = config.batch_size
         elapsed = (number * size + np.arange(size)) / config.impressions_per_second
@@ -210,7 +215,7 @@ class ClickStream(GeneratedSource):
         }
 
     def items_at(self, event_time: float) -> int:
-        """How many items have appeared by `event_time`, Unix seconds.
+        """Return how many items have appeared by `event_time`, Unix seconds.
 
         Example:
             >>> stream = ClickStream(ClickStreamConfig(items=10, new_items_per_hour=60))
@@ -253,7 +258,7 @@ class ClickStream(GeneratedSource):
         )
 
     def _items(self, count: int) -> _Items:
-        """At least the first `count` items. An item's properties do not depend on how many are asked for."""
+        """Return at least the first `count` items. An item's properties do not depend on `count`."""
         catalogue = self._catalogue
         if catalogue is None or len(catalogue.quality) < count:
             numbers = range(len(self._blocks), -(-count // _ITEM_BLOCK))
@@ -315,7 +320,7 @@ class LateClicks(GeneratedSource):
         super().__init__(stream.config, stream.config.batches)
 
     def batch(self, number: int) -> Batch:
-        """The impressions of batch `number` with the clicks they will have."""
+        """Return the impressions of batch `number` with the clicks they will have."""
         return self._stream.batch(number)
 
     def _read(self, position: SourcePosition) -> Iterator[tuple[Batch, SourcePosition]]:
@@ -330,13 +335,13 @@ class LateClicks(GeneratedSource):
             yield concat_rows([impressions, {**clicks, "event_time": clicks["click_time"]}]), behind
 
     def _window(self) -> int:
-        """How many of this shard's batches a click may come later."""
+        """Return by how many of this shard's batches a click may be delayed."""
         config = self._stream.config
         impressions = config.click_window * config.impressions_per_second
         return math.ceil(impressions / (config.batch_size * self._shard_count)) + 1
 
     def _deliver(self, batch: Batch, waiting: Batch | None) -> tuple[Batch, Batch]:
-        """The clicks that arrive before the stream's next impression, and those that do not."""
+        """Return the clicks that arrive before the stream's next impression, and those that do not."""
         clicked = select_rows(batch, _tensor(batch, "label") > 0)
         clicks = clicked if waiting is None else concat_rows([waiting, clicked])
         time = _tensor(clicks, "click_time")

@@ -26,19 +26,19 @@ _FACTORS = 4
 
 
 class CriteoLikeConfig(Config):
-    """Sizes and signal of the data; the defaults have one million distinct ids, a label rate of 0.25 and a best AUC of 0.77."""
+    """Sizes and signal of the data. The defaults have one million distinct ids, a label rate of 0.25 and a best AUC of 0.77."""
 
     seed: int = Field(default=0, ge=0)
     """Equal configs give equal data."""
     batch_size: int = Field(default=2048, ge=1)
     """Rows per batch."""
     batches: Annotated[int, Field(ge=0)] | None = None
-    """Batches before the data end; None: they do not."""
+    """Batches before the data end. None: they do not end."""
     cardinalities: tuple[Annotated[int, Field(ge=1, le=2**24)], ...] = (
         *(250_000, 200_000, 150_000, 120_000, 90_000, 60_000, 40_000, 30_000, 20_000, 12_000, 9_000, 6_000, 4_000),
         *(3_000, 2_000, 1_500, 1_000, 600, 400, 200, 130, 80, 50, 25, 10, 5),
     )
-    """Distinct ids of each categorical column C1, C2, ...; the id of rank r comes with probability ~ 1 / r."""
+    """Distinct ids of each categorical column C1, C2 and so on. The id of rank r comes with probability ~ 1 / r."""
     bias: float = -1.3
     """Logit of an average row."""
     dense: NonNegative = 0.6
@@ -70,7 +70,7 @@ class CriteoLike(GeneratedSource):
         super().__init__(self.config, self.config.batches)
 
     def batch(self, number: int) -> Batch:
-        """Batch `number`, the same whenever and wherever it is asked for."""
+        """Return batch `number`, the same on every call and every machine."""
         config, rng = self.config, np.random.default_rng((self.config.seed, 0, number))
         size, fields = config.batch_size, len(config.cardinalities)
         dense = rng.standard_normal((_DENSE, size), dtype=np.float32)
@@ -95,7 +95,7 @@ class CriteoLike(GeneratedSource):
 
     @cached_property
     def _weights(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Per id its weight, its vector and the vector's square, float32 [ids, 1 + 4 + 1]; slopes; each column's first row."""
+        """Weight, vector and squared norm of each id, float32 [ids, 1 + 4 + 1], slopes, and the first row of each column."""
         config, rng = self.config, np.random.default_rng((self.config.seed, 1))
         fields = len(config.cardinalities)
         weights = rng.standard_normal((sum(config.cardinalities), 1 + _FACTORS + 1), dtype=np.float32)
@@ -109,9 +109,9 @@ class CriteoLike(GeneratedSource):
 
 
 def best_auc(probability: torch.Tensor) -> float:
-    """The AUC of ranking rows by their true `probability` [n] of label 1, expected over the labels.
+    """Return the AUC of ranking rows by their true `probability` [n] of label 1, expected over the labels.
 
-    The share of pairs (i, j), i labelled 1 and j labelled 0, in which i has the higher probability; a tie counts half:
+    The share of pairs (i, j), i labelled 1 and j labelled 0, in which i has the higher probability, a tie counting half:
     sum_(i != j) p_i (1 - p_j) ([p_i > p_j] + [p_i = p_j] / 2) / sum_(i != j) p_i (1 - p_j).
 
     Example:
@@ -137,7 +137,7 @@ def best_auc(probability: torch.Tensor) -> float:
 def write_parquet(
     batches: Iterable[Mapping[str, BatchColumn]], path: str | os.PathLike[str], *, rows_per_group: int = 65_536
 ) -> int:
-    """Write the columns of all batches to one file, in row groups of `rows_per_group` rows; returns the number of rows.
+    """Write the columns of all batches to one file, in row groups of `rows_per_group` rows. Returns the number of rows.
 
     A tensor [n] becomes a flat column, a `Ragged` a list column.
 

@@ -1,7 +1,7 @@
 """Transforms: callables from batch to batch, vectorised over its rows.
 
-Filters keep rows, labels and ids are changed, negatives made or dropped; `Compose` and `LogicalOr` join them and
-`Transformed` puts them behind a source. Those that draw random numbers are `Seeded` and can be saved and restored.
+They filter rows, change labels and ids, and make or drop negatives. `Compose` and `LogicalOr` combine transforms, and
+`Transformed` applies them to a source. Those that draw random numbers are `Seeded` and can be saved and restored.
 """
 
 from monolith.data.transforms.compose import Compose, LogicalOr, Seeded, Transformed

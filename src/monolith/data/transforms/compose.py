@@ -35,17 +35,17 @@ class Seeded:
         self._rng = np.random.default_rng((seed, 0))
 
     def for_shard(self, index: int) -> Self:
-        """The same transform at its beginning, with the random numbers of worker `index`."""
+        """Return the same transform at its beginning, with the random numbers of worker `index`."""
         other = copy.copy(self)
         other._rng = np.random.default_rng((self._seed, index))
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the generator: plain values."""
+        """Return the state of the generator: plain values."""
         return {"rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Draw on from where `state` was taken."""
+        """Continue with the random numbers from where `state` was taken."""
         try:
             self._rng.bit_generator.state = state["rng"]
         except (KeyError, TypeError, ValueError) as error:
@@ -63,7 +63,7 @@ class _Stateful(Protocol):
 
 
 class Compose:
-    """Transforms in order; a row stays if it survives them all.
+    """Transforms in order. A row stays if it passes all of them.
 
     Example:
         >>> from monolith.data.transforms import FilterByLabel
@@ -76,17 +76,17 @@ class Compose:
         self.transforms = tuple(transforms)
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         for transform in self.transforms:
             batch = transform(batch)
         return batch
 
     def for_shard(self, index: int) -> Self:
-        """The same transforms at their beginning, with the random numbers of worker `index`."""
+        """Return the same transforms at their beginning, with the random numbers of worker `index`."""
         return type(self)(_for_shard(transform, index) for transform in self.transforms)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of those transforms that have one, by position."""
+        """Return the states of those transforms that have one, by position."""
         return {key: part.state_dict() for key, part in self._stateful_parts().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -118,11 +118,11 @@ class LogicalOr(Compose):
         super().__init__((first, second))
 
     def for_shard(self, index: int) -> Self:
-        """The same transforms at their beginning, with the random numbers of worker `index`."""
+        """Return the same transforms at their beginning, with the random numbers of worker `index`."""
         return type(self)(*(_for_shard(transform, index) for transform in self.transforms))
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         first, second = self.transforms
         # The longest name yet: one LogicalOr may be inside another.
         number = max(map(len, batch), default=0) * "_" + "row"
@@ -147,7 +147,7 @@ def _for_shard(transform: Transform, index: int) -> Transform:
 
 
 class Transformed:
-    """A source with a transform behind it; batches that lose all their rows are skipped.
+    """A source with a transform applied to its batches. Batches that lose all their rows are skipped.
 
     Example:
         >>> from monolith.data.transforms import FilterByLabel
@@ -167,13 +167,13 @@ class Transformed:
                 yield batch
 
     def shard(self, index: int, count: int) -> Transformed:
-        """The part of worker `index` of `count`, with its own random numbers."""
+        """Return the part of worker `index` of `count`, with its own random numbers."""
         if not hasattr(self._source, "shard"):
             raise InvalidArgumentError(f"source: a {type(self._source).__name__} cannot be sharded")
         return Transformed(self._source.shard(index, count), *self._transform.for_shard(index).transforms)
 
     def state_dict(self) -> dict[str, Any]:
-        """The source's state and the transforms'."""
+        """Return the source's state and the transforms'."""
         return {"source": self._stateful().state_dict(), "transforms": self._transform.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -191,8 +191,8 @@ class Transformed:
 class Shuffle:
     """Mixes rows across batches: fills a buffer with `buffer_rows` rows, shuffles it, gives out the older half, and again.
 
-    Every row comes out once. Batches have `batch_size` rows, the last one fewer. The state holds the rows in the buffer, so
-    a resumed run is the same run; it is as large as the buffer.
+    Every row comes out once. Batches have `batch_size` rows, the last one fewer. The state holds the rows in the buffer, so a
+    resumed run is the same run. It is as large as the buffer.
 
     Example:
         >>> source = [{"x": torch.arange(i, i + 2)} for i in range(0, 8, 2)]
@@ -212,7 +212,7 @@ class Shuffle:
         self._held: list[Batch] = []
         """Rows that wait for the next shuffle."""
         self._ready: Batch = {}
-        """Rows in their final order; replaced, never changed."""
+        """Rows in their final order. Replaced, never changed."""
         self._given = 0
         """How many of the ready rows have been given out."""
         self._ended = False
@@ -237,7 +237,7 @@ class Shuffle:
         self._ended = False
 
     def _shuffle(self, keep: int) -> None:
-        """Make the held rows ready in random order, but for `keep` of them; what was ready stays in front."""
+        """Make the held rows ready in random order, except for `keep` of them. Rows that were ready stay in front."""
         rows = concat_rows(self._held)
         order = torch.from_numpy(self._rng.permutation(num_rows(rows)))
         out, rest = order[: len(order) - keep], order[len(order) - keep :]
@@ -256,7 +256,7 @@ class Shuffle:
         return batch
 
     def shard(self, index: int, count: int) -> Shuffle:
-        """The part of worker `index` of `count`, with its own random numbers."""
+        """Return the part of worker `index` of `count`, with its own random numbers."""
         if not hasattr(self._source, "shard"):
             raise InvalidArgumentError(f"source: a {type(self._source).__name__} cannot be sharded")
         part = Shuffle(
@@ -269,7 +269,7 @@ class Shuffle:
         return part
 
     def state_dict(self) -> dict[str, Any]:
-        """The source's state, the generator's, and the rows of the buffer."""
+        """Return the source's state, the generator's, and the rows of the buffer."""
         if not hasattr(self._source, "state_dict"):
             raise InvalidArgumentError(f"source: a {type(self._source).__name__} has no state_dict and load_state_dict")
         return {

@@ -46,7 +46,7 @@ class FilterByExpression(RowFilter):
 
     Numbers, column names (one number per row), `+ - * / %`, comparisons (chained too), `in` and `not in` a list of numbers,
     `and`, `or`, `not`, `abs(x)`. Of a `Ragged` column: `len(ids)`, and `any(...)` or `all(...)` of a comparison of its values,
-    as in `any(actions in [3, 7])`; `all` of an empty row is true.
+    as in `any(actions in [3, 7])`. `all` of an empty row is true.
 
     Example:
         >>> keep = FilterByExpression(expression="label > 0 and (1 <= rank < 3 or any(actions == 7))")
@@ -64,7 +64,7 @@ class FilterByExpression(RowFilter):
         return self
 
     def mask(self, batch: Batch) -> torch.Tensor:
-        """Which rows stay: bool [rows]."""
+        """Return which rows stay: bool [rows]."""
         result = _evaluate(self._tree(), batch)
         if not isinstance(result, torch.Tensor) or result.dtype != torch.bool or result.shape != (num_rows(batch),):
             raise InvalidArgumentError(
@@ -165,7 +165,7 @@ def _compare(node: ast.Compare, batch: Batch) -> Value:
 
 
 def _on_values(function: Callable[..., Value], node: ast.expr, *operands: Value) -> Value:
-    """`function` of numbers and tensors; of a `Ragged` and numbers, value by value."""
+    """Apply `function` to numbers and tensors, or to the values of a `Ragged` and numbers."""
     ragged = [operand for operand in operands if isinstance(operand, Ragged)]
     if not ragged:
         return function(*operands)

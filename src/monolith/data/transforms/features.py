@@ -21,7 +21,7 @@ _Slot = Annotated[int, Field(ge=0, lt=32768)]
 
 
 class SwitchSlot(Config):
-    """The ids of some columns under other slots; the signatures stay.
+    """Moves the ids of some columns to other slots. The signatures stay.
 
     Example:
         >>> batch = {"clicks": fid_v2.make(3, torch.tensor([5, 6]))}
@@ -35,7 +35,7 @@ class SwitchSlot(Config):
     """Whether the ids are fids v1 or v2."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         layout = _layout(self.fid_version)
         switched: Batch = {}
         for name, slot in self.slots.items():
@@ -69,7 +69,7 @@ class FeatureCombine(Config):
     """Whether the new ids are fids v1 or v2."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         left, right = _ragged(column_of(batch, self.left)), _ragged(column_of(batch, self.right))
         lengths, others = left.row_lengths(), right.row_lengths()
         splits = torch.cat([lengths.new_zeros(1), torch.cumsum(lengths * others, 0)])
@@ -102,7 +102,7 @@ def combine_ids(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 class MapId(Config):
-    """Ids of a column by a dictionary; an id that is not in it becomes `default`.
+    """Maps the ids of a column by a dictionary. An id that is not in it becomes `default`.
 
     Example:
         >>> MapId(column="chnid", ids={40: 0, 70: 1})({"chnid": torch.tensor([70, 40, 5])})["chnid"].tolist()
@@ -117,7 +117,7 @@ class MapId(Config):
     """The new id of all others."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         column = column_of(batch, self.column)
         if isinstance(column, Ragged):
             return {**batch, self.column: Ragged(self._map(column.values), column.offsets)}
@@ -140,10 +140,10 @@ class LogBucketFid(Config):
     """
 
     slots: dict[str, _Slot]
-    """The slot of each column's ids; columns are tensors or `Ragged`."""
+    """The slot of each column's ids. Columns are tensors or `Ragged`."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         buckets: Batch = {}
         for name, slot in self.slots.items():
             column = column_of(batch, name)
@@ -155,7 +155,7 @@ class LogBucketFid(Config):
 
 
 class FidMask(Config):
-    """A new column that says which rows have the id `fid` in `column`: bool [rows].
+    """Adds a column that marks the rows with the id `fid` in `column`: bool [rows].
 
     Example:
         >>> FidMask(column="ids", fid=3, out="has_3")({"ids": Ragged.from_lists([[3, 4], [5]])})["has_3"].tolist()
@@ -170,7 +170,7 @@ class FidMask(Config):
     """The name of the new column."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         return {**batch, self.out: rows_with(column_of(batch, self.column), (self.fid,))}
 
 
@@ -191,9 +191,9 @@ def _ragged(column: BatchColumn) -> Ragged:
 
 
 class HashText(Config):
-    """Ids in place of text, by `monolith.features.hash_strings`: the same text is the same id in every column and run.
+    """Replaces text by ids of `monolith.features.hash_strings`: the same text is the same id in every column and run.
 
-    One text in a row becomes int64 [rows]. Of lists of texts (`<name>.lengths` beside the bytes, as sources give nested
+    One text in a row becomes int64 [rows]. Of lists of texts (`<name>.lengths` next to the bytes, as sources give nested
     columns) each list becomes a row of a `Ragged` of int64, and the lengths go. A row without a text has the empty one.
 
     Example:
@@ -207,7 +207,7 @@ class HashText(Config):
     """Columns of uint8, one text or one list of texts in each row."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         hashed = {name: _ids(name, batch) for name in self.columns}
         spent = {_lengths(name) for name in self.columns}
         return {**{name: column for name, column in batch.items() if name not in spent}, **hashed}

@@ -53,10 +53,10 @@ class RowFilter(Config):
 
     @abstractmethod
     def mask(self, batch: Batch) -> torch.Tensor:
-        """Which rows stay: bool [rows]."""
+        """Return which rows stay: bool [rows]."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         return select_rows(batch, self.mask(batch))
 
 
@@ -64,7 +64,8 @@ class FilterByFid(RowFilter):
     """Keeps rows by the feature ids they have in any of `columns`, and by their actions and request time.
 
     A row stays if it has none of `filter_fids`, one of `has_fids`, all of `select_fids`, an id of each of `select_slots`
-    (fids v2), one of `has_actions`, and a request time of at least `req_time_min`; what is empty or None is not asked.
+    (fids v2), one of `has_actions`, and a request time of at least `req_time_min`. A condition that is empty or None is not
+    checked.
 
     Example:
         >>> batch = {"ids": Ragged.from_lists([[1, 2], [2, 3], []])}
@@ -75,24 +76,24 @@ class FilterByFid(RowFilter):
     columns: tuple[str, ...]
     """Columns of ids to look into: tensors or `Ragged`."""
     filter_fids: tuple[int, ...] = ()
-    """A row with one of these goes."""
+    """A row with one of these is dropped."""
     has_fids: tuple[int, ...] = ()
-    """A row with none of these goes."""
+    """A row with none of these is dropped."""
     select_fids: tuple[int, ...] = ()
-    """A row without all of these goes."""
+    """A row without all of these is dropped."""
     select_slots: tuple[Annotated[int, Field(ge=0, lt=32768)], ...] = ()
-    """A row without an id of each of these slots goes."""
+    """A row without an id of each of these slots is dropped."""
     has_actions: tuple[int, ...] = ()
-    """A row with none of these in `actions` goes."""
+    """A row with none of these in `actions` is dropped."""
     req_time_min: int | None = None
-    """A row with a smaller `req_time` goes."""
+    """A row with a smaller `req_time` is dropped."""
     actions: str = "actions"
     """The column of actions."""
     req_time: str = "req_time"
     """The column of request times."""
 
     def mask(self, batch: Batch) -> torch.Tensor:
-        """Which rows stay: bool [rows]."""
+        """Return which rows stay: bool [rows]."""
         keep = torch.ones(num_rows(batch), dtype=torch.bool)
         if self.filter_fids:
             keep &= ~self._have(batch, self.filter_fids)
@@ -133,14 +134,14 @@ class FilterByAction(RowFilter):
     """The column of actions."""
 
     def mask(self, batch: Batch) -> torch.Tensor:
-        """Which rows stay: bool [rows]."""
+        """Return which rows stay: bool [rows]."""
         return rows_with(column_of(batch, self.actions), self.has_actions)
 
 
 class FilterByLabel(RowFilter):
-    """Keeps rows with any label at or above its threshold; with `filter_equal`, only above it.
+    """Keeps rows with any label at or above its threshold, or with `filter_equal` only above it.
 
-    The label column is [rows], [rows, labels], or `Ragged`; a `Ragged` row with fewer labels than thresholds goes.
+    The label column is [rows], [rows, labels], or `Ragged`. A `Ragged` row with fewer labels than thresholds is dropped.
 
     Example:
         >>> FilterByLabel(thresholds=(1.0,))({"label": torch.tensor([0.0, 1.0, 2.0])})["label"].tolist()
@@ -155,7 +156,7 @@ class FilterByLabel(RowFilter):
     """The column of labels."""
 
     def mask(self, batch: Batch) -> torch.Tensor:
-        """Which rows stay: bool [rows]."""
+        """Return which rows stay: bool [rows]."""
         column, count = column_of(batch, self.label), len(self.thresholds)
         thresholds = torch.tensor(self.thresholds)
         if isinstance(column, Ragged):
@@ -178,9 +179,9 @@ class FilterByLabel(RowFilter):
 class FilterByValue(RowFilter):
     """Keeps rows by comparing a column with `operand`.
 
-    One number per row: "gt", "ge", "eq", "lt", "le", "neq" with a number; "between" (lo, hi) keeps lo <= value < hi; "in" and
-    "not-in" with a tuple. A `Ragged` column: "any" keeps rows with one of `operand`, "all" those that have every one of
-    it, "diff" those that have something else; an empty row stays if `keep_empty`.
+    For one number per row: "gt", "ge", "eq", "lt", "le" and "neq" take a number, "in" and "not-in" a tuple, and "between" (lo,
+    hi) keeps lo <= value < hi. For a `Ragged` column: "any" keeps rows with one value of `operand`, "all" rows with all of its
+    values, and "diff" rows with a value that is not in it. An empty row stays if `keep_empty`.
 
     Example:
         >>> batch = {"rank": torch.tensor([1, 5, 9])}
@@ -193,7 +194,7 @@ class FilterByValue(RowFilter):
     op: Op
     """How to compare."""
     operand: Number | tuple[Number, ...]
-    """What to compare with; `read_filter_values` reads a long tuple from a file."""
+    """What to compare with. `read_filter_values` reads a long tuple from a file."""
     keep_empty: bool = False
     """What happens to rows without a value."""
 
@@ -207,7 +208,7 @@ class FilterByValue(RowFilter):
         return self
 
     def mask(self, batch: Batch) -> torch.Tensor:
-        """Which rows stay: bool [rows]."""
+        """Return which rows stay: bool [rows]."""
         column = column_of(batch, self.column)
         if isinstance(column, Ragged) != (self.op in ("any", "all", "diff")):
             kind = "a Ragged" if isinstance(column, Ragged) else "one number per row"
@@ -269,9 +270,9 @@ _AFFIXES: dict[str, Callable[[bytes, tuple[bytes, ...]], bool]] = {
 class FilterByText(RowFilter):
     """Keeps rows by comparing a column of text with `operand`, byte by byte.
 
-    "gt", "ge", "eq", "lt", "le", "neq" take one text, in the order of bytes; "between" (lo, hi) keeps lo <= text < hi;
-    "in" and "not-in" take a tuple; "startswith" and "endswith" one text, or a tuple of which one must fit. A row without a
-    text has the empty one.
+    "gt", "ge", "eq", "lt", "le", "neq" take one text, in the order of bytes, "in" and "not-in" a tuple, and "between" (lo, hi)
+    keeps lo <= text < hi. "startswith" and "endswith" take one text, or a tuple of which one must match. A row without a text
+    has the empty one.
 
     Example:
         >>> batch = {"device": Ragged.from_lists([list(b"ios 17"), list(b"android"), []], dtype=torch.uint8)}
@@ -284,7 +285,7 @@ class FilterByText(RowFilter):
     op: Literal["gt", "ge", "eq", "lt", "le", "neq", "between", "in", "not-in", "startswith", "endswith"]
     """How to compare."""
     operand: str | bytes | tuple[str | bytes, ...]
-    """What to compare with; `str` means its UTF-8 bytes."""
+    """What to compare with. `str` means its UTF-8 bytes."""
 
     @model_validator(mode="after")
     def _operand_fits(self) -> FilterByText:
@@ -296,7 +297,7 @@ class FilterByText(RowFilter):
         return self
 
     def mask(self, batch: Batch) -> torch.Tensor:
-        """Which rows stay: bool [rows]."""
+        """Return which rows stay: bool [rows]."""
         column = column_of(batch, self.column)
         if not isinstance(column, Ragged) or column.values.dtype != torch.uint8:
             raise InvalidArgumentError(
@@ -325,7 +326,7 @@ class FilterByText(RowFilter):
 
 
 def texts_of(column: Ragged) -> list[bytes]:
-    """The text of each row of a `Ragged` of uint8.
+    """Return the text of each row of a `Ragged` of uint8.
 
     Example:
         >>> texts_of(Ragged.from_lists([[104, 105], []], dtype=torch.uint8))
@@ -336,7 +337,7 @@ def texts_of(column: Ragged) -> list[bytes]:
 
 
 def read_filter_values(path: str | os.PathLike[str]) -> tuple[int, ...] | tuple[float, ...] | tuple[bytes, ...]:
-    """The values of a file that holds one serialized FilterValues message, as operand of an "in" or "not-in" filter.
+    """Return the values of a file that holds one serialized FilterValues message, as operand of an "in" or "not-in" filter.
 
     Example:
         >>> import tempfile

@@ -50,7 +50,7 @@ class AddAction(Config):
     """The column of actions: `Ragged`."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         column = column_of(batch, self.actions)
         if not isinstance(column, Ragged):
             raise InvalidArgumentError(f"batch[{self.actions!r}]: expected a Ragged to append to, got a tensor")
@@ -77,7 +77,7 @@ class TaskLabel:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The original's notation of one task: "p1,p2:n1,n2:rate", the parts from the back optional.
+        """Parse the original's notation of one task: "p1,p2:n1,n2:rate", where trailing parts are optional.
 
         Example:
             >>> TaskLabel.parse("1,2:3:0.5")
@@ -102,9 +102,9 @@ def _ints(text: str) -> tuple[int, ...]:
 class AddLabel(Seeded):
     """Appends one label per task to the column `label`, from the column `actions`.
 
-    The label is 1 if the row has a positive action of the task; else INVALID_LABEL if negative actions are listed and it
-    has none of them; else `negative_value` with the task's sample rate as probability, otherwise INVALID_LABEL. An existing
-    first label <= 0 becomes INVALID_LABEL. `new_sample_rate` is written to the column `sample_rate`.
+    The label is 1 if the row has a positive action of the task. Otherwise it is INVALID_LABEL if negative actions are listed
+    and the row has none of them, and else `negative_value` with the task's sample rate as probability, or INVALID_LABEL. An
+    existing first label <= 0 becomes INVALID_LABEL. `new_sample_rate` is written to the column `sample_rate`.
 
     Example:
         >>> add = AddLabel("1:2:1.0", negative_value=0.0, new_sample_rate=1.0)
@@ -132,7 +132,7 @@ class AddLabel(Seeded):
         self._label, self._actions, self._sample_rate = label, actions, sample_rate
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         rows, actions = num_rows(batch), column_of(batch, self._actions)
         labels = label_matrix(batch, self._label) if self._label in batch else torch.empty(rows, 0)
         invalid = torch.tensor(INVALID_LABEL)
@@ -152,7 +152,7 @@ class AddLabel(Seeded):
 
 
 class ScatterLabel(Config):
-    """The first label goes to the place of the row's channel, all other places are INVALID_LABEL: [rows, places].
+    """Moves the first label to the index of the row's channel. All others are INVALID_LABEL: [rows, places].
 
     Example:
         >>> batch = {"label": torch.tensor([1.0, 0.0]), "chnid": torch.tensor([7, 8])}
@@ -161,14 +161,14 @@ class ScatterLabel(Config):
     """
 
     places: Annotated[dict[int, Annotated[int, Field(ge=0)]], Field(min_length=1)]
-    """Channel to place; a channel not listed has no label."""
+    """Channel to index. A channel that is not listed has no label."""
     label: str = "label"
     """The column of labels."""
     channel: str = "chnid"
     """The column of channels."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         labels, channels = label_matrix(batch, self.label), numbers_of(batch, self.channel)
         scattered = torch.full((len(labels), max(self.places.values()) + 1), INVALID_LABEL)
         for channel, place in self.places.items():
@@ -186,12 +186,12 @@ class LabelUpperBound(Config):
     """
 
     bounds: Annotated[tuple[Finite, ...], Field(min_length=1)]
-    """One per label, in order; further labels are not bounded."""
+    """One per label, in order. Further labels are not bounded."""
     label: str = "label"
     """The column of labels."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         labels = label_matrix(batch, self.label)
         bounds = torch.tensor(self.bounds)[: labels.shape[1]]
         bounded = torch.cat([torch.minimum(labels[:, : len(bounds)], bounds), labels[:, len(bounds) :]], dim=1)
@@ -199,10 +199,10 @@ class LabelUpperBound(Config):
 
 
 class LabelNormalization(Config):
-    """Applies the steps in order to every label y, with the step's value v; INVALID_LABEL stays as it is.
+    """Applies the steps in order to every label y, with the step's value v. INVALID_LABEL stays as it is.
 
-    "log" ln(max(y + v, 0)); "scale" y / v; "scale2int" y / v towards zero; "pow" (y + 1) ** v; "repow" y ** v, 0 for
-    y <= 0; "scalelog" ln(max(y / v + 1, 0)).
+    "log" is ln(max(y + v, 0)), "scale" y / v, "scale2int" y / v rounded towards zero, "pow" (y + 1) ** v, "repow" y ** v or 0
+    for y <= 0, and "scalelog" ln(max(y / v + 1, 0)).
 
     Example:
         >>> LabelNormalization(steps=(("scale", 2.0), ("pow", 2.0)))({"label": torch.tensor([4.0])})["label"].tolist()
@@ -215,7 +215,7 @@ class LabelNormalization(Config):
     """The column of labels."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         given = label_matrix(batch, self.label)
         labels = given
         for method, value in self.steps:
@@ -241,7 +241,7 @@ def _normalize(y: torch.Tensor, method: str, value: float) -> torch.Tensor:
 
 
 class MultiLabelGen(Config):
-    """One label per task, [rows, tasks], valid only at the place of the row's head; everything else is INVALID_LABEL.
+    """Makes one label per task, [rows, tasks], valid only at the index of the row's head. All others are INVALID_LABEL.
 
     The label is the row's first one if `use_origin_label`. Otherwise its action decides, the first in `action_priority` or
     else its first: `pos_label`, `neg_label`, or INVALID_LABEL for an action in neither list and a row without actions.
@@ -254,7 +254,7 @@ class MultiLabelGen(Config):
     """
 
     head_to_index: Annotated[dict[int | str, Annotated[int, Field(ge=0)]], Field(min_length=1)]
-    """Value of `head_field` to place; a value not listed has no label. Integers, or text for a column of text."""
+    """Value of `head_field` to index. A value that is not listed has no label. Integers, or text for a column of text."""
     head_field: str = "chnid"
     """The column that says which head a row belongs to: one number per row, or `Ragged` of uint8 with a text in each row."""
     pos_actions: tuple[int, ...] = ()
@@ -270,7 +270,7 @@ class MultiLabelGen(Config):
     action_priority: tuple[int, ...] = ()
     """Actions, the most prior one first."""
     task_num: Annotated[int, Field(ge=1)] | None = None
-    """Number of labels; None: one more than the greatest place."""
+    """Number of labels. None: one more than the greatest index."""
     label: str = "label"
     """The column of labels."""
     actions: str = "actions"
@@ -287,7 +287,7 @@ class MultiLabelGen(Config):
         return self
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         places = self._places(batch)
         values = labels_up_to(batch, self.label, 0)[:, 0].float() if self.use_origin_label else self._by_action(batch)
         tasks = self.task_num or max(self.head_to_index.values()) + 1
@@ -321,7 +321,7 @@ class MultiLabelGen(Config):
 class UseFieldAsLabel(Config):
     """Every label below the value of another column is raised to it: max(label, value).
 
-    With `overwrite_invalid_value`, a value of `label_threshold` or more is not believed and counts as 0.
+    With `overwrite_invalid_value`, a value of `label_threshold` or more is taken for an error and counts as 0.
 
     Example:
         >>> batch = {"label": torch.tensor([0.0, 5.0, 1.0]), "seconds": torch.tensor([3, 4, 900])}
@@ -334,12 +334,12 @@ class UseFieldAsLabel(Config):
     overwrite_invalid_value: bool = False
     """Whether values from `label_threshold` on are 0."""
     label_threshold: Finite = 0.0
-    """The least value that is not believed."""
+    """The least value that counts as 0."""
     label: str = "label"
     """The column of labels."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         values = numbers_of(batch, self.field).float()
         if self.overwrite_invalid_value:
             values = torch.where(values >= self.label_threshold, 0.0, values)
@@ -350,8 +350,8 @@ class UseFieldAsLabel(Config):
 class FillMultiRankOutput(Config):
     """Appends a rank to the labels of each row: [rows, labels + 1].
 
-    By "is_draw" 1 where it is true, else 0; by "chnid" channels 0 and 1 themselves, 2 for all others; by "rank" the rank, at
-    most `rank_num` - 1.
+    By "is_draw" the rank is 1 where it is true, else 0. By "chnid" it is the channel for channels 0 and 1, 2 for all others. By
+    "rank" it is the rank, at most `rank_num` - 1.
 
     Example:
         >>> batch = {"label": torch.tensor([1.0, 0.0]), "rank": torch.tensor([3, 40])}
@@ -364,10 +364,10 @@ class FillMultiRankOutput(Config):
     rank_num: Annotated[int, Field(ge=1)] = 18
     """Number of ranks by "rank"."""
     label: str = "label"
-    """The column of labels; a batch without one gets one."""
+    """The column of labels. A batch without one gets one."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         labels = label_matrix(batch, self.label) if self.label in batch else torch.empty(num_rows(batch), 0)
         values = numbers_of(batch, self.by)
         match self.by:

@@ -26,7 +26,7 @@ class _Channel:
     items: Batch
     """Columns of the items, oldest first. Replaced, never changed, so that a saved state may refer to it."""
     places: dict[int, int] = field(default_factory=dict)
-    """Item id to its number; numbers count all items that ever entered."""
+    """Item id to its number. Numbers count all items that ever entered."""
     first: int = 0
     """Number of the oldest item kept."""
     seen: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -36,9 +36,9 @@ class _Channel:
 
 
 class ItemPool:
-    """Items by channel, at most `max_item_num` distinct ones each; the oldest leaves first.
+    """Items by channel, at most `max_item_num` distinct ones each. The oldest is removed first.
 
-    An item that is there already keeps its place and its features. Adding costs a copy of the channel's items.
+    An item that is already there keeps its position and its features. Adding costs a copy of the channel's items.
 
     Example:
         >>> pool = ItemPool(start_num=1, max_item_num=2)
@@ -59,7 +59,7 @@ class ItemPool:
         self._channels: dict[int, _Channel] = {}
 
     def add(self, channel: int, ids: torch.Tensor, items: Batch) -> None:
-        """Add items with ids int64 [n] and their columns of n rows; the first of equal ids counts."""
+        """Add items with ids int64 [n] and their columns of n rows. The first of equal ids counts."""
         here = self._channels.setdefault(channel, _Channel(select_rows(items, torch.empty(0, dtype=torch.int64))))
         new: list[int] = []
         numbers: list[int] = []
@@ -85,10 +85,10 @@ class ItemPool:
         here.places = {item: number for item, number in here.places.items() if number >= here.first}
 
     def draw(self, channel: int, uniform: np.ndarray) -> tuple[Batch, np.ndarray, np.ndarray]:
-        """The items at `uniform` (float [k] in [0, 1)) of the channel's length, which must be `ready`.
+        """Return the items at `uniform` (float [k] in [0, 1)) of the channel's length, which must be `ready`.
 
-        Returns their columns and, float64 [k], the time factor (place + 1) / size, 1 for the newest, and the frequency
-        factor 1 / (times drawn, this time included).
+        Returns their columns and, float64 [k], the time factor (index + 1) / size, 1 for the newest, and the frequency factor 1
+        / (times drawn, this time included).
         """
         here = self._channels[channel]
         size = len(here.drawn)
@@ -107,11 +107,11 @@ class ItemPool:
         return len(self._channels[channel].seen) if channel in self._channels else 0
 
     def ready(self, channel: int) -> bool:
-        """Whether `channel` has more than `start_num` items."""
+        """Return whether `channel` has more than `start_num` items."""
         return self.size(channel) > self.start_num
 
     def channels(self) -> dict[int, int]:
-        """The size of each channel, in the order they first came."""
+        """Return the size of each channel, in the order they first came."""
         return {channel: self.size(channel) for channel in self._channels}
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,9 +156,9 @@ class NegativeGenConfig(Config):
     neg_num: Annotated[int, Field(ge=1)]
     """Negatives per positive row."""
     item_features: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Columns that describe the item; all others describe the user and the moment."""
+    """Columns that describe the item. All others describe the user and the moment."""
     item_id: str = "item_id"
-    """The column that tells items apart, int64 [rows]; need not be one of `item_features`."""
+    """The column of item ids, int64 [rows]. It need not be one of `item_features`."""
     channel: str | None = None
     """A column of channel ids, int64 [rows]: each channel has its own pool. Channel 0 has none. None: one pool for all."""
     start_num: Annotated[int, Field(ge=0)] = 500
@@ -172,9 +172,9 @@ class NegativeGenConfig(Config):
     label_index: Annotated[int, Field(ge=0)] = 0
     """Which label, when rows have several."""
     positive_actions: tuple[int, ...] = ()
-    """If given, a row is positive by its most prior action instead of its label."""
+    """If given, a row is positive by its action of highest priority instead of its label."""
     action_priority: tuple[int, ...] = ()
-    """Actions, the most prior one first; without one of these a row's first action counts."""
+    """Actions by descending priority. Without one of these a row's first action counts."""
     negative_action: int | None = None
     """If given, the only action of a negative that was made."""
     throw_origin: bool = False
@@ -188,9 +188,9 @@ class NegativeGenConfig(Config):
     origin_neg_in_pool_proba: Probability = 1.0
     """Probability of an item of a negative row to enter the pool."""
     real_neg_instance_weight: NonNegative = 1.0
-    """Weight of a negative that came in; up to 1e-5: 1."""
+    """Weight of a negative that came in. Up to 1e-5 it counts as 1."""
     sampled_neg_instance_weight: float = -1.0
-    """Weight of a negative that was made; up to 1e-5: see `unbias_sampled_neg`."""
+    """Weight of a negative that was made. Up to 1e-5, `unbias_sampled_neg` decides."""
     unbias_sampled_neg: bool = True
     """Whether that weight is 1 + neg_num * time ** decay * frequency, otherwise 1."""
     neg_sample_decay_factor: NonNegative = 1.0
@@ -202,8 +202,8 @@ class NegativeGenConfig(Config):
 class NegativeGen(Seeded):
     """For each positive row, first up to `neg_num` rows of the same user with items from the pool, then the row itself.
 
-    The items of a batch enter the pool before negatives are drawn for it; a small pool may draw the row's own item. time is
-    (place + 1) / size of the item in its pool, oldest first; frequency is 1 / (times it was drawn). The column
+    The items of a batch enter the pool before negatives are drawn for it, so a small pool may draw the row's own item. With the
+    item's index in its pool, oldest first, time is (index + 1) / size, and frequency is 1 / (times it was drawn). The column
     `instance_weight` is set on every row: 1 for positives. Labels are in `label`, actions in `actions`.
 
     Example:
@@ -220,7 +220,7 @@ class NegativeGen(Seeded):
         self.pool = ItemPool(start_num=config.start_num, max_item_num=config.max_item_num)
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         config, rows = self.config, num_rows(batch)
         positive, channels = self._positive(batch), self._channels(batch)
         # Drawn for every row and negative, needed or not: what a row gets does not depend on the rows before it.
@@ -278,7 +278,7 @@ class NegativeGen(Seeded):
         which: np.ndarray,
         easy: np.ndarray,
     ) -> tuple[Batch, np.ndarray]:
-        """The rows made, and for each its place among all: row * (neg_num + 1) + number of the negative."""
+        """Return the rows made, and the position of each among all: row * (neg_num + 1) + number of the negative."""
         config = self.config
         source = np.broadcast_to(channels[:, None], where.shape).copy()
         sizes = self.pool.channels()
@@ -316,16 +316,16 @@ class NegativeGen(Seeded):
         return {**made, "instance_weight": torch.from_numpy(weights.astype(np.float32))}
 
     def for_shard(self, index: int) -> Self:
-        """The same transform with an empty pool and the random numbers of worker `index`."""
+        """Return the same transform with an empty pool and the random numbers of worker `index`."""
         other = super().for_shard(index)
         other.pool = ItemPool(start_num=self.config.start_num, max_item_num=self.config.max_item_num)
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator's state and everything in the pool."""
+        """Return the generator's state and everything in the pool."""
         return {**super().state_dict(), "pool": self.pool.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Continue from where `state` was taken."""
         self.pool.load_state_dict(state["pool"])
         super().load_state_dict(state)

@@ -30,7 +30,7 @@ __all__ = [
 
 
 def select_rows(batch: Mapping[str, BatchColumn], rows: torch.Tensor) -> Batch:
-    """The rows of all columns where `rows` (bool [n]) is true, or in the order of `rows` (int64 [m]), repeats allowed.
+    """Return the rows of all columns where `rows` (bool [n]) is true, or in the order of `rows` (int64 [m]), repeats allowed.
 
     Example:
         >>> batch = {"label": torch.tensor([0.0, 1.0, 1.0]), "ids": Ragged.from_lists([[7], [], [8, 9]])}
@@ -69,7 +69,7 @@ def repeat(values: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
 
 
 def concat_rows(batches: Sequence[Mapping[str, BatchColumn]]) -> Batch:
-    """The rows of all batches, one batch after the other; all must have the same columns.
+    """Return the rows of all batches, one batch after the other. All must have the same columns.
 
     Example:
         >>> joined = concat_rows([{"ids": Ragged.from_lists([[7], []])}, {"ids": Ragged.from_lists([[8, 9]])}])
@@ -103,7 +103,7 @@ def _concat(name: str, columns: Sequence[BatchColumn]) -> BatchColumn:
 
 
 def column_state(column: BatchColumn) -> torch.Tensor | dict[str, torch.Tensor]:
-    """A column as tensors, for a `state_dict`.
+    """Return a column as tensors, for a `state_dict`.
 
     Example:
         >>> column_state(Ragged.from_lists([[7], []]))
@@ -113,7 +113,7 @@ def column_state(column: BatchColumn) -> torch.Tensor | dict[str, torch.Tensor]:
 
 
 def load_column(state: torch.Tensor | Mapping[str, torch.Tensor]) -> BatchColumn:
-    """The column that `column_state` described.
+    """Return the column that `column_state` described.
 
     Example:
         >>> load_column({"values": torch.tensor([7]), "row_splits": torch.tensor([0, 1, 1])}).to_lists()
@@ -126,7 +126,7 @@ Number = int | float
 
 
 def is_in(values: torch.Tensor, listed: Sequence[Number] | torch.Tensor, *, invert: bool = False) -> torch.Tensor:
-    """Whether each value is one of `listed`: bool, shape of `values`.
+    """Return whether each value is one of `listed`: bool, shape of `values`.
 
     Example:
         >>> is_in(torch.tensor([0, 1, 2]), (0.5, 2)).tolist()
@@ -150,7 +150,7 @@ def list_tensor(listed: Sequence[Number]) -> torch.Tensor:
 
 
 def matrix_of(column: torch.Tensor) -> torch.Tensor:
-    """A column [rows, ...] as [rows, numbers]; one number of each row if it is [rows].
+    """Return a column [rows, ...] as [rows, numbers], with one number per row if it is [rows].
 
     Example:
         >>> matrix_of(torch.zeros(0)).shape, matrix_of(torch.zeros(3, 2, 2)).shape
@@ -160,7 +160,7 @@ def matrix_of(column: torch.Tensor) -> torch.Tensor:
 
 
 def any_in_rows(column: BatchColumn, hits: torch.Tensor) -> torch.Tensor:
-    """Whether any value of a row is a hit: bool of each value -> bool [rows].
+    """Return whether any value of a row is a hit: bool of each value -> bool [rows].
 
     Example:
         >>> any_in_rows(Ragged.from_lists([[1], [2, 3], []]), torch.tensor([False, True, False])).tolist()
@@ -174,7 +174,7 @@ def any_in_rows(column: BatchColumn, hits: torch.Tensor) -> torch.Tensor:
 
 
 def rows_with(column: BatchColumn, values: tuple[int, ...]) -> torch.Tensor:
-    """Whether a row has one of `values`: bool [rows].
+    """Return whether a row has one of `values`: bool [rows].
 
     Example:
         >>> rows_with(torch.tensor([1, 2, 3]), (2, 3)).tolist()
@@ -185,7 +185,7 @@ def rows_with(column: BatchColumn, values: tuple[int, ...]) -> torch.Tensor:
 
 
 def numbers_of(batch: Batch, name: str) -> torch.Tensor:
-    """The column `name` if it has one number per row: [rows].
+    """Return the column `name` if it has one number per row: [rows].
 
     Example:
         >>> numbers_of({"rank": torch.tensor([[3], [4]])}, "rank").tolist()
@@ -199,7 +199,7 @@ def numbers_of(batch: Batch, name: str) -> torch.Tensor:
 
 
 def labels_up_to(batch: Batch, name: str, index: int) -> torch.Tensor:
-    """The column `name` as [rows, labels], if every row has a label at `index`.
+    """Return the column `name` as [rows, labels], if every row has a label at `index`.
 
     Example:
         >>> labels_up_to({"label": torch.tensor([0, 1])}, "label", 0).tolist()
@@ -212,7 +212,7 @@ def labels_up_to(batch: Batch, name: str, index: int) -> torch.Tensor:
 
 
 def label_matrix(batch: Batch, name: str) -> torch.Tensor:
-    """The column `name`, [rows] or [rows, labels], as float32 [rows, labels].
+    """Return the column `name`, [rows] or [rows, labels], as float32 [rows, labels].
 
     Example:
         >>> label_matrix({"label": torch.tensor([0, 1])}, "label").tolist()
@@ -225,7 +225,7 @@ def label_matrix(batch: Batch, name: str) -> torch.Tensor:
 
 
 def labels_shape(batch: Batch, name: str) -> torch.Size:
-    """The shape that a changed `label_matrix` goes back to.
+    """Return the shape that a changed `label_matrix` goes back to.
 
     Example:
         >>> list(labels_shape({"label": torch.tensor([0, 1])}, "label"))

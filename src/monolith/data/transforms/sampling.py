@@ -34,10 +34,10 @@ __all__ = [
 class NegativeSample(Seeded):
     """Drops rows whose label is below `threshold` with probability `drop_rate`, or that of their action.
 
-    The action that counts is the row's first in `action_priority`; it decides if it is in `action_drop_rates`. What is
-    written down of the kept rows: with "sample_rate" the column of that name is multiplied by 1 - drop_rate on every row;
-    with "weight" the column `instance_weight` of kept negatives is divided by the probability they were kept with, which is
-    right for rates that differ by action too.
+    The row's action of highest `action_priority` decides the rate if it is in `action_drop_rates`. `record` says what is noted
+    on the kept rows: with "sample_rate" the column of that name is multiplied by 1 - drop_rate on every row, with "weight" the
+    column `instance_weight` of kept negatives is divided by the probability they were kept with, which is right for rates that
+    differ by action too.
 
     Example:
         >>> sample = NegativeSample(0.5, seed=3)
@@ -74,7 +74,7 @@ class NegativeSample(Seeded):
         self._priority, self._record, self._label, self._actions = action_priority, record, label, actions
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         labels = labels_up_to(batch, self._label, self._label_index)
         negative = labels[:, self._label_index] < self._threshold
         drop = torch.full((len(labels),), self._drop_rate, dtype=torch.float64)
@@ -98,7 +98,7 @@ class NegativeSample(Seeded):
 
 
 class UpsamplePositives(Config):
-    """Every row with a label of at least `threshold` comes `copies` times; `sample_rate` is divided by `copies` on every row.
+    """Repeats rows with a label of at least `threshold` `copies` times, and divides `sample_rate` by `copies` on every row.
 
     Example:
         >>> more = UpsamplePositives(copies=2)({"label": torch.tensor([0.0, 1.0])})
@@ -114,7 +114,7 @@ class UpsamplePositives(Config):
     """The column of labels: one per row."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         positive = numbers_of(batch, self.label) >= self.threshold
         rate = numbers_of(batch, "sample_rate") if "sample_rate" in batch else torch.ones(len(positive))
         times = torch.where(positive, self.copies, 1)
@@ -127,8 +127,9 @@ class InstanceReweight(Config):
 
     Copies of actions A: 1 (0 for none), then plus ("add") or times ("multiply") the weight of every action of A that is
     the most prior one or has no priority. A row without actions stays once. A row whose earlier emission had `pre_actions`:
-    if its action is not more prior, it goes; if the label changed, it comes as often as both together, so that the copies
-    of the earlier emission are outweighed; if not, by the difference, and with the opposite label if it came too often.
+    if its action has no higher priority, it is dropped. If the label changed, it comes as often as both together, so that it
+    outweighs the copies of the earlier emission. If not, it comes by the difference, and with the opposite label if it came too
+    often.
 
     Example:
         >>> reweight = InstanceReweight(weights={7: 3}, labels={7: 1}, action_priority=(7,), method="multiply")
@@ -153,7 +154,7 @@ class InstanceReweight(Config):
     """The column of actions known when the row was emitted before: `Ragged`, or absent."""
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         labels = numbers_of(batch, self.label)
         none = Ragged(torch.empty(0, dtype=torch.int64), torch.zeros(num_rows(batch) + 1, dtype=torch.int64))
         current, before = column_of(batch, self.actions), batch.get(self.pre_actions, none)
@@ -203,7 +204,7 @@ def _rank(actions: torch.Tensor, priority: tuple[int, ...]) -> torch.Tensor:
 
 
 def most_prior_action(actions: torch.Tensor | Ragged, priority: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per row the action that stands first in `priority`, and whether it has such a one; without `priority`, its first.
+    """Return each row's action that is first in `priority`, and whether there is one. Without `priority`, its first action.
 
     Example:
         >>> action, known = most_prior_action(Ragged.from_lists([[1, 2], [3], []]), priority=(2, 1))
@@ -248,7 +249,7 @@ class StrategyRule:
 
     @classmethod
     def parse(cls, text: str) -> dict[int, Self]:
-        """The original's notation: "strategy:rate" or "strategy:rate:label", with commas between.
+        """Parse the original's notation: "strategy:rate" or "strategy:rate:label", with commas between.
 
         Example:
             >>> StrategyRule.parse("4:0.5,7:1:0")
@@ -267,8 +268,8 @@ class StrategyRule:
 class SpecialStrategy(Seeded):
     """Keeps rows that have one of `strategies`, sampled and relabelled by the rule of the first of these that they have.
 
-    A strategy without a rule keeps its rows as they are. Rows with other strategies only go; rows without any stay if
-    `keep_empty`.
+    A strategy without a rule keeps its rows as they are. Rows with other strategies only are dropped, and rows without any stay
+    if `keep_empty`.
 
     Example:
         >>> strategy = SpecialStrategy((7, 4), "4:1.0:0", keep_empty=False)
@@ -300,7 +301,7 @@ class SpecialStrategy(Seeded):
         self._keep_empty, self._label, self._column = keep_empty, label, column
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch transformed; the one given is not changed."""
+        """Return the transformed batch. The given one is not changed."""
         column = column_of(batch, self._column)
         kept = torch.zeros(num_rows(batch), dtype=torch.bool)
         if self._keep_empty and isinstance(column, Ragged):

@@ -65,14 +65,14 @@ class _MixedCross(nn.Module):
 class DCN(nn.Module):
     """Deep & cross network, the crossing part: x [B, d] -> [B, d]. Starting from x_0 = x, each layer l is
 
-    - "vector" (DCN):        x_{l+1} = x_0 * (x_l w) + b + x_l, with w [d, 1];
-    - "matrix" (DCN v2):     x_{l+1} = x_0 ∘ (x_l W + b) + x_l, with W [d, d];
+    - "vector" (DCN):        x_{l+1} = x_0 * (x_l w) + b + x_l, with w [d, 1]
+    - "matrix" (DCN v2):     x_{l+1} = x_0 ∘ (x_l W + b) + x_l, with W [d, d]
     - "mixed"  (DCN v2 mix): x_{l+1} = x_0 ∘ sum_e g_e (tanh(tanh(x_l V_e) C_e) U_eᵀ + b) + x_l, with V_e, U_e [d, low_rank],
       C_e [low_rank, low_rank] and g = softmax(x_l G) over the experts.
 
     Args:
         in_features: d.
-        num_layers: number of crosses; the result has products of up to num_layers + 1 inputs.
+        num_layers: number of crosses. The result has products of up to num_layers + 1 inputs.
         dcn_type: "vector", "matrix" or "mixed".
         num_experts: of "mixed".
         low_rank: of "mixed".
@@ -126,7 +126,7 @@ class DCN(nn.Module):
 class CAN(nn.Module):
     """user <- act(user W_l + b_l) for each layer l, with W_l [u, u] and b_l [u] cut from the example's own item embedding.
 
-    user [B, *, u], item [B, (u² + u) * num_layers] -> [B, *, u]; with is_seq the dimension before the last is a sequence, whose
+    user [B, *, u], item [B, (u² + u) * num_layers] -> [B, *, u]. With is_seq the dimension before the last is a sequence, whose
     results are summed: [B, *, T, u] -> [B, *, u]. The item vector holds, layer after layer, W row by row, then b.
 
     Args:

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 Activation = str | Callable[[], nn.Module] | None
-"""A name (see `make_activation`), or anything that makes a module when called, as `nn.ReLU` does; None is the identity."""
+"""A name (see `make_activation`), or a callable that makes a module, such as `nn.ReLU`. None is the identity."""
 
 
 class Sigmoid2(nn.Module):
@@ -54,7 +54,7 @@ class _HardSigmoid(nn.Module):
 
 
 class _PReLU(nn.Module):
-    """One slope per unit of the last dimension; `nn.PReLU` would count units in dimension 1, time in a sequence."""
+    """One slope per unit of the last dimension. `nn.PReLU` counts units in dimension 1, which is time in a sequence."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ _BY_NAME: dict[str, Callable[[int], nn.Module]] = {
 
 
 def make_activation(activation: Activation, width: int) -> nn.Module:
-    """A new module for `activation`, acting on tensors [*, width].
+    """Return a new module for `activation`, acting on tensors [*, width].
 
     Names, in any case: elu, exponential, gelu, hard_sigmoid (clip(x / 5 + 1/2, 0, 1)), leakyrelu (slope 0.3), linear,
     prelu (a learned slope per unit, at first 0), relu, selu, sigmoid, sigmoid2 (2 * sigmoid(x)), softmax, softplus,
@@ -129,7 +129,7 @@ class AddBias(nn.Module):
 
     Args:
         shape: dimensions of one example.
-        initializer: fills the bias in place; zeros unless told.
+        initializer: fills the bias in place, by default with zeros.
 
     Example:
         >>> layer = AddBias([2, 3], initializer=nn.init.ones_)
@@ -157,9 +157,9 @@ class AddBias(nn.Module):
 class Dense(nn.Module):
     """y = activation(x W' + b), where the rows of `weight` [out, in] may be normalised first: x [*, in] -> [*, out].
 
-    W' = W; with weight_norm "fixed" W' = W / max(||W||, 1e-3) unit by unit; with "learnable" that times `scale` [out], which
-    starts as the norms of the initial weights, so that at first nothing changes. Plain `nn.Linear` differs in its
-    initial values: here Xavier uniform and a bias of zeros.
+    Without weight_norm W' = W. With "fixed" W' = W / max(||W||, 1e-3) unit by unit, with "learnable" that times `scale` [out],
+    which starts as the norms of the initial weights, so that at first nothing changes. Plain `nn.Linear` differs in its initial
+    values: here Xavier uniform and a bias of zeros.
 
     Args:
         in_features: size of the last dimension of x.
@@ -208,7 +208,7 @@ class Dense(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights again; bias zero, scale the norms of the weights."""
+        """Draw the weights again, set the bias to zero and the scale to the norms of the weights."""
         self.initializer(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -235,7 +235,7 @@ class Dense(nn.Module):
         inactive.lerp_(share, self.inactive_relu_decay or 0.0)
 
     def extra_repr(self) -> str:
-        """What `repr` shows besides the activation."""
+        """Return what `repr` shows besides the activation."""
         out_features, in_features = self.weight.shape
         norm = f", weight_norm={self.weight_norm!r}" if self.weight_norm else ""
         return f"in_features={in_features}, out_features={out_features}, bias={self.bias is not None}{norm}"
@@ -244,17 +244,17 @@ class Dense(nn.Module):
 class BatchNorm(nn.Module):
     """y = weight * (x - mean) / sqrt(var + eps) + bias, unit by unit of the last dimension: x [*, num_features] -> the same.
 
-    In training mean and (biased) variance are those of the batch, over all dimensions but the last; in evaluation the running
-    ones, which training moves by running += momentum * (batch - running), as `nn.BatchNorm1d` does.
+    In training mean and (biased) variance are those of the batch, over all dimensions but the last. In evaluation they are the
+    running ones, which training moves by running += momentum * (batch - running), as `nn.BatchNorm1d` does.
 
     Args:
         num_features: size of the last dimension.
         eps: added to the variance.
-        momentum: share of the new batch in the running statistics (torch's convention; 0.01 here is 0.99 in Keras's).
+        momentum: share of the new batch in the running statistics (torch's convention: 0.01 here is 0.99 in Keras).
         affine: whether there are weight and bias.
         renorm: batch renormalisation: in training too the value is that of the running statistics, while the gradient is that
             of the batch statistics. Training and serving then compute the same function, which small batches need.
-        global_dist_momentum: share of the running statistics in those used in training; 0 is batch normalisation, 1 uses the
+        global_dist_momentum: share of the running statistics in those used in training. 0 is batch normalisation, 1 uses the
             running ones only.
         stop_grad_of_var_mean: treat the batch statistics as constants in the backward pass.
 

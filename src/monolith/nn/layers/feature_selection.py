@@ -20,7 +20,7 @@ __all__ = ["IRazor", "MixedEmbedding", "SENet"]
 class SENet(nn.Module):
     """Squeeze and excitation over features: y_i = w_i x_i, with w = MLP(s) and s_i the mean of x_i. x [B, n, k] -> [B, n, k].
 
-    The MLP has cmp_dim relu units, then n sigmoid ones; without cmp_dim, w = s.
+    The MLP has cmp_dim relu units, then n sigmoid ones. Without cmp_dim, w = s.
 
     Args:
         num_features: n.
@@ -54,15 +54,15 @@ class IRazor(nn.Module):
     """A soft choice of each feature's embedding size (i-Razor): y = x ∘ mask, x [B, n, k] -> [B, n, k].
 
     `nas_space` (0 = s_0 < s_1 < ... < s_m = k) cuts the dimensions into groups, group i being s_{i-1} .. s_i. For each feature
-    p = softmax(logits / temperature) over the groups 0 .. m; dimensions of group i are multiplied by p_i, and p_0 is what the
-    feature puts on having none. A low temperature makes p nearly one-hot.
+    p = softmax(logits / temperature) over the groups 0 .. m. Dimensions of group i are multiplied by p_i, and p_0 is the weight
+    of having no dimension at all. A low temperature makes p nearly one-hot.
 
     Args:
         num_features: n.
         nas_space: the cuts, from 0 to k.
         temperature: of the softmax.
-        feature_weight: cost of one dimension of each feature, [n]; the auxiliary loss is sum_f feature_weight_f *
-            sum_d mask_fd, and 0 if None. Add `monolith.nn.auxiliary_loss(model)` to the loss.
+        feature_weight: cost of one dimension of each feature, [n]. The auxiliary loss is sum_f feature_weight_f * sum_d
+            mask_fd, and 0 if None. Add `monolith.nn.auxiliary_loss(model)` to the loss.
 
     Example:
         >>> razor = IRazor(num_features=3, nas_space=[0, 2, 4], feature_weight=[1.0, 1.0, 1.0])
@@ -104,11 +104,11 @@ class IRazor(nn.Module):
         self.register_buffer("feature_weight", weight, persistent=False)
 
     def mask(self) -> torch.Tensor:
-        """What each dimension of each feature is multiplied by, [n, k]."""
+        """Return what each dimension of each feature is multiplied by, [n, k]."""
         return torch.softmax(self.logits / self.temperature, dim=1).index_select(1, self.group)
 
     def auxiliary_loss(self) -> torch.Tensor:
-        """The cost of the dimensions in use, a scalar."""
+        """Return the cost of the dimensions in use, a scalar."""
         if self.feature_weight is None:
             return self.logits.new_zeros(())
         return self.feature_weight @ self.mask().sum(1)
@@ -123,11 +123,11 @@ class MixedEmbedding(nn.Module):
     """One of several embedding sizes: y = sum_c w_c x_c W_c, x [B, sum(sizes)] -> [B, out_features].
 
     x is cut into one part x_c per size. w is one-hot: in training drawn from p = softmax(logits), once per call, otherwise the
-    likeliest; its gradient is that of p (straight-through). For the first pretraining_steps calls in training p is uniform, so
-    that every size is trained before sizes compete; for the first warmup_steps calls size 0, no embedding, is never chosen.
+    likeliest. Its gradient is that of p (straight-through). For the first pretraining_steps calls in training p is uniform, so
+    that every size is trained before sizes compete. For the first warmup_steps calls size 0, no embedding, is never chosen.
 
     Args:
-        sizes: different sizes to choose from; 0 may be one of them.
+        sizes: different sizes to choose from, 0 included.
         out_features: size of y, whatever the choice.
         pretraining_steps: calls before logits matter.
         warmup_steps: calls before size 0 can be chosen.
@@ -162,13 +162,13 @@ class MixedEmbedding(nn.Module):
         self.register_buffer("empty", torch.tensor([size == 0 for size in sizes]), persistent=False)
 
     def probabilities(self) -> torch.Tensor:
-        """How likely each size is to be drawn at this point of training, [len(sizes)]."""
+        """Return how likely each size is to be drawn at this point of training, [len(sizes)]."""
         logits = torch.where(self.calls < self.pretraining_steps, 0.0, self.logits)
         suppressed = self.empty & (self.calls < self.warmup_steps)
         return torch.softmax(logits.masked_fill(suppressed, torch.finfo(logits.dtype).min), dim=0)
 
     def size(self) -> int:
-        """The likeliest size."""
+        """Return the likeliest size."""
         return self.sizes[int(self.probabilities().argmax())]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

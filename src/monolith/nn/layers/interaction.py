@@ -139,7 +139,7 @@ class DotInteraction(nn.Module):
     """The products of all pairs of features: y_ij = x_i · x_j for i = 1, 2, ... and each j < i.
 
     x [B, n, k] -> [B, n (n - 1) / 2]. With `dense` [B, k], the output of DLRM's bottom MLP, as one feature more, before the
-    others, and once more before the products, as the top MLP wants it: -> [B, k + n (n + 1) / 2]. No parameters.
+    others, and once more before the products, as the top MLP expects: -> [B, k + n (n + 1) / 2]. No parameters.
 
     Example:
         >>> x = torch.tensor([[[2.0, 1.0], [3.0, 1.0]]])
@@ -162,13 +162,13 @@ class FFM(nn.Module):
 
     left [B, L, k], right [B, R, k] ->
 
-    - "dot":      y_lr = left_l · right_r, [B, L * R];
+    - "dot":      y_lr = left_l · right_r, [B, L * R]
     - "multiply": y_lr = left_l ∘ right_r, [B, L * R, k], with attention times MLP(y_lr), one number per pair.
 
     Args:
         interaction_type: "multiply" or "dot".
         embed_dim: k, needed with attention only.
-        attention_units: units of the attention's MLP, the last 1; None for no attention. With "multiply" only.
+        attention_units: units of the attention's MLP, the last 1, or None for no attention. With "multiply" only.
         activation: of the attention's hidden layers.
         options: of the attention's MLP.
 
@@ -308,13 +308,14 @@ class AutoInt(nn.Module):
 class CDot(nn.Module):
     """Compressed dot products: features against p learned mixtures of all features, themselves refined by an MLP.
 
-    p = xᵀ W, [B, k, p]; z = MLP(flatten(p)), [B, k * p]; y = concat(flatten(x reshape(z)), z): x [B, n, k] -> [B, n * p + k * p].
+    With p = xᵀ W, [B, k, p], and z = MLP(flatten(p)), [B, k * p], it is y = concat(flatten(x reshape(z)), z): x [B, n, k] ->
+    [B, n * p + k * p].
 
     Args:
         num_features: n.
         embed_dim: k.
         project_dim: p.
-        compress_units: hidden units of the MLP; its last layer, k * p, is added.
+        compress_units: hidden units of the MLP. Its last layer, k * p, is added.
         activation: of the MLP's hidden layers.
         options: of the MLP.
 

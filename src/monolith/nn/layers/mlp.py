@@ -19,7 +19,7 @@ _KERAS_EPS = 1e-3  # the original's MLP normalises with Keras, whose epsilon thi
 
 
 class MLPOptions(TypedDict, total=False):
-    """What `MLP` and all layers that contain one can be told about it, with the defaults of `MLP`.
+    """Options of `MLP`, and of all layers that contain one, with the defaults of `MLP`.
 
     Example:
         >>> options: MLPOptions = {"weight_norm": None, "batch_norm": True}
@@ -43,7 +43,7 @@ class MLP(nn.Module):
     Args:
         in_features: size of the last dimension of x.
         output_dims: units of each layer.
-        activations: None, relu after all layers but the last; one activation, it after all but the last; a list, one per layer.
+        activations: one activation after all layers but the last (None is relu), or a list with one per layer.
         bias: whether the dense layers add a bias.
         initializer: fills each weight [out, in] in place.
         weight_norm: see `Dense`. Learnable by default: the initial function is that of a plain MLP, but length and direction
@@ -95,7 +95,7 @@ class MLP(nn.Module):
 
 
 class LHUCTower(nn.Module):
-    """An MLP whose every layer is scaled unit by unit by what a second input, usually the user, asks for.
+    """An MLP whose every layer is scaled unit by unit by gates of a second input, usually the user.
 
     h_l = layer_l(h_{l-1}) * gate_l(u), each gate an MLP with relu inside and 2 * sigmoid at its end, so a gate lies in (0, 2).
     x [B, in_features], u [B, gate_features] -> [B, output_dims[-1]]. (LHUC: learning hidden unit contributions.)
@@ -103,7 +103,7 @@ class LHUCTower(nn.Module):
     Args:
         in_features: size of x.
         output_dims: units of each layer.
-        gate_features: size of u; None if x gates itself.
+        gate_features: size of u, or None if x gates itself.
         lhuc_output_dims: hidden units of the gates: None for none, a list of ints for every gate alike, a list of lists
             for each gate its own, each then ending with the units of the layer it gates.
         activations: as in `MLP`.
@@ -139,7 +139,7 @@ class LHUCTower(nn.Module):
         )
 
     def forward(self, x: torch.Tensor, u: torch.Tensor | None = None) -> torch.Tensor:
-        """[B, in_features], [B, gate_features] -> [B, output_dims[-1]]; without u, x gates itself."""
+        """[B, in_features], [B, gate_features] -> [B, output_dims[-1]]. Without u, x gates itself."""
         gate_input = x if u is None else u
         require_shape("LHUCTower.u", gate_input, "*", self.gate_features)
         hidden: torch.Tensor = self.input_norm(x)
@@ -185,7 +185,7 @@ def correct_logits(
     Keeping each negative with probability r multiplies the odds in the data by 1 / r: ln(odds) rises by -ln(r). A model whose
     loss sees z - ln(r), for positives as for negatives, therefore learns the z of the data before sampling. sample_bias is for
     streams that have emitted every positive once as a negative, before it was clicked: the odds are then p instead of
-    p / (1 - p). An example with a rate of 0 or less cannot have been sampled; it gives infinity or NaN, and so does the loss.
+    p / (1 - p). An example with a rate of 0 or less cannot have been sampled. It gives infinity or NaN, and so does the loss.
 
     Example:
         >>> correct_logits(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.1]))
@@ -205,7 +205,7 @@ class LogitCorrection(nn.Module):
     `correct_logits`, as `monolith.nn.get_sigmoid_loss_and_pred` does.
 
     Args:
-        activation: after the correction; none unless told.
+        activation: after the correction, by default none.
         sample_bias: z := ln(sigmoid(z)) first, see `correct_logits`.
 
     Example:
@@ -222,7 +222,7 @@ class LogitCorrection(nn.Module):
         self.sample_bias = sample_bias
 
     def forward(self, logits: torch.Tensor, sample_rate: torch.Tensor | float | None = None) -> torch.Tensor:
-        """[*], [*] -> [*]; without a rate nothing was sampled away."""
+        """[*], [*] -> [*]. Without a rate nothing was sampled away."""
         if self.training:
             logits = correct_logits(logits, sample_rate, sample_bias=self.sample_bias)
         y: torch.Tensor = self.activation(logits)
@@ -234,13 +234,13 @@ class HasAuxiliaryLoss(Protocol):
     """A module with a loss of its own, which `auxiliary_loss` finds."""
 
     def auxiliary_loss(self) -> torch.Tensor:
-        """The layer's own loss, a scalar."""
+        """Return the layer's auxiliary loss, a scalar."""
 
 
 def auxiliary_loss(model: nn.Module) -> torch.Tensor:
-    """The sum of the losses that the modules of `model` have of their own, a scalar; 0 if there are none.
+    """Return the sum of the auxiliary losses of the modules of `model`, a scalar, 0 if there are none.
 
-    Call it after the forward pass and add it to the loss: a layer's loss has no effect unless someone does.
+    Call it after the forward pass and add it to the loss: otherwise the auxiliary losses have no effect.
 
     Example:
         >>> from monolith.nn import IRazor

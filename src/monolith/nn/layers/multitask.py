@@ -34,8 +34,8 @@ class MMoE(nn.Module):
     x [B, in_features], u [B, gate_features] -> a tuple of num_tasks tensors [B, d], d the experts' common last size. W starts at
     zero: at first each task takes the mean of all experts. Gate types:
 
-    - "softmax":    all experts;
-    - "topk":       only gates at least as large as the k-th largest, divided by their sum;
+    - "softmax":    all experts
+    - "topk":       only gates at least as large as the k-th largest, divided by their sum
     - "noise_topk": the same on softmax(u W_t + ε softplus(u N_t)) with ε ~ N(0, 1) in training, without noise otherwise.
 
     With the last two, `auxiliary_loss` keeps experts equally busy: balance_weight * sum_t var_e(I_te) / mean_e(I_te)², where the
@@ -44,8 +44,8 @@ class MMoE(nn.Module):
     Args:
         in_features: size of x.
         num_tasks: number of outputs.
-        expert_output_dims: units of the layers of each expert, a list of lists; or one list for all, with num_experts.
-        gate_features: size of u; None if x gates itself.
+        expert_output_dims: units of the layers of each expert, a list of lists, or one list for all, with num_experts.
+        gate_features: size of u, or None if x gates itself.
         num_experts: how many experts, if expert_output_dims does not say.
         expert_activations: of the experts, as in `MLP`.
         gate_type: "softmax", "topk" or "noise_topk".
@@ -98,7 +98,7 @@ class MMoE(nn.Module):
         self._importance: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor, u: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        """[B, in_features], [B, gate_features] -> num_tasks tensors [B, d]; without u, x gates itself."""
+        """[B, in_features], [B, gate_features] -> num_tasks tensors [B, d]. Without u, x gates itself."""
         gates = self.gates(x if u is None else u)
         if self.gate_type != "softmax" and self.training:
             self._importance = gates.sum(0)
@@ -106,7 +106,7 @@ class MMoE(nn.Module):
         return torch.bmm(gates.to(experts.dtype), experts).unbind(1)
 
     def gates(self, u: torch.Tensor) -> torch.Tensor:
-        """The share of each expert in each task, [B, gate_features] -> [B, num_tasks, num_experts]."""
+        """Return the share of each expert in each task, [B, gate_features] -> [B, num_tasks, num_experts]."""
         require_shape("MMoE.u", u, "B", self.gate_features)
         # Full precision: rounding in bfloat16 would choose other experts.
         with torch.autocast(u.device.type, enabled=False):
@@ -122,7 +122,7 @@ class MMoE(nn.Module):
         return kept / kept.sum(2, keepdim=True)
 
     def auxiliary_loss(self) -> torch.Tensor:
-        """How unevenly the experts were used in the last batch of training, a scalar; 0 with softmax gates."""
+        """Return how unevenly the experts were used in the last batch of training, a scalar, 0 with softmax gates."""
         if self._importance is None:
             return self.gate_weight.new_zeros(())
         importance = self._importance
@@ -164,7 +164,8 @@ def gumbel_keys(w: torch.Tensor, *, generator: torch.Generator | None = None) ->
 
 
 def continuous_topk(w: torch.Tensor, k: int, t: float) -> torch.Tensor:
-    """A relaxed k-hot vector of the k largest of the last dimension: k softmaxes, each after damping what was chosen before.
+    """Return a relaxed k-hot vector of the k largest of the last dimension: k softmaxes, each damped where an earlier one
+    chose.
 
     [*, n] -> [*, n], entries near 0 or 1 for a low temperature t, summing to k.
 
@@ -184,7 +185,7 @@ def continuous_topk(w: torch.Tensor, k: int, t: float) -> torch.Tensor:
 
 
 def sample_subset(w: torch.Tensor, k: int, t: float = 0.1, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """A relaxed random subset of k, weighed by exp(w), differentiable in w: [*, n] -> [*, n], summing to k.
+    """Return a relaxed random subset of k, weighed by exp(w), differentiable in w: [*, n] -> [*, n], summing to k.
 
     Example:
         >>> subset = sample_subset(torch.zeros(4), 2, generator=torch.Generator().manual_seed(0))
@@ -207,11 +208,11 @@ class _FidCounter(torch.autograd.Function):
 
 
 def fid_counter(counter: torch.Tensor, threshold: float, step: float = 1.0) -> torch.Tensor:
-    """How often an id has been seen, kept in its own embedding: min(counter + step, threshold), [*] -> [*].
+    """Return how often an id has been seen, kept in its own embedding: min(counter + step, threshold), [*] -> [*].
 
-    The gradient is -step whatever comes from above, and 0 once counter has reached the threshold: a segment of dimension 1,
-    initially zero, trained by SGD with learning rate 1, thus counts the occurrences of each id. The result must be part of the
-    loss, if only with a factor of 0, for its gradient to be asked for.
+    The gradient is -step whatever the gradient from above is, and 0 once counter has reached the threshold: a segment of
+    dimension 1, initially zero, trained by SGD with learning rate 1, thus counts the occurrences of each id. The result must be
+    part of the loss, if only with a factor of 0, for its gradient to be asked for.
 
     Example:
         >>> counter = torch.tensor([0.0, 9.0, 10.0], requires_grad=True)
@@ -235,8 +236,8 @@ class SNR(nn.Module):
 
     num_in tensors [B, in_features[i]] -> a tuple of num_out_subnet tensors [B, out_subnet_dim]. Gates are hard-concrete: in
     training s = sigmoid((ln v - ln(1 - v) + log_alpha) / beta) with v ~ U(0, 1) drawn once per route and call, otherwise
-    s = sigmoid(log_alpha); then z = clip(s (zeta - gamma) + gamma, 0, 1). `auxiliary_loss` is the expected number of open routes,
-    l0_weight * sum sigmoid(log_alpha - beta ln(-gamma / zeta)). Add `monolith.nn.auxiliary_loss(model)` to the loss.
+    s = sigmoid(log_alpha). Then z = clip(s (zeta - gamma) + gamma, 0, 1). `auxiliary_loss` is the expected number of open
+    routes, l0_weight * sum sigmoid(log_alpha - beta ln(-gamma / zeta)). Add `monolith.nn.auxiliary_loss(model)` to the loss.
 
     Args:
         in_features: sizes of the inputs, all equal to out_subnet_dim with "aver".
@@ -289,7 +290,7 @@ class SNR(nn.Module):
         )
 
     def gates(self) -> torch.Tensor:
-        """z of every route, [num_in, num_out_subnet]; drawn anew by each call in training."""
+        """Return z of every route, [num_in, num_out_subnet]. In training each call draws it again."""
         if self.training:
             noise = torch.rand_like(self.log_alpha).clamp(min=torch.finfo(self.log_alpha.dtype).tiny)
             open_share = torch.sigmoid((torch.logit(noise) + self.log_alpha) / self.beta)
@@ -300,7 +301,7 @@ class SNR(nn.Module):
         return stretched + (clipped - stretched).detach() if self.use_ste else clipped
 
     def auxiliary_loss(self) -> torch.Tensor:
-        """The expected number of open routes, times l0_weight, a scalar."""
+        """Return the expected number of open routes, times l0_weight, a scalar."""
         shift = self.beta * math.log(-self.gamma / self.zeta)
         return self.l0_weight * torch.sigmoid(self.log_alpha - shift).sum()
 

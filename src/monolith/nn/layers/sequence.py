@@ -68,7 +68,7 @@ def _is_single(where: str, xs: Sequence[torch.Tensor]) -> bool:
 
 
 def sequence_mask(offsets: Ragged | torch.Tensor, max_length: int) -> torch.Tensor:
-    """Which steps of the padded rows are there: bool [B, max_length], the first min(length, max_length) of each row true.
+    """Return which steps of padded rows exist: bool [B, max_length], the first min(length, max_length) of each row true.
 
     `offsets` is the `Ragged` itself or its splits, integers [B + 1].
 
@@ -83,7 +83,7 @@ def sequence_mask(offsets: Ragged | torch.Tensor, max_length: int) -> torch.Tens
 
 
 def step_mask(where: str, mask: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """`mask` [B, T] of `sequence` [B, T, ...] as bool; numbers are true from 1 on.
+    """Return the `mask` [B, T] of `sequence` [B, T, ...] as bool. Numbers of 1 and above are true.
 
     Example:
         >>> step_mask("DIN.mask", torch.tensor([[1.0, 0.0]]), torch.zeros(1, 2, 3)).tolist()
@@ -116,7 +116,7 @@ DINMode = Literal["sum", "none"]
 class DIN(nn.Module):
     """Deep interest network: a_t = MLP([q, k_t, q - k_t, q ∘ k_t]), y = sum_t a_t k_t. No softmax: strength of interest counts.
 
-    queries [B, k], keys [B, T, k], mask [B, T] -> [B, k]; with mode "none" the products a_t k_t themselves, [B, T, k].
+    queries [B, k], keys [B, T, k], mask [B, T] -> [B, k]. With mode "none" the products a_t k_t themselves, [B, T, k].
 
     Args:
         embed_dim: k.
@@ -221,8 +221,8 @@ class AGRUCell(nn.Module):
 
     r, u = sigmoid([x, h] W_g + b_g), c = act([x, r ∘ h] W_c + b_c), then with att_type
 
-    - "GRU":   h' = (1 - u) ∘ h + u ∘ c (no attention);
-    - "AGRU":  h' = (1 - a) h + a c;
+    - "GRU":   h' = (1 - u) ∘ h + u ∘ c (no attention)
+    - "AGRU":  h' = (1 - a) h + a c
     - "AUGRU": u' = (1 - a) u, h' = u' ∘ h + (1 - u') ∘ c.
 
     x [B, in_features], h [B, units], attention [B, 1] -> h' [B, units]. Biases start at 1.
@@ -262,7 +262,7 @@ class AGRUCell(nn.Module):
             nn.init.ones_(dense.get_parameter("bias"))
 
     def forward(self, x: torch.Tensor, h: torch.Tensor, attention: torch.Tensor | None = None) -> torch.Tensor:
-        """[B, in_features], [B, units], [B, 1] -> [B, units]; `attention` may be left out with "GRU"."""
+        """[B, in_features], [B, units], [B, 1] -> [B, units]. "GRU" needs no `attention`."""
         require_shape("AGRUCell.x", x, "B", self.in_features)
         require_shape("AGRUCell.h", h, "B", self.units)
         gates: torch.Tensor = self.gates(torch.cat([x, h], dim=1))
@@ -374,7 +374,7 @@ class DIEN(nn.Module):
 def _states(
     step: Callable[[int, torch.Tensor], torch.Tensor], state: torch.Tensor, steps: int, valid: torch.Tensor | None
 ) -> torch.Tensor:
-    """The state after each step, [B, T, units]; one that is not valid keeps the state."""
+    """Return the state after each step, [B, T, units]. A step that is not valid keeps the state."""
     states = []
     for t in range(steps):
         moved = step(t, state)

@@ -51,16 +51,17 @@ def get_sigmoid_loss_and_pred(
 ) -> LossAndPred:
     """Binary cross entropy, summed over the batch, and the probability: logits [*], labels [*] -> scalar, [*].
 
-    The loss sees z' = z - ln(sample_rate) (see `correct_logits`); the prediction is sigmoid(z), that of the data before sampling.
+    The loss sees z' = z - ln(sample_rate) (see `correct_logits`). The prediction is sigmoid(z), that of the data before
+    sampling.
 
     Args:
         logits: z.
         labels: in [0, 1].
-        sample_rate: the rate at which negatives were kept where the example comes from, [*] or one number; positives have it too.
+        sample_rate: the rate at which negatives were kept where the example comes from, [*] or one number, also on positives.
         sample_bias: see `correct_logits`.
-        mask: examples without it, false or 0, have no loss, whatever their label; [*].
+        mask: [*]. Examples where it is false or 0 have no loss, whatever their label.
         instance_weight: factor of each example's loss, [*].
-        logit_clip_threshold: t in (0, 0.5); z' is clipped to ±ln((1 - t) / t), probabilities t and 1 - t.
+        logit_clip_threshold: t in (0, 0.5). z' is clipped to ±ln((1 - t) / t), probabilities t and 1 - t.
         predict_before_correction: False predicts sigmoid(z') instead.
 
     Example:
@@ -112,16 +113,16 @@ def batch_softmax_loss(
     normalize: bool = True,
     temperature: float = 1.0,
 ) -> torch.Tensor:
-    """Each query's own item against all items of the batch, corrected for how often each item is sampled; a scalar.
+    """Softmax loss of each query's own item against all items of the batch, corrected for sampling frequency. Returns a scalar.
 
-    s_ij = q_i · v_j / temperature + ln(max(interval_j, 1)); loss = -sum_i r_i ln softmax_j(s_i)_i. An item that comes back every
-    `interval` steps is in a batch with probability 1 / interval: popular items, which are negatives of almost everybody, would
-    otherwise be pushed down for their popularity.
+    With s_ij = q_i · v_j / temperature + ln(max(interval_j, 1)), the loss is -sum_i r_i ln softmax_j(s_i)_i. An item that comes
+    back every `interval` steps is in a batch with probability 1 / interval: popular items, which are negatives of almost
+    everybody, would otherwise be pushed down for their popularity.
 
     Args:
         query: [B, k].
         item: [B, k], row i belongs to query i.
-        item_step_interval: steps between two occurrences of each item, as `monolith.table.BatchSoftmax` keeps them; [B].
+        item_step_interval: steps between two occurrences of each item, as `monolith.table.BatchSoftmax` keeps them, [B].
         r: reward of each pair, [B].
         normalize: scale rows of both to length 1 first.
         temperature: divides the similarities.
@@ -148,7 +149,7 @@ _UNLABELLED = -10000.0
 
 
 def inbatch_auc_loss(logits: torch.Tensor, labels: torch.Tensor, *, neg_weight: float = 1.0) -> torch.Tensor:
-    """-sum over pairs (p positive, n negative) of ln sigmoid(z_p - z_n), a scalar >= 0 to minimise; 0 without pairs.
+    """-sum over pairs (p positive, n negative) of ln sigmoid(z_p - z_n), a scalar >= 0 to minimise, 0 without pairs.
 
     Labels above 0 are positive, those in (-10000, 0] negative, lower ones left out. The gradient of negatives is multiplied by
     neg_weight, the value is not.
@@ -188,9 +189,9 @@ class GradNormLosses(NamedTuple):
 class GradNorm(nn.Module):
     """Task weights w = softmax(v), v starting at 0, trained until all tasks pull equally at the shared parameters.
 
-    g_i = ||d loss_i / d shared|| (a constant), a = sum_i w_i g_i / n;
-    gnorm_loss = scale * sum_i |w_i g_i - a|^loss_pow, each term divided by a + eps first if relative_diff;
-    weighted_loss = sum_i w_i loss_i, w a constant.
+    g_i = ||d loss_i / d shared|| (a constant), a = sum_i w_i g_i / n
+    gnorm_loss = scale * sum_i |w_i g_i - a|^loss_pow, each term divided by a + eps first if relative_diff
+    weighted_loss = sum_i w_i loss_i, w a constant
 
     Args:
         loss_names: one per task.

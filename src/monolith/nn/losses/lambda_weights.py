@@ -82,10 +82,10 @@ class DCGLambdaWeight:
     """The change of discounted cumulative gain by a swap: |gain_i - gain_j| * ((1 - smooth_fraction) * u + smooth_fraction * v).
 
     u = |discount(d) - discount(d + 1)| with d = |rank_i - rank_j| looks at the distance, v = |discount(rank_i) -
-    discount(rank_j)| at the places (LambdaMART's). Individual weights are gain * discount(rank).
+    discount(rank_j)| at the positions (LambdaMART's). Individual weights are gain * discount(rank).
 
     Args:
-        topn: only pairs with a member among the first topn count; None for all.
+        topn: only pairs with a member among the first topn count. None counts all.
         gain: of a label.
         discount: of a rank.
         normalized: divide gains by the best DCG of the list.
@@ -114,7 +114,7 @@ class DCGLambdaWeight:
         self.normalized, self.smooth_fraction = normalized, smooth_fraction
 
     def pair_weights(self, labels: torch.Tensor) -> torch.Tensor:
-        """[B, L] -> [B, L, L]; 0 unless label i > label j."""
+        """[B, L] -> [B, L, L], 0 unless label i > label j."""
         gain = self._gain(labels)
         gain_difference = (gain.unsqueeze(2) - gain.unsqueeze(1)).clamp(min=0)
         rank = _ranks(labels)
@@ -163,10 +163,10 @@ class PrecisionLambdaWeight:
 
 
 class ListMLELambdaWeight:
-    """Position-aware ListMLE: place `rank` of n counts 2^(n - rank) - 1, the top most.
+    """Position-aware ListMLE: rank r of n has the weight 2^(n - r) - 1, the top rank the most.
 
     Args:
-        list_size: n; ranks beyond it count 0.
+        list_size: n. Ranks beyond it count 0.
 
     Example:
         >>> ListMLELambdaWeight(list_size=3).individual_weights(torch.zeros(1, 3)).tolist()

@@ -1,7 +1,7 @@
 """Losses over ranked lists: logits [B, L], labels [B, L] with labels below 0 where a list is padded, weights [B, L] or [B, 1].
 
 Padding never changes a loss. `reduction` is over the weighted terms w * loss:
-"sum_by_nonzero_weights" (the default) sum / number of terms with a weight; "sum"; "mean" sum / sum of weights;
+"sum_by_nonzero_weights" (the default) is sum / number of terms with a weight, "mean" sum / sum of weights, and
 "sum_over_batch_size" sum / number of terms.
 """
 
@@ -47,7 +47,7 @@ def pairwise_hinge_loss(
     lambda_weight: PairWeight | None = None,
     reduction: Reduction = _DEFAULT,
 ) -> torch.Tensor:
-    """max(0, 1 - d) over the pairs of a list with label_i > label_j, d = logit_i - logit_j; a scalar.
+    """max(0, 1 - d) over the pairs of a list with label_i > label_j, d = logit_i - logit_j. Returns a scalar.
 
     A pair weighs (number of items in its list) * weight_i * (label_i - label_j), or lambda_weight's number instead of the last.
 
@@ -66,7 +66,7 @@ def pairwise_logistic_loss(
     lambda_weight: PairWeight | None = None,
     reduction: Reduction = _DEFAULT,
 ) -> torch.Tensor:
-    """ln(1 + e^-d) over the pairs of a list; weights as in `pairwise_hinge_loss`; a scalar.
+    """ln(1 + e^-d) over the pairs of a list, with weights as in `pairwise_hinge_loss`. Returns a scalar.
 
     Example:
         >>> pairwise_logistic_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
@@ -83,7 +83,7 @@ def pairwise_soft_zero_one_loss(
     lambda_weight: PairWeight | None = None,
     reduction: Reduction = _DEFAULT,
 ) -> torch.Tensor:
-    """1 - sigmoid(d) over the pairs of a list; weights as in `pairwise_hinge_loss`; a scalar.
+    """1 - sigmoid(d) over the pairs of a list, with weights as in `pairwise_hinge_loss`. Returns a scalar.
 
     Example:
         >>> pairwise_soft_zero_one_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])).item()
@@ -100,7 +100,7 @@ def softmax_loss(
     lambda_weight: ItemWeight | None = None,
     reduction: Reduction = _DEFAULT,
 ) -> torch.Tensor:
-    """-sum_i l_i ln softmax(logits)_i per list, l = label * weight; a list's weight is sum_i l_i; a scalar.
+    """-sum_i l_i ln softmax(logits)_i per list, l = label * weight. A list's weight is sum_i l_i. Returns a scalar.
 
     With lambda_weight its individual weights, in the order of the scores, stand for the labels.
 
@@ -122,7 +122,7 @@ def softmax_loss(
 def sigmoid_cross_entropy_loss(
     logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None = None, *, reduction: Reduction = _DEFAULT
 ) -> torch.Tensor:
-    """Binary cross entropy of each item; a scalar.
+    """Binary cross entropy of each item. Returns a scalar.
 
     Example:
         >>> sigmoid_cross_entropy_loss(torch.tensor([[0.0, 9.0]]), torch.tensor([[1.0, -1.0]]))
@@ -135,7 +135,7 @@ def sigmoid_cross_entropy_loss(
 def mean_squared_loss(
     logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None = None, *, reduction: Reduction = _DEFAULT
 ) -> torch.Tensor:
-    """(logit - label)² of each item; a scalar.
+    """(logit - label)² of each item. Returns a scalar.
 
     Example:
         >>> mean_squared_loss(torch.tensor([[3.0, 9.0]]), torch.tensor([[1.0, -1.0]])).item()
@@ -153,10 +153,10 @@ def list_mle_loss(
     lambda_weight: ItemWeight | None = None,
     reduction: Reduction = _DEFAULT,
 ) -> torch.Tensor:
-    """-ln P(the order of the labels) of each list under Plackett-Luce; a scalar.
+    """-ln P(the order of the labels) of each list under Plackett-Luce. Returns a scalar.
 
-    = sum over places p of ln(sum_{q >= p} e^{logit_q}) - logit_p, items in the order of their labels, best first, equal ones as
-    they come; lambda_weight weighs the places. `weights` are of lists, [B, 1].
+    It is the sum over positions p of ln(sum_{q >= p} e^{logit_q}) - logit_p, with items in the order of their labels, best
+    first, equal ones as they come. `lambda_weight` weighs the positions. `weights` are those of lists, [B, 1].
 
     Example:
         >>> list_mle_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
@@ -181,7 +181,7 @@ def approx_ndcg_loss(
     alpha: float = 10.0,
     reduction: Reduction = _DEFAULT,
 ) -> torch.Tensor:
-    """-NDCG of each list with smooth ranks, rank_i = ½ + sum_j sigmoid(alpha (s_j - s_i)); a scalar in [-1, 0].
+    """-NDCG of each list with smooth ranks, rank_i = ½ + sum_j sigmoid(alpha (s_j - s_i)). Returns a scalar in [-1, 0].
 
     Lists without a label above 0 have no NDCG and are left out. `weights` are of lists, [B, 1].
 
@@ -201,7 +201,7 @@ def approx_ndcg_loss(
 def _prepare(
     logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Which items are there, their labels (0 elsewhere) and their weights (0 elsewhere), all [B, L]."""
+    """Return which items are there, their labels (0 elsewhere) and their weights (0 elsewhere), all [B, L]."""
     require_shape("logits", logits, "B", "L")
     require_shape("labels", labels, *logits.shape)
     valid = labels >= 0
@@ -297,8 +297,8 @@ def make_loss_fn(
     """loss(logits, labels, weights=None) = sum_i loss_weights_i * loss_i(logits, labels, weights), a scalar.
 
     Args:
-        loss_keys: one name or several; see `RankingLossKey`.
-        loss_weights: one factor per name; all 1 unless told.
+        loss_keys: one name or several, see `RankingLossKey`.
+        loss_weights: one factor per name, by default all 1.
         lambda_weight: for those losses that take one of its kind, which at least one must.
         reduction: of every loss.
 
@@ -337,7 +337,7 @@ def _loss(key: str, lambda_weight: PairWeight | ItemWeight | None, reduction: Re
 
 
 class RankingLists(NamedTuple):
-    """Where each example of a flat batch lies in padded lists; made by `group_by_rank_id`.
+    """The position of each example of a flat batch in padded lists. `group_by_rank_id` makes it.
 
     Example:
         >>> lists = group_by_rank_id(torch.tensor([7, 3, 7]))
@@ -348,12 +348,12 @@ class RankingLists(NamedTuple):
     row: torch.Tensor
     """The list of each example, int64 [B]."""
     position: torch.Tensor
-    """Its place in that list, int64 [B]."""
+    """Its position in that list, int64 [B]."""
     sizes: torch.Tensor
     """How many examples each list has, int64 [lists]."""
 
     def pad(self, column: torch.Tensor, *, fill: float) -> torch.Tensor:
-        """The column as lists, [B] -> [lists, longest], `fill` where a list has ended; differentiable in `column`."""
+        """Return the column as lists, [B] -> [lists, longest], `fill` where a list has ended. Differentiable in `column`."""
         require_shape("RankingLists.column", column, len(self.row))
         shape = (len(self.sizes), int(self.sizes.max()) if len(self.sizes) else 0)
         return column.new_full(shape, fill).index_put((self.row, self.position), column)
