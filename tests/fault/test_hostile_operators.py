@@ -22,9 +22,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monolith.errors import InvalidArgumentError
-from monolith.serve.budget import Budget, tensors_in
+from monolith.serve.costs import tensors_in
 from monolith.serve.operators import ALLOWED
-from monolith.serve.program import _Ref, _Step
+from monolith.serve.program import Budget, _Ref, _Step
 
 Calls = dict[str, list[tuple[list[Any], dict[str, Any]]]]
 X, W = torch.randn(5, 7), torch.randn(7)

@@ -12,7 +12,7 @@ import typer
 from monolith.cli.options import Json
 from monolith.cli.output import show
 from monolith.errors import InvalidArgumentError, MonolithError
-from monolith.serve import load
+from monolith.serve.predictor import load
 from monolith.state import RestorePoint, find_restore_point, inspect_checkpoint, read_row, restore_points
 from monolith.state.inspect import CheckpointInspection
 from monolith.state.manifest import MANIFEST

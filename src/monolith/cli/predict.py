@@ -17,7 +17,7 @@ from monolith.cli.options import Sets, Target, Untrained
 from monolith.cli.run_flags import run_flags
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch
-from monolith.serve import load
+from monolith.serve.predictor import load
 
 __all__ = ["predict"]
 

@@ -17,7 +17,9 @@ from monolith.data.sources.records import RecordFileSource, RecordHeader, TFReco
 from monolith.data.sources.source import Column, Source
 from monolith.data.sources.tables import CsvSource, ParquetSource
 from monolith.data.synthetic.clicks import ClickStream, ClickStreamConfig
-from monolith.data.transforms import AddLabel, Compose, NegativeSample, Transformed
+from monolith.data.transforms.compose import Compose, Transformed
+from monolith.data.transforms.labels import AddLabel
+from monolith.data.transforms.sampling import NegativeSample
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features import Batch
 from monolith.transport.server import ListenConfig, is_loopback

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
 
-from monolith.data.transforms import select_rows
+from monolith.data.transforms.rows import select_rows
 from monolith.errors import InvalidArgumentError, StorageError
 from monolith.features import Ragged
 from monolith.features.batch import Batch, BatchColumn, num_rows

@@ -7,7 +7,7 @@ listed here, with its overloads. To be listed, an operator must
 - change none of its arguments and return no uninitialised memory (no `empty`, no `as_strided`, no `out=`, nothing in place),
 - check shapes and indices on the CPU before it reads or writes (tests/fault/test_hostile_operators.py tries to break this), or
   have a guard in `GUARDS` that checks them first,
-- have results whose shape does not depend on the values of a tensor (no `nonzero`, no `bincount`), so that `budget.py` can bound
+- have results whose shape does not depend on the values of a tensor (no `nonzero`, no `bincount`), so that `costs.py` can bound
   them.
 """
 

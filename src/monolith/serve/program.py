@@ -2,7 +2,7 @@
 
 torch's own file of an exported program holds pickles, code for guards, and expressions that are evaluated: opening one can run
 any code. Here a program is a list of operators in JSON and its weights in safetensors. `operators.py` lists the operators that
-are allowed, `budget.py` bounds the memory and time of a run, and `export.py` makes programs.
+are allowed, `costs.py` says what one takes before it runs, and `export.py` makes programs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch._ops import OpOverload
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.features import Ragged
 from monolith.features.batch import BatchColumn
-from monolith.serve.budget import Budget, Cost, known_cost, measure, tensors_in
+from monolith.serve.costs import Cost, known_cost, measure, tensors_in
 from monolith.serve.operators import GUARDS, is_on_sizes, resolve
 
-__all__ = ["CONSTANTS", "DenseProgram", "program_inputs"]
+__all__ = ["Budget", "CONSTANTS", "DenseProgram", "program_inputs"]
 
 _Json = Any  # what json.loads returns
 MAX_STEPS = 100_000
@@ -49,6 +49,12 @@ adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d
 """
 _GROWS = frozenset(_GROWING.split())
 """Operators whose numbers say how large the result is."""
+
+
+FREE_BYTES, BYTES_PER_BYTE = 2**30, 64
+"""Memory that a run may hold at a time: a fixed amount, and so much for each byte of its inputs and weights."""
+FREE_WORK, WORK_PER_ELEMENT = 2**36, 2**16
+"""Additions and multiplications in a run: a fixed amount, and so many for each element of its inputs and weights."""
 
 
 class DenseProgram:
@@ -113,6 +119,31 @@ def _sizes(tensors: Iterable[Tensor]) -> tuple[int, int]:
     """Sum the bytes and the elements of tensors."""
     sizes = [(tensor.nbytes, tensor.numel()) for tensor in tensors]
     return sum(nbytes for nbytes, _ in sizes), sum(elements for _, elements in sizes)
+
+
+class Budget:
+    """What is left of the memory and the work of one run, given the bytes and elements of its inputs and weights.
+
+    Example:
+        >>> Budget(40, 10).exceeded(2**40, "zeros")
+        InvalidArgumentError('zeros: takes 1,099,512 MB, but the inputs and weights of this program allow 1,074 MB')
+    """
+
+    def __init__(self, nbytes: int, elements: int) -> None:
+        self.allowed = FREE_BYTES + BYTES_PER_BYTE * nbytes
+        """Bytes that may be held at a time."""
+        self.bytes = self.allowed
+        """Bytes that may still be taken."""
+        self.work = FREE_WORK + WORK_PER_ELEMENT * elements
+        """Additions and multiplications that may still be done."""
+
+    def exceeded(self, taken: int, what: str) -> InvalidArgumentError:
+        """Return the error for `what`, which would take `taken` bytes or too much work."""
+        if taken <= self.bytes:
+            return InvalidArgumentError(f"{what}: takes more time than the inputs and weights of this program allow")
+        return InvalidArgumentError(
+            f"{what}: takes {taken / 1e6:,.0f} MB, but the inputs and weights of this program allow {self.bytes / 1e6:,.0f} MB"
+        )
 
 
 class _Ref(str):
@@ -186,9 +217,14 @@ class _Step:
             reason = str(error).strip().partition("\n")[0]
             raise InvalidArgumentError(f"step {self.name} ({self.operator}): {reason}") from error
         # Only the result is kept, and the values that nothing refers to any more are freed.
-        kept = result.nbytes if isinstance(result, Tensor) else _nbytes(result)
+        kept = (
+            result.nbytes if isinstance(result, Tensor) else _nbytes(result) if isinstance(result, list | tuple) else 0
+        )
         freed = [values.pop(name) for name in self.last_uses]
-        kept -= sum(value.nbytes if isinstance(value, Tensor) else _nbytes(value) for value in freed)
+        tensors = [value for value in freed if isinstance(value, Tensor)]
+        if any(isinstance(value, list | tuple) for value in freed):
+            tensors = list(tensors_in(freed))
+        kept -= sum(tensor.nbytes for tensor in tensors)
         budget.bytes = min(budget.allowed, budget.bytes - kept)
 
     def _cost(self, args: list[object], kwargs: dict[str, object], given: list[object]) -> Cost:
@@ -218,9 +254,9 @@ class _Step:
         return cost
 
 
-def _nbytes(value: object) -> int:
-    """Sum the bytes of the tensors in a result that is a list, a tuple or a number."""
-    return sum(tensor.nbytes for tensor in tensors_in(value))
+def _nbytes(values: Sequence[object]) -> int:
+    """Sum the bytes of the tensors in lists and tuples."""
+    return sum(tensor.nbytes for tensor in tensors_in(values))
 
 
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

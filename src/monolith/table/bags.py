@@ -17,7 +17,7 @@ __all__ = [
     "Bags",
     "Gradient",
     "join_gradients",
-    "pool",
+    "pool_rows",
     "pooling_factors",
     "read_only",
     "single_ids",
@@ -125,7 +125,7 @@ def single_ids(table: str, ids: np.ndarray) -> Bags:
     return Bags(table=table, ids=ids, offsets=np.arange(len(ids) + 1))
 
 
-def pool(rows: np.ndarray, places: np.ndarray, bags: Bags) -> torch.Tensor:
+def pool_rows(rows: np.ndarray, places: np.ndarray, bags: Bags) -> torch.Tensor:
     """Return what a lookup of `bags` would, given the vectors of distinct ids and the index of each id of `bags` among them.
 
     It adds each bag in its order, as a table does, so a sum has the same bits.

@@ -14,7 +14,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.serve import program as program_module
-from monolith.serve.budget import known_cost, measure, tensors_in
+from monolith.serve.costs import known_cost, measure, tensors_in
 from monolith.serve.export import trace_program
 from monolith.serve.operators import ALLOWED, name_of, resolve
 from monolith.serve.program import DenseProgram
@@ -270,7 +270,7 @@ def test_deep_nesting_is_an_error() -> None:
 
 
 def test_results_that_nobody_needs_any_more_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monolith.serve.budget.FREE_BYTES", 2**22)
+    monkeypatch.setattr("monolith.serve.program.FREE_BYTES", 2**22)
     steps = [("aten.neg.default", [ref("x" if number == 0 else number - 1)], {}) for number in range(300)]
     assert forged(*steps)({"x": torch.ones(2**16)})["y"].sum() == 2**16
 

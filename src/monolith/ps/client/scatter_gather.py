@@ -14,7 +14,7 @@ import torch
 from monolith import _core
 from monolith.errors import DeadlineExceededError, OwnershipChangedError
 from monolith.ps.client.routes import Route, ServerRoutes
-from monolith.table.bags import Bags, pool, pooling_factors
+from monolith.table.bags import Bags, pool_rows, pooling_factors
 from monolith.table.buckets import bucket_of
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange, Link, finish_each, jittered
@@ -100,7 +100,7 @@ class DistinctIds:
 
     def pooled(self, answers: Sequence[tuple[Some, np.ndarray]]) -> torch.Tensor:
         """Pooled from the rows of the distinct ids."""
-        return pool(self._joined(answers), self.places, self.bags)
+        return pool_rows(self._joined(answers), self.places, self.bags)
 
     def pushed(self, values: np.ndarray) -> Callable[[Some], list[np.ndarray]]:
         """Ids, and the sum of each id's gradients."""

@@ -1,8 +1,8 @@
-"""`Budget`: how much memory and work a dense program may take, in proportion to its inputs and weights.
+"""What an operator of a dense program costs in memory and work, found from shapes alone, before it runs.
 
 A few steps of a forged program could ask for any amount: `zeros(2**40)`, or a tensor multiplied with itself across a new
-dimension, again and again. What a step will take is therefore found out from shapes alone, on torch's device "meta", before the
-step runs.
+dimension, again and again. So each operator is first run on torch's device "meta", and `program.Budget` refuses it if it costs
+more than the inputs and weights of the program justify.
 """
 
 from __future__ import annotations
@@ -15,15 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from monolith.errors import InvalidArgumentError
 from monolith.serve.operators import POINTWISE
 
-__all__ = ["Budget", "Cost", "known_cost", "measure", "tensors_in"]
-
-FREE_BYTES, BYTES_PER_BYTE = 2**30, 64
-"""Memory that a run may hold at a time: a fixed amount, and so much for each byte of its inputs and weights."""
-FREE_WORK, WORK_PER_ELEMENT = 2**36, 2**16
-"""Additions and multiplications in a run: a fixed amount, and so many for each element of its inputs and weights."""
+__all__ = ["Cost", "known_cost", "measure", "tensors_in"]
 
 Cost = tuple[int, int]
 """Bytes of everything that an operator makes, and its work."""
@@ -34,31 +28,6 @@ _LIKE_THE_FIRST = {
 }
 _JOINED = {"cat", "concat", "concatenate", "stack", "hstack"}
 _PRODUCTS = {"addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "dot", "mm", "mv", "vdot", "_cdist_forward"}
-
-
-class Budget:
-    """What is left of the memory and the work of one run, given the bytes and elements of its inputs and weights.
-
-    Example:
-        >>> Budget(40, 10).exceeded(2**40, "zeros")
-        InvalidArgumentError('zeros: takes 1,099,512 MB, but the inputs and weights of this program allow 1,074 MB')
-    """
-
-    def __init__(self, nbytes: int, elements: int) -> None:
-        self.allowed = FREE_BYTES + BYTES_PER_BYTE * nbytes
-        """Bytes that may be held at a time."""
-        self.bytes = self.allowed
-        """Bytes that may still be taken."""
-        self.work = FREE_WORK + WORK_PER_ELEMENT * elements
-        """Additions and multiplications that may still be done."""
-
-    def exceeded(self, taken: int, what: str) -> InvalidArgumentError:
-        """Return the error for `what`, which would take `taken` bytes or too much work."""
-        if taken <= self.bytes:
-            return InvalidArgumentError(f"{what}: takes more time than the inputs and weights of this program allow")
-        return InvalidArgumentError(
-            f"{what}: takes {taken / 1e6:,.0f} MB, but the inputs and weights of this program allow {self.bytes / 1e6:,.0f} MB"
-        )
 
 
 def known_cost(name: str, tensors: Sequence[Tensor]) -> Cost | None:
