@@ -1,17 +1,18 @@
-"""All verbs under one program, and what an error becomes outside of it."""
+"""The program `monolith`: its verbs, its exit codes, and SIGUSR1."""
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import inspect
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
-from monolith.cli.signals import add_siguser1_handler
 from monolith.console import log_to_stderr
 from monolith.errors import (
     CheckpointMismatchError,
@@ -24,7 +25,7 @@ from monolith.errors import (
     StorageError,
 )
 
-__all__ = ["run"]
+__all__ = ["add_siguser1_handler", "run"]
 
 _EXIT_CODES: dict[type[MonolithError], int] = {
     CheckpointMismatchError: 2,
@@ -36,45 +37,47 @@ _EXIT_CODES: dict[type[MonolithError], int] = {
     StorageError: 4,
 }
 _EXIT_CODE_HELP = (
-    "Exit codes: 0 done; 1 something broke; 2 wrong usage, configuration or data; 3 a damaged file; "
-    "4 the operating system refused a file; 130 interrupted, and saved. "
+    "Exit codes: 0 success, 1 failure, 2 wrong usage, configuration or data, 3 damaged file, "
+    "4 file refused by the operating system, 130 interrupted after saving. "
     "SIGUSR1 prints the stacks of all threads to stderr."
 )
 
 
-_VERBS = (
-    "train",
-    "evaluate",
-    "predict",
-    "export",
-    "inspect",
-    "import-table",
-    "export-table",
-    "launch",
-    "ps",
-    "rebalance",
-    "probe",
-    "dispatcher",
-    "data-worker",
-    "checkpoint",
-    "log",
-    "verify",
-    "env",
-)
-"""In the order of the help. Only the one that is asked for is imported: what others need takes longer than many a verb."""
+_VERBS = {
+    "train": "train",
+    "evaluate": "trained_model",
+    "predict": "trained_model",
+    "export": "trained_model",
+    "inspect": "inspect",
+    "import-table": "exchange",
+    "export-table": "exchange",
+    "launch": "launch",
+    "ps": "ps",
+    "rebalance": "ps",
+    "probe": "ps",
+    "dispatcher": "data_service",
+    "data-worker": "data_service",
+    "checkpoint": "checkpoint",
+    "log": "log",
+    "verify": "verify",
+    "env": "env",
+}
+"""The module of each verb, in the order of the help. Only that of the verb in use is imported, to start quickly."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     app = typer.Typer(
         name="monolith",
-        help="Recommendation models on ids that never collide.",
+        help="Train, serve and inspect recommendation models with collisionless embedding tables.",
         epilog=_EXIT_CODE_HELP,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        # Plain text: rich would cut long option names at 80 columns.
+        rich_markup_mode=None,
     )
-    # With a callback it stays a program of verbs, however many are added.
+    # With a callback it stays a program of verbs, even if only one is added.
     app.callback()(_options)
     for name in arguments[:1] if arguments and arguments[0] in _VERBS else _VERBS:
         _add(app, name)
@@ -88,6 +91,23 @@ def run(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command line speaks to a person
         return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)
     return 0
+
+
+def add_siguser1_handler(file: TextIO | None = None) -> None:
+    """Print the stacks of all threads to `file`, by default stderr, on SIGUSR1, then call the handler that was set before.
+
+    It works even while all threads run compiled code. Calling it again is harmless.
+    """
+    stream = file or sys.__stderr__
+    if stream is None:  # a process without a terminal or log has nowhere to print to
+        return
+    previous = signal.getsignal(signal.SIGUSR1)
+    # A handler set after an earlier call has replaced ours without faulthandler noticing, so register again.
+    faulthandler.unregister(signal.SIGUSR1)
+    if previous is not None:
+        signal.signal(signal.SIGUSR1, previous)
+    # Chaining to the default action would end the process.
+    faulthandler.register(signal.SIGUSR1, file=stream, all_threads=True, chain=callable(previous))
 
 
 def _print_version(asked: bool) -> None:
@@ -105,15 +125,14 @@ def _options(
 
 
 def _add(app: typer.Typer, name: str) -> None:
-    attribute = name.replace("-", "_")
-    verb = getattr(importlib.import_module(f"monolith.cli.{attribute}"), attribute)
+    verb = getattr(importlib.import_module(f"monolith.cli.{_VERBS[name]}"), name.replace("-", "_"))
     if isinstance(verb, typer.Typer):
         app.add_typer(verb)
     else:
         # What follows the script of a launch belongs to the script.
-        app.command(help=_paragraphs(verb), context_settings={"allow_interspersed_args": name != "launch"})(verb)
+        app.command(name, help=_paragraphs(verb), context_settings={"allow_interspersed_args": name != "launch"})(verb)
 
 
 def _paragraphs(verb: object) -> str:
-    """The docstring of a verb with one line per paragraph: rich wraps them, and would keep our line breaks too."""
+    """Return the docstring of a verb with one line for each paragraph, for the help to wrap."""
     return "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(verb) or "").split("\n\n"))

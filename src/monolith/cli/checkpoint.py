@@ -1,4 +1,4 @@
-"""`monolith checkpoint list`, `keep` and `remove`."""
+"""`monolith checkpoint list`, `keep` and `remove`: the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ from monolith.state.retention import drop_checkpoint
 
 __all__ = ["checkpoint"]
 
-Place = Annotated[str, typer.Argument(help="The model_dir of a run, a path or a URL.", metavar="MODEL_DIR")]
-Name = Annotated[str, typer.Argument(help="Its name, as model.ckpt-3000.", metavar="CHECKPOINT")]
+ModelDirArgument = Annotated[str, typer.Argument(help="The model_dir of a run, a path or URL.", metavar="MODEL_DIR")]
+CheckpointName = Annotated[
+    str, typer.Argument(help="Name of the checkpoint, such as model.ckpt-3000.", metavar="CHECKPOINT")
+]
 
-checkpoint = typer.Typer(name="checkpoint", help="The checkpoints of a run.", no_args_is_help=True)
+checkpoint = typer.Typer(name="checkpoint", help="List, keep or remove the checkpoints of a run.", no_args_is_help=True)
 
 
 @checkpoint.command("list")
-def list_(model_dir: Place, as_json: Json = False) -> None:
-    """Print every moment a run can be restored to (see --restore-to), oldest first."""
+def list_checkpoints(model_dir: ModelDirArgument, as_json: Json = False) -> None:
+    """List the states that a run can be restored to.
+
+    Oldest first. --restore-to of `monolith train` chooses one.
+    """
     exempt = {base_name(path) for path in _exempt(model_dir).exempt_model_checkpoint_paths}
     index = read_checkpoint_state(model_dir)
     newest = None if index is None else index.model_checkpoint_path
@@ -62,17 +67,17 @@ def list_(model_dir: Place, as_json: Json = False) -> None:
 
 
 @checkpoint.command()
-def keep(model_dir: Place, name: Name) -> None:
-    """Keep a checkpoint for good: training never removes it."""
+def keep(model_dir: ModelDirArgument, name: CheckpointName) -> None:
+    """Keep a checkpoint for good, so that training never removes it."""
     write_monolith_checkpoint_state(model_dir, with_exempt(_exempt(model_dir), _path(model_dir, name)))
 
 
 @checkpoint.command()
-def remove(model_dir: Place, name: Name) -> None:
+def remove(model_dir: ModelDirArgument, name: CheckpointName) -> None:
     """Remove a checkpoint, unless it is the newest, kept, or in use."""
     path = _path(model_dir, name)
     if base_name(path) in {base_name(kept) for kept in _exempt(model_dir).exempt_model_checkpoint_paths}:
-        raise InvalidArgumentError(f"{name}: is kept for good; take it out of {model_dir}/monolith_checkpoint first")
+        raise InvalidArgumentError(f"{name}: is kept for good; remove it from {model_dir}/monolith_checkpoint first")
     drop_checkpoint(path, model_dir)
 
 

@@ -1,4 +1,4 @@
-"""`monolith env`."""
+"""`monolith env`: what a bug report should contain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _PACKAGES = ("monolith-torch", "torch", "numpy", "pyarrow", "pydantic", "safeten
 
 
 def env(as_json: Json = False) -> None:
-    """Print what a report of a problem should say: versions, processor, threads, GPUs."""
+    """Print what a bug report should contain.
+
+    These are the versions of packages, and the processor, threads and GPUs of this machine.
+    """
     import torch
 
     import monolith

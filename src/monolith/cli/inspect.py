@@ -1,4 +1,4 @@
-"""`monolith inspect`."""
+"""`monolith inspect`: the contents of tables, exports, checkpoints and runs."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from monolith.table import EmbeddingTable, Entries, TableConfig
 __all__ = ["inspect"]
 
 NO_ROW = "no row: it reads its initial value"
-"""The answer for an id that a table has never trained, or has expired."""
+"""Printed for an id that a table has never trained, or that has expired."""
 
 
 def inspect(
     path: Annotated[
-        str, typer.Argument(help="A .table file, an export, a checkpoint, or the model_dir of a run; local or a URL.")
+        str, typer.Argument(help="A .table file, an export, a checkpoint, or the model_dir of a run: a path or URL.")
     ],
-    id_: Annotated[
-        int | None, typer.Option("--id", help="Also print the row that this id has in each table, or that it has none.")
-    ] = None,
+    id_: Annotated[int | None, typer.Option("--id", help="Also print the row of this id in each table.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print what is in a table, an export, a checkpoint or a saved run: rows, bytes, slots, one id."""
+    """Print the contents of a table, export, checkpoint or run.
+
+    These are rows, bytes and slots of its tables, and with --id the row of one id.
+    """
     show(_answer(path, id_), as_json=as_json, title=path)
 
 
@@ -75,7 +76,7 @@ def _run(path: str, points: list[RestorePoint], id_: int | None) -> dict[str, ob
 
 
 def _problem(path: str) -> str | None:
-    """Why a run would not go on from its newest state."""
+    """Return why a run would not resume from its newest state, or None."""
     try:
         find_restore_point(path)
     except MonolithError as error:
@@ -134,7 +135,7 @@ def _export(path: str, id_: int | None) -> dict[str, object]:
 
 
 def _named(stores: Mapping[str, Mapping[str, EmbeddingTable]]) -> dict[str, EmbeddingTable]:
-    """Tables by name, and, where there are several stores, by store and name: each store has its own names."""
+    """Return tables by name, with the name of the store in front where there are several stores."""
     if len(stores) == 1:
         return dict(next(iter(stores.values())))
     return {f"{place}/{name}": table for place, tables in stores.items() for name, table in tables.items()}
@@ -157,7 +158,7 @@ def _describe(table: EmbeddingTable, id_: int | None) -> dict[str, object]:
 
 
 def _segments(config: TableConfig) -> list[str]:
-    """The parts of a row that `dim` is the sum of, as in ['1 ftrl', '16 adagrad'] for an embedding with a bias."""
+    """Return the segments of a row, such as ['1 ftrl', '16 adagrad'] for an embedding with a bias."""
     return [f"{segment.dim} {segment.optimizer.kind}" for segment in config.segments]
 
 
@@ -167,7 +168,7 @@ def _row(entries: Entries) -> dict[str, object]:
 
 
 def _rows_by_slot(table: EmbeddingTable) -> dict[str, int]:
-    """Rows for each value of the bits of an id that hold the slot of a fid v2."""
+    """Count the rows by the bits of an id that hold the slot of a fid v2."""
     counts = np.zeros(1 << 15, dtype=np.int64)
     for entries in table.iter_batches():
         counts += np.bincount((entries.ids.numpy() >> 48) & 0x7FFF, minlength=len(counts))

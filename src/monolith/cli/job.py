@@ -1,4 +1,4 @@
-"""What a command works on: a model by name, its arguments, and how to run it, from a file, `--set` and flags.
+"""The model that a verb works on, its arguments, and how to run it: from a file, `--set` and flags.
 
 A YAML file has the fields of `JobConfig`:
 
@@ -13,25 +13,43 @@ A YAML file has the fields of `JobConfig`:
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
+import typer
 import yaml
 from pydantic import Field, JsonValue
 from torch import nn
 
-from monolith.cli.given_files import named, read_yaml
+from monolith.cli.options import named, read_yaml
 from monolith.config import Config
 from monolith.errors import ConfigError
 from monolith.features.batch import Batch
 from monolith.train import Estimator, RunConfig, RunnerConfig
 from monolith.train.estimator import Mode
 
-__all__ = ["Job", "JobConfig", "load_job"]
+__all__ = ["JobConfig", "ModelJob", "RESTORE_FIELDS", "load_job", "run_flags"]
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+ObjectName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+
+
+RESTORE_FIELDS = (
+    "model_dir",
+    "warm_start_from",
+    "restore_dir",
+    "restore_ckpt",
+    "restore_to",
+    "enable_alias_map_auto_gen",
+    "allow_new_tables",
+    "allow_new_segments",
+    "seed",
+)
+"""The fields of `RunConfig` that decide what a verb on a trained model restores."""
 
 
 class JobConfig(Config):
@@ -39,12 +57,12 @@ class JobConfig(Config):
 
     config_group: ClassVar[str] = "run"
 
-    model: Name
+    model: ObjectName
     """`module:name` of a class or function that returns the model."""
     model_args: dict[str, JsonValue] = {}
     """Keyword arguments of `model`."""
-    input: Name | None = None
-    """`module:name` of a function from "train", "eval" or "predict" to batches; None: the model's own `input_fn`."""
+    input: ObjectName | None = None
+    """`module:name` of a function from "train", "eval" or "predict" to batches. None uses the model's own `input_fn`."""
     input_args: dict[str, JsonValue] = {}
     """Further keyword arguments of `input`."""
     steps: Annotated[int, Field(ge=0)] | None = None
@@ -57,8 +75,8 @@ class JobConfig(Config):
     """How the run is spread over processes, where their environment says nothing else."""
 
 
-class Job:
-    """A `JobConfig` brought to life."""
+class ModelJob:
+    """The model of a `JobConfig` in its `Estimator`."""
 
     def __init__(self, config: JobConfig) -> None:
         self.config = config
@@ -68,7 +86,7 @@ class Job:
         self.estimator = Estimator(model, config.run, runner=RunnerConfig.from_env(defaults=config.runner))
 
     def require_trained(self, untrained: bool) -> None:
-        """Restore the model. A `ConfigError` if there is nothing to restore, unless that is what was asked for."""
+        """Restore the model. Raises `ConfigError` if there is nothing to restore, unless `untrained` allows that."""
         run = self.config.run
         if self.estimator.trainer.restore() or run.warm_start_from is not None or untrained:
             return
@@ -79,7 +97,7 @@ class Job:
         )
 
     def source(self, mode: Mode) -> Iterable[Batch] | None:
-        """The batches of `input`; None leaves it to the model."""
+        """Return the batches of `input`, or None if the model has its own."""
         if self.config.input is None:
             return None
         batches: Iterable[Batch] | None = _call(self.config.input, "input_args", self.config.input_args, mode)
@@ -91,7 +109,7 @@ class Job:
 
 
 def _call(name: str, field: str, arguments: Mapping[str, JsonValue], *first: str) -> Any:  # noqa: ANN401 - the user's own
-    """Call `module:name`. A `ConfigError` if it does not take these arguments."""
+    """Call `module:name`. Raises `ConfigError` if it does not take these arguments."""
     function = named(name)
     try:
         inspect.signature(function).bind(*first, **arguments)
@@ -101,15 +119,15 @@ def _call(name: str, field: str, arguments: Mapping[str, JsonValue], *first: str
             f"JobConfig.{field}: {name}: {error}; it takes {', '.join(takes) or 'no arguments'}"
         ) from None
     except ValueError:
-        pass  # written in C without a signature: the call itself will tell
+        pass  # written in C without a signature, so only the call can tell
     return function(*first, **arguments)
 
 
 def load_job(target: str, sets: Sequence[str] = (), flags: Mapping[str, object] | None = None) -> JobConfig:
     """Build the configuration of `target`, a YAML file or `module:Model`.
 
-    `sets` are `key.key=value` with the value in YAML; `flags` are fields of `RunConfig` by name, those with None not given. Sets
-    win over the file, flags over both.
+    `sets` are `key.key=value` with the value in YAML. `flags` are fields of `RunConfig` by name, with None for those not given.
+    Sets override the file, and flags override both.
 
     Example:
         >>> load_job("torch.nn:Identity", ["run.clip_norm=10", "steps=3"]).run.clip_norm
@@ -125,7 +143,7 @@ def load_job(target: str, sets: Sequence[str] = (), flags: Mapping[str, object] 
     if not isinstance(run, dict):
         raise ConfigError(f"JobConfig.run: expected the fields of RunConfig, got {run!r}")
     given = {name: value for name, value in (flags or {}).items() if value is not None}
-    # On its own first, so that an unknown key is compared with the keys of its own level.
+    # Checked on its own first, so that the error for an unknown key suggests keys of the same level.
     settings = RunConfig.from_json(json.dumps({**run, **given}))
     if (runner := tree.get("runner")) is not None:
         RunnerConfig.from_json(json.dumps(runner))
@@ -145,3 +163,39 @@ def _assign(tree: dict[str, Any], assignment: str) -> None:
         tree[last] = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {assignment}: the value is not YAML: {error}") from None
+
+
+def run_flags(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb, which takes a dict `flags`, one flag for each of these fields of `RunConfig`, by default for all."""
+    # Mappings can be given in files and by `--set` only.
+    single = [name for name, field in RunConfig.model_fields.items() if typing.get_origin(field.annotation) is not dict]
+    return functools.partial(_with_flags, fields or single)
+
+
+def _with_flags(names: Sequence[str], verb: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(verb)
+    def with_flags(**arguments: Any) -> None:  # noqa: ANN401 - typer passes what the signature below says
+        flags = {name: arguments.pop(name) for name in names}
+        verb(**arguments, flags=flags)
+
+    own = [p for p in inspect.signature(verb, eval_str=True).parameters.values() if p.name != "flags"]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_flag(name)) for name in names
+    ]
+    with_flags.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {}
+    return with_flags
+
+
+def _flag(name: str) -> object:
+    field = RunConfig.model_fields[name]
+    default = "" if field.default is None else f" [default: {field.default}]"
+    option = typer.Option(help=f"{field.description}{default}", show_default=False)
+    return Annotated[_plain(field.annotation) | None, option]
+
+
+def _plain(annotation: Any) -> Any:  # noqa: ANN401 - type forms have no common type
+    """Return the type without bounds and None: `float` for `Annotated[float, ...] | None`."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        (annotation,) = (part for part in typing.get_args(annotation) if part is not type(None))
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation

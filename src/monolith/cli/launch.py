@@ -1,4 +1,4 @@
-"""`monolith launch`: all processes of a job, from the first to the last."""
+"""`monolith launch`: start, supervise and stop all processes of a job."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ import typer
 from rich.console import Console
 
 from monolith.cli.launch_view import JsonView, LaunchView, LinesView, TableView, event_text
-from monolith.cli.options import Json
-from monolith.cli.sizes import size_in_bytes
+from monolith.cli.options import Json, size_in_bytes
 from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, Supervisor
 from monolith.cluster.launch.local import LocalRoles, OnLine
 from monolith.cluster.launch.ray import RayPlacement, RayRoles
@@ -40,12 +39,12 @@ LIVENESS_VARIABLE = "MONOLITH_LIVENESS"
 
 Restarts = Annotated[
     int | None,
-    typer.Option(help="Restarts of each role within --restart-window; one more failure ends the job.", min=0),
+    typer.Option(help="Restarts of each role within --restart-window. One more failure ends the job.", min=0),
 ]
 RestartWindow = Annotated[
     float | None, typer.Option(help="Seconds after which a restart no longer counts, by default 3600.", min=0)
 ]
-Grace = Annotated[
+RoleGrace = Annotated[
     float | None, typer.Option(help="Seconds between asking a role to end and killing it, by default 120.", min=0)
 ]
 Limits = Annotated[
@@ -56,7 +55,7 @@ Limits = Annotated[
 ]
 AcceptLoss = Annotated[
     bool,
-    typer.Option(help="Continue from the newest checkpoint when a server has lost data; by default the job fails."),
+    typer.Option(help="Continue from the newest checkpoint when a server has lost data, instead of failing."),
 ]
 
 _INTERRUPTED = 130
@@ -65,36 +64,39 @@ _PAUSE_SECS = 0.1
 
 def launch(
     target: Annotated[
-        str, typer.Argument(help="What each worker runs: a script, a YAML file of `monolith train`, or a module.")
+        str,
+        typer.Argument(
+            help="What each worker runs: a script, a YAML file for `monolith train`, or a module.", metavar="TARGET"
+        ),
     ],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.", metavar="ARGUMENTS")] = None,
     ps: Annotated[int, typer.Option("--ps", help="Parameter servers.", min=1)] = 1,
-    workers: Annotated[int, typer.Option(help="Workers; worker 0 is the chief.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="Workers. Worker 0 is the chief.", min=1)] = 1,
     module: Annotated[bool, typer.Option("--module", "-m", help="TARGET is a module, as with python -m.")] = False,
     on: Annotated[str, typer.Option(help="local, ray (started here), or ray=ADDRESS of a cluster.")] = "local",
     model_dir: Annotated[
-        str | None, typer.Option(help="Where the model is saved and servers keep what they hold; all processes see it.")
+        str | None, typer.Option(help="Folder of the model and of the servers' state, which all processes can reach.")
     ] = None,
     log_dir: Annotated[
-        Path | None, typer.Option(help="A log for each role goes here; by default MODEL_DIR/logs, or a new folder.")
+        Path | None, typer.Option(help="Folder for the logs of all roles, by default MODEL_DIR/logs or a new folder.")
     ] = None,
     restarts: Restarts = None,
     restart_window: RestartWindow = None,
-    grace: Grace = None,
+    grace: RoleGrace = None,
     liveness: Limits = None,
     accept_loss: AcceptLoss = False,
-    ps_args: Annotated[str, typer.Option(help="Further options of `monolith ps`, in one text.")] = "",
-    ps_cpus: Annotated[float, typer.Option(help="Processors of a server.", min=0, rich_help_panel="Ray")] = 1,
-    ps_memory: Annotated[str | None, typer.Option(help="Memory of a server, as 8GiB.", rich_help_panel="Ray")] = None,
-    worker_cpus: Annotated[float, typer.Option(help="Processors of a worker.", min=0, rich_help_panel="Ray")] = 1,
-    worker_gpus: Annotated[float, typer.Option(help="GPUs of a worker.", min=0, rich_help_panel="Ray")] = 0,
+    ps_args: Annotated[str, typer.Option(help="Further options of `monolith ps`, as one string.")] = "",
+    ps_cpus: Annotated[float, typer.Option(help="With Ray: processors of a server.", min=0)] = 1,
+    ps_memory: Annotated[str | None, typer.Option(help="With Ray: memory of a server, such as 8GiB.")] = None,
+    worker_cpus: Annotated[float, typer.Option(help="With Ray: processors of a worker.", min=0)] = 1,
+    worker_gpus: Annotated[float, typer.Option(help="With Ray: GPUs of a worker.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Start parameter servers and workers, supervise them, and stop them all.
+    """Start and supervise the servers and workers of a job.
 
-    Servers end when all workers have ended well. A role that fails or hangs is restarted up to --restarts times. When a role
-    fails for good, or on SIGINT and SIGTERM, workers end and then servers; a second signal ends them at once. The exit code is
-    0 if every worker ended well, 1 if a role failed, 130 if the job was interrupted.
+    Servers are stopped when all workers have succeeded. A role that fails or hangs is restarted up to --restarts times. When a
+    role fails for good, or on SIGINT and SIGTERM, the workers are stopped and then the servers. A second signal kills them at
+    once. The exit code is 0 if every worker succeeded, 1 if a role failed, 130 if the job was interrupted.
     """
     where, _, address = on.partition("=")
     if where != "ray" and on != "local":
@@ -106,7 +108,7 @@ def launch(
         worker_args=tuple(_worker_args(target, arguments or [], module=module)),
         ps_args=_split(ps_args),
         token=_token(_split(ps_args)),
-        # A relative path means another folder to a process that has gone elsewhere.
+        # Absolute, because a role may have another working directory.
         model_dir=model_dir if model_dir is None or is_remote(model_dir) else str(Path(model_dir).resolve()),
         liveness=_liveness(liveness, restarts=restarts, restart_window_secs=restart_window, grace_secs=grace),
         accept_loss=accept_loss,
@@ -123,7 +125,7 @@ def launch(
         events: list[Event] = []
         supervisor = Supervisor(job.roles, roles.start, job.liveness, clock=time.monotonic, report=events.append)
         view, shown = _view(supervisor, as_json=as_json)
-        # Ray prints what it thinks of lost actors; what is read by programs is ours alone.
+        # Ray prints messages about lost actors, and stdout is for our output alone.
         with shown, redirect_stdout(sys.stderr), _stopping_on_signals(supervisor.request_stop):
             view.begin(job, logs)
             outcome = _run(supervisor, view, events, lines)

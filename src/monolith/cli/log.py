@@ -1,4 +1,4 @@
-"""`monolith log list`, `follow` and `history`."""
+"""`monolith log list`, `follow` and `history`: the change log of a run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from monolith.log import LogReader, RowChange, SegmentInfo, history
 
 __all__ = ["log"]
 
-Place = Annotated[Path, typer.Argument(help="The model_dir of a run, or the folder of its log.", metavar="FOLDER")]
-To = Annotated[int | None, typer.Option(help="Sequence number to stop at; by default the newest.", min=1)]
+LogFolder = Annotated[Path, typer.Argument(help="The model_dir of a run, or the folder of its log.", metavar="FOLDER")]
+To = Annotated[int | None, typer.Option(help="Sequence number to stop at, by default the newest.", min=1)]
 
-log = typer.Typer(name="log", help="What changed in the tables, and when.", no_args_is_help=True)
+log = typer.Typer(name="log", help="Read the change log of a run.", no_args_is_help=True)
 
 
 @log.command("list")
-def list_(folder: Place, as_json: Json = False) -> None:
-    """Print every segment: when it was written, what it continues, how much changed."""
+def list_segments(folder: LogFolder, as_json: Json = False) -> None:
+    """List the segments of the log.
+
+    For each segment: when it was written, which one it continues, and how much changed.
+    """
     reader = _open(folder)
     segments = reader.segments()
     line = _line(segments)
@@ -42,13 +45,13 @@ def list_(folder: Place, as_json: Json = False) -> None:
 
 @log.command()
 def follow(
-    folder: Place,
-    since: Annotated[int | None, typer.Option(help="Begin after this sequence number; by default now.", min=0)] = None,
-    poll: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.01)] = 0.5,
-    count: Annotated[int | None, typer.Option(help="End after so many segments.", min=1)] = None,
+    folder: LogFolder,
+    since: Annotated[int | None, typer.Option(help="Start after this sequence number, by default now.", min=0)] = None,
+    poll: Annotated[float, typer.Option(help="Seconds between two checks for new segments.", min=0.01)] = 0.5,
+    count: Annotated[int | None, typer.Option(help="End after this many segments.", min=1)] = None,
     as_json: Json = False,
 ) -> None:
-    """Print each new segment as it is committed, until interrupted."""
+    """Print new segments as they are committed, until interrupted."""
     reader = _open(folder)
     left = count
     try:
@@ -68,13 +71,13 @@ def follow(
 # An id may be negative, and "-7" looks like an option.
 @log.command("history", context_settings={"ignore_unknown_options": True})
 def history_(
-    folder: Place,
-    id_: Annotated[int, typer.Argument(help="The id whose row is asked for.", metavar="ID")],
-    table: Annotated[str | None, typer.Option(help="Of this table alone.")] = None,
+    folder: LogFolder,
+    id_: Annotated[int, typer.Argument(help="The id of the row.", metavar="ID")],
+    table: Annotated[str | None, typer.Option(help="Only of this table.")] = None,
     to: To = None,
     as_json: Json = False,
 ) -> None:
-    """Print when the row of an id changed, and to what."""
+    """Print the changes of the row of an id."""
     if not -(2**63) <= id_ < 2**63:
         raise InvalidArgumentError(f"ID: expected an int64, got {id_}")
     reader = _open(folder)
@@ -87,7 +90,7 @@ def history_(
         if rows:
             _print_table(rows, title=title)
         else:
-            _console().print(f"{title}; `monolith inspect --id` shows whether it has a row")
+            _console().print(f"{title}. `monolith inspect --id` shows whether it has a row")
 
 
 def _open(folder: Path) -> LogReader:
@@ -101,7 +104,7 @@ def _open(folder: Path) -> LogReader:
 
 
 def _line(segments: Iterable[SegmentInfo]) -> set[int]:
-    """The numbers that lead to the newest segment."""
+    """Return the sequence numbers of the newest segment and its ancestors."""
     parents = {info.sequence: info.parent for info in segments}
     line, sequence = set(), max(parents, default=0)
     while sequence in parents:
@@ -160,7 +163,7 @@ def _print_table(rows: list[dict[str, str]], *, title: str) -> None:
 
 
 def _for_people(described: Mapping[str, object]) -> dict[str, str]:
-    """A line of the list: numbers to read, and a word for what is not always so."""
+    """Return one line of the list, with a note for each exception."""
     numbers = {name: f"{described[name]:,}" for name in ("sequence", "parent", "step", "rows", "erased")}
     notes = [name for name in ("dense", "source", "abandoned") if described.get(name)]
     if described["kind"] == "values":

@@ -1,19 +1,82 @@
-"""Flags that several verbs have."""
+"""Options that several verbs share, and what their values stand for: sizes, YAML files, things in modules."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+import yaml
 
-__all__ = ["Json", "Sets", "Target", "Untrained"]
+from monolith.errors import ConfigError, StorageError
 
-Target = Annotated[str, typer.Argument(help="A YAML file, or module:Model.")]
+__all__ = ["Json", "Sets", "Target", "Untrained", "named", "read_yaml", "size_in_bytes"]
+
+Target = Annotated[str, typer.Argument(help="A YAML file, or module:Model.", metavar="TARGET")]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", help="A field of the configuration, as run.clip_norm=10. May be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a field of the configuration, such as run.clip_norm=10. May be repeated.",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text for people.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
 Untrained = Annotated[
     bool,
-    typer.Option("--untrained", help="Use the initial weights if the model_dir has no checkpoint, instead of failing."),
+    typer.Option("--untrained", help="If the model_dir has no checkpoint, use the initial weights instead of failing."),
 ]
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Return the fields in a YAML file. Raises `ConfigError` if it has none."""
+    try:
+        tree = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not YAML: {error}") from None
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise ConfigError(f"{path}: expected fields and values, got {type(tree).__name__}")
+    return tree
+
+
+def named(name: str) -> Any:  # noqa: ANN401 - whatever the user has under that name
+    """Return the object `module:name`, also from a module in the working directory. Raises `ConfigError` if there is none.
+
+    Example:
+        >>> named("torch.nn:Identity").__name__
+        'Identity'
+    """
+    module, _, attribute = name.partition(":")
+    # As `python -m` does: the user's own modules are in the working directory.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(f"{name!r}: there is no module {error.name!r}; is it installed, or in this folder?") from None
+    except AttributeError as error:
+        raise ConfigError(f"{name!r}: {error}") from None
+
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def size_in_bytes(text: str, option: str) -> int:
+    """Return the number of bytes that `text`, the value of `option`, stands for.
+
+    Example:
+        >>> size_in_bytes("8GiB", "--memory-limit"), size_in_bytes("1.5k", "--memory-limit")
+        (8589934592, 1536)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise ConfigError(f"{option}: expected a size such as 8GiB or 500MB, got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2]])

@@ -1,19 +1,22 @@
-"""Answers of read commands: a table for people, JSON for programs."""
+"""Output of verbs: tables and progress for people, JSON for programs."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["plain", "show"]
+from monolith.console import Progress
+
+__all__ = ["plain", "show", "showing_progress"]
 
 
 def show(answer: Mapping[str, object], *, as_json: bool, title: str | None = None) -> None:
-    """Print `answer` to stdout. JSON has null for numbers that it cannot express. The table leaves out what is None."""
+    """Print `answer` to stdout. JSON has null for numbers that are not finite. The table leaves out what is None."""
     console = Console(highlight=False, soft_wrap=True)
     if as_json:
         console.print(json.dumps(plain(answer), allow_nan=False), markup=False)
@@ -22,7 +25,7 @@ def show(answer: Mapping[str, object], *, as_json: bool, title: str | None = Non
     for name, value in _flat(answer):
         if value is None:
             continue
-        # A version is a name made of digits, not an amount.
+        # A version is a name made of digits, not a quantity.
         table.add_row(name, str(value) if name == "version" else _text(value))
     console.print(table)
 
@@ -46,9 +49,40 @@ def _text(value: object) -> str:
 
 
 def plain(value: object) -> object:
-    """`value` as JSON can say it: a number that is infinite or not a number becomes null."""
+    """Return `value` with None, which JSON can express, for numbers that are infinite or NaN."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextlib.contextmanager
+def showing_progress(what: str, console: Console | None = None) -> Iterator[Progress]:
+    """Yield a function that shows progress on stderr: as a bar on a terminal, elsewhere as a line for every tenth."""
+    console = console or Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield _Lines(what, console)
+        return
+    from rich import progress
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Lines:
+    def __init__(self, what: str, console: Console) -> None:
+        self._what, self._console, self._tenths = what, console, 0
+
+    def __call__(self, done: int, total: int) -> None:
+        tenths = 10 * done // max(total, 1)
+        if tenths > self._tenths:
+            self._tenths = tenths
+            self._console.print(f"{self._what}: {10 * tenths}%", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What verbs that serve until they are asked to end have in common: options, the first and the last line, signals."""
+"""Options and main loop of the verbs that run a server."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ __all__ = [
     "serve_until_asked",
 ]
 
-Host = Annotated[str, typer.Option(help="Listen here; other than loopback needs TLS and a token.")]
-Port = Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)]
-TlsCert = Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")]
-TlsKey = Annotated[Path | None, typer.Option(help="Private key, PEM.")]
+Host = Annotated[str, typer.Option(help="Address to listen on. Other than loopback needs TLS and a token.")]
+Port = Annotated[int, typer.Option(help="Port to listen on. 0 takes a free one.", min=0, max=65535)]
+TlsCert = Annotated[Path | None, typer.Option(help="Certificate chain of the server (PEM).")]
+TlsKey = Annotated[Path | None, typer.Option(help="Private key of the server (PEM).")]
 TokenFile = Annotated[
-    Path | None, typer.Option(help="File with the token that clients must send; or $MONOLITH_PS_TOKEN.")
+    Path | None, typer.Option(help="File with the token that clients must send. By default $MONOLITH_PS_TOKEN.")
 ]
-MaxMessage = Annotated[str, typer.Option(help="Refuse larger messages.")]
-MaxStreams = Annotated[int, typer.Option(help="Streams open at the same time.", min=1)]
-Grace = Annotated[float, typer.Option(help="Seconds for calls under way to finish at the end.", min=0)]
+MaxMessage = Annotated[str, typer.Option(help="Largest message that is accepted.")]
+MaxStreams = Annotated[int, typer.Option(help="Streams that may be open at the same time.", min=1)]
+Grace = Annotated[float, typer.Option(help="Seconds that calls in progress may take to finish at the end.", min=0)]
 
 
 def serve_until_asked(
@@ -51,10 +51,10 @@ def serve_until_asked(
     announced: AbstractContextManager[object] | None = None,
     wait: Callable[[], object] | None = None,
 ) -> NoReturn:
-    """Print the address, wait for SIGTERM, SIGINT or a client that asks for the end, and end the process.
+    """Print the address, wait for SIGTERM, SIGINT or a client that stops the server, and end the process.
 
-    Others find the server for as long as `announced` is entered. `wait` waits instead of `server.wait`; the exit code is 1 if it
-    raises a `MonolithError`.
+    Other processes find the server while `announced` is entered. `wait` is called instead of `server.wait`. If it raises a
+    `MonolithError`, the exit code is 1.
     """
     failure: MonolithError | None = None
     _end_on_signals(server)
@@ -69,8 +69,8 @@ def serve_until_asked(
         except MonolithError as error:
             failure = error
     clean = server.close(grace=grace)
-    _say({"event": "stopped", "clean": clean}, "stopped" if clean else "stopped; streams were still open", as_json)
-    # Threads of streams whose clients went silent cannot be ended, and would hold the process: all that mattered is done.
+    _say({"event": "stopped", "clean": clean}, "stopped" if clean else "stopped, streams were still open", as_json)
+    # Threads of streams with silent clients cannot be ended and would keep the process alive. Everything else is done.
     if failure is not None:
         sys.stderr.write(f"error: {failure}\n")
     sys.stderr.flush()

@@ -1,28 +1,30 @@
-"""`monolith train`."""
+"""`monolith train`: training, ended in order by an interrupt."""
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from monolith.cli.job import Job, load_job
+from monolith.cli.job import ModelJob, load_job, run_flags
 from monolith.cli.options import Json, Sets, Target
-from monolith.cli.run_flags import run_flags
-from monolith.cli.signals import stop_on_interrupt
 from monolith.errors import RunInterruptedError
 from monolith.train.hooks.progress import ProgressHook, json_lines, rich_lines
 
-__all__ = ["train"]
+__all__ = ["stop_on_interrupt", "train"]
 
 Steps = Annotated[int | None, typer.Option(help="Steps to make in this run.", min=0)]
 MaxSteps = Annotated[int | None, typer.Option(help="Global step to stop at.", min=0)]
 
 
-@run_flags
+@run_flags()
 def train(
     target: Target,
     sets: Sets = None,
@@ -32,14 +34,14 @@ def train(
     *,
     flags: dict[str, object],
 ) -> None:
-    """Train a model, from where its model_dir stopped, until the steps are made or the data has ended.
+    """Train a model, continuing from its model_dir.
 
-    A run that has finished is not trained further unless there is more to do: more steps, more epochs, or other data
-    (--no-resume-data). Progress goes to the terminal, with --json as one line per interval to stdout. An interrupt ends the
-    run after the current step and saves.
+    Training ends when the steps are made or the data ends. A run that has finished is trained further only if there is more
+    to do: more steps, more epochs, or other data (--no-resume-data). Progress is printed to the terminal, or with --json as
+    one line per interval to stdout. An interrupt ends the run after the current step and saves.
     """
     config = load_job(target, sets or (), flags)
-    job = Job(config)
+    job = ModelJob(config)
     console = Console(highlight=False)
     write = json_lines(sys.stdout) if as_json else rich_lines(console)
     trainer = job.estimator.trainer
@@ -49,7 +51,7 @@ def train(
         try:
             job.estimator.train(job.source("train"), steps=limits[0], max_steps=limits[1], hooks=[progress])
         except RunInterruptedError:
-            # After a signal the exit code says it. Whoever else has interrupted the run did not finish it either.
+            # After a signal the exit code reports it. A run that something else interrupted has failed.
             if not interrupted:
                 raise
     if as_json:
@@ -67,10 +69,36 @@ def train(
         raise typer.Exit(130)
 
 
-def _print_end(console: Console, job: Job, *, interrupted: bool) -> None:
+@contextmanager
+def stop_on_interrupt(request_stop: Callable[[str], None]) -> Iterator[list[str]]:
+    """Let the first SIGINT or SIGTERM request a stop after the current step. A second one has its usual effect.
+
+    Yields a list that holds the name of the signal once one was received.
+    """
+    received: list[str] = []
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number).name)
+        request_stop(f"received {received[0]}")
+        restore()
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    for number in previous:
+        signal.signal(number, stop)
+    try:
+        yield received
+    finally:
+        restore()
+
+
+def _print_end(console: Console, job: ModelJob, *, interrupted: bool) -> None:
     trainer, model_dir = job.estimator.trainer, job.estimator.config.model_dir
     if not trainer.steps_made and not interrupted:
-        return  # the trainer has logged that there is nothing to do, and what to do about it
+        return  # the trainer has logged that there is nothing to do, and how to change that
     saved = f", saved in {model_dir}" if model_dir else ", not saved: there is no model_dir"
     if not (job.estimator.runner.is_local or job.estimator.runner.is_chief):
         saved = ", and worker 0 saves"

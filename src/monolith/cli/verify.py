@@ -1,4 +1,4 @@
-"""`monolith verify`."""
+"""`monolith verify`: check every file of a run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def verify(
     ],
     as_json: Json = False,
 ) -> None:
-    """Read everything in a model_dir and print what is wrong: damaged, missing or mixed-up files.
+    """Check a model_dir for damaged or missing files.
 
     Manifests, states, tables, snapshots and segments are checked against their checksums, the log must be complete, and the
-    folders of parameter servers below ps/ are checked too. Nothing is changed. The exit code is 3 if something is wrong.
+    folders of parameter servers below ps/ are checked too. Nothing is changed. The exit code is 3 if there is a problem.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with console.status("verifying ...") as status:
@@ -41,6 +41,6 @@ def _print(console: Console, found: dict[str, list[dict[str, str]]]) -> None:
     for problem in found["problems"]:
         console.print(f"problem: {problem['error']}", markup=False)
     for path in found["unfinished"]:
-        console.print(f"unfinished, and needed by nothing: {path}", markup=False)
+        console.print(f"unfinished and not needed: {path}", markup=False)
     counted = [f"{found[name]:,} {name}" for name in ("checkpoints", "snapshots", "segments", "servers")]
     console.print(f"{', '.join(counted)}: {len(found['problems']):,} problems")

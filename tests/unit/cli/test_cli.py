@@ -152,24 +152,6 @@ def test_a_file_sets_everything_and_sets_and_flags_win(tmp_path: Path) -> None:
     assert main(["train", str(path), "--set", "max_steps=3"]) == 0
 
 
-def test_help_is_wrapped_by_the_terminal_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    assert main(["ps", "--help"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "The first line of the output" in line]
-    assert line.strip().endswith("its folder is MODEL_DIR/ps/INDEX.")
-
-
-def test_every_field_of_a_run_is_a_flag(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    for verb in ("train", "evaluate", "predict", "export"):
-        assert main([verb, "--help"]) == 0
-        out = capsys.readouterr().out
-        missing = [name for name in RunConfig.model_fields if f"--{name.replace('_', '-')}" not in out]
-        assert missing == ["reload_alias_map", "table_alias_map"]  # maps are for files and --set
-
-
 @pytest.mark.parametrize(
     ("sets", "message"),
     [

@@ -23,7 +23,7 @@ from monolith.transport.tokens import reveal
             ["--ps-args", "--folder 'x", "work.py"],
             "--ps-args: expected options as a shell takes them, No closing quotation",
         ),
-        (["--ps-memory", "much", "work.py"], "--ps-memory: expected a size as 8GiB"),
+        (["--ps-memory", "much", "work.py"], "--ps-memory: expected a size such as 8GiB"),
         (["--liveness", "hang_secs=3", "work.py"], "--liveness: expected JSON as"),
         (["--liveness", '{"hang_sec": 3}', "work.py"], "Liveness.hang_sec: unknown field; did you mean 'hang_secs'?"),
         (["--grace", "5", "work.py"], "Liveness: grace_secs must be greater than lease_secs, 5 > 30"),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from monolith.cli.signals import add_siguser1_handler, stop_on_interrupt
+from monolith.cli.app import add_siguser1_handler
+from monolith.cli.train import stop_on_interrupt
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from comparison import float32, int64
 from dumps import adagrad, assert_same_rows, entry, write_dump, write_multi_dump
 from monolith import EmbeddingTable, Segment, TableConfig
 from monolith.cli import main
-from monolith.cli.progress import showing_progress
+from monolith.cli.output import showing_progress
 from monolith.original import dump_counts, import_multi_dump
 from monolith.state import write_checkpoint
 from monolith.table.exchange import import_parquet
@@ -119,7 +119,7 @@ def test_exit_codes(saved: Path, yaml: str, tmp_path: Path, capsys: pytest.Captu
     out = str(tmp_path / "out.table")
     (tmp_path / "wrong.yaml").write_text(YAML + "colour: red\n")
     cases = {
-        ("import-table", dump, out): (2, "give the table's configuration"),
+        ("import-table", dump, out): (2, "expected the configuration of the table"),
         ("import-table", dump, out, "--config", str(tmp_path / "wrong.yaml")): (
             2,
             "wrong.yaml: TableConfig.colour: unknown",
