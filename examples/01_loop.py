@@ -42,21 +42,21 @@ class ClickModel(nn.Module):
 
 def main(steps: int) -> None:
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # layers this small lose more by handing work to threads than they gain
+    torch.set_num_threads(1)  # for layers this small, more threads are slower
     stream = ClickStream(ClickStreamConfig(**WORLD, batches=steps))
     model = ClickModel()
-    adam = torch.optim.Adam(model.parameters(), lr=1e-3)  # the rows of ids are not parameters; their table trains them
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3)  # rows are not parameters: their table trains them
     auc, best = AUC(), AUC()
 
     for step, batch in enumerate(stream, 1):
         logits = model(batch)
-        # Summed, not averaged: the step of an id should not depend on how many others are in the batch.
+        # Summed, not averaged: the step of an id should not depend on the size of the batch.
         loss = binary_cross_entropy_with_logits(logits, batch["label"], reduction="sum")
         adam.zero_grad()
         loss.backward()
         clip_grad_norm_(model, 1000.0)  # dense and sparse gradients together
         adam.step()
-        model.embeddings.step()  # the ids of this batch; new ones get a row
+        model.embeddings.step()  # updates the rows of this batch and inserts new ids
 
         auc.update(logits, batch["label"])
         best.update(batch["click_probability"], batch["label"])

@@ -43,13 +43,13 @@ class ClickModel(nn.Module):
 
 
 def main(steps: int, model_dir: Path) -> bool:
-    torch.set_num_threads(1)  # layers this small lose more by handing work to threads than they gain
+    torch.set_num_threads(1)  # for layers this small, more threads are slower
     stream = ClickStream(ClickStreamConfig(**WORLD))
     estimator = Estimator(ClickModel(), RunConfig(model_dir=str(model_dir), seed=0, event_time="event_time"))
     console = Console(highlight=False)
     step = estimator.train(stream, steps=steps, hooks=[ProgressHook(rich_lines(console), every_steps=100)])
 
-    later = [stream.batch(number) for number in range(step, step + 10)]  # what the next steps would learn from
+    later = [stream.batch(number) for number in range(step, step + 10)]  # the batches of the next steps
     metrics = estimator.evaluate(later)
     console.print(f"step {step:,}, on the next {metrics['click/examples']:,} events:")
     for name in ("auc", "gauc", "log_loss", "calibration"):

@@ -48,7 +48,7 @@ class ClickModel(nn.Module):
 
 
 class Comparison(Hook):
-    """Scores every event by the item's click rate so far, smoothed, and by its true chance; keeps the curve of all three."""
+    """Scores every event by the smoothed click rate of its item and by its true probability, and keeps the curves."""
 
     def __init__(self, window: int, console: Console) -> None:
         self.points: list[Point] = []
@@ -77,7 +77,7 @@ class Comparison(Hook):
 
 
 def offers_of_busiest_users(batches: list[Batch], predictor: Predictor) -> list[list[str]]:
-    """For the three users with the most events in `batches`: the three items ranked highest, and the truth about them."""
+    """Return the top three items, with true probabilities, for the three users with the most events in `batches`."""
     names = ("user_id", "item_id", "click_probability")
     users, items, truths = (torch.cat([batch[name] for batch in batches]) for name in names)
     predictions = torch.cat([predictor.predict(batch)["click"] for batch in batches])
@@ -94,7 +94,7 @@ def offers_of_busiest_users(batches: list[Batch], predictor: Predictor) -> list[
 
 def main(steps: int, folder: Path) -> bool:
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # layers this small lose more by handing work to threads than they gain
+    torch.set_num_threads(1)  # for layers this small, more threads are slower
     stream = ClickStream(ClickStreamConfig(**WORLD, batches=steps))
     estimator, console, every = (
         Estimator(ClickModel()),

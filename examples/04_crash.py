@@ -62,8 +62,8 @@ class Die(Hook):
 
 
 def new_run(model_dir: Path) -> Estimator:
-    torch.manual_seed(0)  # the dense weights of every new run
-    torch.set_num_threads(1)  # layers this small lose more by handing work to threads than they gain
+    torch.manual_seed(0)  # the same initial dense weights in every run
+    torch.set_num_threads(1)  # for layers this small, more threads are slower
     config = RunConfig(model_dir=str(model_dir), save_checkpoints_steps=10, seed=0, event_time="event_time")
     return Estimator(ClickModel(), config)
 
@@ -74,13 +74,13 @@ def train(model_dir: Path, steps: int, deadly_step: int) -> None:
 
 
 def start(model_dir: Path, steps: int, deadly_step: int) -> int:
-    """Train in a process of its own; how it ended, a negative number for a signal."""
+    """Train in a separate process. Returns its exit code, which is negative for a signal."""
     command = [sys.executable, __file__, "--steps", str(steps), "--model-dir", str(model_dir)]
     return subprocess.run([*command, "--die-at", str(deadly_step)], check=False).returncode
 
 
 def weights(model_dir: Path) -> dict[str, Tensor]:
-    """Every dense weight, and every row with its optimizer state in the order of ids."""
+    """Return every dense weight, and every row with its optimizer state in the order of ids."""
     run = new_run(model_dir)
     run.trainer.restore()
     found = dict(run.model.state_dict())

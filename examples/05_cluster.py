@@ -53,7 +53,7 @@ def who(runner: RunnerConfig) -> str:
 
 
 def main(steps: int, model_dir: Path) -> None:
-    torch.manual_seed(0)  # the dense weights that the first worker gives to the servers
+    torch.manual_seed(0)  # the initial dense weights, which the first worker sends to the servers
     torch.set_num_threads(1)  # several workers share a machine here
     runner = RunnerConfig.from_env()
     # A launcher sets the folder, which all processes must share.
@@ -64,7 +64,7 @@ def main(steps: int, model_dir: Path) -> None:
         auc = f"AUC of the last batches {now.auc['click']:.4f}"
         print(f"{who(runner)}: step {now.step:,}, {now.rows:,} rows, {auc}", flush=True)
 
-    # An endless stream, of which each worker takes its own part; the limit is one of all workers together.
+    # An endless stream, of which each worker reads its shard. The limit counts the steps of all workers.
     stream = ClickStream(ClickStreamConfig(**WORLD))
     step = estimator.train(stream, max_steps=steps, hooks=[ProgressHook(report, every_steps=max(1, steps // 5))])
     print(f"{who(runner)}: ends at step {step:,}", flush=True)

@@ -42,7 +42,7 @@ td:first-child, th:first-child, td:nth-child(2), th:nth-child(2) { text-align: l
 
 @dataclass(frozen=True)
 class Point:
-    """A moment of the run; each AUC is that of the events since the point before, all unseen when they were scored."""
+    """A point of the curves. Each AUC is that of the events since the previous point, scored before they were trained on."""
 
     impressions: int
     rows: int
@@ -52,7 +52,7 @@ class Point:
 
 
 def write_report(path: Path, points: Sequence[Point], offers: Sequence[Sequence[str]]) -> None:
-    """Write the page: what came out, the curves, and `offers` in the order of OFFER_COLUMNS."""
+    """Write the page: the results, the curves, and `offers` in the order of OFFER_COLUMNS."""
     last, xs = points[-1], [point.impressions for point in points]
     curves = {
         "Monolith": [point.auc for point in points],
@@ -79,7 +79,7 @@ def write_report(path: Path, points: Sequence[Point], offers: Sequence[Sequence[
 
 
 def page(title: str, *parts: str) -> str:
-    """A whole document of `parts`, which are HTML."""
+    """Return an HTML document of `parts`, which are HTML."""
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
     )
@@ -90,18 +90,18 @@ def page(title: str, *parts: str) -> str:
 
 
 def heading(title: str, text: str, *, level: int = 2) -> str:
-    """A heading with a sentence below it."""
+    """Return a heading with a sentence below it."""
     return f"<h{level}>{html.escape(title)}</h{level}>\n<p>{html.escape(text)}</p>"
 
 
 def figures(values: Mapping[str, str]) -> str:
-    """Numbers to remember, large, with what they are below."""
+    """Return the main numbers in large type, with captions."""
     cells = (f"<div><b>{html.escape(value)}</b>{html.escape(name)}</div>" for name, value in values.items())
     return f'<div class="figures">{"".join(cells)}</div>'
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Two columns of text, the others of numbers."""
+    """Return a table with two columns of text and further ones of numbers."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"

@@ -29,7 +29,7 @@ BIASED = range(3)
 
 
 def examples(count: int = NUM_EXAMPLES, seed: int = 0) -> Batch:
-    """`count` rows with one or two ids in each slot, those of slot i in [5i, 5i + 5); all labels are 0, as in the original."""
+    """Return `count` rows with one or two ids per slot, for slot i in [5i, 5i + 5). All labels are 0, as in the original."""
     random = np.random.default_rng(seed)
     batch: Batch = {"label": torch.zeros(count)}
     for slot in range(NUM_SLOTS):
@@ -39,7 +39,7 @@ def examples(count: int = NUM_EXAMPLES, seed: int = 0) -> Batch:
 
 
 class FFM(nn.Module):
-    """Logit = sum of <v_u, v_i> over the crosses + sum of the biases; its rows are all the parameters it has."""
+    """Logit = sum of <v_u, v_i> over the crosses + sum of the biases; it has no other parameters than its rows."""
 
     heads = (Head(name="ctr", label="label"),)
 
@@ -56,7 +56,7 @@ class FFM(nn.Module):
         return torch.stack(dots + biases).sum(0)
 
     def input_fn(self, mode: str) -> Iterable[Batch]:
-        """The same 64 examples again and again to train with, once otherwise."""
+        """Return the same 64 examples, repeated for training and once otherwise."""
         return [examples()] * (1000 if mode == "train" else 1)
 
 

@@ -12,7 +12,7 @@ LABEL_GAP = 17
 
 
 def line_chart(x_name: str, xs: Sequence[float], curves: Mapping[str, Sequence[float]], *, form: str) -> str:
-    """Curves over common `xs`, each named at its end; `form` formats values, as in ".3f"."""
+    """Draw curves over common `xs`, each labelled at its end. `form` formats values, such as ".3f"."""
     x_ticks = [tick for tick in _ticks(0, max(xs)) if tick <= max(xs)]
     y_ticks = _ticks(min(map(min, curves.values())), max(map(max, curves.values())))
 
@@ -51,7 +51,7 @@ def line_chart(x_name: str, xs: Sequence[float], curves: Mapping[str, Sequence[f
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """About five round numbers that enclose low and high."""
+    """Return about five round numbers that enclose low and high."""
     span = (high - low) or abs(high) or 1.0
     rough = span / 4
     unit = 10.0 ** math.floor(math.log10(rough))
