@@ -1,4 +1,4 @@
-// A stream of records from anywhere, shown whole and in two pieces: the same frames, all of them inside of the bytes.
+// Any bytes as a stream of records, read whole and in two parts: both must give the same frames, all within the bytes.
 #include <algorithm>
 
 #include "fuzz.h"

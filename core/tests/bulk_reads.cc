@@ -1,5 +1,5 @@
-// Reads past the page cache go by whole pages of the file: bytes from before or behind, or a last page that is not full, must not
-// get into the answer. Where the file system refuses such reads the same calls read through the cache.
+// Reads past the page cache go by whole pages of the file: bytes before or after the range, or a last page that is not full, must
+// not get into the result. Where the file system refuses such reads the same calls read through the cache.
 #include "bulk_reads.h"
 
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
-// A lookup keeps dozens of ids under way at once and guesses where each is: it must find displaced ids, tell absent ones apart, sum
-// in call order, and give the same bits on every instruction set, for every length of a batch and a bag.
+// A lookup processes dozens of ids at once and guesses where each is: it must find displaced ids, recognise absent ones, sum in
+// call order, and give the same bits on every instruction set, for every length of a batch and a bag.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,5 +1,5 @@
-// Products of pairs feed the model: a pair in another place, a row left out at an odd number of them, or a number written behind the end
-// would train wrong without an error.
+// Products of pairs feed the model: a pair at another index, a row skipped when their number is odd, or a write past the end
+// would train wrongly without an error.
 #include <cmath>
 #include <cstring>
 #include <random>

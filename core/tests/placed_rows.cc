@@ -1,5 +1,5 @@
-// Workers pool rows that servers sent once for each distinct id, and sum gradients by distinct id. A column left out, another
-// order of additions or a place beyond the rows would train wrong, or write outside, without an error.
+// Workers pool rows that servers sent once for each distinct id, and sum gradients by distinct id. A skipped column, another
+// order of additions or an index beyond the rows would train wrongly, or write out of bounds, without an error.
 #include "monolith/placed_rows.h"
 
 #include <cstdint>

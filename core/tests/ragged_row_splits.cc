@@ -1,4 +1,5 @@
-// Row splits come from files and sockets. Wrong ones must be refused with the place named, before anything is read through them.
+// Row splits come from files and sockets. Wrong ones must be refused, with the index in the error, before anything is read
+// through them.
 #include <cstdint>
 #include <random>
 #include <string>

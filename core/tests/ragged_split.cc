@@ -1,4 +1,4 @@
-// Splitting by shard sends every id to its owner and brings its row back to the right place. The unsigned modulo is part of the
+// Splitting by shard sends every id to its owner and returns its row at the right index. The unsigned modulo is part of the
 // contract: two conventions for negative ids would give one id two owners.
 #include <cstdint>
 #include <random>

@@ -1,5 +1,5 @@
-// Deduplication decides which gradient goes to which row: two ids mixed up, or one id kept twice, trains rows that nobody asked
-// for. Order of first occurrence is part of the contract (the original's unique_key_with_value_and_offset).
+// Deduplication decides which gradient goes to which row: two ids mixed up, or one id kept twice, trains the wrong rows. Order of
+// first occurrence is part of the contract (the original's unique_key_with_value_and_offset).
 #include <cstdint>
 #include <random>
 #include <unordered_map>

@@ -1,4 +1,4 @@
-// A reader that runs ahead must lose nothing on the way: no piece, no error, and not the end when nobody takes what is left.
+// A reader that runs ahead must lose nothing: no chunk and no error. It must also end when the rest is not consumed.
 #include "read_ahead.h"
 
 #include <atomic>

@@ -1,5 +1,6 @@
-// A split writes both halves in one pass, into memory that is not cleared and may hold the ids of another shard, and places ids that
-// were away from their first bucket anew. A mistake loses ids, finds those of the block's former owner, or mixes up rows and times.
+// A split writes both halves in one pass, into memory that is not cleared and may hold the ids of another shard, and inserts ids
+// that were away from their first bucket again. A mistake loses ids, finds those of the block's former owner, or mixes up rows
+// and times.
 #include <optional>
 #include <vector>
 

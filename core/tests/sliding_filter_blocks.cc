@@ -1,5 +1,5 @@
 // A split is cleared lazily, a block of 2,048 cells at a time. An id whose 16 cells lie across two blocks must neither see what
-// an earlier turn of the ring left in the second one, nor be counted in cells that will be wiped later.
+// an earlier pass of the ring left in the second one, nor be counted in cells that will be wiped later.
 #include <cstdint>
 #include <vector>
 

@@ -1,5 +1,5 @@
-// A request to several tables must give each of them, to the bit, what a call of its own gives: wherever the vectors lie, however the
-// ids were packed, and however many threads share the work.
+// A request to several tables must give each of them the same bits as a separate call: wherever the vectors lie, however the ids
+// were packed, and however many threads share the work.
 #include <algorithm>
 #include <cstring>
 #include <memory>

@@ -1,5 +1,5 @@
 // Requests of several threads to the same tables, in different orders, while each request is itself shared by threads. A row must
-// be read whole, no update lost, and nobody may wait for ever for a table that waits for him. Meant to run under TSan.
+// be read whole, no update lost, and there must be no deadlock. Meant to run under TSan.
 #include <atomic>
 #include <memory>
 #include <string>

@@ -1,4 +1,4 @@
-// A call spread over threads must do every task once, whoever lends the threads, and must not wait for itself when a task calls
+// A call spread over threads must do every task once, whatever executor runs it, and must not wait for itself when a task calls
 // again. A task lost or done twice is a gradient lost or applied twice.
 #include "monolith/thread_pool.h"
 

@@ -1,5 +1,5 @@
-// The spec's overflow rule is exact: who replays a stream against it must see the same numbers of dropped ids, and the same ids
-// left, as the original would (without its lost keys).
+// The overflow rule is exact: a replay of a stream must see the same numbers of dropped ids, and the same ids left, as the
+// original would (without its lost keys).
 #include <algorithm>
 #include <cstdint>
 #include <numeric>

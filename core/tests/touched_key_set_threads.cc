@@ -1,5 +1,5 @@
-// Concurrent inserts and steals must neither lose an id nor invent one: serving would miss an update, or push a row nobody wrote.
-// Meant to run under TSan too.
+// Concurrent inserts and steals must neither lose an id nor invent one: serving would miss an update, or push a row that was
+// never written. Meant to run under TSan too.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>

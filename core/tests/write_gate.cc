@@ -1,5 +1,5 @@
-// The gate is all that keeps a lookup without locks from reading a row while it is written: a reader inside must hold off every
-// writer, and a writer inside must turn every reader away.
+// Only the gate keeps a lookup without locks from reading a row while it is written: a reader inside must block every writer, and
+// a writer inside must keep every reader out.
 #include <atomic>
 #include <thread>
 #include <vector>
