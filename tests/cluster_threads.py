@@ -22,7 +22,7 @@ from monolith.ps.client.server_group import link_to
 from monolith.ps.protocol.calls import Call
 from monolith.table import SGD, Zeros
 from monolith.train import RunConfig, RunnerConfig, Trainer
-from monolith.train.distributed import distributed_train
+from monolith.train.distributed.run import distributed_train
 from monolith.train.hooks import Hook
 
 BATCH: Batch = {"feature": Ragged.from_lists([[0, 1]]), "label": torch.ones(1)}

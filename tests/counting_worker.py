@@ -18,7 +18,7 @@ from monolith.cluster import get_discovery
 from monolith.ps import ServerStore
 from monolith.table import Bags, Zeros
 from monolith.table.config import Segment, TableConfig
-from monolith.train.runner import RunnerConfig
+from monolith.train.distributed.config import RunnerConfig
 
 TABLE = TableConfig(name="counts", segments=(Segment(dim=1, initializer=Zeros()),))
 

@@ -32,7 +32,7 @@ CONTEXT.set_forkserver_preload(
         "monolith.data.synthetic",
         "monolith.metrics",
         "monolith.serve",
-        "monolith.train.distributed",
+        "monolith.train.distributed.run",
         "monolith.transport.sockets",
         "torch._dynamo",
         "torch.utils.tensorboard",

@@ -22,7 +22,7 @@ from monolith.state import restore_points
 from monolith.state.model_dir import read_state
 from monolith.table import Bags
 from monolith.train import RunnerConfig
-from monolith.train.distributed import distributed_train
+from monolith.train.distributed.run import distributed_train
 
 WORKERS, BATCHES, BATCH_SIZE = 3, 24, 8
 

@@ -20,7 +20,7 @@ from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore, tables_of
 from monolith.table import Bags
 from monolith.train import RunnerConfig
-from monolith.train.distributed import distributed_train
+from monolith.train.distributed.run import distributed_train
 from monolith.train.hooks import Hook
 from monolith.train.trainer import StepResult
 

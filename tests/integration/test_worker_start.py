@@ -13,7 +13,8 @@ from cluster_threads import BATCH, Cluster, phases
 from monolith.cluster import HostServiceDiscovery
 from monolith.ps import ClientConfig, ServerStore
 from monolith.ps.client.benchmark import Measured, measure_servers
-from monolith.train import Trainer, distributed
+from monolith.train import Trainer
+from monolith.train.distributed import run as distributed
 from monolith.train.hooks import CustomGlobalStepWaiterHook, Hook
 
 SECONDS = 120

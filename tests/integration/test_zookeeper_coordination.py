@@ -24,7 +24,7 @@ from monolith.ps import ClientConfig, ParameterServer
 from monolith.ps.client.coordination_client import CoordinationClient, HostLink, ServerSteps
 from monolith.testing.servers import ZooKeeperServer
 from monolith.train import RunnerConfig
-from monolith.train.distributed import distributed_train
+from monolith.train.distributed.run import distributed_train
 from real_servers import until
 
 SHORT = Liveness(heartbeat_secs=0.2, lease_secs=4.0)

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 
 from helm_chart import CHART, NEEDED, Manifest, container, environment, expanded, helm, needed, one, rendered
-from monolith.train.runner import RunnerConfig
+from monolith.train.distributed.config import RunnerConfig
 from monolith.transport.tokens import reveal
 
 EVERYTHING: dict[str, Any] = {

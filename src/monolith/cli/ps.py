@@ -157,8 +157,8 @@ def _serve(given: dict[str, Any], grace: float, as_json: bool) -> NoReturn:
     from monolith.cluster import monolith_discovery
     from monolith.cluster.launch.reporting import beating
     from monolith.ps import ParameterServer, ServerConfig
-    from monolith.train.runner import RunnerConfig
-    from monolith.train.server_role import announced, place_server, wait_for_end
+    from monolith.train.distributed.config import RunnerConfig
+    from monolith.train.distributed.server import announced, place_server, wait_for_end
 
     runner = RunnerConfig.from_env()
     if runner.is_local or runner.server_type != "ps":

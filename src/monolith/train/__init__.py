@@ -2,9 +2,9 @@
 
 from monolith.nn import Head
 from monolith.train.config import RunConfig
+from monolith.train.distributed.config import RunnerConfig
 from monolith.train.estimator import Estimator
 from monolith.train.model_checkpoints import ModelCheckpoints
-from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import StepResult, Trainer
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -11,12 +12,14 @@ from monolith.nn.clip import ClipType
 from monolith.state.restore_points import Moment
 from monolith.urls import Location
 
-__all__ = ["RunConfig", "other_runs"]
+__all__ = ["METRIC_PREFIX", "RunConfig", "get_metric_prefix", "other_runs", "set_metric_prefix"]
 
 _Count = Annotated[int, Field(ge=0)]
 _Hour = Annotated[int, Field(ge=0, le=23)]
 _Minute = Annotated[int, Field(ge=0, le=59)]
 
+METRIC_PREFIX = "MONOLITH_METRIC_PREFIX"
+"""The environment variable with what names of metrics begin with."""
 SAVE_SECS = 600.0
 """Seconds between two checkpoints unless the configuration says otherwise."""
 
@@ -195,3 +198,18 @@ def other_runs(config: RunConfig) -> tuple[str, ...]:
         (('runs/a',), ())
     """
     return tuple(folder for folder in (config.restore_dir, config.warm_start_from) if folder is not None)
+
+
+def get_metric_prefix() -> str:
+    """What names of metrics begin with in systems that collect those of many processes.
+
+    Example:
+        >>> get_metric_prefix()
+        'monolith.training'
+    """
+    return os.environ.get(METRIC_PREFIX, "monolith.training")
+
+
+def set_metric_prefix(prefix: str) -> None:
+    """Set the prefix for this process and those it starts, by the environment variable MONOLITHMETRIC_PREFIX."""
+    os.environ[METRIC_PREFIX] = prefix

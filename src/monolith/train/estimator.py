@@ -19,17 +19,17 @@ from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.nn.heads import Head, column
 from monolith.state.storage import is_remote
 from monolith.train.config import RunConfig
-from monolith.train.data_service import serve_data, service_dispatcher, service_source
+from monolith.train.distributed.config import RunnerConfig
+from monolith.train.distributed.data_service import serve_data, service_dispatcher, service_source
 from monolith.train.evaluation import HeadMetrics, forward_passes
 from monolith.train.hooks import Hook, LoggingHook, ProgressHook, TensorBoardHook
-from monolith.train.hooks.tensorboard import write_evaluation
+from monolith.train.hooks.inspection import write_evaluation
 from monolith.train.processors import StarvationHook
-from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import DATA_ENDED, Trainer
 
 if TYPE_CHECKING:
-    from monolith.train.data_service import TrainingData
-    from monolith.train.local_servers import LocalServers
+    from monolith.train.distributed.data_service import TrainingData
+    from monolith.train.distributed.server import LocalServers
 
 __all__ = ["Estimator", "Mode"]
 
@@ -235,7 +235,7 @@ class Estimator:
     def _train_spread(
         self, source: TrainingData | None, steps: int | None, max_steps: int | None, hooks: Sequence[Hook]
     ) -> int:
-        from monolith.train.distributed import distributed_train
+        from monolith.train.distributed.run import distributed_train
 
         with monolith_discovery(self.runner) as discovery:
             assert discovery is not None  # only a local run has none
@@ -252,7 +252,7 @@ class Estimator:
     def _started_servers(self) -> LocalServers | None:
         if not self.runner.is_local or not self.runner.num_ps or self.runner.server_type != "worker":
             return None
-        from monolith.train.local_servers import LocalServers
+        from monolith.train.distributed.server import LocalServers
 
         servers = LocalServers(self.trainer, self.runner)
         weakref.finalize(self, servers.close)

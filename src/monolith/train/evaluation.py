@@ -16,8 +16,7 @@ from monolith.metrics.gauc import GAUC
 from monolith.metrics.losses import MAE, MSE, Calibration, LogLoss, NormalizedEntropy
 from monolith.metrics.metric import Metric
 from monolith.nn.heads import Head, column, logits_by_head, sums_over_examples, total_loss
-from monolith.train.hooks.hook import Hook
-from monolith.train.hooks.run import hooks_running
+from monolith.train.hooks.hook import Hook, hooks_running
 from monolith.train.trainer import StepResult, Trainer
 
 __all__ = ["HeadMetrics", "forward_passes"]

@@ -23,17 +23,14 @@ from monolith.train.config import RunConfig
 from monolith.train.dense_state import DenseState
 from monolith.train.hooks.checkpoint import Metric, log_metric
 from monolith.train.hooks.deep_insight import DeepInsightHook
-from monolith.train.hooks.hook import Hook
-from monolith.train.hooks.nan_guard import NanGuardHook
-from monolith.train.hooks.run import hooks_running
-from monolith.train.hooks.save_listener import CheckpointSaverListener
+from monolith.train.hooks.hook import CheckpointSaverListener, Hook, hooks_running
+from monolith.train.hooks.stop import NanGuardHook
 from monolith.train.preconditions import is_resumable, require_limits, require_optimizer, require_scheduler
 from monolith.train.processors import use_threads
 from monolith.train.restore_choice import RestoreChoice, has_wishes
 from monolith.train.restoring import recover_servers, restore_chosen, warm_start
 from monolith.train.saving import TrainerSaving
-from monolith.train.sparse_push import SparsePush
-from monolith.train.worker_positions import WorkerPositions
+from monolith.train.sparse_push import SparsePush, WorkerPositions
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from monolith.cluster import HostServiceDiscovery
 from monolith.cluster.formation import Formation, wait_for_servers
 from monolith.errors import ConfigError, DeadlineExceededError
 from monolith.original import MLPEnv, MLPServiceDiscovery
-from monolith.train.distributed import ServerListFile
+from monolith.train.distributed.run import ServerListFile
 
 
 class Time:

@@ -12,9 +12,9 @@ from monolith.features import Batch
 from monolith.original import HandOver, MLPServiceDiscovery, mlp_scheduler
 from monolith.original.mlp import MLPEnv
 from monolith.train import RunnerConfig, Trainer
-from monolith.train import distributed as module
-from monolith.train.data_service import service_dispatcher
-from monolith.train.distributed import distributed_train
+from monolith.train.distributed import run as module
+from monolith.train.distributed.data_service import service_dispatcher
+from monolith.train.distributed.run import distributed_train
 
 ENVIRON = {
     "MLP_ROLE": "dispatcher",

@@ -22,7 +22,7 @@ from monolith.ps import (
 )
 from monolith.ps.client.dense_routes import _placed
 from monolith.train import RunConfig, Trainer
-from monolith.train.cached import FetchCachedVariablesHook
+from monolith.train.hooks import FetchCachedVariablesHook
 
 
 @pytest.fixture

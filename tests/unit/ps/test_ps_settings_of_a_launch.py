@@ -15,8 +15,8 @@ from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, ServerPar
 from monolith.ps.protocol.messages import DeclaredTable
 from monolith.ps.server.served_tables import ServedTables
 from monolith.table import SGD, Zeros
-from monolith.train.runner import RunnerConfig
-from monolith.train.worker_attempt import client_config
+from monolith.train.distributed.config import RunnerConfig
+from monolith.train.distributed.worker import client_config
 
 
 def table(rate: float) -> TableConfig:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from monolith.features.batch import Batch
+from monolith.original import CachedVariables
 from monolith.train import Head, StepResult, Trainer
-from monolith.train.cached import CachedVariables, FetchCachedVariablesHook
-from monolith.train.hooks import Hook
+from monolith.train.hooks import FetchCachedVariablesHook, Hook
 
 
 class Number(nn.Module):

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from monolith.features.batch import Batch
+from monolith.original.cached_variables import CachedVariables
 from monolith.serve import load
 from monolith.train import Estimator, Head, RunConfig, Trainer
-from monolith.train.cached import CachedVariables
 
 BATCH: Batch = {"x": torch.ones(2, 1), "y": torch.zeros(2)}
 HEAD = Head(name="out", label="y", kind="regression")

@@ -330,7 +330,7 @@ def test_a_run_over_several_processes_gets_all_that_train_was_given(
         given.update(more, trainer=trainer, source=source(), config=config)
         return 7
 
-    monkeypatch.setattr("monolith.train.distributed.distributed_train", distributed_train)
+    monkeypatch.setattr("monolith.train.distributed.run.distributed_train", distributed_train)
     assert estimator.train(data, hooks=[hook], **limits) == 7
     assert (given["trainer"], given["source"], given["config"]) == (estimator.trainer, data, estimator.runner)
     assert {"steps": given["steps"], "max_steps": given["max_steps"]} == {"steps": None, "max_steps": None} | limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monolith.errors import InvalidArgumentError
-from monolith.train.hooks.every_steps import EverySteps
+from monolith.train.hooks.hook import EverySteps
 
 
 def due(every: int, steps: list[int]) -> list[int]:

@@ -12,7 +12,7 @@ import pytest
 from monolith.cluster import Scheduler, scheduler
 from monolith.ps import ClientConfig, ParameterServer
 from monolith.testing.servers import free_ports
-from monolith.train.distributed import HeartBeat, shut_down, tell_scheduler
+from monolith.train.distributed.run import HeartBeat, shut_down, tell_scheduler
 
 
 def test_all_servers_are_told_though_one_never_answers() -> None:

@@ -11,8 +11,7 @@ import pytest
 import monolith
 from monolith import ConfigError
 from monolith.train import RunnerConfig
-from monolith.train.environment import OTHER_VARIABLES
-from monolith.train.runner import PREFIX
+from monolith.train.distributed.config import OTHER_VARIABLES, PREFIX
 
 FIELDS = {PREFIX + name.upper() for name in RunnerConfig.model_fields}
 # Names in `__all__`, and the misspelt one of an example.

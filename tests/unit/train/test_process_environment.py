@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from monolith.train.environment import get_metric_prefix, set_metric_prefix
+from monolith.train.config import get_metric_prefix, set_metric_prefix
 
 
 def test_the_prefix_has_a_default_and_reaches_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:

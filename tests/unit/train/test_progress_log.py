@@ -14,7 +14,7 @@ from monolith.cli import main
 from monolith.cluster import DiscoveryConfig, monolith_discovery
 from monolith.errors import DivergedError
 from monolith.train import Estimator, RunConfig
-from monolith.train.distributed import tell_scheduler
+from monolith.train.distributed.run import tell_scheduler
 from monolith.train.hooks import Hook, LoggingHook, ProgressHook
 from training import ClickModel, Stream
 

@@ -10,8 +10,7 @@ import pytest
 from monolith.errors import InvalidArgumentError, StalePushError
 from monolith.ps import ParameterServer
 from monolith.ps.client.coordination_client import CoordinationClient
-from monolith.train.barrier import BarrierAlreadyPlacedError, WorkerBarrier
-from monolith.train.remote_barrier import RemoteBarrier
+from monolith.train.distributed.barrier import BarrierAlreadyPlacedError, RemoteBarrier, WorkerBarrier
 from real_servers import until
 
 

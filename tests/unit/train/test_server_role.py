@@ -17,8 +17,8 @@ from monolith.ps import ClientConfig, ParameterServer, ServerConfig
 from monolith.ps.client.server_group import ServerGroup
 from monolith.testing.servers import free_ports
 from monolith.train import RunnerConfig
-from monolith.train.distributed import shut_down
-from monolith.train.server_role import announced, place_server, serve, wait_for_end
+from monolith.train.distributed.run import shut_down
+from monolith.train.distributed.server import announced, place_server, serve, wait_for_end
 from real_servers import until
 
 
@@ -98,7 +98,7 @@ def test_a_server_without_workers_says_so_and_does_not_wait_for_ever(
 ) -> None:
     server = Forsaken()
     run = RunnerConfig(server_type="ps", liveness=Liveness(orphan_secs=7200.0), **settings)  # type: ignore[arg-type]
-    with caplog.at_level(logging.INFO, "monolith.train.server_role"):
+    with caplog.at_level(logging.INFO, "monolith.train.distributed.server"):
         if ends:
             wait_for_end(cast(ParameterServer, server), run, clock=lambda: server.silence)
         else:

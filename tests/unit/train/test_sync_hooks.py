@@ -14,10 +14,16 @@ import pytest
 from monolith.errors import DeadlineExceededError, InvalidArgumentError, WorkerLostError
 from monolith.ps import ParameterServer
 from monolith.ps.client.coordination_client import CoordinationClient
-from monolith.train.hooks import ChiefSyncHook, Hook, SyncHelper, TrainingHooksHelper, WorkerSyncHook
-from monolith.train.hooks.run import hooks_running
-from monolith.train.hooks.sync import WorkerStates
-from monolith.train.remote_states import RemoteStates
+from monolith.train.distributed.sync import (
+    ChiefSyncHook,
+    RemoteStates,
+    SyncHelper,
+    TrainingHooksHelper,
+    WorkerStates,
+    WorkerSyncHook,
+)
+from monolith.train.hooks import Hook
+from monolith.train.hooks.hook import hooks_running
 from monolith.train.trainer import Trainer
 from real_servers import until
 
@@ -181,7 +187,7 @@ def test_a_chief_that_is_asked_to_stop_waits_for_nobody(when: str) -> None:
 
 def test_whom_the_chief_waits_for_is_said_in_words_and_not_every_second(caplog: pytest.LogCaptureFixture) -> None:
     states = Scripted(*[{1: True, 2: True, 3: False}] * 40, *[{2: True}] * 2, {})
-    with caplog.at_level(logging.INFO, "monolith.train.hooks.sync"):
+    with caplog.at_level(logging.INFO, "monolith.train.distributed.sync"):
         states.chief(replacement_seconds=200.0).end(NOBODY, None)
     assert [record.message for record in caplog.records] == [
         "the chief: waiting for workers 1 and 2, still training, and for worker 3, dead and to be replaced, at most 200 s more",

@@ -10,14 +10,9 @@ import pytest
 import torch
 
 from monolith.errors import ConfigError
+from monolith.original import TideStoppingHook, before, tide_available_now
 from monolith.train import Trainer
-from monolith.train.hooks import (
-    CustomGlobalStepWaiterHook,
-    TideStoppingHook,
-    TideWindow,
-    before,
-    tide_available_now,
-)
+from monolith.train.hooks import CustomGlobalStepWaiterHook, TideWindow
 from training import ClickModel, Stream
 
 

@@ -29,9 +29,9 @@ from monolith.ps.client.saving import begin_server_saves
 from monolith.ps.protocol.calls import Call
 from monolith.state import is_complete, read_manifest
 from monolith.table import Adagrad, Bags
+from monolith.train.distributed.config import RunnerConfig
+from monolith.train.distributed.worker import client_config
 from monolith.train.hooks import Hook
-from monolith.train.runner import RunnerConfig
-from monolith.train.worker_attempt import client_config
 from monolith.transport.calls import Answer
 from monolith.transport.frames import Frame
 

@@ -24,7 +24,7 @@ from monolith.features import Batch
 from monolith.original import HandOver, mlp_scheduler
 from monolith.ps import ClientConfig
 from monolith.train import Estimator, RunnerConfig
-from monolith.train.data_service import service_dispatcher, service_source
+from monolith.train.distributed.data_service import service_dispatcher, service_source
 
 DATASET = DatasetConfig(kind="click_stream", fields={"batches": 4, "batch_size": 2, "users": 9}, splits=2)
 HERE: list[Batch] = [{"user_id": torch.tensor([1]), "label": torch.ones(1)}]

@@ -13,8 +13,14 @@ from torch import nn
 
 from monolith import Trainer
 from monolith.errors import InvalidArgumentError, SaveInterruptedError, UnavailableError
-from monolith.train.barrier import BarrierAlreadyPlacedError, LocalBarrier, WorkerBarrier
-from monolith.train.hooks import BarrierHook, BarrierSaverListener, NoFirstSaveCheckpointSaverHook
+from monolith.train.distributed.barrier import (
+    BarrierAlreadyPlacedError,
+    BarrierHook,
+    BarrierSaverListener,
+    LocalBarrier,
+    WorkerBarrier,
+)
+from monolith.train.hooks import NoFirstSaveCheckpointSaverHook
 
 NOBODY: Any = SimpleNamespace(settle=lambda: None)
 

@@ -13,7 +13,7 @@ from monolith.config import Config
 from monolith.dataservice import DataClientConfig, DataWorkerConfig, DispatcherConfig
 from monolith.errors import ConfigError, StorageError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig
-from monolith.train.runner import RunnerConfig
+from monolith.train.distributed.config import RunnerConfig
 from monolith.transport.server import ListenConfig
 from monolith.transport.tokens import read_token, reveal
 

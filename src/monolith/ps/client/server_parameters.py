@@ -197,7 +197,7 @@ class CachedParameters:
 
     `fetch` begins to read the origin, beside whatever the worker does; `assign` waits for it and puts the values into the
     module. Calling `fetch` before every step and `assign` after it, a step reads what was there before the step before; the
-    hook `monolith.train.cached.FetchCachedVariablesHook` does so, after a first round that is waited for.
+    hook `monolith.original.cached_variables.FetchCachedVariablesHook` does so, after a first round that is waited for.
 
     Args:
         module: its parameters are placed on servers.

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from monolith.errors import InvalidArgumentError, SaveInterruptedError
 from monolith.process_bound import WorkerThreads
-from monolith.train.environment import get_metric_prefix
-from monolith.train.hooks.hook import Hook
-from monolith.train.hooks.save_listener import CheckpointSaverListener
+from monolith.train.config import get_metric_prefix
+from monolith.train.hooks.hook import CheckpointSaverListener, Hook
 from monolith.train.hooks.save_timer import SecondOrStepTimerWithTideSetting
 
 if TYPE_CHECKING:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
+
+from monolith.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from monolith.train.trainer import StepResult, Trainer
 
-__all__ = ["Hook"]
+__all__ = ["CheckpointSaverListener", "EverySteps", "Hook", "hooks_running"]
 
 
 class Hook:
@@ -50,3 +54,99 @@ class Hook:
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
         """The run is over. `error` is what broke it, or None. Called once for each hook whose `begin` returned."""
+
+
+class EverySteps:
+    """Says whether a multiple of `every` was reached or passed since it was asked last.
+
+    Example:
+        >>> timer = EverySteps(10)
+        >>> [step for step in (3, 9, 11, 12, 20, 45, 49) if timer.is_due(step)]
+        [11, 20, 45]
+    """
+
+    def __init__(self, every: int) -> None:
+        if every < 1:
+            raise InvalidArgumentError(f"every: expected at least one step, got {every}")
+        self._every = every
+        self._asked: int | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is time at `step`; the first time, whether `step` is a multiple."""
+        before = step - 1 if self._asked is None else self._asked
+        self._asked = step
+        return step // self._every > before // self._every
+
+
+@contextmanager
+def hooks_running(hooks: Sequence[Hook], trainer: Trainer, start: Callable[[], object]) -> Iterator[None]:
+    """Call `begin` of every hook, `start`, `after_start` of every hook; then, after the body, `end` of all that began.
+
+    Example:
+        >>> class Diary(Hook):
+        ...     def begin(self, trainer): print("begin")
+        ...     def end(self, trainer, error): print("end", repr(error))
+        >>> from monolith.train import Trainer
+        >>> from torch import nn
+        >>> with hooks_running([Diary()], Trainer(nn.Identity()), start=lambda: print("start")):
+        ...     print("body")
+        begin
+        start
+        body
+        end None
+    """
+    began: list[Hook] = []
+    error: BaseException | None = None
+    try:
+        for hook in hooks:
+            hook.begin(trainer)
+            began.append(hook)
+        start()
+        for hook in hooks:
+            hook.after_start(trainer)
+        yield
+    except BaseException as caught:
+        # Who lets go of a generator of predictions has seen enough; nothing broke.
+        error = None if isinstance(caught, GeneratorExit) else caught
+        raise
+    finally:
+        with ExitStack() as ends:
+            for hook in reversed(began):
+                ends.callback(hook.end, trainer, error)
+
+
+class CheckpointSaverListener:
+    """Subclass it and override the moments you need.
+
+    Order of one save: `before_save` of every listener, the cut, `after_cut` of every listener, writing, `after_save` of every
+    listener, all in the order they were given; a save that is tried again starts over with `before_save`. When the run ends,
+    after the last save, `end` of every listener in the same order. All of it in the training thread, between steps; a save
+    that is written in the background lets steps pass between `after_cut` and `after_save`.
+
+    Guard listeners are called for a save and for each of its attempts: `before_save` of each in order; for every attempt
+    `before_cut` of each in order and, as soon as the state is taken, `after_cut` of each in reverse order; and last
+    `after_save` of each in reverse order, even if all attempts fail. An error in a guard's own methods is logged.
+
+    Example:
+        >>> class Announce(CheckpointSaverListener):
+        ...     def after_save(self, trainer, step):
+        ...         print(f"step {step} is safe")
+    """
+
+    def begin(self, trainer: Trainer) -> None:
+        """The run has started and is restored."""
+
+    def before_save(self, trainer: Trainer, step: int) -> None:
+        """The state of `step` is about to be saved; raise to keep it from being."""
+
+    def before_cut(self, trainer: Trainer, step: int) -> None:
+        """Of guards: an attempt is about to take the state."""
+
+    def after_cut(self, trainer: Trainer, step: int) -> None:
+        """The state of `step` is taken: what happens from now on is not part of it."""
+
+    def after_save(self, trainer: Trainer, step: int) -> None:
+        """The state of `step` is saved and durable; `trainer.request_stop` ends the run here."""
+
+    def end(self, trainer: Trainer, step: int) -> None:
+        """The run is over at `step`."""

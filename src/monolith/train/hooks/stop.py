@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monolith.errors import InvalidArgumentError
+from monolith.errors import DivergedError, InvalidArgumentError
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from monolith.train.trainer import StepResult, Trainer
 
-__all__ = ["StopAtStepHook"]
+__all__ = ["NanGuardHook", "StopAtStepHook"]
 
 
 class StopAtStepHook(Hook):
@@ -50,3 +52,29 @@ class StopAtStepHook(Hook):
     def _check(self, trainer: Trainer) -> None:
         if trainer.step >= self._last:
             trainer.request_stop(f"step {self._last} is reached")
+
+
+class NanGuardHook(Hook):
+    """Raise `DivergedError` when a loss or a gradient is NaN or infinite, before the step changes any weight.
+
+    Example:
+        >>> import torch
+        >>> NanGuardHook.check(7, torch.tensor(float("nan")), torch.tensor(1.0))
+        Traceback (most recent call last):
+        monolith.errors.DivergedError: step 7: the loss is nan; no weight was changed. Look for extreme inputs, lower the
+        learning rate or clip_norm
+    """
+
+    def before_update(self, trainer: Trainer, loss: Tensor, grad_norm: Tensor | None) -> None:
+        """Look at both numbers."""
+        self.check(trainer.step + 1, loss, grad_norm)
+
+    @staticmethod
+    def check(step: int, loss: Tensor, grad_norm: Tensor | None) -> None:
+        """Raise if either is not a finite number."""
+        for name, value in (("loss", loss), ("norm of the gradients", grad_norm)):
+            if value is not None and not bool(value.isfinite()):
+                raise DivergedError(
+                    f"step {step}: the {name} is {value.item()}; no weight was changed. "
+                    "Look for extreme inputs, lower the learning rate or clip_norm"
+                )

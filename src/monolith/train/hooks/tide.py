@@ -1,7 +1,4 @@
-"""Machines that are lent for some hours of the day ("tide"): train inside the window, leave when it closes.
-
-Also the slow start of workers: later ones wait until the model has moved away from its random start.
-"""
+"""The window of a day in which lent machines are safe ("tide"), and the slow start of workers."""
 
 from __future__ import annotations
 
@@ -20,23 +17,14 @@ from monolith.train.hooks.hook import Hook
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
 
-__all__ = ["CustomGlobalStepWaiterHook", "TideStoppingHook", "TideWindow", "before", "tide_available_now"]
+__all__ = ["CustomGlobalStepWaiterHook", "TideWindow", "utc_now"]
 
 _log = logging.getLogger(__name__)
 
 
-def _utc_now() -> datetime:
+def utc_now() -> datetime:
+    """Return the present, in UTC."""
     return datetime.now(UTC)
-
-
-def before(hour1: int, minute1: int, hour2: int, minute2: int) -> bool:
-    """Whether the first time of day is earlier than the second.
-
-    Example:
-        >>> before(1, 59, 2, 0), before(2, 0, 2, 0)
-        (True, False)
-    """
-    return (hour1, minute1) < (hour2, minute2)
 
 
 class TideWindow(Config):
@@ -60,42 +48,6 @@ class TideWindow(Config):
         if start == end:
             return True
         return start <= now < end if start < end else now >= start or now < end
-
-
-def tide_available_now(
-    start_hour: int,
-    start_minute: int,
-    end_hour: int,
-    end_minute: int,
-    *,
-    now: Callable[[], datetime] = _utc_now,
-) -> bool:
-    """Whether the present is inside the window, UTC.
-
-    Example:
-        >>> from datetime import datetime
-        >>> tide_available_now(22, 0, 6, 0, now=lambda: datetime(2024, 1, 1, 1, 30))
-        True
-    """
-    window = TideWindow(start=TimeOfDay(start_hour, start_minute), end=TimeOfDay(end_hour, end_minute))
-    return window.contains(now().time())
-
-
-class TideStoppingHook(Hook):
-    """Stop the run before a step that would fall outside the window.
-
-    Example:
-        >>> hook = TideStoppingHook(TideWindow(start=TimeOfDay(1), end=TimeOfDay(3)))
-    """
-
-    def __init__(self, window: TideWindow, *, now: Callable[[], datetime] = _utc_now) -> None:
-        self.window = window
-        self._now = now
-
-    def before_step(self, trainer: Trainer) -> None:
-        """Ask the clock."""
-        if not self.window.contains(self._now().time()):
-            trainer.request_stop(f"outside the tide window {self.window.start:%H:%M}-{self.window.end:%H:%M} UTC")
 
 
 class CustomGlobalStepWaiterHook(Hook):
@@ -122,7 +74,7 @@ class CustomGlobalStepWaiterHook(Hook):
         *,
         window: TideWindow | None = None,
         max_non_tide_wait_minute: float = 10,
-        now: Callable[[], datetime] = _utc_now,
+        now: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         extra_seconds: Callable[[], float] = lambda: random.SystemRandom().uniform(0, 600),

@@ -9,30 +9,98 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from monolith.cluster.coordination import Coordination
 from monolith.console import Reminder
 from monolith.errors import ConfigError, ServerError
 from monolith.features.batch import Batch
+from monolith.nn import embedding_collections
 from monolith.ps.client.coordination_client import CoordinationClient
 from monolith.ps.client.server_group import ClientConfig
+from monolith.ps.client.server_parameters import CachedParameters, ServerOptimizer
 from monolith.ps.client.server_store import ServerStore
-from monolith.train.hooks.barrier import BarrierHook, BarrierSaverListener
-from monolith.train.hooks.global_step import GlobalStepHook
+from monolith.ps.protocol.dense_optimizers import group_optimizers
+from monolith.ps.protocol.messages import DeclaredTable
+from monolith.train.distributed.barrier import BarrierHook, BarrierSaverListener, RemoteBarrier
+from monolith.train.distributed.config import RunnerConfig
+from monolith.train.distributed.retry import TEMPORARY
+from monolith.train.distributed.sync import GlobalStepHook, RemoteStates, TrainingHooksHelper
+from monolith.train.hooks.cached_parameters import FetchCachedVariablesHook
 from monolith.train.hooks.hook import Hook
-from monolith.train.hooks.sync import TrainingHooksHelper
 from monolith.train.hooks.tide import CustomGlobalStepWaiterHook
-from monolith.train.placement import Placement
 from monolith.train.preconditions import is_resumable
-from monolith.train.remote_barrier import RemoteBarrier
-from monolith.train.remote_states import RemoteStates
-from monolith.train.retry import TEMPORARY
-from monolith.train.runner import RunnerConfig
 from monolith.train.trainer import DATA_ENDED
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
 
-__all__ = ["WorkerAttempt", "client_config"]
+__all__ = ["Placement", "WorkerAttempt", "client_config", "tables_of_model"]
+
+
+def tables_of_model(model: nn.Module) -> list[DeclaredTable]:
+    """The tables that all collections of `model` need; `ConfigError` if two have one of the same name.
+
+    Example:
+        >>> from monolith.features import Feature
+        >>> from monolith.nn import EmbeddingBagCollection
+        >>> model = nn.Sequential(EmbeddingBagCollection([Feature(name="user", dim=8)]))
+        >>> [table.config.name for table in tables_of_model(model)]
+        ['user']
+    """
+    tables: dict[str, DeclaredTable] = {}
+    for collection in embedding_collections(model):
+        for table in collection.declaration.tables:
+            name = table.config.name
+            if name in tables:
+                raise ConfigError(
+                    f"table {name!r}: two collections of the model have it, and would share its rows on servers; name the "
+                    "features of one otherwise"
+                )
+            tables[name] = DeclaredTable(config=table.config, admission=table.admission)
+    return list(tables.values())
+
+
+class Placement:
+    """Moves what `trainer` trains onto servers; may be done again with others after a failure."""
+
+    def __init__(self, trainer: Trainer, *, dense: bool) -> None:
+        self._trainer = trainer
+        self.tables: Sequence[DeclaredTable] = tables_of_model(trainer.model)
+        """What the servers have to be told of."""
+        self._optimizer = trainer.dense.optimizer if dense else None
+        if self._optimizer is not None:
+            trainer.dense.declare()
+            # What servers do not have is refused before any of them is asked.
+            group_optimizers(self._optimizer)
+
+    def use(self, store: ServerStore) -> list[Hook]:
+        """Train on `store` from now on; the hooks that this needs."""
+        for collection in embedding_collections(self._trainer.model):
+            # What a failed step has left would be applied a second time, or never.
+            collection.discard_gradients()
+            collection.use_store(store)
+        if self._optimizer is None:
+            return []
+        cached = CachedParameters(
+            self._trainer.model,
+            store,
+            self._optimizer,
+            declared=self._trainer.dense.declared,
+            replace_other=self._trainer.config.clear_nn,
+        )
+        self._trainer.optimizer = ServerOptimizer(cached)
+        return [FetchCachedVariablesHook(cached), _AdoptSettings()]
+
+
+class _AdoptSettings(Hook):
+    """Lets a worker continue with the learning rates that the chief has restored, or that others have reached."""
+
+    def after_start(self, trainer: Trainer) -> None:
+        # A scheduler of the trainer knows the rate of every step by itself.
+        if trainer.scheduler is None and isinstance(trainer.optimizer, ServerOptimizer):
+            trainer.optimizer.adopt_settings()
+
 
 _POLL_SECS = 0.2
 

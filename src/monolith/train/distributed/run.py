@@ -29,17 +29,17 @@ from monolith.ps.client.coordination_client import HostLink, ServerSteps
 from monolith.ps.client.server_group import ClientConfig, link_to
 from monolith.state.storage import open_folder
 from monolith.train.config import other_runs
-from monolith.train.data_service import serve_data, service_dispatcher, service_source
+from monolith.train.distributed.config import RunnerConfig
+from monolith.train.distributed.data_service import serve_data, service_dispatcher, service_source
+from monolith.train.distributed.retry import run_with_retries
+from monolith.train.distributed.server import serve
+from monolith.train.distributed.worker import Meet, WorkerAttempt, client_config
 from monolith.train.hooks.checkpoint import Metric
 from monolith.train.hooks.hook import Hook
-from monolith.train.retry import run_with_retries
-from monolith.train.runner import RunnerConfig
-from monolith.train.server_role import serve
-from monolith.train.worker_attempt import Meet, WorkerAttempt, client_config
 from monolith.transport.calls import BasicCall
 
 if TYPE_CHECKING:
-    from monolith.train.data_service import TrainingData
+    from monolith.train.distributed.data_service import TrainingData
     from monolith.train.trainer import Trainer
 
 __all__ = ["HeartBeat", "ServerListFile", "distributed_train", "shut_down", "tell_scheduler"]

@@ -8,14 +8,24 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from monolith.cluster.coordination import Coordination
 from monolith.console import Reminder
 from monolith.errors import DeadlineExceededError, InvalidArgumentError, WorkerLostError
 from monolith.train.hooks.hook import Hook
 
 if TYPE_CHECKING:
-    from monolith.train.trainer import Trainer
+    from monolith.cluster.coordination import Coordination
+    from monolith.train.trainer import StepResult, Trainer
 
-__all__ = ["ChiefSyncHook", "SyncHelper", "TrainingHooksHelper", "WorkerStates", "WorkerSyncHook"]
+__all__ = [
+    "ChiefSyncHook",
+    "GlobalStepHook",
+    "RemoteStates",
+    "SyncHelper",
+    "TrainingHooksHelper",
+    "WorkerStates",
+    "WorkerSyncHook",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -265,3 +275,84 @@ def _described(unfinished: dict[int, bool]) -> str:
 def _workers(indexes: Iterable[int]) -> str:
     *others, last = map(str, indexes)
     return f"workers {', '.join(others)} and {last}" if others else f"worker {last}"
+
+
+class RemoteStates:
+    """The `WorkerStates` of processes, each of which reports its own state. Workers whose lease is over are not alive.
+
+    Args:
+        client: this worker's view of the run.
+        num_workers: how many workers the run has, the chief included.
+        restored: called in the chief when it has restored and before the other workers begin.
+
+    Example:
+        >>> from monolith.ps import ParameterServer
+        >>> from monolith.ps.client.coordination_client import CoordinationClient
+        >>> with ParameterServer() as server, CoordinationClient([server.address], index=0, epoch=1) as client:
+        ...     states = RemoteStates(client, num_workers=2)
+        ...     states.mark_restore_done()
+        ...     states.is_restore_done(), states.get_unfinished_workers()  # worker 1 has not come yet
+        (True, {1: False})
+    """
+
+    def __init__(self, client: Coordination, *, num_workers: int, restored: Callable[[], None] = lambda: None) -> None:
+        self._client, self._num_workers, self._restored = client, num_workers, restored
+
+    def mark_restore_done(self) -> None:
+        """In the chief: let the workers begin."""
+        self._restored()
+        self._client.enter("running")
+
+    def is_restore_done(self) -> bool:
+        """Whether there is a chief, alive, that has restored."""
+        return any(m.index == 0 and m.alive and m.phase != "joined" for m in self._client.members().members)
+
+    def start_worker(self, index: int) -> None:
+        """Count as a worker that trains."""
+        self._client.enter("running")
+
+    def finish_worker(self, index: int) -> None:
+        """Report that the worker's data is trained. A `ServerError` means that the chief still waits for it: report again."""
+        self._client.enter("finished")
+
+    def get_unfinished_workers(self) -> dict[int, bool]:
+        """The workers that have not finished: whether each is alive. One that never came is not."""
+        members = {member.index: member for member in self._client.members().members}
+        finished = {index for index, member in members.items() if member.phase == "finished"}
+        waited_for = [index for index in range(1, self._num_workers) if index not in finished]
+        return {index: index in members and members[index].alive for index in waited_for}
+
+    def get_progress(self) -> int:
+        """The global step."""
+        return self._client.members().step
+
+
+class GlobalStepHook(Hook):
+    """Makes `trainer.step` the number of steps of all workers together.
+
+    During training it is that of the step before, so that no step waits for the answer. At the start and at the end it is
+    exact; in the chief the hook must come after `ChiefSyncHook`, which waits until nobody makes further steps.
+
+    Example:
+        >>> from monolith.ps import ParameterServer
+        >>> from monolith.ps.client.coordination_client import CoordinationClient
+        >>> with ParameterServer() as server, CoordinationClient([server.address], index=0, epoch=1) as client:
+        ...     hook = GlobalStepHook(client)
+    """
+
+    def __init__(self, client: Coordination) -> None:
+        self._client = client
+
+    def after_start(self, trainer: Trainer) -> None:
+        """Begin with what the servers have counted."""
+        trainer.step = self._client.members().step
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        """Follow the steps of the others, without waiting."""
+        # Never more than there are: the trainer has counted its own step, and the answer what was applied when it was given.
+        trainer.step = max(trainer.step, self._client.report().step)
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Take over the exact number."""
+        if error is None:
+            trainer.step = max(trainer.step, self._client.members().step)

@@ -13,7 +13,7 @@ from monolith.config import Config
 from monolith.errors import ConfigError
 from monolith.features.batch import Batch
 from monolith.state.storage import is_remote
-from monolith.train.runner import RunnerConfig
+from monolith.train.distributed.config import RunnerConfig
 from monolith.transport.server import ListenConfig
 
 if TYPE_CHECKING:

@@ -6,21 +6,28 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monolith.cluster.discovery.file import HostServiceDiscovery
 from monolith.cluster.discovery.ray import RayServiceDiscovery
 from monolith.cluster.discovery.service_discovery import ScheduledDiscovery, ServiceDiscovery
 from monolith.cluster.net import concat_ip_and_port, get_local_host, split_address
 from monolith.console import Reminder
-from monolith.errors import WorkerLostError
+from monolith.errors import ConfigError, WorkerLostError
+from monolith.ps.client.server_store import ServerStore
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
 from monolith.state.model_dir import SERVERS
 from monolith.state.storage import is_remote
-from monolith.train.runner import RunnerConfig
+from monolith.train.config import RunConfig, other_runs
+from monolith.train.distributed.config import RunnerConfig
+from monolith.train.distributed.worker import Placement, client_config
 
-__all__ = ["announced", "place_server", "serve", "wait_for_end"]
+if TYPE_CHECKING:
+    from monolith.train.trainer import Trainer
+
+__all__ = ["LocalServers", "announced", "place_server", "serve", "wait_for_end"]
 
 _ANY_ADDRESS = ("0.0.0.0", "::")
 _REMIND_SECS = 600.0
@@ -119,3 +126,60 @@ def _earlier_port(host: str, address: str | None) -> int:
     except OSError:
         return 0
     return port
+
+
+class LocalServers:
+    """`runner.num_ps` servers in threads of this process, on which the rows of a trainer's model are from then on.
+
+    Every lookup and update goes through the frames, sockets and handlers of a run over processes. Dense parameters stay in the
+    model, as with one worker. With a model_dir the servers keep their parts in it, where servers of a run over processes, or a
+    run without any, find them.
+
+    Example:
+        >>> import torch
+        >>> from monolith.features import Feature
+        >>> from monolith.nn import EmbeddingBagCollection
+        >>> from monolith.train import RunnerConfig, Trainer
+        >>> model = torch.nn.Sequential(EmbeddingBagCollection([Feature(name="user", dim=8)]))
+        >>> servers = LocalServers(Trainer(model), RunnerConfig(is_local=True, num_ps=2))
+        >>> len(servers.store.addresses)
+        2
+        >>> servers.close()
+    """
+
+    def __init__(self, trainer: Trainer, runner: RunnerConfig) -> None:
+        self._open = ExitStack()
+        try:
+            self.servers = [
+                self._open.enter_context(ParameterServer(_server_config(runner, trainer.config, index)))
+                for index in range(runner.num_ps)
+            ]
+            placement = Placement(trainer, dense=False)
+            self.store = self._open.enter_context(
+                ServerStore(
+                    [server.address for server in self.servers],
+                    placement.tables,
+                    config=client_config(runner, time.time_ns()),
+                )
+            )
+            """The rows of the model."""
+            placement.use(self.store)
+        except BaseException:
+            self._open.close()
+            raise
+
+    def close(self) -> None:
+        """End the servers: what they hold is in the model_dir, or gone."""
+        self._open.close()
+
+
+def _server_config(runner: RunnerConfig, config: RunConfig, index: int) -> ServerConfig:
+    model_dir = config.model_dir
+    server = runner.server.model_copy(update={"restore_roots": (*runner.server.restore_roots, *other_runs(config))})
+    if model_dir is None:
+        return server
+    if is_remote(model_dir):
+        raise ConfigError(
+            f"RunConfig.model_dir: servers in this process keep their rows on a local disk, got {model_dir!r}; or num_ps=0"
+        )
+    return server.model_copy(update={"folder": Path(model_dir, SERVERS, str(index)), "take_over": True})

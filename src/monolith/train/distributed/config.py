@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, SecretStr
 
 from monolith.cluster.discovery.config import DiscoveryConfig
 from monolith.cluster.discovery.service_discovery import ServiceDiscoveryType
+from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE
 from monolith.cluster.liveness import Liveness
 from monolith.cluster.role import role_from_environment
 from monolith.cluster.scheduler import ServerType
-from monolith.config import NonNegative, Positive
+from monolith.config import NonNegative, Positive, nearest_name
 from monolith.errors import ConfigError
 from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.server.parameter_server import ServerConfig
-from monolith.train.environment import require_known_variables
+from monolith.state.paths import RESTORE_ROOTS
+from monolith.train.config import METRIC_PREFIX
 from monolith.transport.tokens import TOKEN_VARIABLE
 
-__all__ = ["PREFIX", "RunnerConfig"]
+__all__ = [
+    "OTHER_VARIABLES",
+    "PREFIX",
+    "RunnerConfig",
+    "require_known_variables",
+]
 
 PREFIX = "MONOLITH_"
 """What the variable of a field is called before the field's name in capitals."""
@@ -33,6 +41,20 @@ _Count = Annotated[int, Field(ge=0)]
 # With one of these said, a run is not of this process alone.
 _SPREADS = ("server_type", "num_ps", "discovery_type", "discovery_folder")
 _NESTED = ("client", "server", "liveness")
+
+OTHER_VARIABLES = frozenset(
+    {
+        METRIC_PREFIX,
+        RESTORE_ROOTS,
+        HEARTBEAT_VARIABLE,
+        TOKEN_VARIABLE,
+        "MONOLITH_ZK_HOSTS",
+        "MONOLITH_ZK_HOSTS_IPV6",
+    }
+)
+"""Every variable that Monolith reads and that is not a field of `RunnerConfig`."""
+
+_log = logging.getLogger(__name__)
 
 
 class RunnerConfig(DiscoveryConfig):
@@ -192,6 +214,33 @@ class RunnerConfig(DiscoveryConfig):
         if "discovery_type" not in fields and fields.get("discovery_folder"):
             fields["discovery_type"] = ServiceDiscoveryType.FILE
         return cls(**_with_token(fields, environ.get(TOKEN_VARIABLE)))
+
+
+def require_known_variables(environ: Mapping[str, str], fields: Iterable[str]) -> None:
+    """Refuse a MONOLITH_ variable that nothing reads and whose name is close to one that is read.
+
+    `fields` are the variables of the configuration. A name that resembles none of them may be the user's own, so it is only
+    logged as a warning. Kubernetes sets variables for every service, also for one called `monolith-...`; they are left alone.
+
+    Raises:
+        ConfigError: with the variable that was probably meant.
+
+    Example:
+        >>> require_known_variables({"MONOLITH_NUMPS": "2"}, ["MONOLITH_NUM_PS"])
+        Traceback (most recent call last):
+        monolith.errors.ConfigError: MONOLITH_NUMPS: no such variable; did you mean MONOLITH_NUM_PS?
+    """
+    known = {*fields, *OTHER_VARIABLES}
+    services = tuple(name.removesuffix("SERVICE_HOST") for name in environ if name.endswith("_SERVICE_HOST"))
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in known or name.startswith(services):
+            continue
+        if near := nearest_name(name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known]):
+            raise ConfigError(f"{name}: no such variable; did you mean {PREFIX}{near}?")
+        _log.warning(
+            "%s: Monolith reads no such environment variable, so it has no effect; RunnerConfig lists those it reads",
+            name,
+        )
 
 
 def _require_alone(fields: Mapping[str, Any]) -> None:

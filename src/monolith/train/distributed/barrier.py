@@ -1,0 +1,316 @@
+"""Hold all workers between two steps, so that what the chief does meanwhile sees none of them halfway."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from monolith.cluster.coordination import Coordination
+from monolith.errors import InvalidArgumentError, MonolithError
+from monolith.train.hooks.hook import CheckpointSaverListener, Hook
+
+if TYPE_CHECKING:
+    from monolith.train.trainer import StepResult, Trainer
+
+__all__ = [
+    "BarrierAlreadyPlacedError",
+    "BarrierHook",
+    "BarrierSaverListener",
+    "LocalBarrier",
+    "RemoteBarrier",
+    "SAVE",
+    "WorkerBarrier",
+]
+
+Callback = Callable[[str], None]
+"""Called with the action a barrier was placed for."""
+
+
+class BarrierAlreadyPlacedError(MonolithError):
+    """Someone else holds the workers; wait until they are let go."""
+
+
+@runtime_checkable
+class WorkerBarrier(Protocol):
+    """A barrier for worker 0, the chief, and workers 1 to `capacity - 1`.
+
+    The chief places and removes it and is never held itself. Every other worker calls `wait` between steps.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """Workers, the chief included."""
+
+    def place(self, action: str = "") -> None:
+        """Hold every worker that comes by; `BarrierAlreadyPlacedError` if they are held already."""
+
+    def remove(self) -> None:
+        """Let all go; harmless without a barrier."""
+
+    def is_placed(self) -> bool:
+        """Whether workers are being held."""
+
+    def wait(self, index: int, callbacks: Sequence[Callback] = ()) -> bool:
+        """Worker `index` comes by: if there is a barrier, call `callbacks` with its action and return when it is removed.
+
+        Whether there was one.
+        """
+
+    def unblocked(self) -> list[int]:
+        """Workers that have not come by yet, the chief (0) if there is no barrier."""
+
+
+class LocalBarrier:
+    """A `WorkerBarrier` between threads of one process.
+
+    Example:
+        >>> barrier = LocalBarrier(2)
+        >>> barrier.wait(1)
+        False
+        >>> barrier.place("Save")
+        >>> barrier.unblocked()
+        [1]
+        >>> barrier.remove()
+    """
+
+    def __init__(self, capacity: int, callbacks: Sequence[Callback] = ()) -> None:
+        """`callbacks` are called by `place`, in the chief."""
+        if capacity < 1:
+            raise InvalidArgumentError(f"capacity: expected at least the chief, 1, got {capacity}")
+        self._blocked = [False] * capacity
+        self._callbacks = tuple(callbacks)
+        self._action = ""
+        self._changed = threading.Condition()
+
+    @property
+    def capacity(self) -> int:
+        """Workers, the chief included."""
+        return len(self._blocked)
+
+    def place(self, action: str = "") -> None:
+        """Hold every worker that comes by, then call the chief's callbacks."""
+        with self._changed:
+            if self._blocked[0]:
+                raise BarrierAlreadyPlacedError(f"there is a barrier already, for {self._action!r}")
+            self._blocked[0], self._action = True, action
+            self._changed.notify_all()
+        for callback in self._callbacks:
+            callback(action)
+
+    def remove(self) -> None:
+        """Let all go."""
+        with self._changed:
+            self._blocked[0] = False
+            self._changed.notify_all()
+
+    def is_placed(self) -> bool:
+        """Whether workers are being held."""
+        return self._blocked[0]
+
+    def wait(self, index: int, callbacks: Sequence[Callback] = ()) -> bool:
+        """Worker `index` comes by; returns when it may go on."""
+        if not 0 < index < self.capacity:
+            raise InvalidArgumentError(f"index: expected a worker from 1 to {self.capacity - 1}, got {index}")
+        with self._changed:
+            if not self._blocked[0]:
+                return False
+            action = self._action
+        # Before it counts as blocked: who waits for all to be blocked may rely on their callbacks' effects.
+        for callback in callbacks:
+            callback(action)
+        with self._changed:
+            self._blocked[index] = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._blocked[0])
+            self._blocked[index] = False
+            self._changed.notify_all()
+        return True
+
+    def unblocked(self) -> list[int]:
+        """Workers that have not come by yet, the chief (0) if there is no barrier."""
+        with self._changed:
+            return [index for index, blocked in enumerate(self._blocked) if not blocked]
+
+    def wait_all_blocked(self, timeout: float | None = None) -> bool:
+        """Return when every worker is held, or `timeout` seconds have passed; whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: all(self._blocked), timeout)
+
+    def wait_none_blocked(self, timeout: float | None = None) -> bool:
+        """Return when nobody is held any more, or `timeout` seconds have passed; whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not any(self._blocked), timeout)
+
+
+class RemoteBarrier:
+    """A `WorkerBarrier` between processes. Each has one of its own, over its own `client`.
+
+    Workers that are not heard of any more, have ended or never came are not waited for. The barrier falls when its chief is
+    gone, so that no worker is held for ever.
+
+    Example:
+        >>> from monolith.ps import ParameterServer
+        >>> from monolith.ps.client.coordination_client import CoordinationClient
+        >>> with ParameterServer() as server, CoordinationClient([server.address], index=0, epoch=1) as chief:
+        ...     barrier = RemoteBarrier(chief, capacity=2)
+        ...     barrier.place("Save")
+        ...     barrier.is_placed(), barrier.unblocked()
+        (True, [])
+    """
+
+    poll_seconds = 1.0
+
+    def __init__(
+        self,
+        client: Coordination,
+        *,
+        capacity: int,
+        callbacks: Sequence[Callback] = (),
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`callbacks` are called by `place`, in the chief."""
+        self._client, self._capacity, self._sleep = client, capacity, sleep
+        self._callbacks = tuple(callbacks)
+
+    @property
+    def capacity(self) -> int:
+        """Workers, the chief included."""
+        return self._capacity
+
+    def place(self, action: str = "") -> None:
+        """Hold every worker that comes by, then call the chief's callbacks."""
+        placed, barrier = self._client.place_barrier(action)
+        if not placed:
+            raise BarrierAlreadyPlacedError(f"there is a barrier already, for {barrier.action!r}")
+        for callback in self._callbacks:
+            callback(action)
+
+    def remove(self) -> None:
+        """Let all go."""
+        self._client.remove_barrier()
+
+    def is_placed(self) -> bool:
+        """Whether workers are being held."""
+        return self._client.members().barrier is not None
+
+    def wait(self, index: int, callbacks: Sequence[Callback] = ()) -> bool:
+        """Worker `index` comes by; returns when it may go on."""
+        if not 0 < index < self._capacity:
+            raise InvalidArgumentError(f"index: expected a worker from 1 to {self._capacity - 1}, got {index}")
+        barrier = self._client.newest().barrier
+        if barrier is None:
+            return False
+        # Before it counts as held: who waits for all to be held may rely on their callbacks' effects.
+        for callback in callbacks:
+            callback(barrier.action)
+        while self._client.hold(barrier.number):
+            self._sleep(self.poll_seconds)
+        return True
+
+    def unblocked(self) -> list[int]:
+        """Workers that train and have not come by yet, the chief (0) if there is no barrier."""
+        found = self._client.members()
+        chief = [] if found.barrier is not None else [0]
+        return chief + [m.index for m in found.members if m.index and m.alive and m.phase == "running" and not m.held]
+
+
+SAVE = "Save"
+"""The action of a barrier that is placed for a save."""
+
+_log = logging.getLogger(__name__)
+
+
+class BarrierHook(Hook):
+    """In every worker but the chief: be held between steps while there is a barrier.
+
+    Before the worker is held, all of its updates have reached the servers, those that wait for the next step too, and
+    `callbacks` are called with the barrier's action.
+
+    Example:
+        >>> from monolith.train.distributed.barrier import LocalBarrier
+        >>> hook = BarrierHook(LocalBarrier(2), index=1)
+    """
+
+    def __init__(self, barrier: WorkerBarrier, *, index: int, callbacks: Sequence[Callback] = ()) -> None:
+        self._barrier, self._index, self._callbacks = barrier, index, tuple(callbacks)
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        """Come by."""
+        self._barrier.wait(self._index, (lambda action: trainer.settle(), *self._callbacks))
+
+
+class BarrierSaverListener(CheckpointSaverListener):
+    """In the chief, best as a guard listener: place a barrier before a save, remove it when the state is taken, or cannot be.
+
+    A save does not wait for ever: after `max_pending_seconds` it goes on and logs who is not held. A barrier that someone else
+    has placed is left to them.
+
+    Args:
+        barrier: holds the workers.
+        max_pending_seconds: how long a save waits until all are held.
+        step: the global step; `trainer.step` becomes it while the workers are held.
+        monotonic: seconds.
+        sleep: waits.
+
+    Example:
+        >>> from monolith.train.distributed.barrier import LocalBarrier
+        >>> listener = BarrierSaverListener(LocalBarrier(1))
+    """
+
+    poll_seconds = 1.0
+
+    def __init__(
+        self,
+        barrier: WorkerBarrier,
+        *,
+        max_pending_seconds: float = 30,
+        step: Callable[[], int] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.max_pending_seconds = max_pending_seconds
+        self._barrier, self._step, self._monotonic, self._sleep = barrier, step, monotonic, sleep
+        self._placed = False
+
+    def before_cut(self, trainer: Trainer, step: int) -> None:
+        """Hold the workers."""
+        # Before it is sure: a call that fails may have placed it, and must not hold the workers for ever.
+        self._placed = True
+        try:
+            self._barrier.place(SAVE)
+        except BarrierAlreadyPlacedError:
+            self._placed = False
+            _log.info("saving step %d behind a barrier that is there already", step)
+        else:
+            self._wait_until_held(step)
+        if self._step is not None:
+            trainer.settle()
+            trainer.step = max(trainer.step, self._step())
+
+    def _wait_until_held(self, step: int) -> None:
+        deadline = self._monotonic() + self.max_pending_seconds
+        while (missing := self._barrier.unblocked()) and self._monotonic() < deadline:
+            self._sleep(self.poll_seconds)
+        if missing:
+            _log.warning(
+                "saving step %d although workers %s are still training after %g s",
+                step,
+                missing,
+                self.max_pending_seconds,
+            )
+
+    def after_cut(self, trainer: Trainer, step: int) -> None:
+        """Let them go: writing does not need them to stand still."""
+        self._release()
+
+    def after_save(self, trainer: Trainer, step: int) -> None:
+        """Let them go, should the save have failed before the cut."""
+        self._release()
+
+    def _release(self) -> None:
+        if self._placed:
+            self._placed = False
+            self._barrier.remove()
