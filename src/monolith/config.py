@@ -54,7 +54,7 @@ class Config(BaseModel):
             raise ConfigError(_explain(type(self), error)) from None
 
     config_group: ClassVar[str] = ""
-    """Configurations of one group are written together: a field that one of them lacks may be another's."""
+    """Group of configurations that users write together. An error about an unknown field also looks for it in the group."""
 
     # Tells pydantic that this __init__ only validates: without it, a Config inside another one would be built through Python
     # objects, losing the JSON rules (a list may become a tuple) and nesting one error text inside another.
@@ -96,10 +96,10 @@ def _config_classes(model: type[BaseModel], path: Sequence[int | str]) -> dict[s
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of `known` that `name` is a misspelling of, None if there is none.
+    """Return the name in `known` that `name` is a misspelling of, None if there is none.
 
-    Only a few letters of a word may differ: a name with another word in it may mean something else, and a wrong hint that is
-    followed does more harm than none.
+    Only a few letters of a word may differ: a name with another word in it may mean something else, and a wrong hint does more
+    harm than none.
 
     Example:
         >>> nearest_name("model_dirs", ["model_dir", "log_dir"])
@@ -120,13 +120,13 @@ def _misspelt(name: str, other: str) -> list[int] | None:
         words, others = ["".join(words)], ["".join(others)]
     pairs = list(zip(words, others, strict=True))
     edits = [_edits(word, its) for word, its in pairs]
-    # One letter in four, and one in a short word, but nothing in one of two letters, which is soon another.
+    # One letter in four, at least one, but none in a word of two letters, which is easily another word.
     allowed = [0 if longest < 3 else max(1, longest // 4) for longest in (max(map(len, pair)) for pair in pairs)]
     return edits if all(made <= most for made, most in zip(edits, allowed, strict=True)) else None
 
 
 def _edits(word: str, other: str) -> int:
-    """Return the least number of letters inserted, removed, replaced or exchanged with their neighbour that lead to `other`."""
+    """Return the number of letters to insert, remove, replace or swap with a neighbour to get `other`."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, letter in enumerate(word, 1):

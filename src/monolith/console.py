@@ -1,4 +1,4 @@
-"""Log lines for the person who watches a process: on stderr, every 30 seconds of a wait, and never thousands of the same."""
+"""Log lines for the person who watches a process: on stderr, every 30 seconds of a wait, and rate-limited if repeated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REMIND_SECS = 30.0
 """Seconds between two lines about the same wait."""
 
 Progress = Callable[[int, int], None]
-"""Called with how much is done and of how much: bytes of what is read, rows of what is written."""
+"""Called with the amount done and the total: bytes when reading, rows when writing."""
 
 
 def log_to_stderr() -> None:
@@ -32,7 +32,7 @@ def log_to_stderr() -> None:
 
 
 class Reminder:
-    """Logs what a loop is waiting for: when the wait begins, when what is waited for changes, and every 30 seconds.
+    """Logs what a loop is waiting for: when the wait begins, when its subject changes, and every 30 seconds.
 
     Example:
         >>> import sys
@@ -65,7 +65,7 @@ class Reminder:
     def waiting(self, what: str, *values: object, left_secs: float | None = None) -> None:
         """Call this in every round of the loop, with the words that follow "waiting for", as for `logging`.
 
-        `left_secs` says when the loop gives up, if it does.
+        `left_secs` is the time until the loop gives up, if it does.
         """
         now = self._clock()
         self._began = now if self._began is None else self._began
@@ -78,7 +78,7 @@ class Reminder:
 
 
 class RareWarnings:
-    """Logs one warning per period and kind, and how many were left out.
+    """Logs one warning per period and kind, and how many were suppressed.
 
     Example:
         >>> warnings = RareWarnings(logging.getLogger("example"), seconds=10)

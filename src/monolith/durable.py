@@ -1,4 +1,4 @@
-"""Files that survive a power cut once the call returns: below everything that keeps something."""
+"""Writes that survive a power cut once the call returns. Everything that stores state is built on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["sync_to_disk", "write_durably"]
 
 
 def sync_to_disk(path: Path) -> None:
-    """Return when what was written to a file, or the names in a folder, would survive a power cut.
+    """Make a file, or the names in a folder, durable: after the call they survive a power cut.
 
     Example:
         >>> import tempfile

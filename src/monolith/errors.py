@@ -2,35 +2,35 @@
 
 MonolithError
 ├── CheckpointMismatchError (ValueError) a checkpoint and the model do not fit together
-├── ConfigError (ValueError)             a configuration object cannot be built as asked
+├── ConfigError (ValueError)             a configuration object cannot be built
 ├── InvalidArgumentError (ValueError)    a call's arguments do not fit the table or each other
 │   └── InvalidVariableError (RuntimeError)  a gradient belongs to a variable that was not expected
 ├── CorruptFileError                     a file is truncated, altered, too new, or made for another table
 ├── DiscoveryError (OSError)             a process cannot be announced or found: no answer, a refusal, no entry in time
-├── DivergedError (ArithmeticError)      training met a NaN or infinite loss or gradient
+├── DivergedError (ArithmeticError)      a loss or gradient is NaN or infinite
 ├── ForkedProcessError (RuntimeError)    a forked child uses threads or connections of its parent
 ├── LogGapError                          the change log does not lead from one sequence number to another
 ├── MissingPackageError (ImportError)    an optional package is needed and not installed
-├── RunInterruptedError                  a process of a run was asked to stop before its work was done
-├── SchemaError (ValueError)             a record or table does not have the columns asked for
-├── ServerError                          a parameter server could not do what it was asked
+├── RunInterruptedError                  a process of a run had to stop before its work was done
+├── SchemaError (ValueError)             a record or table lacks requested columns
+├── ServerError                          a parameter server failed to serve a request
 │   ├── AuthenticationError (PermissionError)  the token is missing or wrong
 │   ├── DeadlineExceededError (TimeoutError)   no answer came in time
 │   ├── FencedError                            another process has taken its folder
-│   ├── MemoryLimitError (MemoryError)         more rows than the memory limit has room for
-│   ├── OwnershipChangedError                  it does not own these ids any more: ask again who does
+│   ├── MemoryLimitError (MemoryError)         the request exceeds the memory limit
+│   ├── OwnershipChangedError                  it no longer owns these ids: refresh the routes
 │   ├── ProtocolError (ValueError)             a message is malformed, too large, or of another version
-│   ├── ServerLostError                        it cannot restore what it held, and the run has not accepted that
-│   ├── ServerRestartedError                   it was started again and has lost what it held
-│   │   └── ServerRestoredError                it has restored itself: join again and go on
-│   ├── StalePushError                         a newer process has taken the sender's place
+│   ├── ServerLostError                        it cannot restore its state, and the run does not accept that
+│   ├── ServerRestartedError                   it was restarted and has lost its state
+│   │   └── ServerRestoredError                it has restored itself: join again and continue
+│   ├── StalePushError                         a newer process has replaced the sender
 │   └── UnavailableError (ConnectionError)     it cannot be reached, or is stopping
 │       └── OverloadedError                    it has reached its limit of streams or requests: back off
 ├── WorkerLostError                      a worker ended, or hangs, before its work was done, and was not replaced
 └── StorageError (OSError)               the operating system refused an open, read, write, fsync or rename
-    └── SaveInterruptedError             a server was started again while it wrote its part of a checkpoint
+    └── SaveInterruptedError             a server was restarted while it wrote its part of a checkpoint
 
-A message says where, what was expected, what came, and what to do next. After any of these nothing has been half-changed.
+A message says where, what was expected, what it got, and what to do next. No operation is left half done by any of these.
 """
 
 __all__ = [
@@ -111,8 +111,7 @@ class MissingPackageError(MonolithError, ImportError):
 
 
 class RunInterruptedError(MonolithError):
-    """This process of a run received a request to stop before its work was done. Its successor continues with the next
-    batch."""
+    """This process of a run had to stop before its work was done. Its successor continues with the next batch."""
 
 
 class WorkerLostError(MonolithError):
@@ -152,7 +151,7 @@ class ProtocolError(ServerError, ValueError):
 
 
 class ServerLostError(ServerError):
-    """A server cannot restore what it held, and the run does not accept that loss. Nothing was changed."""
+    """A server cannot restore its state, and the run does not accept that loss. Nothing was changed."""
 
 
 class ServerRestartedError(ServerError):

@@ -1,7 +1,7 @@
-"""What belongs to one process: threads, connections and locks, which a forked child copies without being able to use them.
+"""Objects that belong to one process: threads, connections and locks, which a forked child copies but cannot use.
 
-A forked child has none of its parent's threads, so it would wait for them for ever, and shares its parent's connections, so the
-two would read each other's answers. Whatever has threads or connections therefore remembers its process, and refuses to work in
+A forked child has none of its parent's threads, so it would wait for them forever, and shares its parent's connections, so the
+two would read each other's answers. Objects with threads or connections therefore remember their process, and refuse to work in
 another one. Tables can be used in a child: see core/include/monolith/core_call.h.
 """
 
@@ -49,7 +49,7 @@ class ProcessBound:
 
 
 class WorkerThreads(ThreadPoolExecutor):
-    """A `ThreadPoolExecutor` whose `submit` raises in a forked child, where it would never be done.
+    """A `ThreadPoolExecutor` whose `submit` raises in a forked child, where no thread would run the call.
 
     Example:
         >>> with WorkerThreads(1, thread_name_prefix="monolith-example") as threads:
@@ -75,10 +75,10 @@ class WorkerThreads(ThreadPoolExecutor):
 
 
 class LetsGo(Protocol):
-    """Something that a forked child must not hold on to."""
+    """A resource that a forked child must release."""
 
     def let_go(self) -> None:
-        """Close what the child has copied, without an effect on the parent. Called in the child, right after the fork."""
+        """Close the child's copies without affecting the parent. Called in the child, right after the fork."""
 
 
 _held: weakref.WeakSet[Any] = weakref.WeakSet()

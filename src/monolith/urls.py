@@ -1,7 +1,6 @@
-"""Paths and URLs as people give them: every scheme is treated alike, and what cannot be meant is refused, not guessed.
+"""Paths and URLs as users write them. Every scheme is treated alike, and what cannot be a valid path or URL is refused.
 
-A slip such as `s3:/bucket/run` would otherwise be a folder called `s3:` on the local disk, and nobody would notice until it is
-needed.
+A slip such as `s3:/bucket/run` would otherwise be a folder called `s3:` on the local disk, unnoticed until the data is needed.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ StrPath = str | os.PathLike[str]
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*):(/*)(.*)", re.DOTALL)
 _LOCAL = ("file", "local")
 _WITH_DEFAULT_HOST = ("hdfs", "viewfs", "memory")
-"""`scheme:///path` means something: the name node that is configured, or a store that has no hosts."""
+"""Schemes with `scheme:///path`, which means the configured name node, or a store without hosts."""
 _HADOOP = ("hdfs", "viewfs")
 """Hadoop itself writes `hdfs:/path`."""
 
 
 def checked_location(path: StrPath) -> str:
-    """`path` as it is used from here on: a local path without a scheme, or a URL with two slashes and a known scheme.
+    """Return `path` in normal form: a local path without a scheme, or a URL with two slashes and a known scheme.
 
     Raises:
-        InvalidArgumentError: It cannot be meant. The message has the spelling that can.
+        InvalidArgumentError: it is not valid. The message suggests the likely spelling.
 
     Example:
         >>> checked_location("runs/a"), checked_location("file:///runs/a"), checked_location("hdfs:/runs/a")
@@ -82,7 +81,7 @@ def checked_location(path: StrPath) -> str:
 
 
 def is_url(path: StrPath) -> bool:
-    """Return whether `path` is on another store than this machine's disks.
+    """Return whether `path` is on a store other than this machine's disks.
 
     Example:
         >>> [is_url(path) for path in ("model", "/data/model", "file:///data", "hdfs:/model", "s3://bucket/model")]
@@ -112,7 +111,7 @@ def lies_below(path: str, root: str) -> bool:
 
 
 def local_path(path: StrPath, what: str) -> str:
-    """`path`, which must be on a local disk. `what` is the argument that the error names.
+    """Return `path`, which must be on a local disk. `what` is the argument that the error names.
 
     Example:
         >>> local_path("file:///runs/a", "folder")
@@ -133,10 +132,10 @@ def local_path(path: StrPath, what: str) -> str:
 
 
 def filesystem_of(path: StrPath, what: str = "path") -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return the store that `path` is on, and what it is called there.
+    """Return the file system that `path` is on, and its path there.
 
     Raises:
-        InvalidArgumentError: The URL cannot be meant, or a package for its store is not installed.
+        InvalidArgumentError: the URL is not valid, or a package for its store is not installed.
 
     Example:
         >>> filesystem_of("memory://run/a.txt")[1]

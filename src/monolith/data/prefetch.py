@@ -1,4 +1,4 @@
-"""Batches made ready in the background while the model works on the one before."""
+"""Batches prepared in the background while the model works on the previous one."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ class Prefetch:
     the caller's thread. With a CUDA `device` the thread pins each batch and copies it on a stream of its own. The consumer's
     stream waits for the copy, the consumer's thread does not.
 
-    `state_dict` is the source's state at the last batch handed out: batches read ahead are read again after a restart. It
-    asks the source for its state after every batch, so that should be cheap. The source must not be used elsewhere until
+    `state_dict` is the source's state at the last batch handed out: batches read ahead are read again after a restart. The
+    source's `state_dict` is called after every batch, so it should be cheap. The source must not be used elsewhere until
     `close`, which leaving a `with` block, losing the last reference, and the end of the interpreter also do.
 
     Example:

@@ -39,7 +39,7 @@ def as_batch(columns: Mapping[str, object]) -> Batch:
 
 
 def _converted(value: object) -> BatchColumn:
-    """`value` as a column if it is numbers in a form we know, otherwise `value` itself."""
+    """Return `value` as a column if it is numbers in a known form, otherwise `value` itself."""
     if isinstance(value, torch.Tensor | Ragged):
         return value
     if isinstance(value, list | tuple):
@@ -72,12 +72,12 @@ def _tensor(values: object) -> BatchColumn:
         return torch.from_numpy(array.astype(np.int64))
     if array.dtype.kind != "f":
         return cast("BatchColumn", values)
-    # Python's floats have no precision of their own to keep; a model computes in float32.
+    # Python floats have no precision to keep: a model computes in float32.
     return torch.from_numpy(array.astype(np.float32 if isinstance(values, list | tuple) else array.dtype))
 
 
 def num_rows(batch: Mapping[str, object], names: Iterable[str] | None = None) -> int:
-    """Count the rows that all columns, or those of `names`, agree on. Columns that are no numbers do not count.
+    """Count the rows that all columns, or those of `names`, agree on. Columns that are not numbers do not count.
 
     Example:
         >>> num_rows({"user": torch.tensor([1, 2]), "tags": Ragged.from_lists([[1], []])})
@@ -119,7 +119,7 @@ def column_of(batch: Mapping[str, object], name: str) -> BatchColumn:
 
 
 def nearest_column(batch: Mapping[str, object], name: str) -> str:
-    """For an error about a column that is not there: the name that may have been meant, or all there are.
+    """Return a hint for an error about a missing column: a similar name, or all names there are.
 
     Example:
         >>> nearest_column({"user": torch.tensor([1, 2])}, "uesr")

@@ -17,7 +17,7 @@ __all__ = ["Declaration", "FeatureGroup", "TableDeclaration", "declare_tables"]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureGroup:
-    """The features of a table whose outputs are made together: one, or a stack that is wholly in the table."""
+    """Features of a table whose outputs are made together: a single one, or a stack that is completely in the table."""
 
     features: tuple[Feature, ...]
     slots: tuple[int | None, ...]
@@ -44,7 +44,7 @@ class TableDeclaration:
     has_bias: bool
     """Whether the first element of a row is a bias."""
     pooling: Literal["sum", "mean", "sqrtn"]
-    """How a lookup pools: the way of its features, or "sum" where they differ."""
+    """How a lookup pools: as its features do, or "sum" where they differ."""
 
     def learning_rates(self, step: int) -> tuple[float, ...]:
         """Return the rate of each segment at `step`."""
@@ -71,11 +71,10 @@ class Declaration:
 def declare_tables(features: Sequence[Feature], *, seed: int = 0) -> Declaration:
     """Find every table that `features` need.
 
-    A feature without a slot has a table of its own. Features with slots whose segments, schedules and `table` are equal lie
-    in one table, told apart by their slots: one lookup for all of them. Thresholds and expiry are kept by slot.
-
-    Raises `ConfigError`, naming both places, for two features of one name or slot, for sharing with an unknown feature or with
-    other dims, and for one table asked to have two layouts.
+    A feature without a slot has a table of its own. Features with slots whose segments, schedules and `table` are equal share
+    one table, distinguished by their slots, and one lookup serves all of them. Thresholds and expiry are kept by slot. Raises
+    `ConfigError`, naming both features, for two features of one name or slot, for sharing with an unknown feature or with other
+    dims, and for one table with two layouts.
 
     Example:
         >>> from monolith.features import Feature, declare_tables

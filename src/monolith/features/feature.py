@@ -25,13 +25,13 @@ BIAS = Segment(dim=1, initializer=Zeros(), optimizer=Ftrl(initial_accumulator_va
 
 
 class Feature(Config):
-    """One column of ids and the rows of a table behind it.
+    """One column of ids, and the rows of a table that embed them.
 
     Give `dim`, or `segments` for parts of a row with their own initializer and optimizer, or `shared_with` for the rows of
     another feature. With n ids in a row and embeddings x, the row's entry is, by `pooling`:
 
     - "sum" sum(x), "mean" sum(x) / n, "sqrtn" sum(x) / sqrt(n): [rows, dim], zeros without ids
-    - "first_n", "last_n": the first or last `max_length` of x, in order, zeros behind: [rows, max_length, dim]
+    - "first_n", "last_n": the first or last `max_length` of x, in order, padded with zeros: [rows, max_length, dim]
     - "none": all of x, as a `Ragged` [rows, (n), dim]
 
     Example:
@@ -49,7 +49,7 @@ class Feature(Config):
     """The column of the batch, and the name of the output."""
     slot: Annotated[int, Field(ge=0, lt=32768)] | None = None
     """None: a table of its own for the ids as they are, any int64, never colliding. A slot: ids become fids v2, and features
-    with equal segments lie in one table, which is faster for many features. `monolith.features.to_fids` says what becomes of
+    with equal segments share one table, which is faster for many features. `monolith.features.to_fids` says what becomes of
     ids beyond 48 bits."""
     dim: Annotated[int, Field(gt=0, le=65536)] | None = None
     """Elements of the embedding, when it is one segment."""
@@ -71,7 +71,7 @@ class Feature(Config):
     max_length: Annotated[int, Field(gt=0)] | None = None
     """Ids kept of each row. Required for "first_n" and "last_n", and for no other pooling."""
     stack: Annotated[str, Field(min_length=1)] | None = None
-    """Return this feature and all others with the same word as one tensor [rows, features, dim] of that name, in the order of
+    """Return this feature and all others with the same stack as one tensor [rows, features, dim] of that name, in the order of
     declaration, instead of one by one, and their biases as `<stack>.bias`. Needs no copy if they are in one table."""
     shared_with: str | None = None
     """The feature whose rows this one reads and trains too: an id means the same in both columns."""
@@ -83,7 +83,7 @@ class Feature(Config):
     """A schedule for all segments, or one for each (the bias first). None: the optimizer's own rate."""
     table: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     """The table's name, in files and as part of what initial values depend on. None: the feature's name, or, with a slot, one
-    made of dims and optimizers, as in `slots_16_adagrad`, and numbered where that is not enough to tell tables apart."""
+    made of dims and optimizers, as in `slots_16_adagrad`, and numbered where that is not unique."""
 
     @property
     def row(self) -> tuple[Segment, ...]:

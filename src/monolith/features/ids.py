@@ -47,7 +47,7 @@ class FidLayout:
     """Bits of the signature, the low ones."""
 
     def make(self, slot: int | IdArray, signature: IdArray) -> IdArray:
-        """Fids of `slot` (one for all, or one for each) and `signature`."""
+        """Return fids of `slot` (one for all, or one for each) and `signature`."""
         self._check("signature", signature, self.signature_bits)
         if isinstance(slot, int):
             if not 0 <= slot < 2**self.slot_bits:
@@ -74,7 +74,7 @@ class FidLayout:
         return signatures
 
     def split(self, fids: IdArray) -> tuple[IdArray, IdArray]:
-        """Slots and signatures: the inverse of `make`."""
+        """Return slots and signatures, the inverse of `make`."""
         return self.slot_of(fids), self.signature_of(fids)
 
     def switch_slot(self, fids: IdArray, slot: int) -> IdArray:
@@ -99,7 +99,7 @@ fid_v2 = FidLayout(name="v2", slot_bits=15, signature_bits=48)
 
 
 def fid_v1_to_v2(fids: IdArray) -> IdArray:
-    """Lossy: keeps the slot and the low 48 of the 54 bits of signature, so 64 signatures become one.
+    """Convert fids v1 to v2. Lossy: it keeps the slot and the low 48 of the 54 bits of signature, so 64 signatures become one.
 
     Example:
         >>> import torch
@@ -111,7 +111,7 @@ def fid_v1_to_v2(fids: IdArray) -> IdArray:
 
 
 def fid_v2_to_v1(fids: IdArray) -> IdArray:
-    """Nothing is lost. A slot above 1023 does not exist in v1 and raises `InvalidArgumentError`.
+    """Convert fids v2 to v1 without loss. A slot above 1023 does not exist in v1 and raises `InvalidArgumentError`.
 
     Example:
         >>> import torch
@@ -132,7 +132,7 @@ def hash_ids(ids: Ids) -> torch.Tensor:
 
 
 def hash_strings(strings: pa.Array | pa.ChunkedArray | Sequence[str | bytes]) -> torch.Tensor:
-    """64-bit ids of n strings (text as UTF-8): int64 [n].
+    """Hash n strings (text as UTF-8) to 64-bit ids: int64 [n].
 
     h = mix(length in bytes), then h = mix(h ^ word) for each 8 bytes, little endian, zero padded, where mix is `hash_ids`.
     Strings of the same length up to 8 bytes never collide. Others do with probability 2**-64 a pair: among n distinct strings
@@ -160,9 +160,9 @@ def hash_strings(strings: pa.Array | pa.ChunkedArray | Sequence[str | bytes]) ->
 
 
 def to_fids(ids: Ids, slot: int) -> torch.Tensor:
-    """Any int64 ids as fids v2 of `slot`: int64, shape of `ids`.
+    """Convert any int64 ids to fids v2 of `slot`: int64, shape of `ids`.
 
-    Three cases, per id: one that carries this slot in its high 16 bits already is a fid and stays as it is. One in
+    Three cases, per id: one with this slot in its high 16 bits already is a fid and stays as it is. One in
     [0, 2**48) becomes the signature as it is: such ids never collide. Any other is hashed to 48 bits: among n distinct
     such ids of a slot about n² / 2**49 pairs collide, 0.002 for a million, 18 for a hundred million. A feature without a
     slot, which has a table of its own, takes all 64 bits and never collides.

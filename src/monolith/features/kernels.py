@@ -85,11 +85,11 @@ class Unique:
     inverse: torch.Tensor
     """int64, shape of the batch: the position of each id in `ids`."""
     counts: torch.Tensor | None
-    """int64 [distinct]: occurrences, if asked for."""
+    """int64 [distinct]: occurrences, if requested."""
 
 
 def unique_with_inverse(ids: Ids, *, return_counts: bool = False) -> Unique:
-    """Distinct ids in the order of first occurrence, and where each came from.
+    """Return distinct ids in the order of first occurrence, and the position of each id of the batch among them.
 
     Example:
         >>> unique = unique_with_inverse([5, 3, 5, 9], return_counts=True)
@@ -107,7 +107,7 @@ def unique_with_inverse(ids: Ids, *, return_counts: bool = False) -> Unique:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSplit:
-    """Ids grouped by the shard that owns them, and the way back."""
+    """Ids grouped by the shard that owns them, and how to undo it."""
 
     ids: torch.Tensor
     """int64 [n]: shard 0's ids first, each shard's in their order of the batch."""

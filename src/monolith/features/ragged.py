@@ -1,4 +1,4 @@
-"""`Ragged`: rows of different lengths, and their forms elsewhere: lists, Arrow lists, nested tensors."""
+"""`Ragged`: rows of different lengths, converted from and to lists, Arrow lists and nested tensors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Ragged:
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[Any]], *, dtype: torch.dtype = torch.int64) -> Ragged:
-        """One row per list.
+        """Build with one row per list.
 
         Example:
             >>> Ragged.from_lists([[], [1], [2, 3]]).offsets.tolist()
@@ -56,7 +56,7 @@ class Ragged:
         return cls(torch.tensor([value for row in rows for value in row], dtype=dtype), splits)
 
     def to_lists(self) -> list[list[Any]]:
-        """One list per row."""
+        """Return one list per row."""
         values: list[Any] = self.values.tolist()
         splits = self._splits.tolist()
         return [values[begin:end] for begin, end in itertools.pairwise(splits)]
@@ -137,7 +137,7 @@ class Ragged:
         return self._rowids
 
     def row_lengths(self) -> torch.Tensor:
-        """Values in each row, int64 [rows]."""
+        """Return the number of values in each row, int64 [rows]."""
         return self.offsets.diff()
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ __all__ = ["from_keyed_jagged", "to_keyed_jagged"]
 
 
 class _KeyedJagged(Protocol):
-    """What is read of a KeyedJaggedTensor."""
+    """The part of a KeyedJaggedTensor that is read."""
 
     def keys(self) -> list[str]: ...
     def values(self) -> torch.Tensor: ...

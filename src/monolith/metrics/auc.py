@@ -62,7 +62,7 @@ class Cells:
         return Cells(self.low[index], self.high[index], self.positive[index], self.negative[index])
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Copies of the columns by name."""
+        """Return copies of the columns by name."""
         return {name: torch.from_numpy(getattr(self, name).copy()) for name in CELL_COLUMNS}
 
     def area_and_error(self) -> tuple[float, float]:
@@ -130,7 +130,7 @@ def in_order(parts: list[Cells]) -> Cells:
 
 
 def compress(cells: Cells, most: int) -> Cells:
-    """At most `most` (>= 4) cells, merged so that no merged cell has much of either class."""
+    """Return at most `most` (>= 4) cells, merged so that no merged cell has much of either class."""
     threshold = 4 / most
     smaller = cells
     while len(smaller) > most:
@@ -243,7 +243,7 @@ class AUC(Metric):
             self._folded()
 
     def _folded(self) -> Cells:
-        """Return all examples as cells. Sorting is put off to this point, so that it is paid once for many small batches."""
+        """Return all examples as cells. Sorting is deferred to this point, so that many small batches are sorted once."""
         if self._pending:
             cells = in_order([self._cells, *self._pending])
             self._cells = compress(cells, self.capacity // 2) if len(cells) > self.capacity else cells

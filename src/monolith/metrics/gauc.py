@@ -52,7 +52,7 @@ class GAUC(Metric):
         return math.ldexp(1.0, -self._halvings)
 
     def reset(self) -> None:
-        """Forget all examples and take in all groups again."""
+        """Forget all examples and sample all groups again."""
         self._groups: Keys = np.empty(0, np.int64)
         self._cells = points(self._groups, np.empty(0), np.empty(0))
         self._pending: list[tuple[Keys, Cells]] = []
@@ -103,7 +103,7 @@ class GAUC(Metric):
             self._fold()
 
     def _fold(self) -> None:
-        """Bring the pending examples in order, and all that is held below `capacity`."""
+        """Sort in the pending examples, and sample groups until at most `capacity` examples are left."""
         if not self._pending:
             return
         parts = [(self._groups, self._cells), *self._pending]
@@ -169,7 +169,7 @@ def _mean_area(groups: Keys, cells: Cells) -> float:
 
 
 def _runs(*columns: Keys) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Starts and lengths of the runs of rows that are equal in all columns."""
+    """Return starts and lengths of the runs of rows that are equal in all columns."""
     differs = np.zeros(max(0, len(columns[0]) - 1), dtype=bool)
     for column in columns:
         differs |= column[1:] != column[:-1]

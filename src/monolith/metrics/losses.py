@@ -1,4 +1,4 @@
-"""Whether predicted probabilities happen as often as they say, overall and by bucket."""
+"""Metrics of single predictions: log loss, normalized entropy, calibration, squared and absolute errors."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class CalibrationBucket:
 
 
 class Calibration(SumMetric):
-    """Predicted over observed positives, Σ w p / Σ w y: 1 is right, above 1 promises too much.
+    """Predicted over observed positives, Σ w p / Σ w y: 1 is calibrated, above 1 is overconfident.
 
     Infinite when positives were predicted and none was observed. `buckets()` splits it by prediction at `edges`,
     increasing numbers inside (0, 1). Give edges around the base rate where clicks are rare. A NaN prediction is counted
@@ -122,7 +122,7 @@ class Calibration(SumMetric):
         self._ends = ends
 
     def compute(self) -> float:
-        """Predicted over observed positives of all examples."""
+        """Return predicted over observed positives of all examples."""
         predicted, observed, _ = self._sums.sum(axis=1)
         return _ratio(float(predicted), float(observed))
 

@@ -1,4 +1,4 @@
-"""What every metric answers to, and the checks all of them share."""
+"""The interface of all metrics, and the checks they share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Numbers = torch.Tensor | np.ndarray | Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """One update after the checks: columns of equal length without the examples of weight 0."""
+    """The examples of one update after the checks: columns of equal length without the examples of weight 0."""
 
     predictions: Floats
     labels: Floats
@@ -62,7 +62,7 @@ class Metric(ABC):
         weights: Numbers | None = None,
         groups: Ids | None = None,
     ) -> None:
-        """Take in a batch of examples."""
+        """Add a batch of examples."""
         self._add(_check(predictions, labels, weights, groups))
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Metric(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Everything seen so far, as tensors on the CPU that later updates do not change."""
+        """Return everything seen so far, as tensors on the CPU that later updates do not change."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -94,7 +94,7 @@ class Metric(ABC):
     def _merge(self, other: Self) -> None: ...
 
     def _tensors(self, state: Mapping[str, torch.Tensor], expected: set[str]) -> dict[str, npt.NDArray[np.generic]]:
-        """Copies of the values of `state`, which must have exactly the keys `expected`."""
+        """Return copies of the values of `state`, which must have exactly the keys `expected`."""
         if set(state) != expected:
             raise InvalidArgumentError(
                 f"{type(self).__name__}.load_state_dict: expected keys {sorted(expected)}, got {sorted(state)}"
@@ -131,7 +131,7 @@ class SumMetric(Metric):
         self._sums = sums.astype(np.float64)
 
     def _settings(self) -> dict[str, torch.Tensor]:
-        """Settings that sums of two metrics must share to be added."""
+        """Return the settings that two metrics must share for their sums to be added."""
         return {}
 
     def _require_same_settings(self, state: Mapping[str, torch.Tensor]) -> None:

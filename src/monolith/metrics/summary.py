@@ -87,7 +87,7 @@ def prepare_head(
 
 
 def create_summary_metadata(description: str | None = None, meta_content: bytes | str = b"") -> SummaryMetadata:
-    """TensorBoard's metadata of a tensor for the plugin `monolith`, with `meta_content` for the plugin to read.
+    """Return TensorBoard's metadata of a tensor for the plugin `monolith`, with `meta_content` for the plugin.
 
     Example:
         >>> create_summary_metadata("weights", "{}").plugin_data.content

@@ -1,4 +1,4 @@
-"""The step all dense optimizers share: closure, gradients, the refusal of sparse ones."""
+"""Dense optimizers: Adamom, RMSprop and Shampoo, and the step that they share."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class DenseGradientOptimizer(torch.optim.Optimizer):
         """Update the parameters of a group in place, without changing `gradients`."""
 
     def _slots(self, parameters: list[Tensor], *names: str) -> list[list[Tensor]]:
-        """For each name the state tensors of all parameters, zeros at first."""
+        """Return for each name the state tensors of all parameters, initially zeros."""
         for parameter in parameters:
             state = self.state[parameter]
             for name in names:
@@ -230,7 +230,7 @@ class RMSprop(DenseGradientOptimizer):
 def eigen_inverse_root(
     mat: Tensor, p: int, head: int, tail: int, damping: float = 1e-3
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """mat ** (-1 / p) of a symmetric matrix [n, n] by its most telling eigenvectors, the rest of it a multiple of the identity.
+    """Approximate mat ** (-1 / p) of a symmetric matrix [n, n] by some eigenvectors and a multiple of the identity.
 
     Eigenvalues are raised to at least `damping`. The `head` smallest of those above `damping` and the `tail` largest are kept,
     or all n if head + tail >= n. Returns vectors [n, k], values [k] and an offset [], so that mat ** (-1 / p) ≈ vectors @
@@ -259,7 +259,7 @@ def eigen_inverse_root(
 def apply_sparse_precond(tensor: Tensor, pvec: Tensor, pval: Tensor, offset: Tensor) -> Tensor:
     """Multiply axis 0 of `tensor` [n, ...] by pvec @ diag(pval) @ pvec.T + offset * I and move it to the end: [..., n].
 
-    Done once per axis, all axes are multiplied and back in their order.
+    After one call per axis, all axes are multiplied and in their original order.
 
     Example:
         >>> apply_sparse_precond(torch.ones(2, 3), torch.eye(2), torch.tensor([1.0, 2.0]), torch.tensor(1.0)).tolist()
@@ -377,13 +377,13 @@ def _precondition(gradient: Tensor, state: dict[str, Any], step: int, group: dic
         else:
             s.add_(g)
         if renew:
-            # LAPACK knows no half precision.
+            # LAPACK has no half precision.
             statistics = s.to(torch.promote_types(s.dtype, torch.float32))
             parts = eigen_inverse_root(
                 statistics, 2 * rank, group["eigen_head"], group["eigen_tail"], group["damping_epsilon"]
             )
             pvec, pval, offset = (part.to(s.dtype) for part in parts)
-            # Not into the slots there are: with another eigen_head than in the checkpoint they have another shape.
+            # Not copied into the existing slots: with another eigen_head than in the checkpoint their shape differs.
             state |= {f"pvec{axis}": pvec, f"pval{axis}": pval, f"o{axis}": offset}
         result = apply_sparse_precond(result, pvec, pval, offset)
     return result

@@ -38,9 +38,9 @@ class ConstantRate(Config):
 class PolynomialDecay(Config):
     """From `initial_learning_rate` to `end_learning_rate` within `decay_steps`, and constant from there.
 
-    (initial - end) * (1 - s / decay_steps) ** power + end with s = min(step, decay_steps). With `cycle`, decay_steps
-    is instead multiplied until it reaches the step: the rate jumps up at each end and decays over a longer time. An end
-    above the start makes it a warm-up.
+    (initial - end) * (1 - s / decay_steps) ** power + end with s = min(step, decay_steps). With `cycle`, decay_steps is instead
+    multiplied until it reaches the step: the rate jumps up at each end and decays over a longer time. An end above the start
+    makes it a warm-up.
 
     Example:
         >>> schedule = PolynomialDecay(initial_learning_rate=0.01, decay_steps=10, end_learning_rate=0.11)

@@ -20,7 +20,7 @@ from monolith.serve.operators import POINTWISE
 __all__ = ["Cost", "known_cost", "measure", "tensors_in"]
 
 Cost = tuple[int, int]
-"""Bytes of everything that an operator makes, and its work."""
+"""Bytes of everything that an operator allocates, and its work."""
 
 _LIKE_THE_FIRST = {
     *("_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "group_norm", "instance_norm", "layer_norm"),
@@ -53,7 +53,7 @@ def known_cost(name: str, tensors: Sequence[Tensor]) -> Cost | None:
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> int:
-    """At least as many elements as tensors of these shapes broadcast to."""
+    """Bound the number of elements that tensors of these shapes broadcast to."""
     elements = 1
     for place in range(1, 1 + max(map(len, shapes))):
         elements *= max(shape[-place] for shape in shapes if len(shape) >= place)
@@ -83,7 +83,7 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 
 class _Measured(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch does not type it
-    """Adds up what all operators make that one operator consists of."""
+    """Adds up the costs of all operators that one operator consists of."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ class _Measured(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch doe
         made = list(tensors_in(result))
         elements = sum(tensor.numel() for tensor in made)
         largest = max(given, default=0)
-        # A view that is no larger than what it shows is no memory.
+        # A view that is no larger than its base takes no memory.
         if not (function.is_view and elements <= largest):
             self.bytes += sum(tensor.numel() * tensor.element_size() for tensor in made)
         if function._schema.name.removeprefix("aten::") in _PRODUCTS:

@@ -59,7 +59,7 @@ def export_model(
 ) -> Path:
     """Write the next version below `base` and return its folder, which appears complete or not at all.
 
-    `example` is a batch to trace the model with; the number of rows does not matter. Versions are numbered by time, so the
+    `example` is a batch to trace the model with. The number of rows does not matter. Versions are numbered by time, so the
     newest is the greatest. Rows are copied about `chunk` at a time, wherever the store has them, so an export needs no memory for
     whole tables.
 
@@ -123,7 +123,7 @@ def _write_tables(
 
 
 def _serving_config(config: TableConfig) -> TableConfig:
-    """Return the configuration of a table that only answers: no optimizer state, unseen ids read as in training."""
+    """Return the configuration of a read-only table: no optimizer state, unseen ids read as in training."""
     return config.model_copy(update={"mode": "serving", "unseen": config.unseen or "initializer"})
 
 
@@ -176,7 +176,7 @@ def collections_by_path(model: nn.Module) -> dict[str, EmbeddingBagCollection]:
 def trace_model(model: nn.Module, example: Batch, heads: Sequence[Head]) -> tuple[DenseProgram, dict[str, Tensor]]:
     """Return the program that makes the predictions of `heads`, and the inputs it was traced with.
 
-    Columns of labels are not part of what the model may read: they do not exist when it serves.
+    The model may not read columns of labels, because they do not exist in serving.
     """
     collections = collections_by_path(model)
     batch = _traceable_rows(model, example)
@@ -238,7 +238,7 @@ class _Columns(dict[str, Tensor]):
 
 
 class _TracedRagged(Ragged):
-    """A `Ragged` of tensors without values: what it computes, it computes by torch, so that it is traced."""
+    """A `Ragged` of traced tensors: it computes by operators of torch, so that they are traced."""
 
     __slots__ = ()
 
@@ -271,7 +271,7 @@ def _answers(
 
 
 def _traceable_rows(model: nn.Module, example: Batch) -> Batch:
-    # A number of rows that is a dim of the model too would look like a rule: "as many rows as dims".
+    # A number of rows that is also a dim of the model would be traced as equal to it.
     if not num_rows(example):
         raise InvalidArgumentError("example: expected a batch with at least one row to trace the model with")
     sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
@@ -292,7 +292,7 @@ def trace_program(module: nn.Module, example: Mapping[str, Tensor], outputs: Seq
     try:
         # Without gradients: a no_grad block inside the model would otherwise become a region of its own.
         with torch.no_grad(), warnings.catch_warnings():
-            # Of nn.LSTM and its like, which list their weights again each time.
+            # Of nn.LSTM and similar modules, which list their weights again in each call.
             warnings.filterwarnings("ignore", message=r"The tensor attributes? self\..*_flat_weights")
             exported = torch.export.export(module, tuple(example.values()), dynamic_shapes=_shapes(module, shapes))
     except InvalidArgumentError:
@@ -314,7 +314,7 @@ def _shapes(module: nn.Module, shapes: tuple[object, ...]) -> tuple[object, ...]
 def _functional(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Replace changes in place, and regions such as those under autocast, by operators that only return something."""
     with warnings.catch_warnings():
-        # torch warns of its own use of a deprecated class of its own.
+        # torch warns about its own use of a deprecated class.
         warnings.simplefilter("ignore", FutureWarning)
         flat: torch.export.ExportedProgram = exported.run_decompositions({})
     flat.graph.eliminate_dead_code()

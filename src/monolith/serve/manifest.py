@@ -1,4 +1,4 @@
-"""What an export says about itself: the checksums of its files, written last, and the columns and predictions of its model."""
+"""What describes an export: the checksums of its files, written last, and the columns and predictions of its model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-"""Of the folder as a whole. A newer one is refused, so raise it whenever an older release would misread the folder."""
+"""Version of the folder as a whole. A newer one is refused, so raise it whenever an older release would misread the folder."""
 _NAME = "manifest.json"
 
 
@@ -171,7 +171,7 @@ class CollectionSpec(Config):
 
 
 class Signature(Config):
-    """Everything a caller has to know."""
+    """Everything that a caller has to know about an exported model."""
 
     version: int
     """Number of the export, newer ones are greater."""

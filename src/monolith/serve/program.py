@@ -48,7 +48,7 @@ replication_pad2d diag_embed unfold conv1d conv2d avg_pool1d avg_pool2d max_pool
 adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d
 """
 _GROWS = frozenset(_GROWING.split())
-"""Operators whose numbers say how large the result is."""
+"""Operators whose number arguments determine the size of the result."""
 
 
 FREE_BYTES, BYTES_PER_BYTE = 2**30, 64
@@ -260,12 +260,12 @@ def _nbytes(values: Sequence[object]) -> int:
 
 
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""How operators and guards refuse their arguments."""
+"""Exceptions by which operators and guards refuse their arguments."""
 _TYPES = {"dtype": torch.dtype, "layout": torch.layout, "device": torch.device, "memory_format": torch.memory_format}
 
 
 def _check_types(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    """Refuse what is no dtype where one is expected: torch takes any integer for one, and reads behind its list of dtypes."""
+    """Refuse a wrong type where a dtype is expected: torch takes any integer for one, and reads past its list of dtypes."""
     if not isinstance(function, OpOverload):
         return
     names = [argument.name for argument in function._schema.arguments]

@@ -103,15 +103,15 @@ def test_everything_else_is_refused_when_it_is_written(text: str) -> None:
 
 NOT_OF_THIS_BATCH = {
     "labell > 0": "did you mean 'label'",
-    "label": "true or false",
-    "label + 1": "true or false",
-    "label and chnid": "true or false",
-    "not label": "true or false",
-    "1 > 0": "true or false",
+    "label": "a condition on each row",
+    "label + 1": "a condition on each row",
+    "label and chnid": "a condition on each row",
+    "not label": "a condition on each row",
+    "1 > 0": "a condition on each row",
     "any(label > 0)": "any is for Ragged",
     "len(label) > 0": "len is for Ragged",
-    "actions > 0": "true or false",
-    "any(actions)": "true or false",
+    "actions > 0": "a condition on each row",
+    "any(actions)": "a condition on each row",
     "any(actions == label)": "numbers only",
     "any(actions == ids)": "numbers only",
 }

@@ -57,12 +57,12 @@ def _column_of(field: pa.Field) -> Column:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     text = _is_text(kind)
     if depth + text > 2 or (shape and (depth or text)):
-        raise SchemaError(f"column {field.name!r}: {field.type} has no form in a batch; leave it out of columns")
+        raise SchemaError(f"column {field.name!r}: {field.type} cannot be a column of a batch; leave it out of columns")
     if text:
         return Column(name=field.name, dtype="bytes", nested=depth == 1)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise SchemaError(
-            f"column {field.name!r}: {field.type} has no form in a batch; cast it, or leave it out of columns"
+            f"column {field.name!r}: {field.type} cannot be a column of a batch; cast it, or leave it out of columns"
         )
     integers = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
     dtype = "int64" if integers else "float64" if kind == pa.float64() else "float32"
@@ -196,7 +196,7 @@ def _numbers(column: Column, array: pa.Array) -> torch.Tensor:
     if not number or (pa.types.is_floating(kind) and column.dtype == "int64"):
         raise _wrong(column, array, column.dtype)
     if kind == pa.uint64() and column.dtype == "int64":
-        # Ids use all 64 bits; they keep them.
+        # Ids use all 64 bits and keep them.
         array = array.view(pa.int64())
     wanted = _TYPES[column.dtype]
     return from_dlpack(array if array.type == wanted else pc.cast(array, wanted))

@@ -98,7 +98,7 @@ def expand_paths(paths: str | Sequence[str]) -> list[str]:
     """Return the files that `paths` mean: URLs as given, and the files that globs, folders and patterns match, sorted."""
     given = [paths] if isinstance(paths, str) else list(paths)
     if not all(isinstance(path, str) for path in given):
-        raise InvalidArgumentError(f"paths: expected texts, got {given!r}; wrap a Path in str()")
+        raise InvalidArgumentError(f"paths: expected strings, got {given!r}; wrap a Path in str()")
     if STDIN in given and len(given) > 1:
         raise InvalidArgumentError(f"paths: {STDIN!r} (standard input) cannot be combined with other paths")
     files = [file for path in given for file in files_of(path)]
@@ -168,7 +168,7 @@ class FileQueue:
     ) -> None:
         if capacity < 1 or retries < 0:
             raise InvalidArgumentError(f"expected capacity >= 1 and retries >= 0, got {capacity} and {retries}")
-        # Of a range only the files that are there count, so each of its paths is looked up.
+        # Of a range only existing files count, so each of its paths is looked up.
         self._patterns = [(part, part != given) for given in patterns for part in expand_pattern(given)]
         self._capacity, self._retries, self._sleep = capacity, retries, sleep
         self._lock = threading.Lock()
@@ -206,7 +206,7 @@ class FileQueue:
             )
         with self._lock:
             if self._names and (pattern, after) == (self._pattern, self._names[0]):
-                self._after = self._names.popleft()  # the next one: what is listed stays good
+                self._after = self._names.popleft()  # the next one: the listing stays valid
             elif (pattern, after) != (self._pattern, self._after):
                 self._pattern, self._after, self._more = pattern, after, True
                 self._names.clear()

@@ -92,7 +92,7 @@ class Column(Config):
         return _core.ColumnSpec(self.name, self.source, _TYPES[self.dtype], layout, width, fill)
 
     def entries(self, values: np.ndarray, splits: np.ndarray, lengths: np.ndarray, list_splits: np.ndarray) -> Batch:
-        """Batch entries from the arrays of the core's parser."""
+        """Return batch entries from the arrays of the core's parser."""
         if self.shape is not None:
             return {self.name: torch.from_numpy(values).reshape(-1, *self.shape)}
         ragged = Ragged(torch.from_numpy(values), splits)
@@ -107,7 +107,8 @@ def nested_entries(column: Column, values: Ragged, lengths: Ragged) -> Batch:
 
 
 def checked_columns(columns: Iterable[Column]) -> Sequence[Column]:
-    """At least one column, all of them `Column`s, no entry of the batch named twice."""
+    """Return `columns`, after checking that there is at least one, that all are `Column`s, and that no batch entry is named
+    twice."""
     checked = tuple(columns)
     if not checked:
         raise InvalidArgumentError("columns: expected at least one Column, got none")
@@ -130,7 +131,7 @@ SourcePosition = dict[str, int | str]
 
 
 class Source(ABC):
-    """An ordered stream of batches that knows where it is.
+    """An ordered stream of batches that knows its position.
 
     Iterating continues where the last iteration stopped. At the end the source starts again, so that one `for` loop is one
     epoch. `state_dict` is the position after the last batch handed out: a source that loads it, in this process or another,

@@ -71,7 +71,7 @@ def read_stream(stream: IO[bytes], size: int) -> bytes:
     except (EOFError, zlib.error, gzip.BadGzipFile, pa.ArrowInvalid) as error:
         raise StreamDamage(str(error)) from None
     except OSError as error:
-        # Arrow reports what a codec dislikes as an input/output error without an error number.
+        # Arrow reports errors of a codec as input/output errors without an error number.
         if error.errno is None:
             raise StreamDamage(str(error)) from None
         raise
@@ -97,7 +97,7 @@ def _decompressed(file: IO[bytes], kind: str) -> IO[bytes]:
 
 
 class _Available(io.RawIOBase):
-    """Standard input, handing out what has arrived instead of waiting for as much as was asked for."""
+    """Standard input that returns what has arrived instead of waiting for the requested size."""
 
     def readable(self) -> bool:
         return True

@@ -23,7 +23,7 @@ from monolith.urls import filesystem_of
 __all__ = ["CsvSource", "ParquetSource"]
 
 _log = logging.getLogger(__name__)
-# Beside the caller's columns a table has the number of each row in its file: rows may be left out, positions may not move.
+# Besides the caller's columns a table has the number of each row in its file: rows may be skipped, but positions must not shift.
 _ROW = "\0row"
 _DELIMITERS = (",", ";", "\t", "|", " ")
 _HEADER_BYTES = 1000
@@ -33,7 +33,7 @@ class CsvSource(FileSource):
     """Batches from delimited text with a header line, or with the names of all its fields in `names`.
 
     `paths`: URLs, globs, folders, or "-" for standard input. Files are decompressed by their suffix. An empty field is missing:
-    the default of a column with a shape, an empty row otherwise. Ragged columns are texts like `3|1|4`, cut at
+    the default of a column with a shape, an empty row otherwise. Ragged columns are texts like `3|1|4`, split at
     `list_separator`. At most `max_corrupt` rows that have too few or too many fields, or a field that is not a number, are
     skipped. Shards take whole files in turn, or rows in turn if there are fewer files than shards.
 
@@ -97,7 +97,7 @@ class CsvSource(FileSource):
             yield to_batch(pa.concat_tables(held), self._typed_columns), {**self._start(), "file": len(self.files)}
 
     def _tables(self, position: SourcePosition) -> Iterator[tuple[SourcePosition, pa.Table]]:
-        """Typed rows from `position` on, block by block, with the file they are from."""
+        """Yield typed rows from `position` on, block by block, with the file they are from."""
         at = dict(position)
         for index in range(int(position["file"]), len(self.files), 1 if self._by_row() else self._shard_count):
             first = int(at["row"]) if index == at["file"] else 0
@@ -151,7 +151,7 @@ class CsvSource(FileSource):
         return f"{nearest_column(there, missing)} A file without a header line needs `names`"
 
     def _typed(self, table: pa.Table, bad: _BadRows) -> pa.Table:
-        """Texts as numbers, without the rows that have something else."""
+        """Convert texts to numbers, and drop the rows where that fails."""
         wrong = sorted(
             {row for column in self.columns for row in self._unparsable(column, table.column(column.source))}
         )
@@ -224,7 +224,7 @@ class _Checked:
 
     @property
     def first_line(self) -> str:
-        """The header, for an error that speaks of it."""
+        """The header line, for error messages."""
         return self._begin.partition(b"\n")[0].decode(errors="replace").rstrip("\r")
 
     def read(self, size: int) -> bytes:
@@ -233,14 +233,14 @@ class _Checked:
         return data
 
     def close(self) -> None:
-        """Whoever opened the stream closes it."""
+        """Do nothing: the caller that opened the stream closes it."""
 
 
 class ParquetSource(FileSource):
     """Batches from Parquet files. Only the requested columns are read, and at most one row group is held.
 
     `paths`: URLs, globs or folders. A column given by name alone has the type of the first file: numbers become tensors, lists
-    `Ragged`, strings `Ragged` of bytes. Without `columns`, all columns are read. Row groups are dealt out to shards in order.
+    `Ragged`, strings `Ragged` of bytes. Without `columns`, all columns are read. Row groups are assigned to shards in turn.
 
     Example:
         >>> import tempfile
@@ -270,7 +270,7 @@ class ParquetSource(FileSource):
         self.columns = checked_columns(self._typed(columns))
 
     def _typed(self, columns: Iterable[Column | str] | None) -> Sequence[Column]:
-        """Columns given by name with the type that the first file has for them."""
+        """Return the columns, with the types of the first file for those given by name."""
         wanted = None if columns is None else ([columns] if isinstance(columns, str) else list(columns))
         if wanted is not None and not any(isinstance(column, str) for column in wanted):
             return cast("list[Column]", wanted)
@@ -292,7 +292,7 @@ class ParquetSource(FileSource):
         held = None
         for at, table in self._groups(position):
             row = int(at["row"])
-            # A batch over the edge of a row group is put together first; the rest of the group is converted at once and cut.
+            # A batch across two row groups is assembled first. The rest of the group is converted at once and cut.
             begin = 0 if held is None else min(size - held.num_rows, table.num_rows)
             if held is not None:
                 held = pa.concat_tables([held, table.slice(0, begin)])
@@ -309,7 +309,7 @@ class ParquetSource(FileSource):
             yield to_batch(held, self.columns), {**self._start(), "file": len(self.files)}
 
     def _groups(self, position: SourcePosition) -> Iterator[tuple[SourcePosition, pa.Table]]:
-        """This shard's row groups from `position` on, each with the position of its first row."""
+        """Yield this shard's row groups from `position` on, each with the position of its first row."""
         fields = list(dict.fromkeys(column.source for column in self.columns))
         at = dict(position)
         for index in range(int(position["file"]), len(self.files)):
@@ -326,7 +326,7 @@ class ParquetSource(FileSource):
 
 
 class _Parquet:
-    """An open Parquet file whose errors are ours."""
+    """An open Parquet file that raises this package's errors."""
 
     def __init__(self, url: str) -> None:
         import pyarrow.parquet as pq

@@ -65,13 +65,13 @@ class GeneratedSource(Source):
 
 
 def mix48(values: np.ndarray, *, slot: int | np.ndarray) -> np.ndarray:
-    """Distinct numbers below 2**48 to distinct fids v2 of `slot` that look random: int64, shape of `values`.
+    """Map distinct numbers below 2**48 to distinct fids v2 of `slot` that look random: int64, shape of `values`.
 
     Example:
         >>> [hex(id) for id in mix48(np.arange(3), slot=2).tolist()]
         ['0x2000000000000', '0x2a14737c2db63', '0x2b35b217d5c60']
     """
-    # Shifting right and xoring, and multiplying by an odd number modulo 2**48, both have an inverse: no two ids meet.
+    # Shifting right and xoring, and multiplying by an odd number modulo 2**48, both have an inverse, so ids stay distinct.
     mixed = values.astype(np.uint64)
     for factor in (0x9E3779B97F4B, 0xD6E8FEB86659):
         mixed ^= mixed >> np.uint64(23)
@@ -303,7 +303,7 @@ def _tags(catalogue: _Items, items: np.ndarray) -> Ragged:
 class LateClicks(GeneratedSource):
     """A `ClickStream` that does not wait: every impression comes with label 0, its click later as a row with label 1.
 
-    A batch has the stream's impressions followed by the clicks that arrived since the batch before, oldest first, so its
+    A batch has the stream's impressions followed by the clicks that arrived since the previous batch, oldest first, so its
     number of rows varies. Rows of clicks have the click's time in `event_time`. This is the original's "fast emit": each
     positive has been seen as a negative before, which the logit correction of the loss takes into account. Clicks that
     arrive after a stream's last batch are never seen. A click goes to the shard that had the impression.
@@ -326,7 +326,7 @@ class LateClicks(GeneratedSource):
     def _read(self, position: SourcePosition) -> Iterator[tuple[Batch, SourcePosition]]:
         waiting: Batch | None = None
         turn = int(position["next"])
-        # Clicks under way are no part of the position: one click window is made again.
+        # Clicks in flight are not part of the position: one click window is generated again.
         for past in range(max(turn - self._window(), 0), turn):
             _, waiting = self._deliver(self.batch(self._number(past)), waiting)
         for batch, behind in super()._read(position):

@@ -90,7 +90,7 @@ class Compose:
         return {key: part.state_dict() for key, part in self._stateful_parts().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring every transform to where `state` was taken."""
+        """Restore every transform from `state`."""
         parts = self._stateful_parts()
         if parts.keys() != state.keys():
             raise InvalidArgumentError(f"state: expected transforms {sorted(parts)}, got {sorted(state)}")
@@ -103,7 +103,7 @@ class Compose:
 
 
 class LogicalOr(Compose):
-    """A row stays if it survives one of two transforms: as the first leaves it, or else as the second does.
+    """Keeps rows that one of two transforms keeps, as the first leaves them, or else as the second does.
 
     Neither may repeat rows, and both must leave the same columns.
 
@@ -177,7 +177,7 @@ class Transformed:
         return {"source": self._stateful().state_dict(), "transforms": self._transform.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Continue from where `state` was taken."""
         source = self._stateful()
         self._transform.load_state_dict(state["transforms"])
         source.load_state_dict(state["source"])
@@ -189,7 +189,7 @@ class Transformed:
 
 
 class Shuffle:
-    """Mixes rows across batches: fills a buffer with `buffer_rows` rows, shuffles it, gives out the older half, and again.
+    """Mixes rows across batches: fills a buffer with `buffer_rows` rows, shuffles it, hands out the older half, and repeats.
 
     Every row comes out once. Batches have `batch_size` rows, the last one fewer. The state holds the rows in the buffer, so a
     resumed run is the same run. It is as large as the buffer.
@@ -214,12 +214,12 @@ class Shuffle:
         self._ready: Batch = {}
         """Rows in their final order. Replaced, never changed."""
         self._given = 0
-        """How many of the ready rows have been given out."""
+        """How many of the ready rows have been handed out."""
         self._ended = False
         """Whether the source is used up while rows are left: a new loop over it would start it again."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Go on after the last batch given out."""
+        """Continue after the last batch handed out."""
         yield from self._full_batches()
         if not self._ended:
             for batch in self._source:
@@ -231,7 +231,7 @@ class Shuffle:
             if self._held:
                 self._shuffle(keep=0)
         while left := num_rows(self._ready) - self._given:
-            # Said before the last batch is given out, because nobody may ask for another.
+            # Set before the last batch is handed out, because the caller may not ask for another.
             self._ended = left > self._batch_size
             yield self._take(min(left, self._batch_size))
         self._ended = False
@@ -282,7 +282,7 @@ class Shuffle:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Continue from where `state` was taken."""
         if not hasattr(self._source, "load_state_dict"):
             raise InvalidArgumentError(f"source: a {type(self._source).__name__} has no state_dict and load_state_dict")
         self._source.load_state_dict(state["source"])

@@ -56,7 +56,7 @@ class FilterByExpression(RowFilter):
     """
 
     expression: str
-    """What must be true of a row."""
+    """The condition on a row."""
 
     @model_validator(mode="after")
     def _parses(self) -> FilterByExpression:
@@ -68,7 +68,7 @@ class FilterByExpression(RowFilter):
         result = _evaluate(self._tree(), batch)
         if not isinstance(result, torch.Tensor) or result.dtype != torch.bool or result.shape != (num_rows(batch),):
             raise InvalidArgumentError(
-                f"expression: expected something true or false of each row, as a > 0; {self.expression!r} is not"
+                f"expression: expected a condition on each row, such as a > 0, got {self.expression!r}"
             )
         return result
 
@@ -169,7 +169,7 @@ def _on_values(function: Callable[..., Value], node: ast.expr, *operands: Value)
     ragged = [operand for operand in operands if isinstance(operand, Ragged)]
     if not ragged:
         return function(*operands)
-    # Values of one column only: of two, equal row splits would be a matter of the batch.
+    # Values of one column only: whether two columns have equal offsets depends on the batch.
     columns = {part.offsets.data_ptr() for part in ragged}
     if len(columns) > 1 or any(isinstance(operand, torch.Tensor) for operand in operands):
         raise InvalidArgumentError(f"{ast.unparse(node)!r}: compare the values of a Ragged column with numbers only")
@@ -191,7 +191,7 @@ def _call(name: str, argument: Value, node: ast.expr) -> Value:
 def _truth(value: Value, node: ast.expr) -> torch.Tensor:
     if not isinstance(value, torch.Tensor) or value.dtype != torch.bool:
         raise InvalidArgumentError(
-            f"{ast.unparse(node)!r}: expected something true or false of each row; compare it, as in x > 0, and take any() or "
+            f"{ast.unparse(node)!r}: expected a condition on each row; compare it, as in x > 0, and take any() or "
             "all() of a Ragged"
         )
     return value

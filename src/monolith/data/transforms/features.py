@@ -48,7 +48,7 @@ class SwitchSlot(Config):
 
 
 class FeatureCombine(Config):
-    """A new column of all pairs of ids of two columns, row by row: the left column's ids in the outer loop.
+    """Adds a column of all pairs of ids of two columns, row by row, with the left column's ids in the outer loop.
 
     Example:
         >>> batch = {"a": Ragged.from_lists([[1, 2], []]), "b": torch.tensor([3, 4])}
@@ -83,7 +83,7 @@ class FeatureCombine(Config):
 
 
 def combine_ids(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """High xor low half of the signed 128-bit product, element by element: int64.
+    """Return the high half xor the low half of the signed 128-bit product, element by element: int64.
 
     Example:
         >>> combine_ids(torch.tensor([3, -1, 2**40]), torch.tensor([5, 7, 2**40])).tolist()
@@ -131,7 +131,7 @@ class MapId(Config):
 
 
 class LogBucketFid(Config):
-    """Numbers v of some columns as fids v2 with the signature floor(log2(|v| + 1)): one id for each order of magnitude.
+    """Converts numbers v of some columns to fids v2 with the signature floor(log2(|v| + 1)): one id per order of magnitude.
 
     Example:
         >>> batch = LogBucketFid(slots={"price": 9})({"price": torch.tensor([0.0, 1.0, -7.5])})
@@ -194,7 +194,8 @@ class HashText(Config):
     """Replaces text by ids of `monolith.features.hash_strings`: the same text is the same id in every column and run.
 
     One text in a row becomes int64 [rows]. Of lists of texts (`<name>.lengths` next to the bytes, as sources give nested
-    columns) each list becomes a row of a `Ragged` of int64, and the lengths go. A row without a text has the empty one.
+    columns) each list becomes a row of a `Ragged` of int64, and the lengths are dropped. A row without a text has the empty
+    one.
 
     Example:
         >>> batch = {"city": Ragged.from_lists([list(b"Bonn"), list(b"Rome"), list(b"Bonn")], dtype=torch.uint8)}
@@ -218,7 +219,7 @@ def _ids(name: str, batch: Batch) -> BatchColumn:
     if not isinstance(text, Ragged) or text.values.dtype != torch.uint8:
         kind = "rows of one length" if not isinstance(text, Ragged) else f"Ragged of {text.values.dtype}"
         raise InvalidArgumentError(
-            f"batch[{name!r}]: expected text, Ragged of uint8, got {kind}; read it as a BatchColumn with dtype='bytes'"
+            f"batch[{name!r}]: expected text, Ragged of uint8, got {kind}; read it as a monolith.data.Column with dtype='bytes'"
         )
     if isinstance(lengths, Ragged):
         ends = np.concatenate([[0], np.cumsum(lengths.values.numpy(), dtype=np.int64)])

@@ -196,7 +196,7 @@ class FilterByValue(RowFilter):
     operand: Number | tuple[Number, ...]
     """What to compare with. `read_filter_values` reads a long tuple from a file."""
     keep_empty: bool = False
-    """What happens to rows without a value."""
+    """Whether rows without a value stay."""
 
     @model_validator(mode="after")
     def _operand_fits(self) -> FilterByValue:
@@ -226,7 +226,7 @@ class FilterByValue(RowFilter):
 
     @cached_property
     def _listed(self) -> torch.Tensor:
-        # Once: a list out of a file may be long.
+        # Computed once: a list from a file may be long.
         return list_tensor(self.operand if isinstance(self.operand, tuple) else (self.operand,))
 
     def _set_mask(self, column: Ragged) -> torch.Tensor:

@@ -71,7 +71,7 @@ class TaskLabel:
     pos_actions: tuple[int, ...]
     """One of these: the label is 1."""
     neg_actions: tuple[int, ...] = ()
-    """If given, a row with none of these and no positive action is no example of the task."""
+    """If given, a row with none of these and no positive action is not an example of the task."""
     sample_rate: float = 1.0
     """Probability of a negative row to stay an example."""
 
@@ -256,7 +256,7 @@ class MultiLabelGen(Config):
     head_to_index: Annotated[dict[int | str, Annotated[int, Field(ge=0)]], Field(min_length=1)]
     """Value of `head_field` to index. A value that is not listed has no label. Integers, or text for a column of text."""
     head_field: str = "chnid"
-    """The column that says which head a row belongs to: one number per row, or `Ragged` of uint8 with a text in each row."""
+    """The column of the head that a row belongs to: one number per row, or `Ragged` of uint8 with a text in each row."""
     pos_actions: tuple[int, ...] = ()
     """Actions that make the label `pos_label`."""
     neg_actions: tuple[int, ...] = ()
@@ -268,7 +268,7 @@ class MultiLabelGen(Config):
     neg_label: Finite = 0.0
     """Label of a negative row."""
     action_priority: tuple[int, ...] = ()
-    """Actions, the most prior one first."""
+    """Actions by descending priority."""
     task_num: Annotated[int, Field(ge=1)] | None = None
     """Number of labels. None: one more than the greatest index."""
     label: str = "label"
@@ -319,7 +319,7 @@ class MultiLabelGen(Config):
 
 
 class UseFieldAsLabel(Config):
-    """Every label below the value of another column is raised to it: max(label, value).
+    """Raises every label to at least the value of another column: max(label, value).
 
     With `overwrite_invalid_value`, a value of `label_threshold` or more is taken for an error and counts as 0.
 

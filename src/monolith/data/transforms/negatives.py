@@ -85,7 +85,7 @@ class ItemPool:
         here.places = {item: number for item, number in here.places.items() if number >= here.first}
 
     def draw(self, channel: int, uniform: np.ndarray) -> tuple[Batch, np.ndarray, np.ndarray]:
-        """Return the items at `uniform` (float [k] in [0, 1)) of the channel's length, which must be `ready`.
+        """Draw the items at `uniform` (float [k] in [0, 1)) of the length of the channel, which must be `ready`.
 
         Returns their columns and, float64 [k], the time factor (index + 1) / size, 1 for the newest, and the frequency factor 1
         / (times drawn, this time included).
@@ -103,7 +103,7 @@ class ItemPool:
         return select_rows(here.items, torch.from_numpy(places)), (places + 1) / size, 1 / times
 
     def size(self, channel: int) -> int:
-        """Items in `channel`."""
+        """Return the number of items in `channel`."""
         return len(self._channels[channel].seen) if channel in self._channels else 0
 
     def ready(self, channel: int) -> bool:
@@ -115,7 +115,7 @@ class ItemPool:
         return {channel: self.size(channel) for channel in self._channels}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything in the pool, as tensors and plain values."""
+        """Return everything in the pool, as tensors and plain values."""
         return {
             str(channel): {
                 "items": {name: column_state(column) for name, column in here.items.items()},
@@ -127,7 +127,7 @@ class ItemPool:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace everything by what was there when `state` was taken."""
+        """Replace the contents of the pool by those of `state`."""
         channels = {}
         for channel, saved in state.items():
             items = {name: load_column(column) for name, column in saved["items"].items()}
@@ -178,9 +178,9 @@ class NegativeGenConfig(Config):
     negative_action: int | None = None
     """If given, the only action of a negative that was made."""
     throw_origin: bool = False
-    """Whether to give out only the negatives that were made."""
+    """Whether to return only the negatives that were made."""
     throw_origin_neg: bool = False
-    """Whether to leave out the negatives that came in."""
+    """Whether to drop the negatives that came in."""
     cache_only_pos: bool = True
     """Whether only items of positive rows enter the pool."""
     cache_negative_actions: tuple[int, ...] = ()
@@ -200,7 +200,7 @@ class NegativeGenConfig(Config):
 
 
 class NegativeGen(Seeded):
-    """For each positive row, first up to `neg_num` rows of the same user with items from the pool, then the row itself.
+    """Puts up to `neg_num` rows of the same user with items from the pool before each positive row.
 
     The items of a batch enter the pool before negatives are drawn for it, so a small pool may draw the row's own item. With the
     item's index in its pool, oldest first, time is (index + 1) / size, and frequency is 1 / (times it was drawn). The column

@@ -58,13 +58,13 @@ def _select(column: BatchColumn, rows: torch.Tensor) -> BatchColumn:
 
 
 def repeat(values: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-    """Value i `times[i]` times.
+    """Repeat value i `times[i]` times.
 
     Example:
         >>> repeat(torch.tensor([7, 8]), torch.tensor([0, 2])).tolist()
         [8, 8]
     """
-    # torch.repeat_interleave wakes all threads for any size; on a busy machine that costs milliseconds.
+    # torch.repeat_interleave wakes all threads for any size, which costs milliseconds on a busy machine.
     return torch.from_numpy(np.repeat(values.numpy(), times.numpy()))
 
 
@@ -139,7 +139,7 @@ def is_in(values: torch.Tensor, listed: Sequence[Number] | torch.Tensor, *, inve
 
 
 def list_tensor(listed: Sequence[Number]) -> torch.Tensor:
-    """Numbers to look for: int64, or float64 if one of them is a float, which is exact for ids up to 2**53.
+    """Return numbers as int64, or as float64 if one of them is a float, which is exact for ids up to 2**53.
 
     Example:
         >>> list_tensor((1, 2.5)).dtype, list_tensor(()).dtype
@@ -225,7 +225,7 @@ def label_matrix(batch: Batch, name: str) -> torch.Tensor:
 
 
 def labels_shape(batch: Batch, name: str) -> torch.Size:
-    """Return the shape that a changed `label_matrix` goes back to.
+    """Return the shape of the labels, to which a changed `label_matrix` is reshaped.
 
     Example:
         >>> list(labels_shape({"label": torch.tensor([0, 1])}, "label"))

@@ -1,7 +1,7 @@
-"""Fewer negatives, more positives, copies by action: with the bookkeeping that keeps predictions honest.
+"""Fewer negatives, more positives, copies by action, with the bookkeeping that keeps predictions calibrated.
 
-Training on negatives kept with rate r shifts the log odds by -ln(r). A loss on `z - ln(sample_rate)` takes that out, so the
-column `sample_rate` must say r on positives too: it is a property of the data, not of the single row.
+Training on negatives kept with rate r shifts the log odds by -ln(r). A loss on `z - ln(sample_rate)` undoes that, so the column
+`sample_rate` must be r on positives too: it is a property of the data, not of a single row.
 """
 
 from __future__ import annotations
@@ -123,13 +123,12 @@ class UpsamplePositives(Config):
 
 
 class InstanceReweight(Config):
-    """Copies each row as often as its actions weigh, and relabels it by its most prior action.
+    """Copies each row as often as its actions weigh, and relabels it by its action of highest priority.
 
-    Copies of actions A: 1 (0 for none), then plus ("add") or times ("multiply") the weight of every action of A that is
-    the most prior one or has no priority. A row without actions stays once. A row whose earlier emission had `pre_actions`:
-    if its action has no higher priority, it is dropped. If the label changed, it comes as often as both together, so that it
-    outweighs the copies of the earlier emission. If not, it comes by the difference, and with the opposite label if it came too
-    often.
+    Copies of actions A: 1 (0 for none), then plus ("add") or times ("multiply") the weight of every action of A that has the
+    highest priority or none. A row without actions stays once. A row whose earlier emission had `pre_actions`: if its action
+    has no higher priority, it is dropped. If the label changed, it comes as often as both together, so that it outweighs the
+    copies of the earlier emission. If not, it comes by the difference, and with the opposite label if it came too often.
 
     Example:
         >>> reweight = InstanceReweight(weights={7: 3}, labels={7: 1}, action_priority=(7,), method="multiply")
@@ -141,9 +140,9 @@ class InstanceReweight(Config):
     weights: dict[int, Annotated[int, Field(ge=0)]]
     """Weight of an action."""
     labels: dict[int, int] = {}
-    """New label of a row by its most prior action."""
+    """New label of a row by its action of highest priority."""
     action_priority: tuple[int, ...] = ()
-    """Actions, the most prior one first."""
+    """Actions by descending priority."""
     method: Literal["add", "multiply"] = "add"
     """How the weights make a number of copies."""
     label: str = "label"
@@ -172,7 +171,8 @@ class InstanceReweight(Config):
         return select_rows({**batch, self.label: labels}, rows)
 
     def _read(self, column: torch.Tensor | Ragged, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Per row: rank of its most prior action, copies, label of that action, and whether it has one."""
+        """Return for each row the rank of its action of highest priority, copies, label of that action, and whether it has
+        one."""
         if not isinstance(column, Ragged):
             raise InvalidArgumentError("actions: expected a Ragged, got a tensor")
         lengths, rowids = column.row_lengths(), column.value_rowids()
@@ -224,7 +224,7 @@ def most_prior_action(actions: torch.Tensor | Ragged, priority: tuple[int, ...])
 
 
 def leading_action(actions: torch.Tensor | Ragged, priority: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per row the action that stands first in `priority`, or else its first one, and whether it has any.
+    """Return each row's action that is first in `priority`, or else its first one, and whether it has any.
 
     Example:
         >>> action, known = leading_action(Ragged.from_lists([[1, 2], [3], []]), priority=(2,))

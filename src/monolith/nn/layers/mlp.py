@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons, the logit correction after them, and the losses that layers have of their own."""
+"""Multi-layer perceptrons, the logit correction after them, and auxiliary losses of layers."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class LogitCorrection(nn.Module):
 
 @runtime_checkable
 class HasAuxiliaryLoss(Protocol):
-    """A module with a loss of its own, which `auxiliary_loss` finds."""
+    """A module with an auxiliary loss, which `auxiliary_loss` finds."""
 
     def auxiliary_loss(self) -> torch.Tensor:
         """Return the layer's auxiliary loss, a scalar."""

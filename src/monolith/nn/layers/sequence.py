@@ -97,7 +97,7 @@ def step_mask(where: str, mask: torch.Tensor, sequence: torch.Tensor) -> torch.T
 
 
 def masked_softmax(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """softmax over the last dimension among the true entries of `mask`, 0 elsewhere and in rows that have none.
+    """Return the softmax over the last dimension among the true entries of `mask`, 0 elsewhere and in rows without any.
 
     Example:
         >>> masked_softmax(torch.zeros(2, 2), torch.tensor([[True, False], [False, False]])).tolist()
@@ -217,7 +217,7 @@ AttentionType = Literal["GRU", "AGRU", "AUGRU"]
 
 
 class AGRUCell(nn.Module):
-    """One step of a gated recurrent unit that listens to an attention score a.
+    """One step of a gated recurrent unit with an attention score a.
 
     r, u = sigmoid([x, h] W_g + b_g), c = act([x, r ∘ h] W_c + b_c), then with att_type
 

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class LossAndPred(NamedTuple):
-    """What a head gives.
+    """Loss and prediction of a head.
 
     Example:
         >>> LossAndPred(loss=torch.tensor(0.5), pred=torch.tensor([0.1])).loss
@@ -173,7 +173,7 @@ def inbatch_auc_loss(logits: torch.Tensor, labels: torch.Tensor, *, neg_weight: 
 
 
 class GradNormLosses(NamedTuple):
-    """Both are to be added up and minimised.
+    """The two losses of `GradNorm`. Minimise their sum.
 
     Example:
         >>> GradNormLosses(torch.tensor(0.1), torch.tensor(2.0)).weighted_loss
@@ -187,7 +187,8 @@ class GradNormLosses(NamedTuple):
 
 
 class GradNorm(nn.Module):
-    """Task weights w = softmax(v), v starting at 0, trained until all tasks pull equally at the shared parameters.
+    """Task weights w = softmax(v), v starting at 0, trained until the gradients of all tasks on the shared parameters have
+    equal norms.
 
     g_i = ||d loss_i / d shared|| (a constant), a = sum_i w_i g_i / n
     gnorm_loss = scale * sum_i |w_i g_i - a|^loss_pow, each term divided by a + eps first if relative_diff
@@ -230,7 +231,7 @@ class GradNorm(nn.Module):
         self.logits = nn.Parameter(torch.zeros(len(loss_names)))
 
     def weights(self) -> torch.Tensor:
-        """w, [n], summing to 1."""
+        """Return w, [n], summing to 1."""
         return torch.softmax(self.logits, dim=0)
 
     def forward(

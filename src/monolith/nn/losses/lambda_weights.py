@@ -183,7 +183,7 @@ class ListMLELambdaWeight:
 
 
 def create_ndcg_lambda_weight(*, topn: int | None = None, smooth_fraction: float = 0.0) -> DCGLambdaWeight:
-    """For NDCG: gain 2^label - 1, discount 1 / ln(1 + rank), normalized.
+    """Return weights for NDCG: gain 2^label - 1, discount 1 / ln(1 + rank), normalized.
 
     Example:
         >>> create_ndcg_lambda_weight(topn=10).topn
@@ -193,7 +193,7 @@ def create_ndcg_lambda_weight(*, topn: int | None = None, smooth_fraction: float
 
 
 def create_mrr_lambda_weight(*, topn: int | None = None, smooth_fraction: float = 0.0) -> DCGLambdaWeight:
-    """For the mean reciprocal rank: gain label, discount 1 / rank, normalized.
+    """Return weights for the mean reciprocal rank: gain label, discount 1 / rank, normalized.
 
     Example:
         >>> create_mrr_lambda_weight().individual_weights(torch.tensor([[0.0, 1.0]])).tolist()

@@ -183,7 +183,7 @@ def approx_ndcg_loss(
 ) -> torch.Tensor:
     """-NDCG of each list with smooth ranks, rank_i = ½ + sum_j sigmoid(alpha (s_j - s_i)). Returns a scalar in [-1, 0].
 
-    Lists without a label above 0 have no NDCG and are left out. `weights` are of lists, [B, 1].
+    Lists without a label above 0 have no NDCG and are left out. `weights` are those of lists, [B, 1].
 
     Example:
         >>> approx_ndcg_loss(torch.tensor([[9.0, 0.0, 5.0]]), torch.tensor([[1.0, 0.0, -1.0]]))
@@ -201,7 +201,7 @@ def approx_ndcg_loss(
 def _prepare(
     logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return which items are there, their labels (0 elsewhere) and their weights (0 elsewhere), all [B, L]."""
+    """Return which items exist, their labels (0 elsewhere) and their weights (0 elsewhere), all [B, L]."""
     require_shape("logits", logits, "B", "L")
     require_shape("labels", labels, *logits.shape)
     valid = labels >= 0
@@ -294,7 +294,7 @@ def make_loss_fn(
     lambda_weight: PairWeight | ItemWeight | None = None,
     reduction: Reduction = "sum_by_nonzero_weights",
 ) -> Callable[..., torch.Tensor]:
-    """loss(logits, labels, weights=None) = sum_i loss_weights_i * loss_i(logits, labels, weights), a scalar.
+    """Return loss(logits, labels, weights=None) = sum_i loss_weights_i * loss_i(logits, labels, weights), a scalar.
 
     Args:
         loss_keys: one name or several, see `RankingLossKey`.
@@ -360,7 +360,7 @@ class RankingLists(NamedTuple):
 
 
 def group_by_rank_id(rank_id: torch.Tensor) -> RankingLists:
-    """Examples with equal ids belong to one list: integers [B] -> lists in order of id, each in order of the batch.
+    """Group examples with equal ids into lists: integers [B] -> lists in order of id, each in order of the batch.
 
     Example:
         >>> lists = group_by_rank_id(torch.tensor([7, 3, 7]))
