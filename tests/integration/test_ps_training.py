@@ -14,7 +14,7 @@ from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.errors import ConfigError
 from monolith.ps import ClientConfig, ParameterServer, ReadAhead, ServerStore, tables_of
 from monolith.table import Adagrad, AdmissionFilter, Bags, EmbeddingTable, Gradient, LocalStore
-from monolith.table.store import Store
+from monolith.table.store import Position, Store
 
 IDS, SPLITS = np.arange(200), np.arange(201)
 
@@ -82,7 +82,14 @@ class LateStore(LocalStore):
         )
         self._waiting: list[tuple[list[Gradient], int, int]] = []
 
-    def apply(self, gradients: Sequence[Gradient], *, step: int = 0, event_time: int = 0) -> None:
+    def apply(
+        self,
+        gradients: Sequence[Gradient],
+        *,
+        step: int = 0,
+        event_time: int = 0,
+        position: Position | None = None,
+    ) -> None:
         self.catch_up()
         self._waiting = [(list(gradients), step, event_time)]
 

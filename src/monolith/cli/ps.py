@@ -274,10 +274,9 @@ def _moved(of: list[str], to: list[str], config: ClientConfig, *, replace_lost: 
 def _taken_back(of: list[str], lost: list[str], config: ClientConfig) -> dict[str, object]:
     from monolith.ps import take_back_buckets
 
-    pieces = take_back_buckets(of, lost=lost, config=config)
     settled = {
-        piece.giver: {"buckets": piece.buckets, "dense": piece.dense, "taker": piece.taker, "owner": piece.owner}
-        for piece in pieces
+        one.source: {"buckets": one.buckets, "dense": one.dense, "destination": one.destination, "owner": one.owner}
+        for one in take_back_buckets(of, lost=lost, config=config)
     }
     return {"settled": len(settled), **settled}
 

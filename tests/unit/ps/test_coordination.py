@@ -8,7 +8,7 @@ from monolith.cluster.coordination import Phase, Seen
 from monolith.errors import ConfigError, CorruptFileError, StalePushError
 from monolith.ps.protocol.messages import Greet
 from monolith.ps.server import coordination
-from monolith.ps.server.coordination import Coordination
+from monolith.ps.server.coordination import ServerCoordination
 
 
 class Clock:
@@ -24,24 +24,24 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def common(clock: Clock) -> Coordination:
-    return Coordination(clock=clock)
+def common(clock: Clock) -> ServerCoordination:
+    return ServerCoordination(clock=clock)
 
 
 def who(index: int, *, epoch: int = 1, phase: Phase = "running") -> Greet:
     return Greet(index=index, epoch=epoch, lease=30.0, phase=phase)
 
 
-def joined(common: Coordination, *indexes: int) -> None:
+def joined(common: ServerCoordination, *indexes: int) -> None:
     for index in indexes:
         common.greet(who(index, phase="joined"))
 
 
-def alive(common: Coordination) -> list[int]:
+def alive(common: ServerCoordination) -> list[int]:
     return [member.index for member in common.members().members if member.alive]
 
 
-def test_a_worker_counts_until_its_lease_is_over(common: Coordination, clock: Clock) -> None:
+def test_a_worker_counts_until_its_lease_is_over(common: ServerCoordination, clock: Clock) -> None:
     joined(common, 0, 1)
     clock.now = 20.0
     common.greet(who(0))
@@ -53,11 +53,11 @@ def test_a_worker_counts_until_its_lease_is_over(common: Coordination, clock: Cl
     assert alive(common) == [0, 1]
 
 
-def test_who_finished_an_earlier_launch_has_not_finished_this_one(common: Coordination) -> None:
+def test_who_finished_an_earlier_launch_has_not_finished_this_one(common: ServerCoordination) -> None:
     """The servers of a job that is launched again restore who has finished: its chief would end without its workers."""
     for index in (0, 1):
         common.greet(who(index, phase="finished").model_copy(update={"run": "monday"}))
-    again = Coordination(clock=lambda: 0.0)
+    again = ServerCoordination(clock=lambda: 0.0)
     kept: list[str] = []
     common.keep = kept.append
     common.place(who(0).model_copy(update={"run": "monday"}), "Save", 50)
@@ -73,7 +73,7 @@ def test_who_finished_an_earlier_launch_has_not_finished_this_one(common: Coordi
 
 
 @pytest.mark.parametrize("call", ["greet", "place", "remove", "hold"])
-def test_a_replaced_worker_is_refused_whatever_it_asks(common: Coordination, call: str) -> None:
+def test_a_replaced_worker_is_refused_whatever_it_asks(common: ServerCoordination, call: str) -> None:
     common.greet(who(1, epoch=2))
     old = who(1, epoch=1)
     asked = {
@@ -89,12 +89,12 @@ def test_a_replaced_worker_is_refused_whatever_it_asks(common: Coordination, cal
 
 def test_the_global_step_is_what_the_server_derives(clock: Clock) -> None:
     steps = iter([7, 9])
-    common = Coordination(step=lambda: next(steps), clock=clock)
+    common = ServerCoordination(step=lambda: next(steps), clock=clock)
     assert common.greet(who(1)) == Seen(step=7)
     assert common.members().step == 9
 
 
-def test_one_barrier_at_a_time_and_it_holds_until_removed(common: Coordination) -> None:
+def test_one_barrier_at_a_time_and_it_holds_until_removed(common: ServerCoordination) -> None:
     joined(common, 0, 1)
     placed, barrier = common.place(who(0), "Save", 2)
     assert (placed, barrier.action) == (True, "Save")
@@ -107,7 +107,7 @@ def test_one_barrier_at_a_time_and_it_holds_until_removed(common: Coordination) 
     assert common.members().barrier is None
 
 
-def test_a_barrier_that_follows_is_another_one(common: Coordination) -> None:
+def test_a_barrier_that_follows_is_another_one(common: ServerCoordination) -> None:
     joined(common, 0, 1)
     _, first = common.place(who(0), "Save", 4)
     common.hold(who(1), first.number)
@@ -118,7 +118,7 @@ def test_a_barrier_that_follows_is_another_one(common: Coordination) -> None:
     assert common.hold(who(1), second.number)
 
 
-def test_a_barrier_falls_with_a_chief_that_is_gone(common: Coordination, clock: Clock) -> None:
+def test_a_barrier_falls_with_a_chief_that_is_gone(common: ServerCoordination, clock: Clock) -> None:
     joined(common, 0, 1)
     _, barrier = common.place(who(0), "Save", 6)
     clock.now = 29.0
@@ -127,7 +127,7 @@ def test_a_barrier_falls_with_a_chief_that_is_gone(common: Coordination, clock: 
     assert not common.hold(who(1), barrier.number)
 
 
-def test_a_barrier_falls_with_a_chief_that_was_replaced(common: Coordination) -> None:
+def test_a_barrier_falls_with_a_chief_that_was_replaced(common: ServerCoordination) -> None:
     joined(common, 0, 1)
     _, barrier = common.place(who(0), "Save", 7)
     common.greet(who(0, epoch=2, phase="joined"))
@@ -135,20 +135,20 @@ def test_a_barrier_falls_with_a_chief_that_was_replaced(common: Coordination) ->
     assert common.place(who(0, epoch=2), "Save", 8)[0]
 
 
-def test_a_new_chief_has_not_restored_yet(common: Coordination) -> None:
+def test_a_new_chief_has_not_restored_yet(common: ServerCoordination) -> None:
     common.greet(who(0))
     common.greet(who(0, epoch=2, phase="joined"))
     assert [(m.epoch, m.phase) for m in common.members().members] == [(2, "joined")]
 
 
-def test_a_key_is_set_once(common: Coordination) -> None:
+def test_a_key_is_set_once(common: ServerCoordination) -> None:
     assert common.set_key("servers", "a,b") == "a,b"
     assert common.set_key("servers", "a,c") == "a,b"
     assert common.read_keys("ser") == {"servers": "a,b"}
     assert common.read_keys("x") == {}
 
 
-def test_keys_have_an_end(common: Coordination, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_have_an_end(common: ServerCoordination, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordination, "MAX_KEYS", 1)
     common.set_key("a", "1")
     assert common.set_key("a", "2") == "1"
@@ -157,21 +157,21 @@ def test_keys_have_an_end(common: Coordination, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def kept(common: Coordination) -> list[str]:
+def kept(common: ServerCoordination) -> list[str]:
     """What a server has written of `common`."""
     kept: list[str] = []
     common.keep = kept.append
     return kept
 
 
-def after_restart(kept: list[str], clock: Clock) -> Coordination:
-    common = Coordination(clock=clock)
+def after_restart(kept: list[str], clock: Clock) -> ServerCoordination:
+    common = ServerCoordination(clock=clock)
     common.load(kept[-1])
     return common
 
 
 def test_a_restarted_server_knows_who_has_finished_and_who_was_replaced(
-    common: Coordination, kept: list[str], clock: Clock
+    common: ServerCoordination, kept: list[str], clock: Clock
 ) -> None:
     joined(common, 1, 2)
     common.greet(who(1, phase="finished"))
@@ -186,7 +186,9 @@ def test_a_restarted_server_knows_who_has_finished_and_who_was_replaced(
         again.greet(who(2, epoch=1))
 
 
-def test_after_a_restart_every_worker_has_a_lease_to_call(common: Coordination, kept: list[str], clock: Clock) -> None:
+def test_after_a_restart_every_worker_has_a_lease_to_call(
+    common: ServerCoordination, kept: list[str], clock: Clock
+) -> None:
     joined(common, 1)
     clock.now = 1000.0
     again = after_restart(kept, clock)
@@ -195,7 +197,7 @@ def test_after_a_restart_every_worker_has_a_lease_to_call(common: Coordination, 
     assert alive(again) == []
 
 
-def test_after_a_restart_workers_are_still_held(common: Coordination, kept: list[str], clock: Clock) -> None:
+def test_after_a_restart_workers_are_still_held(common: ServerCoordination, kept: list[str], clock: Clock) -> None:
     joined(common, 0, 1)
     _, barrier = common.place(who(0), "Save", 9)
     again = after_restart(kept, clock)
@@ -206,7 +208,7 @@ def test_after_a_restart_workers_are_still_held(common: Coordination, kept: list
 
 
 def test_a_chief_of_an_earlier_job_has_restored_nothing_in_this_one(
-    common: Coordination, kept: list[str], clock: Clock
+    common: ServerCoordination, kept: list[str], clock: Clock
 ) -> None:
     common.greet(who(0))
     again = after_restart(kept, clock)
@@ -215,7 +217,7 @@ def test_a_chief_of_an_earlier_job_has_restored_nothing_in_this_one(
     assert [m.phase for m in again.members().members] == ["running"]
 
 
-def test_a_renewed_lease_writes_nothing(common: Coordination, kept: list[str]) -> None:
+def test_a_renewed_lease_writes_nothing(common: ServerCoordination, kept: list[str]) -> None:
     joined(common, 1)
     common.greet(who(1))
     written = len(kept)
@@ -225,12 +227,12 @@ def test_a_renewed_lease_writes_nothing(common: Coordination, kept: list[str]) -
     assert len(kept) == written
 
 
-def test_members_move_and_keys_stay(common: Coordination, clock: Clock) -> None:
+def test_members_move_and_keys_stay(common: ServerCoordination, clock: Clock) -> None:
     joined(common, 0, 1)
     common.greet(who(1, phase="finished"))
     _, barrier = common.place(who(0), "Save", 11)
     common.set_key("servers", "a")
-    other = Coordination(clock=clock)
+    other = ServerCoordination(clock=clock)
     other.set_key("servers", "b")
     other.take(common.given())
     assert [(m.index, m.phase) for m in other.members().members] == [(0, "running"), (1, "finished")]
@@ -239,7 +241,7 @@ def test_members_move_and_keys_stay(common: Coordination, clock: Clock) -> None:
 
 
 def test_a_run_that_has_ended_leaves_nobody_who_counts_as_finished(
-    common: Coordination, kept: list[str], clock: Clock
+    common: ServerCoordination, kept: list[str], clock: Clock
 ) -> None:
     common.greet(who(1, phase="finished"))
     common.end_run(who(0))
@@ -247,12 +249,12 @@ def test_a_run_that_has_ended_leaves_nobody_who_counts_as_finished(
     assert after_restart(kept, clock).members().members == ()
 
 
-def test_what_was_kept_and_cannot_be_read_is_refused(common: Coordination) -> None:
+def test_what_was_kept_and_cannot_be_read_is_refused(common: ServerCoordination) -> None:
     with pytest.raises(CorruptFileError, match="coordination"):
         common.load("{")
 
 
-def test_a_barrier_whose_answer_was_lost_is_placed_by_who_asks_again(common: Coordination) -> None:
+def test_a_barrier_whose_answer_was_lost_is_placed_by_who_asks_again(common: ServerCoordination) -> None:
     joined(common, 0)
     assert common.place(who(0), "Save", 100) == common.place(who(0), "Save", 100)
     assert common.place(who(0), "Save", 101)[0] is False

@@ -24,7 +24,7 @@ from monolith.ps.client.saving import _is_whole
 from monolith.ps.client.server_group import link_to
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import MoveBuckets, SaveBegun
-from monolith.ps.rebalance.client import SettledPiece
+from monolith.ps.rebalance.client import SettledTransfer
 from monolith.table.store import Position
 from monolith.testing import sgd_table_config
 from moving_buckets import DeafLink, MuteLink, asked, mover_done, started, wait_for
@@ -179,7 +179,7 @@ def test_what_is_on_its_way_can_be_taken_back(tmp_path: Path) -> None:
         move_dense(giver, taker, wait=0.3)
         assert asked(giver.address).dense == ()
         (piece,) = take_back_buckets([giver.address, taker.address])
-        assert piece == SettledPiece(giver=giver.address, taker=taker.address, dense=NAMES, owner=giver.address)
+        assert piece == SettledTransfer(giver=giver.address, taker=taker.address, dense=NAMES, owner=giver.address)
         origin.apply({"p1": torch.ones(3)})
         assert origin.read()["p1"].eq(-1.0).all()
 

@@ -159,7 +159,7 @@ def test_buckets_that_are_kept_after_all_have_the_positions_they_had() -> None:
         with opened(servers[:1], 1) as worker:
             push(worker, 1)
             text = progress_text(state.pushes, buckets=mask(0, 2048))
-            owned.begin_giving(taker="10.0.0.9:1", server=5, durable=False, buckets=(0, 2048), positions=text)
+            owned.begin_giving(destination="10.0.0.9:1", server=5, durable=False, buckets=(0, 2048), positions=text)
             # In transit, they are still reported, and a push that others get is not theirs.
             assert [one.batches for one in worker.positions()[0]] == [1, 1]
             state.pushes.records()["w"].buckets.advance(at(2), None)

@@ -88,7 +88,7 @@ def test_rows_that_are_given_away_while_they_are_read_are_not_answered(
     read = tables.lookup
 
     def read_slowly(*arguments: object) -> None:
-        owned.begin_giving(taker="127.0.0.1:9", server=5, durable=False, buckets=(0, 10))
+        owned.begin_giving(destination="127.0.0.1:9", server=5, durable=False, buckets=(0, 10))
         read(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tables, "lookup", read_slowly)

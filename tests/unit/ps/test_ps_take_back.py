@@ -14,7 +14,7 @@ from monolith.errors import ConfigError, InvalidArgumentError, UnavailableError
 from monolith.ps import ClientConfig, ParameterServer, ServerStore, take_back_buckets
 from monolith.ps.client.server_group import link_to
 from monolith.ps.protocol.calls import Call
-from monolith.ps.rebalance.client import SettledPiece
+from monolith.ps.rebalance.client import SettledTransfer
 from monolith.transport.link import Exchange, Link
 from moving_buckets import BAGS, IDS, DeafLink, MuteLink, asked, filled, moved, mover_done, started, wait_for
 
@@ -36,8 +36,8 @@ def deaf(address: str) -> Link:
     return DeafLink(address, timeout=1)
 
 
-def piece(giver: ParameterServer, taker: ParameterServer, owner: ParameterServer) -> SettledPiece:
-    return SettledPiece(giver=giver.address, taker=taker.address, buckets=PIECE, owner=owner.address)
+def piece(giver: ParameterServer, taker: ParameterServer, owner: ParameterServer) -> SettledTransfer:
+    return SettledTransfer(giver=giver.address, taker=taker.address, buckets=PIECE, owner=owner.address)
 
 
 def require_counts(store: ServerStore) -> None:

@@ -61,7 +61,7 @@ class BucketGroup(ServerGroup):
     ) -> OwnershipMap:
         """Let the servers at `addresses`, and no others, own all buckets, as equally as possible; who owns what then.
 
-        As few buckets move as must, a piece at a time, while other workers go on: none of their updates is lost or applied
+        As few buckets move as must, a transfer at a time, while other workers go on: none of their updates is lost or applied
         twice. New servers must be running. One that is not in `addresses` owns nothing in the end and may be stopped when
         all workers have made another step. If this fails in the middle, every bucket is still owned by somebody; call it again.
 

@@ -22,7 +22,7 @@ from monolith.errors import (
     StalePushError,
     UnavailableError,
 )
-from monolith.ps.client.routes import ask_each, takers_of
+from monolith.ps.client.routes import ask_each, destinations_of
 from monolith.ps.client.server_group import FIND_SECONDS, ClientConfig, link_to
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import Buckets
@@ -57,7 +57,7 @@ def find_host(addresses: Sequence[str], connect: Callable[[str], Link]) -> str |
     waiting = list(distinct_addresses(addresses))
     while waiting:
         owned |= _ask_all(waiting, connect)
-        waiting = sorted(takers_of(owned.values()) - set(owned))
+        waiting = sorted(destinations_of(owned.values()) - set(owned))
     owners = [address for address, one in owned.items() if one is not None and one.ranges and one.ranges[0][0] == 0]
     if len(owners) == 1:
         return owners[0]

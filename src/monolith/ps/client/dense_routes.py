@@ -73,7 +73,7 @@ class DenseRoutes:
                     raise outcome
             if waiting and time.monotonic() >= deadline:
                 raise DeadlineExceededError(
-                    f"dense parameter {waiting[0]!r} was on its way between servers for {self._group.config.timeout:g} s"
+                    f"dense parameter {waiting[0]!r} was in transit between servers for {self._group.config.timeout:g} s"
                 )
             if waiting and turn:
                 time.sleep(pause)

@@ -26,7 +26,16 @@ from monolith.table.buckets import NUM_BUCKETS
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link, finish_each
 
-__all__ = ["Route", "ServerRoutes", "ask_buckets", "ask_each", "buckets_in", "has_left", "misses_dense", "takers_of"]
+__all__ = [
+    "Route",
+    "ServerRoutes",
+    "ask_buckets",
+    "ask_each",
+    "buckets_in",
+    "destinations_of",
+    "has_left",
+    "misses_dense",
+]
 
 ASK_SECONDS = 2.0
 """How long a server that does not answer holds up those that ask all of them."""
@@ -62,7 +71,7 @@ def misses_dense(told: Iterable[Buckets | None]) -> bool:
     return any(name not in held for one in known for name in one.gave_dense)
 
 
-def takers_of(told: Iterable[Buckets | None]) -> set[str]:
+def destinations_of(told: Iterable[Buckets | None]) -> set[str]:
     """Where those that answered have given something, or are giving it."""
     known = [one for one in told if one is not None]
     return {address for one in known for address in one.gave} | {one.giving.taker for one in known if one.giving}
@@ -74,7 +83,7 @@ def has_left(told: Buckets) -> bool:
 
 
 PAUSE = 0.05
-"""Seconds between two looks at buckets that are on their way."""
+"""Seconds between two looks at buckets that are in transit."""
 SILENT = 5.0
 """Seconds until a server that buckets were once given to, and that did not answer, is asked again."""
 LOOKS = 5
@@ -90,11 +99,11 @@ class Route:
     versions: tuple[int, ...]
     """Of the buckets of each."""
     owners: np.ndarray
-    """int64 [NUM_BUCKETS]: the number of the link of each bucket; behind the last link: it is on its way."""
+    """int64 [NUM_BUCKETS]: the number of the link of each bucket; behind the last link: it is in transit."""
 
     @cached_property
     def groups(self) -> int:
-        """Parts that ids are split into: one for each link, and one more if some are on their way."""
+        """Parts that ids are split into: one for each link, and one more if some are in transit."""
         return len(self.links) + bool((self.owners == len(self.links)).any())
 
     def map(self) -> OwnershipMap:
@@ -163,7 +172,7 @@ class ServerRoutes:
             # What was given to a server that does not answer is waited for, unless somebody says that it is lost.
             self.settled(patient=not replace_lost)
         except ConfigError:
-            # Not while one does not answer or a piece is on its way: what is missing may be there.
+            # Not while one does not answer or a transfer is in transit: what is missing may be there.
             if not replace_lost or self._is_open:
                 raise
             self._replace_lost()
@@ -179,12 +188,12 @@ class ServerRoutes:
             return self.current
 
     def settled(self, *, patient: bool = True) -> Route:
-        """The newest, when nothing is on its way any more; raises if buckets have no owner and none of them comes."""
+        """The newest, when nothing is in transit any more; raises if buckets have no owner and none of them comes."""
         deadline, looks = time.monotonic() + self._timeout, 0
         with self._lock:
             while not self._fetch():
                 looks += 1
-                # A piece that arrives while all are asked may be seen on neither side, but not several times in a row.
+                # A transfer that arrives while all are asked may be seen on neither side, but not several times in a row.
                 is_open = self._is_open or (patient and bool(self._missed))
                 if time.monotonic() >= deadline or (looks >= LOOKS and not is_open):
                     raise ConfigError(self._what_is_wrong())
@@ -213,7 +222,7 @@ class ServerRoutes:
             self._given(link, ranges_of(mask))
 
     def _forget_lost_dense(self) -> None:
-        """Let dense parameters be declared anew that were given to servers that are lost."""
+        """Let dense parameters be declared again that were given to servers that are lost."""
         told = {link: ask_buckets(link) for link in self._links()}
         held = {name for one in told.values() for name in one.dense}
         for link, one in told.items():
@@ -255,7 +264,7 @@ class ServerRoutes:
                 told[link] = self._claimed_again(link, buckets_in(answer))
         if not self._claimed(told).all() or misses_dense(told.values()):
             told |= self._follow(told)
-        self._missed = takers_of(told.values()) - {link.address for link in told}
+        self._missed = destinations_of(told.values()) - {link.address for link in told}
         claims = self._claims(told)
         counted = sum((known.mask.astype(np.int64) for known in claims.values()), np.zeros(NUM_BUCKETS, dtype=np.int64))
         # Of two that claim a bucket one has given it away since it was asked: ask again.
@@ -267,8 +276,7 @@ class ServerRoutes:
         return bool((counted == 1).all())
 
     def _claimed_again(self, link: Link, told: Buckets | None) -> Buckets | None:
-        # Giving and taking are durable at once, the first claim is not: a server that was started again may have lost it, and
-        # nothing else then.
+        # Transfers are durable at once, the first claim is not: a server that was started again may have lost it, but nothing else.
         if told is not None and told.version == 0 and link in self._known and self._known[link].mask.any():
             own = OwnBuckets(ranges=ranges_of(self._known[link].mask))
             return Buckets.from_json(link.call(Call.OWN_BUCKETS, own.model_dump_json()).text)
@@ -291,7 +299,7 @@ class ServerRoutes:
         found: dict[Link, Buckets | None] = {}
         now = time.monotonic()
         asked = {link.address for link in told} | {at for at, since in self._silent.items() if now - since < SILENT}
-        waiting = takers_of(told.values()) - asked
+        waiting = destinations_of(told.values()) - asked
         while waiting:
             address = waiting.pop()
             asked.add(address)
@@ -306,11 +314,11 @@ class ServerRoutes:
                 self._let_go(link)
                 continue
             found[link] = buckets_in(answer)
-            waiting |= takers_of([found[link]]) - asked
+            waiting |= destinations_of([found[link]]) - asked
         return found
 
     def _let_go(self, link: Link) -> None:
-        """Of a server that does not know this worker; whoever is led there again joins it anew."""
+        """Of a server that does not know this worker; whoever is led there again joins it again."""
         link.left = True
         self._keep([other for other in self._links() if other is not link], [link])
 

@@ -43,7 +43,7 @@ from monolith.transport.link import Link, finish_all
 __all__ = ["RemoteLog", "ServerShard", "begin_server_saves", "prepare_servers", "save_servers", "server_shards"]
 
 ATTEMPTS = 20
-"""How often a save is begun until no bucket is on its way between two servers."""
+"""How often a save is begun until no bucket is in transit between two servers."""
 
 
 def begin_server_saves(links: Sequence[Link], path: StrPath, *, step: int, name: str | None = None) -> StoreSave:

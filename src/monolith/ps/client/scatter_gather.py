@@ -1,4 +1,4 @@
-"""One call cut by server. Parts that a server refuses, because buckets have moved, are cut anew and sent to the new owners."""
+"""One call cut by server. Parts that a server refuses, because buckets have moved, are cut again and sent to the new owners."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class CutBags:
         if self.order is None and isinstance(some, slice):
             return [self.ids, self.bags.offsets]
         bags = self.bag_of[some]
-        # Parts that were refused and cut anew may join the ids of two servers: then the bags begin again in the middle.
+        # Parts that were refused and cut again may join the ids of two servers: then the bags begin again in the middle.
         order = np.argsort(bags, kind="stable")
         ends = np.cumsum(np.bincount(bags, minlength=len(self.bags.offsets) - 1))
         return [self.ids[some][order], np.concatenate([[0], ends])]
@@ -202,7 +202,7 @@ Places = tuple["np.ndarray | slice", ...]
 """For each table of a call, which of its ids."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
-"""Seconds between two attempts while buckets, or dense parameters, are on their way."""
+"""Seconds between two attempts while buckets, or dense parameters, are in transit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +259,7 @@ def run_parts(
         if not refused:
             return answers
         if time.monotonic() >= deadline:
-            raise DeadlineExceededError(f"buckets were on their way from one server to another for {timeout:g} s")
+            raise DeadlineExceededError(f"buckets were in transit from one server to another for {timeout:g} s")
         if turn:
             time.sleep(jittered(pause))
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -85,7 +85,7 @@ class ClientConfig(Config):
     worker: Name | None = None
     """The worker's name, kept when it is started again; None: a new one, and nobody takes its place."""
     epoch: Annotated[int | None, Field(ge=0, lt=2**63)] = None
-    """Which life of the worker this is, larger than all before; None: the time in nanoseconds."""
+    """Which incarnation of the worker this is, larger than all before; None: the time in nanoseconds."""
     run: messages.Run = ""
     """Name of the launch of the job that the worker belongs to. Workers of one launch must declare the same settings of tables
     and optimizers, and those of the next may declare others. "": servers take what is declared last, and log it."""
@@ -223,7 +223,7 @@ class ServerGroup:
         return all(json.loads(frame.text)["initialised"] for frame in self._ask_all(Call.IS_INITIALISED))
 
     def mark_initialised(self) -> None:
-        """From now on, until it is started anew, each server has state that is worth keeping."""
+        """From now on, until it is started again, each server has state that is worth keeping."""
         self._ask_all(Call.MARK_INITIALISED)
 
     def count_from(self, step: int) -> None:
@@ -354,7 +354,7 @@ class ServerGroup:
         return messages.Join(worker=self._worker, epoch=self._epoch, nonce=self._nonce).model_dump_json()
 
     def _join_restored(self, link: Link, meant: int) -> None:
-        """Go on with a server that has restored itself since the life `meant`."""
+        """Go on with a server that has restored itself since the incarnation `meant`."""
         with self._rejoining:
             if link.instance != meant:
                 return  # another thread has done it

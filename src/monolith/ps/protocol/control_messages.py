@@ -17,13 +17,13 @@ from monolith.transport.calls import Name, Whole
 __all__ = [
     "Buckets",
     "CommitRestore",
-    "Giving",
     "InstallBuckets",
     "Installed",
     "InstalledTable",
     "LogState",
     "MoveBuckets",
     "Moved",
+    "OutgoingTransfer",
     "OwnBuckets",
     "ReadLog",
     "RefuseTransfer",
@@ -60,19 +60,19 @@ _Wait = Annotated[NonNegative, Field(le=LONGEST_WAIT)]
 
 
 class Save(Config):
-    """Begin a checkpoint called `name` in the server's folder. When the answer comes, what is in it is decided."""
+    """Begin a checkpoint called `name` in the server's folder. Its contents are fixed when the answer arrives."""
 
     name: _CheckpointName
     step: Whole
     token: Whole
-    """Drawn by whoever saves: the same one again begins nothing."""
+    """Drawn by the client. A retry with the same token does not begin another save."""
 
 
 class SaveBegun(Config):
     """Answer to `Save`. Arrays: the values of `dense` in the checkpoint, float32."""
 
     ranges: BucketRanges | None
-    """The buckets that the server owned; None: it was never told which."""
+    """The buckets that the server owned. None: it was never given any."""
     dense: tuple[Name, ...] = ()
     """The dense parameters that workers train there."""
     moving_dense: tuple[Name, ...] = ()
@@ -82,7 +82,7 @@ class SaveBegun(Config):
 
 
 class WaitForSave(Config):
-    """Whether the checkpoint of `token` is complete. Answer: `Saved`; its error if it failed."""
+    """Whether the checkpoint of `token` is complete. Answer: `Saved`, or the error of the save."""
 
     token: Whole
     wait: _Wait = 0.0
@@ -99,9 +99,10 @@ class Saved(Config):
 
 
 class Restore(Config):
-    """Read the server's buckets, and all dense parameters, of a checkpoint; nothing changes yet. Answer: `Saved`, without a path.
+    """Read the server's buckets and all dense parameters of a checkpoint without changing anything. Answer: `Saved`, without a
+    path.
 
-    Asked again with the same token it tells whether it is done.
+    A retry with the same token returns whether it is done.
     """
 
     path: _Path
@@ -118,7 +119,7 @@ class Restore(Config):
 
 
 class CommitRestore(Config):
-    """Put in place what was read with this token. Answer as for `Restore`; when it is done it is durable."""
+    """Put in place what was read with this token. Answer as for `Restore`. It is durable when it is done."""
 
     token: Whole
     wait: _Wait = 0.0
@@ -136,7 +137,7 @@ class LogState(Config):
 
 
 class ReadLog(Config):
-    """Segments after number `since` on the newest line; answer: `Segments`. With `name`, the bytes of one: uint8."""
+    """Segments after number `since` on the newest line. Answer: `Segments` or, with `name`, the bytes of that one, uint8."""
 
     since: Whole = 0
     name: str | None = None
@@ -166,24 +167,24 @@ class OwnBuckets(Config):
 
     ranges: BucketRanges
     lost_dense: tuple[Name, ...] = ()
-    """Dense parameters that the server gave to others that are lost: they may be declared anew."""
+    """Dense parameters that the server gave to others that are lost: they may be declared again."""
 
 
-class Giving(Config):
-    """Buckets, or dense parameters, on their way to another server: neither of the two answers for them."""
+class OutgoingTransfer(Config):
+    """Buckets, or dense parameters, in transit to another server: neither of the two answers for them."""
 
     number: Whole
-    """Which transfer of the giver this is."""
+    """Which transfer of the source this is."""
     taker: Address
     server: Whole
-    """The taker's identity."""
+    """The destination's identity."""
     durable: bool
-    """Whether what the taker owns survives its process."""
+    """Whether the destination has a folder, so that what it owns survives its process."""
     buckets: BucketRange | None = None
     dense: tuple[Name, ...] = ()
-    """The names of the parameters; none: these are buckets."""
+    """The names of the parameters. Empty if these are buckets."""
     positions: str = ""
-    """How far each worker was in them when they were given, as a ledger. Not sent to clients that ask."""
+    """The positions of each worker in them at the time of the transfer, as a ledger. Not sent to clients."""
 
     def __str__(self) -> str:
         """What it is, in words."""
@@ -193,18 +194,18 @@ class Giving(Config):
 
 
 class Buckets(Config):
-    """Answer to the question what a server owns."""
+    """Answer to `Call.BUCKETS`: what a server owns."""
 
     server: Whole
     """Its identity: kept with its folder, and by no other server."""
     version: Whole
     """Grows when it gives buckets away or gains some. 0: it has never owned any."""
     ranges: BucketRanges
-    giving: Giving | None = None
+    giving: OutgoingTransfer | None = None
     gave: tuple[Address, ...] = ()
-    """Servers that buckets were given to: where to ask for what is missing."""
+    """Servers that buckets were moved to, where clients look for missing buckets."""
     durable: bool = False
-    """Whether what it owns survives its process."""
+    """Whether it has a folder, so that what it owns survives its process."""
     dense: tuple[Name, ...] = ()
     """The dense parameters it holds."""
     dense_bytes: tuple[Whole, ...] = ()
@@ -214,14 +215,14 @@ class Buckets(Config):
 
 
 class MoveBuckets(Config):
-    """Give the first piece of what the server owns of `buckets`, or of `dense`, to the server at `taker`. Answer: `Moved`."""
+    """Move a first part of the buckets, or dense parameters, to the server at `taker`, the destination. Answer: `Moved`."""
 
     buckets: BucketRange | None = None
     dense: tuple[Name, ...] = ()
-    """Names of dense parameters; neither these nor buckets: whoever moves has done."""
+    """Names of dense parameters. Neither these nor buckets: the client has finished moving."""
     taker: Address
     rebalance: Whole
-    """Drawn by whoever moves: two who move at the same time are told apart."""
+    """Drawn by the client, to tell concurrent clients apart."""
     wait: _MoveWait
     """Seconds after which the answer is "not yet"."""
 
@@ -231,15 +232,15 @@ class Moved(Config):
 
     buckets: BucketRange | None = None
     dense: tuple[Name, ...] = ()
-    """The piece that was given, buckets or dense parameters; neither: nothing was left to give, or the taker is missing."""
+    """What was moved, buckets or dense parameters. Neither: nothing was left, or the destination does not answer."""
     missing: str | None = None
-    """Why the taker cannot be asked; nothing has changed."""
+    """Why the destination cannot be reached. Nothing has changed."""
     pending: bool = False
-    """It is still on its way; ask again."""
+    """It is still in transit. Ask again."""
 
 
 class InstalledTable(Config):
-    """A table that rows come from, and what it knows besides them.
+    """A table whose rows are sent, and its counters.
 
     Arrays: ids int64 [n], times int64 [n], rows uint8 [n, row_bytes].
     """
@@ -251,10 +252,9 @@ class InstalledTable(Config):
 
 
 class InstallBuckets(Config):
-    """Own these buckets from now on, with these rows, or these dense parameters. Answer: `Installed`.
+    """Own these buckets with these rows, or these dense parameters, from now on. Idempotent. Answer: `Installed`.
 
-    A transfer that comes again changes nothing. Arrays: those of the tables; or, of dense parameters, their packed state:
-    structure and tensors, uint8.
+    Arrays: those of the tables or, for dense parameters, their packed state: structure and tensors, uint8.
     """
 
     giver: Whole
@@ -262,16 +262,16 @@ class InstallBuckets(Config):
     number: Whole
     """Counts its transfers."""
     server: Whole
-    """The taker that is meant."""
+    """The identity of the destination."""
     rebalance: Whole
-    """As in `MoveBuckets`; 0: not known any more, since the giver was started again."""
+    """As in `MoveBuckets`. 0 if it is not known because the source was started again."""
     buckets: BucketRange | None = None
     tables: tuple[InstalledTable, ...] = ()
     dense: tuple[Name, ...] = ()
     positions: str
-    """As in `Giving`."""
+    """As in `OutgoingTransfer`."""
     coordination: str = ""
-    """With the first bucket: what workers know in common."""
+    """With the first bucket: the members, barriers and keys of the run."""
     base_step: int | None = None
     """With the first bucket: what is added to the batches of all workers to get the global step."""
 
@@ -302,27 +302,27 @@ class Refused(Config):
     """Who owns the buckets of a transfer from now on."""
 
     installed: bool
-    """The taker: it had installed them, and that is durable."""
+    """The destination: it had installed them, and that is durable."""
 
 
 class TakeBack(Config):
-    """Own again the piece that is on its way, if there is one and its taker has not got it. Answer: `TakenBack`."""
+    """Own the transfer in transit again, if there is one and its destination does not have it. Answer: `TakenBack`."""
 
     lost: Address | None = None
-    """The taker, if it does not answer and never will: what it may have had is given up."""
+    """The destination, if it is lost for good. What it may have had is given up."""
     rebalance: Whole
     """As in `MoveBuckets`."""
     wait: _MoveWait
 
 
 class TakenBack(Config):
-    """What became of the piece that was on its way."""
+    """What became of the transfer that was in transit."""
 
     found: bool = False
     """Whether there was one."""
     arrived: bool = False
-    """The taker has it, and keeps it."""
+    """The destination has it, and keeps it."""
     missing: str | None = None
-    """Why the taker cannot be asked; the piece is still on its way."""
+    """Why the destination cannot be reached. The transfer is still in transit."""
     pending: bool = False
-    """The taker is being asked; ask again."""
+    """The destination is being asked. Ask again."""

@@ -44,7 +44,7 @@ _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
 """Not LBFGS, which computes the loss again and again, and not SparseAdam, which takes no dense gradients."""
 
 _HOW = ("foreach", "fused", "capturable", "differentiable")
-"""Keywords that say how an optimizer computes, not what: servers choose for themselves."""
+"""Keywords that affect speed but not results. Servers choose their own."""
 
 _LARGEST = 3.4e38
 _Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]

@@ -1,4 +1,4 @@
-"""What is asked of a parameter server: the JSON text of each call, as typed objects."""
+"""The messages of workers to parameter servers: the JSON text of each call, as typed objects."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Wire = Literal["float32", "float16", "bfloat16"]
 Run = Annotated[str, Field(max_length=255)]
 """Name of the launch of a job that a worker belongs to. "" if it does not say. Only another launch may declare other settings."""
 Pooling = Literal["sum", "mean", "sqrtn", "none"]
-"""How a bag becomes one vector; "none": there are no bags, each id is a vector of its own."""
+"""How a bag becomes one vector. "none": there are no bags, each id is a vector of its own."""
 
 
 class HeldPosition(Position):
@@ -97,9 +97,9 @@ class Push(Config):
 
     worker: Name
     epoch: Whole
-    """Of the worker's life; a successor has a larger one."""
+    """Grows with each incarnation of the worker."""
     sequence: Whole
-    """Counts the changes of this life; gaps are allowed."""
+    """Counts the changes of this incarnation. Gaps are allowed."""
 
 
 class Join(Config):
@@ -114,8 +114,8 @@ class Join(Config):
 class Joined(Config):
     """Answer to `Join`: what the server knows about the worker.
 
-    What is in transit to another server is reported by the source until the destination has it, so that a worker that asks all
-    servers hears about every bucket.
+    The source of a transfer reports it until the destination has it, so that a worker that asks all servers learns about every
+    bucket.
     """
 
     restored: Whole
@@ -161,7 +161,7 @@ class Lookup(Config):
     tables: tuple[TableRead, ...]
     wire: Wire = "float32"
     map: Whole = 0
-    """The version of the server's buckets that the sender knows; 0: it asks no matter who owns what."""
+    """The version of the server's buckets that the client knows. 0: read without checking who owns what."""
 
 
 class TableGradient(Config):
@@ -183,17 +183,17 @@ class Apply(Config):
     step: Whole = 0
     event_time: Time = 0
     map: Whole = 0
-    """The version of the server's buckets that the sender knows; 0: it asks no matter who owns what."""
+    """The version of the server's buckets that the client knows. 0: apply without checking who owns what."""
 
 
 class TableWrite(Config):
-    """assign, assign_add (arrays: ids int64 [n], values float32 [n, dim]) and reinitialize (ids; answer: int32 [n])."""
+    """assign, assign_add (arrays: ids int64 [n], values float32 [n, dim]) and reinitialize (ids, answer: int32 [n])."""
 
     push: Push
     table: Name
     event_time: Time = 0
     map: Whole = 0
-    """The version of the server's buckets that the sender knows; 0: it asks no matter who owns what."""
+    """The version of the server's buckets that the client knows. 0: write without checking who owns what."""
 
 
 class ReadRows(Config):
@@ -206,7 +206,7 @@ class ReadRows(Config):
 
 
 class Evict(Config):
-    """Remove what has expired at the time given for each table."""
+    """Remove the rows that have expired at the time given for each table."""
 
     push: Push
     now: dict[Name, Time]
@@ -329,7 +329,7 @@ class Greet(Config):
     """
 
     index: Annotated[int, Field(ge=0, lt=65536)]
-    """Number of the worker; 0 is the chief."""
+    """Number of the worker. 0 is the chief."""
     epoch: Whole
     """Which incarnation of the worker it is. From the moment a larger one is seen, smaller ones are refused."""
     lease: Annotated[Positive, Field(le=86400)]
@@ -349,7 +349,7 @@ class PlaceBarrier(Config):
 
 
 class Hold(Config):
-    """A worker waits behind a barrier, and asks whether it still has to. Answer: `{"held": bool}`."""
+    """A worker that is held by a barrier asks whether it still has to wait. Answer: `{"held": bool}`."""
 
     who: Greet
     number: Whole

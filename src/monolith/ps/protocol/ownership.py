@@ -1,9 +1,9 @@
-"""Who owns which buckets.
+"""Which server owns which buckets.
 
-Every server says for itself which buckets it owns; nobody else decides it. It counts a version, which grows whenever it gives
-some away or gains some, and a request names the version its sender knows. A request that was split before the server gave
-buckets away is refused before anything happens; one that does not know of a gain is for the buckets that its sender knew. No two
-maps of one version can exist. A map is what the servers of a group say, put together.
+Every server alone decides which buckets it owns. It counts a version, which grows whenever it loses or gains buckets, and a
+request names the version that its client knows. A request that was split before the server lost buckets is refused before
+anything happens. One that does not know of a gain is for the buckets that its client knew. No two maps of one version can exist.
+The map of a group is the union of what its servers own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from monolith.transport.addresses import Address
 __all__ = ["BucketRange", "BucketRanges", "NOBODY", "OwnedByServer", "OwnershipMap", "mask_of", "ranges_of"]
 
 NOBODY = -1
-"""The owner of a bucket that is on its way from one server to another."""
+"""The owner of a bucket that is in transit from one server to another."""
 
 
 def _ordered(bounds: tuple[int, int]) -> tuple[int, int]:
@@ -39,9 +39,9 @@ def _apart(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
 
 _Bound = Annotated[int, Field(ge=0, le=NUM_BUCKETS)]
 BucketRange = Annotated[tuple[_Bound, _Bound], AfterValidator(_ordered)]
-"""The first bucket and the one behind the last."""
+"""The first bucket, and the one after the last."""
 BucketRanges = Annotated[tuple[BucketRange, ...], Field(max_length=NUM_BUCKETS), AfterValidator(_apart)]
-"""In order, apart from each other; none: no bucket."""
+"""In order and disjoint. Empty: no bucket."""
 
 
 def mask_of(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
@@ -64,7 +64,7 @@ def ranges_of(mask: np.ndarray) -> tuple[tuple[int, int], ...]:
 
 
 class OwnedByServer(Config):
-    """A server of a map and what it owns."""
+    """A server of a map, and the buckets that it owns."""
 
     address: Address
     version: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -20,7 +20,7 @@ WIRE_DTYPES: dict[Wire, np.dtype] = {
 
 
 def narrow(rows: np.ndarray, out: np.ndarray) -> None:
-    """Write float32 `rows` into `out`, an array of a frame; rounds to nearest, ties to even."""
+    """Write float32 `rows` into `out`, an array of a frame. Rounds to nearest, ties to even."""
     if out.dtype == BFLOAT16:
         _bfloat16(out).copy_(torch.from_numpy(rows))
     else:
@@ -30,7 +30,7 @@ def narrow(rows: np.ndarray, out: np.ndarray) -> None:
 
 
 def narrowed(rows: np.ndarray, wire: Wire) -> np.ndarray:
-    """Float32 `rows` in the precision of `wire`, as `narrow` rounds; shares memory if nothing has to be rounded."""
+    """Return float32 `rows` in the precision of `wire`, rounded as by `narrow`. Shares memory if nothing is rounded."""
     if wire == "float32":
         return rows
     out = np.empty(rows.shape, dtype=WIRE_DTYPES[wire])
@@ -39,7 +39,7 @@ def narrowed(rows: np.ndarray, wire: Wire) -> np.ndarray:
 
 
 def widen(rows: np.ndarray, name: str) -> np.ndarray:
-    """`rows` of a frame as float32; shares memory if they are."""
+    """Return `rows` of a frame as float32. Shares memory if they are float32 already."""
     if rows.dtype == np.float32:
         return rows
     if rows.dtype == BFLOAT16:

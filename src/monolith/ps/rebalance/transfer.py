@@ -1,4 +1,4 @@
-"""One piece of buckets as a message: the rows of all tables, and what the tables know besides them."""
+"""Transfers of buckets and dense parameters: the payload, the destination's side, and the lease of the client that moves them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError, MemoryLimitError, ProtocolError
 from monolith.ps.protocol.control_messages import (
-    Giving,
     InstallBuckets,
     Installed,
     InstalledTable,
+    OutgoingTransfer,
     Refused,
     RefuseTransfer,
 )
@@ -32,24 +32,24 @@ __all__ = [
     "BucketInstalls",
     "MoverLease",
     "REFUSALS",
-    "dense_piece",
+    "dense_chunk",
     "drop_rows",
     "packed_dense",
     "packed_rows",
-    "piece_size",
     "put_dense",
     "put_rows",
+    "transfer_size",
     "unpacked_dense",
 ]
 
 SECONDS = 60.0
-"""After which somebody else may move buckets, if whoever did has not been heard of."""
-REMEMBERED = 64
-"""Those who have done with moving, and are not listened to any more."""
+"""Seconds without a call after which another client may move buckets."""
+ENDED_MOVERS = 64
+"""Clients that have finished, whose delayed messages are refused."""
 
 
 class MoverLease:
-    """Refuses whoever moves beside another, and messages of those who have done.
+    """Lets one client at a time move the buckets of a server, and refuses delayed messages of those that have finished.
 
     Example:
         >>> lease = MoverLease()
@@ -61,33 +61,33 @@ class MoverLease:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._mover, self._until = 0, 0.0
-        self._ended: deque[int] = deque(maxlen=REMEMBERED)
+        self._ended: deque[int] = deque(maxlen=ENDED_MOVERS)
 
     def require(self, rebalance: int) -> None:
-        """Let `rebalance` move something now, and nobody else for a while."""
+        """Let `rebalance` move something now, and no other client for a while."""
         if rebalance in self._ended:
-            # A message that was delayed: what it asks for may have been undone since.
+            # A delayed message: what it asks for may have been undone since.
             raise InvalidArgumentError("rebalance: it has ended")
         now = self._clock()
         if rebalance != self._mover and now < self._until:
             raise InvalidArgumentError(
-                "rebalance: somebody else is moving buckets of this server; let that end, or wait a minute if it has died"
+                "rebalance: another client is moving buckets of this server; let it finish, or wait a minute if it has died"
             )
         self._mover, self._until = rebalance, now + SECONDS
 
     def end(self, rebalance: int) -> None:
-        """`rebalance` has done."""
+        """Record that `rebalance` has finished."""
         self._ended.append(rebalance)
         if rebalance == self._mover:
             self._until = 0.0
 
 
 REFUSALS = (ConfigError, InvalidArgumentError, MemoryLimitError, ProtocolError)
-"""Errors of a taker that has not installed a transfer and never will."""
+"""Errors of a destination that has not installed a transfer and never will."""
 
 
 class BucketInstalls:
-    """What a server does as a taker; `commit` makes everything durable, if the server keeps anything."""
+    """The calls of a server as the destination of transfers. `commit` makes everything durable, if the server has a folder."""
 
     def __init__(
         self, state: ServerState, owned: OwnedBuckets, lease: MoverLease, *, commit: Callable[[], object]
@@ -95,9 +95,9 @@ class BucketInstalls:
         self._state, self._owned, self._lease, self._commit = state, owned, lease, commit
 
     def install(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> Installed:
-        """Own what is in a transfer from now on, unless that has happened before."""
+        """Own the contents of a transfer from now on. Idempotent."""
         again = self._install(install, arrays)
-        # Also if it had been done before: the answer that got lost may have been that it could not be made durable.
+        # Also for a retry: the lost answer may have been that it could not be made durable.
         self._commit()
         return Installed(again=again)
 
@@ -106,7 +106,7 @@ class BucketInstalls:
         with self._state.gate.closed(changes=True):
             installed = self._owned.refuse(transfer)
         if installed:
-            # Its giver forgets the rows when it hears that.
+            # The source deletes its rows after this answer.
             self._commit()
         return Refused(installed=installed)
 
@@ -129,11 +129,11 @@ class BucketInstalls:
             return False
 
     def _put(self, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
-        """Hold what is in a transfer, and know how far each worker is in it. On an error nothing has changed."""
+        """Hold the contents of a transfer, and the positions of workers in it. On an error nothing has changed."""
         try:
             positions = read_ledger(install.positions, "install_buckets")
             if install.coordination:
-                # Before the rows: should those be refused, nobody asks this server for it.
+                # Before the rows: if those are refused, this server does not own the first bucket, and nobody reads it here.
                 self._state.coordination.take(install.coordination)
         except CorruptFileError as error:
             raise InvalidArgumentError(str(error)) from None
@@ -145,22 +145,22 @@ class BucketInstalls:
             put_progress(self._state.pushes, positions, buckets=mask_of([install.buckets]))
 
 
-def piece_size(tables: ServedTables, owned: int, limit: int) -> int:
-    """How many of `owned` buckets have about `limit` bytes of rows; at least one."""
+def transfer_size(tables: ServedTables, owned: int, limit: int) -> int:
+    """Return how many of `owned` buckets hold about `limit` bytes of rows, at least one."""
     stored = sum(len(table) * (table.row_bytes + 16) for table in tables.all())
     return max(1, limit * owned // stored) if stored else owned
 
 
 def packed_rows(
-    tables: ServedTables, giving: Giving, *, giver: int, rebalance: int
+    tables: ServedTables, giving: OutgoingTransfer, *, giver: int, rebalance: int
 ) -> tuple[InstallBuckets, list[np.ndarray]]:
-    """What the taker of buckets is sent: a text and arrays."""
+    """Return the message that sends buckets, and its arrays."""
     assert giving.buckets is not None
-    described, arrays = [], []
+    tables_sent, arrays = [], []
     for declared, table in zip(tables.declared(), tables.all(), strict=True):
         found, state = table.rows_of_buckets(range(*giving.buckets)), table.state()
         arrays += [found.ids, found.times.astype(np.int64), found.rows]
-        described.append(
+        tables_sent.append(
             InstalledTable(
                 declared=declared,
                 max_event_time=state.max_event_time,
@@ -174,20 +174,20 @@ def packed_rows(
         server=giving.server,
         rebalance=rebalance,
         buckets=giving.buckets,
-        tables=tuple(described),
+        tables=tuple(tables_sent),
         positions=giving.positions,
     )
     return install, arrays
 
 
 def put_rows(tables: ServedTables, install: InstallBuckets, arrays: Sequence[np.ndarray]) -> None:
-    """Have exactly these rows in the buckets of a transfer; on an error none of them."""
+    """Replace the rows of the buckets of a transfer. On an error these buckets are empty."""
     assert install.buckets is not None
     _require_rows(tables, install, install.buckets, arrays)
     drop_rows(tables, install.buckets)
     try:
-        for place, one in enumerate(install.tables):
-            ids, times, rows = arrays[3 * place : 3 * place + 3]
+        for index, one in enumerate(install.tables):
+            ids, times, rows = arrays[3 * index : 3 * index + 3]
             table = tables.writable(one.declared.config.name, ids)
             table.insert_rows(ids, times.astype(np.uint32), rows)
             _catch_up(table, one)
@@ -199,11 +199,11 @@ def put_rows(tables: ServedTables, install: InstallBuckets, arrays: Sequence[np.
 def _require_rows(
     tables: ServedTables, install: InstallBuckets, piece: tuple[int, int], arrays: Sequence[np.ndarray]
 ) -> None:
-    """Make the tables of a transfer if need be, and raise unless its rows fit them."""
+    """Create the tables of a transfer if needed, and raise unless its rows fit them."""
     require_count(arrays, 3 * len(install.tables))
     tables.declare([one.declared for one in install.tables])
-    for place, one in enumerate(install.tables):
-        ids, times, rows = arrays[3 * place : 3 * place + 3]
+    for index, one in enumerate(install.tables):
+        ids, times, rows = arrays[3 * index : 3 * index + 3]
         table = tables.writable(one.declared.config.name, ids)
         fits = times.dtype == np.int64 and times.shape == ids.shape and rows.dtype == np.uint8
         if not fits or rows.shape != (len(ids), table.row_bytes):
@@ -224,7 +224,7 @@ def drop_rows(tables: ServedTables, buckets: tuple[int, int]) -> None:
 
 
 def _catch_up(table: EmbeddingTable, sent: InstalledTable) -> None:
-    """All servers of a group see every step; one that is new begins where the others are."""
+    """Take over the counters of the source, if they are newer: all servers of a group see every step."""
     mine = table.state()
     newer = sent.updates > mine.updates
     table.set_state(
@@ -236,23 +236,23 @@ def _catch_up(table: EmbeddingTable, sent: InstalledTable) -> None:
     )
 
 
-def dense_piece(sizes: Mapping[str, int], names: Iterable[str], limit: int) -> tuple[str, ...]:
-    """The first of `names` that are held, as many as have about `limit` bytes; at least one, if there is one.
+def dense_chunk(sizes: Mapping[str, int], names: Iterable[str], limit: int) -> tuple[str, ...]:
+    """Return the first of `names` that are held, up to about `limit` bytes, at least one if there is one.
 
     Example:
-        >>> dense_piece({"a": 4, "b": 4, "c": 4}, ["b", "c", "d"], 6)
+        >>> dense_chunk({"a": 4, "b": 4, "c": 4}, ["b", "c", "d"], 6)
         ('b',)
     """
     held = [name for name in names if name in sizes]
     # Values and, at most, two numbers of optimizer state for each.
-    behind = np.cumsum([3 * sizes[name] for name in held])
-    return tuple(held[: max(1, int(np.searchsorted(behind, limit, side="right")))])
+    ends = np.cumsum([3 * sizes[name] for name in held])
+    return tuple(held[: max(1, int(np.searchsorted(ends, limit, side="right")))])
 
 
 def packed_dense(
-    dense: DenseParameters, giving: Giving, *, giver: int, rebalance: int
+    dense: DenseParameters, giving: OutgoingTransfer, *, giver: int, rebalance: int
 ) -> tuple[InstallBuckets, list[np.ndarray]]:
-    """What the taker of dense parameters is sent: a text and arrays."""
+    """Return the message that sends dense parameters, and its arrays."""
     packed = pack_state(dense.state(giving.dense))
     install = InstallBuckets(
         giver=giver,
@@ -266,7 +266,7 @@ def packed_dense(
 
 
 def unpacked_dense(names: Sequence[str], arrays: Sequence[np.ndarray]) -> dict[str, State]:
-    """The state of the parameters `names` that came as two arrays of bytes. `InvalidArgumentError` if it is not that."""
+    """Return the state of the parameters `names` that came as two arrays of bytes, or raise `InvalidArgumentError`."""
     require_count(arrays, 2)
     if any(array.dtype != np.uint8 or array.ndim != 1 for array in arrays):
         raise InvalidArgumentError("dense parameters: expected their structure and tensors as bytes")

@@ -1,4 +1,4 @@
-"""Handlers that read and change tables."""
+"""The calls of a parameter server: tables, dense parameters, buckets and coordination."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["BucketCalls", "CoordinationCalls", "DenseCalls", "TableCalls"]
 
 
 class TableCalls:
-    """All but the lookup, whose answer the dispatcher lets the tables write in place."""
+    """The calls on tables, except the lookup, which writes its answer in place."""
 
     def __init__(self, state: ServerState, owned: OwnedBuckets) -> None:
         self._state, self._tables, self._pushes, self._owned = state, state.tables, state.pushes, owned
 
     def calls(self) -> Handlers:
-        """What is called for which number."""
+        """Return the handler of each call."""
         return {
             Call.DECLARE_TABLES: self._declare_tables,
             Call.CONFIGS: self._configs,
@@ -47,7 +47,7 @@ class TableCalls:
         changes: list[str] = []
         with self._state.gate.changing():
             self._tables.declare(declare.tables, run=declare.run)
-        # Only now: another worker may have made them meanwhile.
+        # Checked after that: another worker may have created them meanwhile.
         if self._tables.differ(declare.tables):
             with self._state.gate.closed(changes=True):
                 changes = self._tables.reconfigure(declare.tables, run=declare.run)
@@ -121,13 +121,13 @@ class TableCalls:
 
 
 class DenseCalls:
-    """Declare, read, apply, assign, load."""
+    """The calls on dense parameters. Those that were moved away are refused before anything happens."""
 
     def __init__(self, state: ServerState, owned: OwnedBuckets) -> None:
         self._gate, self._dense, self._pushes, self._owned = state.gate, state.dense, state.pushes, owned
 
     def calls(self) -> Handlers:
-        """What is called for which number."""
+        """Return the handler of each call."""
         return {
             Call.DECLARE_DENSE: self._declare_dense,
             Call.READ_DENSE: self._read_dense,
@@ -153,7 +153,7 @@ class DenseCalls:
         try:
             return Answer(arrays=tuple(self._dense.read(names)))
         finally:
-            # Those that were given away while they were read may have been removed.
+            # They may have been removed because they were moved away meanwhile.
             self._owned.require_dense(names)
 
     def _read_dense_settings(self, frame: Frame) -> Answer:
@@ -199,7 +199,7 @@ class DenseCalls:
 
 
 class BucketCalls:
-    """Own, ask, move, install, take back, refuse. `durable`: whether what the server holds survives its process."""
+    """The calls on buckets. `durable`: whether the server has a folder."""
 
     def __init__(
         self, state: ServerState, owned: OwnedBuckets, moves: BucketMoves, installs: BucketInstalls, *, durable: bool
@@ -208,7 +208,7 @@ class BucketCalls:
         self._moves, self._installs = moves, installs
 
     def calls(self) -> Handlers:
-        """What is called for which number."""
+        """Return the handler of each call."""
         return {
             Call.OWN_BUCKETS: self._own,
             Call.BUCKETS: self._buckets,
@@ -226,8 +226,8 @@ class BucketCalls:
         return self._buckets(frame)
 
     def _buckets(self, frame: Frame) -> Answer:
-        told = self._owned.told(durable=self._durable, dense=self._state.dense.sizes())
-        return Answer(text=told.model_dump_json())
+        answer = self._owned.answer(durable=self._durable, dense=self._state.dense.sizes())
+        return Answer(text=answer.model_dump_json())
 
     def _move(self, frame: Frame) -> Answer:
         return Answer(text=self._moves.move(message_of(MoveBuckets, frame)).model_dump_json())
@@ -244,14 +244,14 @@ class BucketCalls:
 
 
 class CoordinationCalls:
-    """Greet, hold, share keys, count steps. None of them waits.
+    """The calls by which workers coordinate a run: members, barriers, keys, steps. None of them waits.
 
-    Only the server that owns the first bucket answers for the members of a run; one that has never owned any bucket does so
-    too, since workers meet before they have said who owns what. Keys belong to the server that they were set on.
+    Only the server that owns the first bucket answers for the members of a run. A server that has never owned a bucket also does,
+    since workers meet before buckets are assigned. Keys belong to the server on which they were set.
 
     Args:
-        state: has what is kept of the members, and the positions that the global step is derived from.
-        owned: says whether this server owns the first bucket.
+        state: has the members, and the positions from which the global step is derived.
+        owned: whether this server owns the first bucket.
     """
 
     def __init__(self, state: ServerState, owned: OwnedBuckets) -> None:
@@ -259,7 +259,7 @@ class CoordinationCalls:
         self._common = state.coordination
 
     def calls(self) -> Handlers:
-        """What is called for which number."""
+        """Return the handler of each call."""
         members: Handlers = {
             Call.GREET: self._greet,
             Call.MEMBERS: self._members,
@@ -280,7 +280,7 @@ class CoordinationCalls:
         def answered(frame: Frame) -> Answer:
             self._require_host()
             found = answer(frame)
-            # Once more: if the bucket has moved meanwhile, its new owner may not have heard of this.
+            # Check again: if the bucket was moved meanwhile, its new owner may not know of this change.
             self._require_host()
             return found
 
@@ -288,7 +288,7 @@ class CoordinationCalls:
 
     def _require_host(self) -> None:
         if self._owned.version and not self._owned.owns_first:
-            raise OwnershipChangedError("coordination: another server owns the first bucket now; ask that one")
+            raise OwnershipChangedError("coordination: another server owns the first bucket now; call that one")
 
     def _greet(self, frame: Frame) -> Answer:
         return Answer(text=self._common.greet(message_of(messages.Greet, frame)).model_dump_json())

@@ -1,9 +1,9 @@
-"""What the workers of a run know in common, kept by the server that owns the first bucket.
+"""Members, barriers and keys of a run, kept by the server that owns the first bucket.
 
-That server is found, fenced, restored and moved as the owner of a bucket is: at any time at most one server answers, and a
-run that can train can also coordinate. What workers would not repeat is durable before it is acknowledged: who has joined in
-which epoch, who has finished, barriers and keys. Leases are not: after a restart every worker has one more lease to call.
-No call waits in here. A worker that has to wait asks again.
+That server is found, fenced, restored and moved like the owner of any bucket: at any time at most one server answers, and a run
+that can train can also coordinate. State that workers would not send again is durable before it is acknowledged: who has joined
+in which epoch, who has finished, barriers and keys. Leases are not durable: after a restart every worker gets another lease. No
+call waits here. A worker that has to wait asks again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from monolith.errors import ConfigError, CorruptFileError, StalePushError, Stora
 from monolith.ps.protocol.messages import Greet
 from monolith.transport.calls import Whole
 
-__all__ = ["Coordination", "CoordinationFile"]
+__all__ = ["CoordinationFile", "ServerCoordination"]
 
 CHIEF = 0
 MAX_KEYS = 4096
@@ -63,19 +63,19 @@ class _Kept(Config):
 _Text = TypeVar("_Text", _Shared, _Kept)
 
 
-class Coordination:
-    """Who takes part, a barrier, and keys that are set once.
+class ServerCoordination:
+    """Members, one barrier, and keys that are set once.
 
-    A worker counts as long as its lease runs. One that was started again, with a larger epoch, takes the place of its
-    predecessor, whose calls are refused from then on. A barrier falls with the worker that placed it.
+    A worker counts as a member while its lease runs. One that was started again, with a larger epoch, replaces its predecessor,
+    whose calls are refused from then on. A barrier falls with the worker that placed it.
 
     Args:
-        step: the global step now.
-        clock: seconds.
-        require_room: raises if so many more bytes do not fit into the memory of the server.
+        step: returns the global step.
+        clock: returns seconds.
+        require_memory: raises if so many more bytes do not fit into the memory of the server.
 
     Example:
-        >>> common = Coordination(step=lambda: 7, clock=lambda: 0.0)
+        >>> common = ServerCoordination(step=lambda: 7, clock=lambda: 0.0)
         >>> common.greet(Greet(index=1, epoch=1, lease=30.0))
         Seen(step=7, barrier=None)
         >>> [(member.index, member.phase, member.alive) for member in common.members().members]
@@ -87,11 +87,11 @@ class Coordination:
         *,
         step: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
-        require_room: Callable[[int], None] = lambda more: None,
+        require_memory: Callable[[int], None] = lambda more: None,
     ) -> None:
         self.keep: Callable[[str], None] = lambda text: None
         """Makes a text durable from which `load` restores all of this. Called before a change is acknowledged."""
-        self._step, self._clock, self._require_room = step, clock, require_room
+        self._step, self._clock, self._require_room = step, clock, require_memory
         self._lock = threading.Lock()
         self._run = ""
         self._workers: dict[int, _Worker] = {}
@@ -114,7 +114,7 @@ class Coordination:
             return Seen(step=self._step(), barrier=self._standing())
 
     def members(self) -> Members:
-        """Return all workers, and what they have in common."""
+        """Return all members, and the barrier."""
         with self._lock:
             barrier, now = self._standing(), self._clock()
             members = tuple(
@@ -130,9 +130,9 @@ class Coordination:
             return Members(members=members, step=self._step(), barrier=barrier)
 
     def place(self, who: Greet, action: str, token: int) -> tuple[bool, Barrier]:
-        """Hold every worker that comes by from now on. Returns False, and the barrier there is, if they are held already.
+        """Hold every worker that calls from now on. Returns False and the existing barrier if they are held already.
 
-        A call that comes again, with the same `token`, returns what it returned before.
+        A retry with the same `token` returns the same.
         """
         with self._lock:
             self._greet(who)
@@ -154,7 +154,7 @@ class Coordination:
                 self._save()
 
     def hold(self, who: Greet, number: int) -> bool:
-        """Note that worker `who` waits behind barrier `number`. Returns whether it still has to."""
+        """Record that worker `who` waits at barrier `number`. Returns whether it still has to."""
         with self._lock:
             worker, barrier = self._greet(who), self._standing()
             held = barrier is not None and barrier.number == number
@@ -185,7 +185,7 @@ class Coordination:
             self._save()
 
     def given(self) -> str:
-        """Return what the next owner of the first bucket has to know, as text."""
+        """Return the state for the next owner of the first bucket, as text."""
         with self._lock:
             return self._shared().model_dump_json()
 
@@ -196,7 +196,7 @@ class Coordination:
             self._save()
 
     def load(self, text: str) -> None:
-        """Continue from what was kept last, after a restart."""
+        """Restore the state after a restart."""
         with self._lock:
             kept = _parsed(_Kept, text)
             self._keys = dict(kept.keys)
@@ -278,9 +278,9 @@ def _parsed(kind: type[_Text], text: str) -> _Text:
 class CoordinationFile:
     """`<folder>/coordination/<number>`: every incarnation of the server writes a file of its own and reads the newest one.
 
-    So an incarnation that was replaced while it hung cannot overwrite what its successor has written. Whoever writes must
-    check after the write, and before it acknowledges anything, that the folder is still its own: then the successor has read
-    what was written. Made when the folder is locked.
+    So an incarnation that was replaced while it hung cannot overwrite the file of its successor. A writer must check after the
+    write, and before it acknowledges anything, that it still owns the folder: then the successor has read what was written. Made
+    while the folder is locked.
 
     Example:
         >>> import tempfile
@@ -299,7 +299,7 @@ class CoordinationFile:
         try:
             self._folder.mkdir(exist_ok=True)
             earlier = self._numbers()
-            # Taken before anything is read: what an earlier incarnation writes from now on is older.
+            # Chosen before anything is read: what an earlier incarnation writes from now on is older.
             self._number = self._taken(earlier[-1] + 1 if earlier else 1)
             texts = (self._path(number).read_text() for number in reversed(earlier))
             self.text = next(filter(None, texts), None)
@@ -310,7 +310,7 @@ class CoordinationFile:
             self.write(self.text)
 
     def write(self, text: str) -> None:
-        """Replace what is kept. It is durable when this returns."""
+        """Replace the stored text. It is durable when this returns."""
         try:
             write_durably(self._path(self._number), text.encode())
             for number in self._numbers():

@@ -1,4 +1,4 @@
-"""The dense parameters of a server: named tensors, each trained by an optimizer that lives beside it."""
+"""The dense parameters of a server: named tensors, each with its optimizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Parameter:
     changed: bool = False
     """Whether it was trained, assigned or restored since a worker declared it."""
     declared: bool = True
-    """Whether a worker trains it here. After a restore onto other servers each has all of them, and is then asked for some."""
+    """Whether a worker trains it here. After a restore onto other servers each holds all of them, and is then asked for some."""
     run: str = ""
     """The launch of the worker that has declared its settings. "" if that did not say."""
 
@@ -72,9 +72,9 @@ class DenseParameters:
         [array([4.], dtype=float32)]
     """
 
-    def __init__(self, *, require_room: Callable[[int], None] = lambda more: None) -> None:
+    def __init__(self, *, require_memory: Callable[[int], None] = lambda more: None) -> None:
         self._parameters: dict[str, _Parameter] = {}
-        self._require_room = require_room
+        self._require_room = require_memory
         self._lock = threading.Lock()
 
     def declare(
@@ -86,19 +86,19 @@ class DenseParameters:
         replace_other: bool = False,
         run: str = "",
     ) -> bool:
-        """Make the parameters with `values`, unless they are there.
+        """Create the parameters with `values`, unless they exist.
 
-        Those that are there keep what they have learned, and take the hyperparameters that are declared otherwise now.
+        Existing parameters keep their values, and use the hyperparameters whose declaration has changed.
 
         Args:
             names: each once.
-            values: with which new parameters begin.
+            values: initial values of new parameters.
             settings: of each parameter.
-            replace_other: begin a parameter that another class of optimizer trains again, instead of refusing.
+            replace_other: start a parameter again that another class of optimizer trains, instead of refusing.
             run: the launch of the job that the worker belongs to, "" if it does not say.
 
         Returns:
-            Whether they were made.
+            Whether they were created.
 
         Raises:
             ConfigError: another worker of the same launch has declared other settings.
@@ -151,9 +151,9 @@ class DenseParameters:
         *,
         only: Collection[str] | None = None,
     ) -> None:
-        """One optimizer step for each of `names`, or only for those that are in `only`.
+        """Make one optimizer step for each of `names`, or only for those in `only`.
 
-        `optimizers` have the hyperparameters of this step, which stay until others come; None: those of the step before.
+        `optimizers` have the hyperparameters of this and the following steps. None: those of the step before.
         """
         with self._lock:
             pairs = dict(zip(names, self._matched(names, gradients), strict=True))
@@ -170,7 +170,7 @@ class DenseParameters:
                     parameter.step(gradient)
 
     def assign(self, names: Sequence[str], values: Sequence[np.ndarray], *, add: bool = False) -> None:
-        """Set the values, or add to them; the optimizers' state stays."""
+        """Set the values, or add to them. The state of the optimizers stays."""
         with self._lock, torch.no_grad():
             pairs = self._matched(names, values)
             for parameter, value in pairs:
@@ -178,7 +178,7 @@ class DenseParameters:
                 parameter.changed = True
 
     def state(self, names: Collection[str] | None = None) -> dict[str, State]:
-        """Values, optimizers and their state by name, all or those of `names`; whoever packs it copies the tensors."""
+        """Return values, optimizers and their state by name, of all parameters or of `names`. The tensors are not copied."""
         with self._lock:
             return {
                 name: {
@@ -193,7 +193,7 @@ class DenseParameters:
             }
 
     def take_over(self, state: Mapping[str, State]) -> None:
-        """Train here, from now on, what `state` of another server returned; on an error nothing has changed."""
+        """Train what `state` of another server returned here from now on. On an error nothing has changed."""
         taken = {name: _loaded(name, saved) for name, saved in state.items()}
         with self._lock:
             if there := next((name for name in taken if name in self._declared()), None):
@@ -232,21 +232,21 @@ class DenseParameters:
             self._parameters = {name: one for name, one in self._parameters.items() if name not in names}
 
     def load_state(self, *states: Mapping[str, State]) -> None:
-        """Hold what `state` of this server returned, and nothing else. On an error nothing has changed."""
+        """Replace all parameters by what `state` returned. On an error nothing has changed."""
         self.prepare_state(*states)()
 
     def prepare_state(self, *states: Mapping[str, State], elsewhere: bool = False) -> Callable[[], None]:
-        """Read what `state` of one or several servers returned. Calling the answer makes it all that is held here.
+        """Read what `state` of one or several servers returned. Returns a function that replaces all parameters by it.
 
-        Of a parameter that several have, the one counts that was trained.
+        If several states have a parameter, the one that was trained counts.
 
         Args:
             states: of the servers.
-            elsewhere: they were trained on other servers. Those are trained here that were before, with the hyperparameters that
-                are declared here.
+            elsewhere: they were trained on other servers. Parameters that were trained here before stay so, with the
+                hyperparameters that are declared here.
 
         Raises:
-            CheckpointMismatchError: one is declared here with another class of optimizer.
+            CheckpointMismatchError: a parameter is declared here with another class of optimizer.
         """
         loaded: dict[str, _Parameter] = {}
         for state in states:

@@ -27,7 +27,7 @@ from monolith.table.table_file import FileEntry
 __all__ = ["ServerFolder", "kept_identity"]
 
 _RESTORING = "restoring"
-"""A file that is there while the folder does not yet have what the server was given."""
+"""A file that exists while the folder does not yet hold what the server was given."""
 _RESTORED_TO = "restore_to"
 """A file with the last moment that the server was sent back to."""
 _LOOK_EVERY = 64
@@ -37,15 +37,15 @@ _logger = logging.getLogger(__name__)
 
 
 class ServerFolder:
-    """Keeps `state` in `folder`, a model_dir of its own. Made before the server listens: then the state is what it last was.
+    """Keeps `state` in `folder`, a model_dir of its own, and restores it on construction, before the server listens.
 
     Args:
-        folder: on a local disk; created if need be.
-        state: an empty one, restored here.
-        flush_secs: None: the log is written with checkpoints only; above 0: so often in the background, which is what a crash
-            costs at most; 0: `acknowledge` returns only when everything so far is durable.
-        take_over: take the folder from a process that still holds it, and is fenced by that.
-        restore_to: a `Moment` to go back to, once. None: the newest state, which must be reachable, or it is a `LogGapError`.
+        folder: on a local disk. Created if it does not exist.
+        state: empty, restored here.
+        flush_secs: None: the log is written with checkpoints only. Above 0: seconds between commits in the background, which a
+            crash loses at most. 0: `acknowledge` returns only when everything so far is durable.
+        take_over: take the folder from a process that still holds it, and fence that process.
+        restore_to: a `Moment` to go back to, once. None: the newest state. Raises `LogGapError` if that cannot be reached.
 
     Example:
         >>> import tempfile
@@ -72,7 +72,7 @@ class ServerFolder:
         self.folder = folder
         self._home = ModelDir(folder)
         self.restored = 0
-        """The number of the log that the server has restored itself to; 0: it found nothing."""
+        """The number of the log to which the server has restored itself. 0 if there was none."""
         self._state = state
         self._flush_secs = flush_secs
         # One commit, save or restore at a time. Not an RLock: a save begins on one thread and ends on another.
@@ -87,8 +87,8 @@ class ServerFolder:
         self._scan: Future[OpenSnapshot] | None = None
         self._closing = threading.Event()
         self._threads = WorkerThreads(2, thread_name_prefix="monolith-ps-folder")
-        # The lock comes first: what a predecessor writes after it was read would be lost.
-        # From nothing, until it is known what the server has restored itself to.
+        # The lock comes first: what a predecessor writes after the log was read would be lost.
+        # Empty until the server has restored itself.
         self._log = self._home.open_log([], parent=0, take_over=take_over)
         try:
             self._restore_itself(restore_to)
@@ -126,7 +126,7 @@ class ServerFolder:
         self._log.require_own()
 
     def acknowledge(self) -> None:
-        """Return when what was changed so far may be acknowledged; `FencedError` if it must not be."""
+        """Return when all changes so far may be acknowledged. Raises `FencedError` if they must not be."""
         if self._flush_secs != 0:
             self.require_own()
             return
@@ -145,14 +145,15 @@ class ServerFolder:
                 self._moved.notify_all()
 
     def commit(self) -> int:
-        """Commit now; the sequence number, durable."""
+        """Commit now. Returns the durable sequence number."""
         with self._writing:
             return self._commit()
 
     def begin_save(self, name: str, *, step: int) -> tuple[SaveBegun, tuple[np.ndarray, ...], Future[FileEntry]]:
-        """Take a checkpoint, whose content is decided when this returns.
+        """Begin a checkpoint, whose contents are fixed when this returns.
 
-        Returns what was owned then, the values of the dense parameters then, and, once it is durable, its manifest.
+        Returns the owned buckets, the values of the dense parameters, and a function that waits until the checkpoint is durable
+        and returns its manifest.
         """
         self._writing.acquire()
         before = self._state.checkpoint
@@ -183,9 +184,9 @@ class ServerFolder:
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
-        """Around what gives the server other rows, with the gate closed inside; when the block is left they are durable.
+        """Replace the rows of the server in a block, which closes the gate itself. They are durable when the block is left.
 
-        If the process dies before, the server is not initialised when it is started again: nobody can tell what it is.
+        If the process dies before, the server is not initialised when it is started again.
         """
         with self._writing:
             self._drop_scan()
@@ -197,7 +198,7 @@ class ServerFolder:
             self._commit()
 
     def close(self) -> None:
-        """Commit what is left, unless only checkpoints are wanted, and let another process have the folder."""
+        """Commit the remaining changes, unless the log is written with checkpoints only, and release the folder."""
         self._closing.set()
         if self._flusher is not None:
             self._flusher.join()
@@ -224,7 +225,7 @@ class ServerFolder:
             where = point.checkpoint or f"{self.folder}/{LOG}"
             state = point.state()
             self._state.declare_saved(state, where)
-            # Rows that are on their way to another server are not owned, and must not be lost before it has them.
+            # Rows that are in transit to another server are not owned, and must not be lost before it has them.
             report, put_in_place = prepare_tables(point, self._state.tables.all(), owned=False, reset_admission=True)
             self._state.load_state(state, where)
             put_in_place()
@@ -237,7 +238,7 @@ class ServerFolder:
         if self._marked:
             self._state.initialised = False
         if goes_back:
-            # A line of its own, which leaves what came later behind, before anybody can ask for it.
+            # Start a new line, which excludes later commits, before the first request.
             sequence = self._log.sequence
             self.commit()
             write_durably(self.folder / _RESTORED_TO, str(restore_to).encode())
@@ -285,7 +286,7 @@ class ServerFolder:
         return pending.entry
 
     def _clean(self) -> None:
-        """Remove what nothing needs any more; not what belongs to a successor."""
+        """Remove files that are no longer needed, except those of a successor."""
         try:
             self.require_own()
             remove_unreachable(self._home)
@@ -341,11 +342,11 @@ def _newest(home: ModelDir) -> RestorePoint | None:
 
 
 IDENTITY = "server"
-"""The file of the folder that has it. Not in the log: whoever gives buckets to a server must know it again from the start."""
+"""Name of the file. Not in the log: the source of a transfer must recognize the server from its start."""
 
 
 def kept_identity(folder: Path, otherwise: int) -> int:
-    """The identity of the server of `folder`; at first it is `otherwise`, durable from then on.
+    """Return the identity of the server of `folder`. At first it is `otherwise`, which is then durable.
 
     Example:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""`ChangeGate`: changes run beside each other, and now and then nobody changes anything."""
+"""`ChangeGate`: changes run concurrently, and a snapshot can keep all of them out."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ __all__ = ["ChangeGate"]
 
 
 class ChangeGate:
-    """Lets changes through until somebody closes it, who then waits for those inside and has the state for himself.
+    """Lets changes run concurrently until it is closed, which waits for running changes and keeps out new ones.
 
-    Whoever closes goes before changes that come later: a server that is never idle can still be cut. Neither may be entered
-    by a thread that is inside already.
+    Closing has priority over new changes, so a busy server can still be snapshotted. Not reentrant.
 
     Example:
         >>> gate = ChangeGate()
@@ -32,12 +31,12 @@ class ChangeGate:
 
     @property
     def changes(self) -> int:
-        """How many changes have ended: what is cut while the gate is closed holds all up to this number."""
+        """The number of finished changes. A snapshot that is cut while the gate is closed holds all of them."""
         return self._changes
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Around everything that changes the state."""
+        """Enter the gate for a block that changes the state."""
         with self._moved:
             while self._closed:
                 self._moved.wait()
@@ -53,7 +52,7 @@ class ChangeGate:
 
     @contextmanager
     def closed(self, *, changes: bool = False) -> Iterator[None]:
-        """Around everything that needs the state to stand still; `changes`: it is changed here, and counts as changed."""
+        """Keep out changes during the block. `changes`: the block changes the state itself, and counts as a change."""
         with self._moved:
             while self._closed:
                 self._moved.wait()

@@ -37,7 +37,7 @@ class _Outcome(Config):
 
     text: str = "{}"
     arrays: tuple[tuple[int, ...], ...] = ()
-    """int32, as `reinitialize` answers; no other call that changes something answers arrays."""
+    """int32, the answer of `reinitialize`. No other change answers arrays."""
     failure: RemoteError | None = None
 
 
@@ -62,7 +62,7 @@ class _Ledger(Config):
 
 
 def ledger_text(ledger: PushLedger[Answer]) -> str:
-    """Everything `ledger` knows, as JSON; while the gate is closed.
+    """Return the contents of `ledger` as JSON. Called while the gate is closed.
 
     Example:
         >>> from monolith.ps.protocol.messages import Join
@@ -78,7 +78,7 @@ def ledger_text(ledger: PushLedger[Answer]) -> str:
 
 
 def load_ledger(ledger: PushLedger[Answer], text: str, where: str = "ledger") -> None:
-    """Let `ledger` know what `ledger_text` wrote, and nothing else."""
+    """Replace the contents of `ledger` by what `ledger_text` wrote."""
     read = _read(text, where)
     ledger.replace({name: _record(worker) for name, worker in read.workers.items()})
     ledger.base_step = read.base_step
@@ -168,12 +168,12 @@ def _answer(outcome: _Outcome | None) -> Answer | Exception:
 
 
 def read_ledger(text: str, where: str) -> Mapping[str, KnownWorker]:
-    """The workers that a text of a ledger knows; `CorruptFileError`, beginning with `where`, if it is none."""
+    """Return the workers in the text of a ledger. Raises `CorruptFileError`, beginning with `where`."""
     return _read(text, where).workers
 
 
 def read_base_step(text: str, where: str) -> int | None:
-    """Return what a text of a ledger adds to the batches of all workers to get the global step, if it says."""
+    """Return what the text of a ledger adds to the batches of all workers to get the global step, if it has that."""
     return _read(text, where).base_step
 
 

@@ -1,6 +1,6 @@
-"""What a server knows about its buckets: those it owns, the piece it is giving away, what it was given.
+"""`OwnedBuckets`: the buckets that a server owns, its outgoing transfer, and the transfers it has installed.
 
-Of dense parameters, which are trained where they were declared, only those that it has given away.
+Dense parameters are trained where they were declared. Of those it knows only which were moved to other servers.
 """
 
 from __future__ import annotations
@@ -18,85 +18,85 @@ from monolith.errors import (
     OwnershipChangedError,
     UnavailableError,
 )
-from monolith.ps.protocol.control_messages import Buckets, Giving, InstallBuckets, RefuseTransfer
+from monolith.ps.protocol.control_messages import Buckets, InstallBuckets, OutgoingTransfer, RefuseTransfer
 from monolith.ps.protocol.ownership import BucketRange, BucketRanges, mask_of, ranges_of
 from monolith.transport.calls import Whole
 
 __all__ = ["OwnedBuckets"]
 
-REMEMBERED_TAKERS = 256
-"""Where buckets went, the newest last: enough for whoever has an old list of servers."""
+REMEMBERED_DESTINATIONS = 256
+"""Addresses that buckets were moved to, newest last: enough for clients with an old list of servers."""
 REMEMBERED_GAINS = 64
-"""Gains after which a client that knows of none of them must ask again who owns what."""
+"""Gains after which a client that knows of none of them must refresh its map."""
 
 
 class _Known(Config):
     server: Whole
     version: Whole = 0
     oldest: Whole = 0
-    """The oldest version that a request may name: nothing was given away since."""
+    """The oldest version that a request may name: no buckets were lost since."""
     gains: tuple[tuple[Whole, BucketRange], ...] = ()
-    """The buckets that were gained after `oldest`, each with the first version that has them."""
+    """Buckets gained after `oldest`, each with the first version that has them."""
     ranges: BucketRanges = ()
-    giving: Giving | None = None
+    giving: OutgoingTransfer | None = None
     transfers: Whole = 0
     gave: tuple[str, ...] = ()
     installed: dict[str, Whole] = {}
-    """The number of the last transfer from each giver."""
+    """The number of the last transfer from each source."""
     gave_dense: tuple[str, ...] = ()
 
 
 class OwnedBuckets:
-    """Which buckets a server answers for.
+    """Which buckets a server owns.
 
-    Whoever changes it has closed the gate of changes; reading needs nothing, since what is known is replaced as a whole.
+    It is changed while the gate is closed. Reading needs no lock, since the state is replaced as a whole.
 
     Example:
         >>> owned = OwnedBuckets()
         >>> owned.claim(((0, 2048),))
-        >>> owned.require(1)  # a request of this version may go on
-        >>> _ = owned.begin_giving(taker="10.0.0.2:7100", server=5, durable=False, buckets=(0, 10))
+        >>> owned.require(1)  # a request of this version is accepted
+        >>> _ = owned.begin_giving(destination="10.0.0.2:7100", server=5, durable=False, buckets=(0, 10))
         >>> owned.version, owned.ranges
         (2, ((10, 2048),))
     """
 
     def __init__(self) -> None:
         self._known = _Known(server=secrets.randbits(62) | 1)
-        # Refusals of this process: a frame that was delayed must not install what its sender has taken back.
+        # Refusals of this process: a delayed frame must not install what its source has taken back.
         self._refused: dict[int, int] = {}
 
     @property
     def server(self) -> int:
-        """The identity of the server: kept with its state, and by no other server."""
+        """The identity of the server, kept with its state and unique."""
         return self._known.server
 
     @property
     def version(self) -> int:
-        """Grows when buckets are given away or gained. 0 until it has owned any."""
+        """Grows when buckets are lost or gained. 0 until it has owned any."""
         return self._known.version
 
     @property
     def ranges(self) -> BucketRanges:
-        """What it owns."""
+        """The owned buckets."""
         return self._known.ranges
 
     @property
     def owns_first(self) -> bool:
-        """Whether it owns the first bucket, and so answers for what workers know in common."""
+        """Whether it owns the first bucket, and so answers for the coordination of the run."""
         return bool(self._known.ranges) and self._known.ranges[0][0] == 0
 
     @property
-    def giving(self) -> Giving | None:
-        """The piece that is on its way to another server."""
+    def giving(self) -> OutgoingTransfer | None:
+        """The transfer that is in transit to another server."""
         return self._known.giving
 
     @property
     def gave_dense(self) -> tuple[str, ...]:
-        """Dense parameters that others hold now."""
+        """Dense parameters that were moved to other servers."""
         return self._known.gave_dense
 
-    def told(self, *, durable: bool, dense: Mapping[str, int]) -> Buckets:
-        """What the server says about itself; `dense`: the parameters it holds, and their sizes."""
+    def answer(self, *, durable: bool, dense: Mapping[str, int]) -> Buckets:
+        """Return the server's answer to `Call.BUCKETS`. `dense`: the parameters that it holds, with their bytes."""
         known = self._known
         giving = None if known.giving is None else known.giving.model_copy(update={"positions": ""})
         return Buckets(
@@ -112,12 +112,12 @@ class OwnedBuckets:
         )
 
     def require(self, version: int) -> None:
-        """Raise `OwnershipChangedError` if buckets were given away since `version`, by which a change was split."""
+        """Raise `OwnershipChangedError` if buckets were lost since `version`, by which a change was split."""
         if not self._known.oldest <= version <= self._known.version:
             raise _changed(self._known.version, version)
 
     def require_read(self, version: int) -> None:
-        """As `require`, but whoever only reads may do so without knowing a version."""
+        """As `require`, but a read need not name a version."""
         if version:
             self.require(version)
 
@@ -130,20 +130,20 @@ class OwnedBuckets:
         return mask_of(self._known.ranges) & ~mask_of(later) if later else None
 
     def require_dense(self, names: Collection[str]) -> None:
-        """Raise `OwnershipChangedError` if others hold some of these dense parameters, or will."""
+        """Raise `OwnershipChangedError` if some of these dense parameters were moved away or are in transit."""
         away = {*self._known.gave_dense, *(self._known.giving.dense if self._known.giving is not None else ())}
         for name in names:
             if name in away:
                 raise OwnershipChangedError(
-                    f"dense parameter {name!r}: another server has it, or will; ask again who does"
+                    f"dense parameter {name!r}: it was moved to another server; ask again which one"
                 )
 
     def forget_dense(self, names: Collection[str]) -> None:
-        """Forget that `names` were given away: they are here again, or whoever had them is lost."""
+        """Forget that `names` were moved away: they are here again, or their server is lost."""
         self._set(gave_dense=tuple(name for name in self._known.gave_dense if name not in names))
 
     def claim(self, ranges: BucketRanges) -> None:
-        """Own `ranges` from the start."""
+        """Own `ranges` from the start. Idempotent."""
         if self._known.version == 0:
             self._set(version=1, oldest=1, ranges=ranges)
         elif ranges != self._known.ranges:
@@ -154,69 +154,68 @@ class OwnedBuckets:
     def begin_giving(
         self,
         *,
-        taker: str,
+        destination: str,
         server: int,
         durable: bool,
         buckets: tuple[int, int] | None = None,
         dense: tuple[str, ...] = (),
         positions: str = "",
-    ) -> Giving:
-        """Stop to own `buckets`, all of which must be owned, or `dense`; they are on their way from now on."""
+    ) -> OutgoingTransfer:
+        """Give up `buckets`, all of which must be owned, or `dense`. They are in transit from now on."""
         if self._known.giving is not None:
-            raise InvalidArgumentError(f"move: {self._known.giving!r} is still under way")
+            raise InvalidArgumentError(f"move: {self._known.giving!r} is still in transit")
         number = self._known.transfers + 1
-        giving = Giving(
+        giving = OutgoingTransfer(
             number=number,
-            taker=taker,
+            taker=destination,
             server=server,
             durable=durable,
             buckets=buckets,
             dense=dense,
             positions=positions,
         )
-        mask, piece = mask_of(self._known.ranges), _mask(giving)
-        if (piece & ~mask).any():
+        mask, moved = mask_of(self._known.ranges), _mask(giving)
+        if (moved & ~mask).any():
             raise InvalidArgumentError(f"buckets: the server owns {list(self._known.ranges)}, not all of {buckets}")
-        # Dense parameters are known by their names: a map of buckets stays what it was.
+        # Dense parameters are addressed by name: the map of buckets does not change.
         version = self._known.version + 1
         changed = {} if buckets is None else {"version": version, "oldest": version, "gains": ()}
-        self._set(ranges=ranges_of(mask & ~piece), giving=giving, transfers=number, **changed)
+        self._set(ranges=ranges_of(mask & ~moved), giving=giving, transfers=number, **changed)
         return giving
 
-    def redirect(self, taker: str) -> None:
-        """The taker of the piece on its way is at another address now."""
+    def redirect(self, destination: str) -> None:
+        """Record a new address of the destination of the outgoing transfer."""
         giving = self._known.giving
         assert giving is not None
-        self._set(giving=giving.model_copy(update={"taker": taker}))
+        self._set(giving=giving.model_copy(update={"taker": destination}))
 
     def finish_giving(self) -> None:
-        """The taker owns the piece."""
+        """Record that the destination owns the transfer."""
         giving = self._known.giving
         assert giving is not None
         others = [address for address in self._known.gave if address != giving.taker]
         gave_dense = tuple(dict.fromkeys((*self._known.gave_dense, *giving.dense)))
-        self._set(giving=None, gave=(*others, giving.taker)[-REMEMBERED_TAKERS:], gave_dense=gave_dense)
+        self._set(giving=None, gave=(*others, giving.taker)[-REMEMBERED_DESTINATIONS:], gave_dense=gave_dense)
 
     def cancel_giving(self) -> None:
-        """The taker does not own the piece and never will: it stays here."""
+        """Own the transfer again: the destination does not have it and never will."""
         giving = self._known.giving
         assert giving is not None
         self._set(giving=None, **self._gained(giving.buckets))
 
     def has_installed(self, install: InstallBuckets) -> bool:
-        """Whether this transfer was installed before; raises if it was refused before, or cannot be installed."""
+        """Whether this transfer was installed before. Raises if it was refused before, or cannot be installed."""
         known = self._known
-        self._require_meant(install)
+        self._require_for_here(install)
         if install.number <= self._refused.get(install.giver, 0):
             raise InvalidArgumentError(f"transfer {install.number} was refused before")
         if install.number <= known.installed.get(str(install.giver), 0):
             return True
         if install.giver == known.server:
-            raise InvalidArgumentError("taker: a server cannot give buckets to itself")
-        piece = _mask(install)
+            raise InvalidArgumentError("destination: a server cannot give buckets to itself")
         if known.giving is not None and _overlap(install, known.giving):
-            raise UnavailableError(f"{known.giving} are still on their way from here; ask again")
-        if (piece & mask_of(known.ranges)).any():
+            raise UnavailableError(f"{known.giving} are still in transit from here; ask again")
+        if (_mask(install) & mask_of(known.ranges)).any():
             raise InvalidArgumentError(f"buckets: some of {install.buckets} are owned here: {list(known.ranges)}")
         return False
 
@@ -227,33 +226,33 @@ class OwnedBuckets:
         self.forget_dense(install.dense)
 
     def refuse(self, transfer: InstallBuckets | RefuseTransfer) -> bool:
-        """Never install this transfer, unless that has happened, which is returned: its sender then keeps the buckets."""
-        self._require_meant(transfer)
+        """Never install this transfer from now on. Returns whether it is installed already, so that this server keeps it."""
+        self._require_for_here(transfer)
         if transfer.number <= self._known.installed.get(str(transfer.giver), 0):
             return True
         self._refused[transfer.giver] = max(transfer.number, self._refused.get(transfer.giver, 0))
         return False
 
     def identify(self, server: int) -> None:
-        """Be this server: the one whose folder it has."""
+        """Take over the identity that is kept in the folder."""
         self._set(server=server)
 
     def state(self) -> str:
-        """All of it as text, for the log and for checkpoints."""
+        """Return the state as JSON, for the log and for checkpoints."""
         return self._known.model_dump_json()
 
     def load_state(self, state: object) -> None:
-        """Go on from what `state` told."""
+        """Restore what `state` returned."""
         try:
             self._known = _Known.from_json(str(state))
         except ConfigError as error:
-            raise CorruptFileError(f"what the server owned cannot be read: {error}") from None
+            raise CorruptFileError(f"the ownership of the server cannot be read: {error}") from None
 
     def _gained(self, buckets: tuple[int, int] | None) -> dict[str, object]:
-        """What changes when `buckets` are gained."""
+        """Return the fields that change when `buckets` are gained."""
         if buckets is None:
             return {}
-        # Requests of earlier versions are still valid: a client that does not know of a gain asks for none of these buckets here.
+        # Requests of earlier versions stay valid: a client that does not know of a gain sends no ids of these buckets here.
         version, gains = self._known.version + 1, self._known.gains
         forgotten = gains[: max(0, len(gains) + 1 - REMEMBERED_GAINS)]
         return {
@@ -263,23 +262,23 @@ class OwnedBuckets:
             "ranges": ranges_of(mask_of([*self._known.ranges, buckets])),
         }
 
-    def _require_meant(self, transfer: InstallBuckets | RefuseTransfer) -> None:
+    def _require_for_here(self, transfer: InstallBuckets | RefuseTransfer) -> None:
         if transfer.server != self.server:
-            raise UnavailableError(f"server: this is {self.server}, the transfer is meant for {transfer.server}")
+            raise UnavailableError(f"server: this is {self.server}, the transfer is for {transfer.server}")
 
     def _set(self, **changes: object) -> None:
         self._known = self._known.model_copy(update=changes)
 
 
-def _mask(piece: Giving | InstallBuckets) -> np.ndarray:
-    return mask_of([] if piece.buckets is None else [piece.buckets])
+def _mask(transfer: OutgoingTransfer | InstallBuckets) -> np.ndarray:
+    return mask_of([] if transfer.buckets is None else [transfer.buckets])
 
 
-def _overlap(install: InstallBuckets, giving: Giving) -> bool:
+def _overlap(install: InstallBuckets, giving: OutgoingTransfer) -> bool:
     return bool((_mask(install) & _mask(giving)).any()) or not set(install.dense).isdisjoint(giving.dense)
 
 
 def _changed(known: int, asked: int) -> OwnershipChangedError:
     return OwnershipChangedError(
-        f"map: the server's buckets are of version {known}, the request was made for {asked}; ask again who owns what"
+        f"map: the server's buckets have version {known}, the request has {asked}; refresh the map"
     )

@@ -17,7 +17,7 @@ from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import AUTHORITATIVE, CHANGES, READ_IN_PLACE, Call
 from monolith.ps.protocol.ownership import mask_of, ranges_of
 from monolith.ps.protocol.precision import WIRE_DTYPES
-from monolith.ps.rebalance.moves import PIECE_BYTES, BucketMoves
+from monolith.ps.rebalance.moves import TRANSFER_BYTES, BucketMoves
 from monolith.ps.rebalance.transfer import BucketInstalls, MoverLease
 from monolith.ps.server.calls import BucketCalls, CoordinationCalls, DenseCalls, TableCalls
 from monolith.ps.server.coordination import CoordinationFile
@@ -42,14 +42,14 @@ __all__ = ["Dispatcher", "ParameterServer", "ServerConfig"]
 PEER_SECONDS = 10.0
 """How long another server may take to answer."""
 MAX_REMEMBERED = 16384
-"""Characters of a lookup's text that is worth keeping: whoever sends long ones must not fill the memory."""
+"""Characters of the longest text of a lookup that is cached, so that clients cannot fill the memory."""
 
 
 _SPIN_SIZE = 256
 
 
 class Dispatcher(FrameCalls):
-    """Answers frames. `answer` may run in many threads, and never raises: what is wrong comes back as an error frame.
+    """Answers frames, without the network. `answer` may run in many threads and never raises: errors become error frames.
 
     Example:
         >>> import json
@@ -73,7 +73,7 @@ class Dispatcher(FrameCalls):
         restore_to: str | None = None,
         restore_roots: Sequence[StrPath] = (),
         connect: Callable[[str], Link] = lambda address: Link(address, timeout=PEER_SECONDS),
-        move_piece_bytes: int = PIECE_BYTES,
+        move_transfer_bytes: int = TRANSFER_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(max_frame_bytes=max_frame_bytes)
@@ -92,7 +92,7 @@ class Dispatcher(FrameCalls):
         lease = MoverLease(clock=clock)
         installs = BucketInstalls(state, owned, lease, commit=self.commit)
         self._moves = BucketMoves(
-            state, owned, lease, commit=self.commit, connect=connect, piece_bytes=move_piece_bytes
+            state, owned, lease, commit=self.commit, connect=connect, transfer_bytes=move_transfer_bytes
         )
         self._handlers |= {
             BasicCall.HEALTH: self._health,
@@ -107,7 +107,7 @@ class Dispatcher(FrameCalls):
             **LogCalls(lambda: self._folder).calls(),
             **CoordinationCalls(state, owned).calls(),
         }
-        # Last: what the calls above keep is restored with the rest.
+        # Last: the state of the calls above is restored with the rest.
         if folder is not None:
             self._folder = ServerFolder(
                 folder, state, flush_secs=log_flush_secs, take_over=take_over, restore_to=restore_to
@@ -123,17 +123,17 @@ class Dispatcher(FrameCalls):
         self._state.coordination.keep = kept.write
 
     def commit(self) -> None:
-        """Return when everything so far is durable; without a folder there is nothing to wait for."""
+        """Make everything so far durable. Does nothing without a folder."""
         if self._folder is not None:
             self._folder.commit()
 
     def stop(self, *, grace: float) -> bool:
-        """As of every server; buckets on their way stay so."""
+        """As of every server. Buckets in transit stay in transit."""
         self._moves.stop()
         return super().stop(grace=grace)
 
     def close(self) -> None:
-        """Let go of the folder; after `stop`."""
+        """Release the folder. Called after `stop`."""
         self._saves.close()
         self._moves.close()
         if self._folder is not None:
@@ -148,7 +148,7 @@ class Dispatcher(FrameCalls):
                 elif frame.call in AUTHORITATIVE:
                     self._folder.require_own()
             except FencedError:
-                # Another process does the work: this one is in the way.
+                # Another process owns the folder now.
                 self.stop_asked.set()
                 raise
         return answer
@@ -234,7 +234,7 @@ class Dispatcher(FrameCalls):
             call=Call.LOOKUP, request=frame.request, instance=self.instance, text="{}", shapes=shapes, out=out
         )
         self._state.tables.lookup(reads, views)
-        # Rows that were given away while they were read may have been removed.
+        # Rows may have been removed because they were moved away meanwhile.
         self._owned.require_read(lookup.map)
         return buffer
 
@@ -251,7 +251,7 @@ class Dispatcher(FrameCalls):
 
 
 def spin(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> float:
-    """Rounds of arithmetic on a matrix per second, tried for `seconds`; at least one round."""
+    """Return rounds of arithmetic on a matrix per second, measured for `seconds` and at least one round."""
     matrix = np.linspace(0.1, 1.0, _SPIN_SIZE * _SPIN_SIZE, dtype=np.float32).reshape(_SPIN_SIZE, _SPIN_SIZE)
     start, rounds = clock(), 0
     while True:
@@ -262,7 +262,7 @@ def spin(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> floa
             return rounds / max(elapsed, 1e-9)
 
 
-# The lookups of a run differ in their arrays; their text is that of the one before.
+# The lookups of a run differ in their arrays, rarely in their text.
 _remembered = lru_cache(maxsize=256)(messages.Lookup.from_json)
 
 
@@ -271,7 +271,7 @@ def _lookup_of(text: str) -> messages.Lookup:
 
 
 class ServerConfig(ListenConfig):
-    """Where a server listens, whom it lets in, how much it takes, and what it keeps.
+    """Where a server listens, which clients it accepts, its limits and its folder.
 
     Example:
         >>> ServerConfig(memory_limit=8 * 2**30).host
@@ -284,13 +284,13 @@ class ServerConfig(ListenConfig):
     """Bytes that the server may hold: tables, dense parameters, positions of workers, coordination, requests and answers. What
     would need more is refused. None: no limit but 1 GiB for requests and answers."""
     folder: LocalPath | None = None
-    """Where it keeps what it holds: a log of the changes, snapshots and checkpoints, on a disk that survives it. A server that is
-    started on a folder with a log restores itself from it. None: in memory only."""
+    """Folder for its log of changes, snapshots and checkpoints, on a disk that survives the server. A server that is started on a
+    folder with a log restores itself from it. None: in memory only."""
     log_flush_secs: Annotated[float | None, Field(ge=0)] = 0.0
     """Seconds between two commits to the log in `folder`, which is what a crash loses at most. 0: a push is answered when it is
-    durable, so nothing that was acknowledged is lost. None: the log is written with checkpoints only."""
+    durable, so no acknowledged push is lost. None: the log is written with checkpoints only."""
     take_over: bool = False
-    """Take `folder` from a process that still holds it, such as one that hangs; that one is fenced and ends."""
+    """Take `folder` from a process that still holds it, such as one that hangs. That process is fenced and ends."""
     restore_to: Moment | None = None
     """Restore step=N, time=UNIX_SECONDS or sequence=N of the log in `folder` and discard everything later. For a log that has
     lost a segment. The server does so once for each value."""
@@ -298,15 +298,15 @@ class ServerConfig(ListenConfig):
     """Folders and URLs that clients may let the server restore checkpoints from, in addition to its own model_dir: `folder`,
     or, if it is called <model_dir>/ps/<number>, that model_dir."""
     tls_root_certs: Path | None = None
-    """PEM of whom the certificates of other servers are signed by, for moving buckets to them; None: `tls_cert`, its own."""
-    move_piece_bytes: Annotated[int, Field(gt=0)] = PIECE_BYTES
-    """Rows given to another server at a time; changes to a piece wait while it is on its way."""
+    """CA bundle (PEM) that signed the certificates of other servers, for moving buckets to them. None: `tls_cert`."""
+    move_transfer_bytes: Annotated[int, Field(gt=0)] = TRANSFER_BYTES
+    """Bytes of rows that are moved to another server at a time. Changes to these rows wait for the transfer."""
 
 
 class ParameterServer(FrameServer):
-    """Serves until `close`. It has started when the constructor returns.
+    """Serves from its construction until `close`.
 
-    Requests are handled by the transport's threads, which unpack arrays and call the core; nothing else runs here.
+    Threads of the transport handle requests: they decode arrays and call the core.
 
     Example:
         >>> from monolith.ps import ParameterServer, ServerStore
@@ -329,7 +329,7 @@ class ParameterServer(FrameServer):
             restore_to=self.config.restore_to,
             restore_roots=self.config.restore_roots,
             connect=self._connect,
-            move_piece_bytes=self.config.move_piece_bytes,
+            move_transfer_bytes=self.config.move_transfer_bytes,
         )
         try:
             super().__init__(self.config, self._dispatcher)
@@ -343,7 +343,7 @@ class ParameterServer(FrameServer):
         return self._dispatcher.silence
 
     def _connect(self, address: str) -> Link:
-        """The way to another server of the same group, which asks for the same token."""
+        """Return a link to another server of the same group, which requires the same token."""
         certificates = self.config.tls_root_certs or self.config.tls_cert
         return Link(
             address,
@@ -354,9 +354,9 @@ class ParameterServer(FrameServer):
         )
 
     def close(self, *, grace: float = 5.0) -> bool:
-        """Finish what is under way, refuse what comes, stop listening; whether all ended within `grace` seconds.
+        """Refuse new requests, finish running ones, stop listening. Returns whether all ended within `grace` seconds.
 
-        A stream whose client neither sends nor closes cannot be ended from here: it goes with the process.
+        A stream whose client neither sends nor closes cannot be ended: it ends with the process.
         """
         clean = super().close(grace=grace)
         if self._bound.is_here:

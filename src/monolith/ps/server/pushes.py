@@ -1,13 +1,14 @@
-"""Pushes applied at most once: a change carries (worker, epoch, sequence), and the server remembers what it has seen.
+"""`PushLedger`: applies each push at most once, and records the progress of each worker.
 
-A worker numbers its changes. What a number led to, an answer or an error, is decided once and given again to whoever sends
-the number again: the client that did not hear the answer, or a network that delivers twice. Numbers may arrive in any order
-and with gaps, since a worker has several streams and some changes go to other servers. The server remembers the last `WINDOW`
-of them; a number below is refused, because nobody can tell any more whether it was applied.
+A change carries (worker, epoch, sequence). The outcome of a sequence number, an answer or an error, is decided once and repeated
+for retries and duplicated frames. Numbers may arrive in any order and with gaps, since a worker has several streams and sends
+some changes to other servers. The server remembers the last `WINDOW` numbers and refuses older ones, because it no longer knows
+whether they were applied.
 
-A worker that is started again has a larger epoch. From the moment it joins, pushes of the earlier epochs are refused. Gradients
-may say which batch they belong to: a successor that begins some batches earlier pushes them again, and whatever has had them
-does not get them twice (`monolith.ps.server.pushes`).
+A worker that is started again has a larger epoch. Once it has joined, pushes of earlier epochs are refused. Gradients may name
+the batch they belong to. The last applied batch is recorded for each bucket and each dense parameter, because buckets move
+between servers, and a worker may die after only some servers have applied a batch. A successor repeats some batches, and each
+bucket skips those that it has had.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class BucketProgress:
 
     def __init__(self) -> None:
         self._rest: HeldPosition | None = None
-        # Disjoint. Replaced as a whole, never changed in place.
+        # Disjoint. Replaced as a whole, never modified.
         self._others: list[tuple[np.ndarray, HeldPosition | None]] = []
 
     @property
@@ -176,7 +177,7 @@ def _has_had(held: HeldPosition | None, position: Position, epoch: int) -> bool:
 
 
 WINDOW = 64
-"""Numbers remembered for each worker: more than it can have under way, few enough to keep their answers."""
+"""Sequence numbers remembered for each worker: more than it can have in flight, few enough to keep their answers."""
 MAX_WORKERS = 65536
 _RECORD_BYTES = 4096
 """Approximate size of a record without its positions and outcomes."""
@@ -214,7 +215,7 @@ class WorkerRecord(Generic[Answer]):
 
 
 class PushLedger(Generic[Answer]):
-    """Which pushes of which workers were applied, and what they led to.
+    """The pushes of all workers that were applied, and their outcomes.
 
     Example:
         >>> ledger, counted = PushLedger(), []
@@ -233,9 +234,9 @@ class PushLedger(Generic[Answer]):
         gate: ChangeGate | None = None,
         window: int = WINDOW,
         max_workers: int = MAX_WORKERS,
-        require_room: Callable[[int], None] = lambda more: None,
+        require_memory: Callable[[int], None] = lambda more: None,
     ) -> None:
-        self._require_room = require_room
+        self._require_room = require_memory
         self._gate = gate or ChangeGate()
         self._window = window
         self._max_workers = max_workers
@@ -245,7 +246,7 @@ class PushLedger(Generic[Answer]):
         """The global step before the first batch that a worker's position counts. None until it is set."""
 
     def join(self, join: Join) -> WorkerRecord[Answer]:
-        """Begin an epoch. Returns what is known of the worker when no push of an earlier epoch can take effect any more."""
+        """Start an epoch. Returns the record of the worker when pushes of earlier epochs can no longer take effect."""
         worker = self._worker(join)
         with worker.lock, self._gate.changing():
             if join.epoch < worker.epoch:
@@ -260,7 +261,7 @@ class PushLedger(Generic[Answer]):
         return worker
 
     def once(self, push: Push, action: Callable[[WorkerRecord[Answer]], Answer]) -> Answer:
-        """Call `action` for the first push of this number only. Returns or raises what it returned or raised then."""
+        """Call `action` for the first push with this number only. Retries return or raise the same outcome."""
         with self._lock:
             worker = self._workers.get(push.worker)
         if worker is None:
@@ -283,10 +284,10 @@ class PushLedger(Generic[Answer]):
         return sum(_batches(worker) for worker in list(self._workers.values()))
 
     def step(self) -> int:
-        """The global step: one more for each batch of a worker that was applied, exact on the owner of the first bucket.
+        """Return the global step: one for each applied batch of a worker. Exact on the owner of the first bucket.
 
-        It is derived from the positions that pushes leave behind, so it changes with them, is durable with them, and no failure
-        of a worker or server can make it count a batch twice or not at all.
+        It is derived from the positions of pushes, so it changes and becomes durable with them, and no failure can make it count
+        a batch twice or not at all.
         """
         return (self.base_step or 0) + self.batches()
 
@@ -300,7 +301,7 @@ class PushLedger(Generic[Answer]):
         return sum(len(name) + record.nbytes for name, record in list(self._workers.items()))
 
     def records(self) -> Mapping[str, WorkerRecord[Answer]]:
-        """All workers; to be read while the gate is closed."""
+        """Return the records of all workers. To be read while the gate is closed."""
         return dict(self._workers)
 
     def meet(self, name: str, *, epoch: int, nonce: int, met: int) -> WorkerRecord[Answer]:
@@ -313,7 +314,7 @@ class PushLedger(Generic[Answer]):
         return known
 
     def replace(self, records: Mapping[str, WorkerRecord[Answer]]) -> None:
-        """Know these workers and no others; while the gate is closed, or before the first call."""
+        """Replace all records. Called while the gate is closed, or before the first request."""
         with self._lock:
             self._workers = dict(records)
 
@@ -334,7 +335,7 @@ class PushLedger(Generic[Answer]):
             outcome = error.with_traceback(None)
         worker.outcomes[push.sequence] = outcome
         worker.highest = max(worker.highest, push.sequence)
-        # Those that came out of turn stay until those before them go.
+        # Outcomes that arrived out of order stay until older ones are dropped.
         while next(iter(worker.outcomes)) <= worker.highest - self._window:
             worker.outcomes.popitem(last=False)
         return outcome

@@ -1,4 +1,4 @@
-"""Calls that save a server and give it back what was saved: begun by one call, asked after by others."""
+"""The calls that save and restore a server and read its log. One call starts the work, others ask for its result."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ __all__ = ["LogCalls", "SaveCalls", "prepare_server", "require_settled"]
 
 
 def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
-    """Read and check what `state` gets of a checkpoint; calling the answer, with the gate closed, puts it in place.
+    """Read and check the parts of a checkpoint that `state` needs. Returns a function that puts them in place with the gate
+    closed.
 
-    Rows are those of the buckets the server owns, from whichever parts have them. Dense parameters are all there are, since
-    nobody knows yet which of them workers will ask this server for. How far each worker is in a bucket or parameter is what the
-    part that it comes from says. What the server owns stays as it is.
+    Rows are those of the owned buckets, from any part that has them. Dense parameters are all there are, since it is not known
+    yet which of them workers will ask this server for. The positions of workers in a bucket or parameter come from the part it
+    comes from. Ownership does not change.
     """
     require_settled(state)
     ranges = state.ranges()
@@ -100,7 +101,7 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
 
 
 def require_settled(state: ServerState) -> None:
-    """Raise while rows are on their way to another server: they would come back after the restore, on one of the two."""
+    """Raise while rows are in transit to another server: they would come back after the restore, on one of the two."""
     if state.moving():
         raise InvalidArgumentError("restore: buckets of the server are being moved; try again when the move has ended")
 
@@ -145,7 +146,7 @@ class _Begun:
 
 
 class SaveCalls:
-    """Save, ask after it, restore in two steps. A server remembers the last of each kind."""
+    """Save and restore in two steps each. A server remembers the last save and the last restore."""
 
     def __init__(
         self, state: ServerState, folder: Callable[[], ServerFolder | None], restore_roots: Sequence[StrPath] = ()
@@ -167,7 +168,7 @@ class SaveCalls:
         }
 
     def close(self) -> None:
-        """Wait for what is being restored."""
+        """Wait for a running restore."""
         if self._threads is not None:
             self._threads.shutdown()
 
@@ -193,7 +194,7 @@ class SaveCalls:
             raise SaveInterruptedError(
                 f"save: {asked.token} is not the last one; the server was started again, or somebody else saves; save again"
             )
-        # Whoever asks this has the values.
+        # The client has the values already.
         save.dense = ()
         if not wait([save.written], asked.wait).done:
             return _NOT_YET

@@ -21,7 +21,7 @@ from monolith.table.bags import Bags, pooling_factors
 from monolith.table.buckets import bucket_of
 from monolith.table.embedding_table import EmbeddingTable, TableStats, TableUpdate, apply_updates, as_pooling
 
-__all__ = ["ServedTables", "TableBags", "require_count"]
+__all__ = ["CheckedRead", "ServedTables", "require_count"]
 
 _log = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class _Update:
         )
 
 
-class TableBags(NamedTuple):
-    """What is asked of one table, checked."""
+class CheckedRead(NamedTuple):
+    """A checked lookup in one table."""
 
     table: EmbeddingTable
     pooling: Pooling
@@ -83,7 +83,7 @@ INDEX_BYTES = 34
 
 
 class ServedTables:
-    """Tables by name. Every method may run beside any other."""
+    """Tables by name. All methods may run concurrently."""
 
     def __init__(self, memory: MemoryLimit | None = None) -> None:
         self._memory = memory or MemoryLimit()
@@ -96,16 +96,16 @@ class ServedTables:
         """Called with tables that are made, before anybody can write to them."""
 
     def reconfigure(self, tables: Iterable[DeclaredTable], *, run: str = "") -> list[str]:
-        """Let the tables that are there use the hyperparameters of `tables`. All of them or, on an error, none.
+        """Let existing tables use the hyperparameters of `tables`. All of them or, on an error, none.
 
-        Call it while nobody else changes a table.
+        Call it while no table is changed.
 
         Args:
             tables: with the settings that a worker declares.
             run: the launch that the worker belongs to, "" if it does not say.
 
         Returns:
-            What has changed, for a person to read.
+            The changes, as text.
 
         Raises:
             ConfigError: another worker of the same launch has declared other settings.
@@ -129,20 +129,20 @@ class ServedTables:
         return any(self._declared.get(table.config.name, table) != table for table in tables)
 
     def declare(self, tables: Sequence[DeclaredTable], *, run: str = "") -> None:
-        """Make the tables that are not there. All of them or, on an error, none.
+        """Create the tables that do not exist. All of them or, on an error, none.
 
-        Those that are there keep their settings; `ConfigError` if their rows do not fit. `run` is the launch of the worker.
+        Existing tables keep their settings. Raises `ConfigError` if their rows do not fit. `run` is the launch of the worker.
         """
         with self._lock:
             new = [table for table in tables if not self._is_there(table)]
             names = [table.config.name for table in new]
             if len(set(names)) != len(names):
                 raise ConfigError(f"tables: expected each table once, got {', '.join(names)}")
-            self._memory.require_room(sum(table.config.initial_capacity * 4 * table.config.dim for table in new))
+            self._memory.require_memory(sum(table.config.initial_capacity * 4 * table.config.dim for table in new))
             made = {table.config.name: _make(table) for table in new}
-            # As objects, declarations take about four times what they take as text.
+            # Declarations take about four times as much memory as objects than as text.
             texts = 4 * sum(len(table.model_dump_json()) for table in new)
-            self._memory.require_room(_nbytes(made.values()) + texts)
+            self._memory.require_memory(_nbytes(made.values()) + texts)
             if made:
                 self.on_new(list(made.values()))
             self._declared |= {table.config.name: table for table in new}
@@ -160,19 +160,19 @@ class ServedTables:
         """The tables, in the order they were declared."""
         return list(self._tables.values())
 
-    def reads(self, lookup: Lookup, arrays: Sequence[np.ndarray]) -> list[TableBags]:
-        """What a lookup asks for, checked."""
+    def reads(self, lookup: Lookup, arrays: Sequence[np.ndarray]) -> list[CheckedRead]:
+        """Check a lookup. Returns the reads of its tables."""
         each = [1 if read.pooling == "none" else 2 for read in lookup.tables]
         require_count(arrays, sum(each))
         left = iter(arrays)
         return [
-            TableBags(self._table(read.table), read.pooling, *_bag(read, [next(left) for _ in range(count)]))
+            CheckedRead(self._table(read.table), read.pooling, *_bag(read, [next(left) for _ in range(count)]))
             for read, count in zip(lookup.tables, each, strict=True)
         ]
 
-    def lookup(self, reads: Sequence[TableBags], out: Sequence[np.ndarray]) -> None:
+    def lookup(self, reads: Sequence[CheckedRead], out: Sequence[np.ndarray]) -> None:
         """Write the rows of each table into its array of `out`."""
-        # The core writes into the frame itself: what the network sends is not copied together first.
+        # The core writes into the frame itself: the rows of an answer are not copied together first.
         rows = [view if view.dtype == np.float32 else np.empty(view.shape, dtype=np.float32) for view in out]
         _core.lookup_many(
             [read.table.core for read in reads],
@@ -195,14 +195,14 @@ class ServedTables:
             # A table without an id that is left has seen the step before.
             updates = [left for update in updates if len((left := update.without(leave_out)).ids)]
         more = sum(_size_of_rows(update.table, update.ids) for update in updates)
-        self._memory.require_room(more + _size_of_position(apply), tables=len(updates))
+        self._memory.require_memory(more + _size_of_position(apply), tables=len(updates))
         apply_updates([update.for_core() for update in updates], step=apply.step, event_time=apply.event_time)
 
     def writable(self, name: str, ids: np.ndarray) -> EmbeddingTable:
-        """The table, after making sure that there is room for the rows of `ids`."""
+        """Return the table, after checking that the memory limit allows rows for `ids`."""
         table = self._table(name)
         _require("ids", ids, np.dtype("<i8"), 1)
-        self._memory.require_room(_size_of_rows(table, ids), tables=1)
+        self._memory.require_memory(_size_of_rows(table, ids), tables=1)
         return table
 
     def rows(self, name: str, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -214,7 +214,7 @@ class ServedTables:
         return entries.ids[entries.found].numpy(), entries.values[entries.found].numpy()
 
     def evict(self, now: Mapping[str, int]) -> dict[str, int]:
-        """Remove what has expired at the times given; how many rows, by table."""
+        """Remove rows that have expired at the given times. Returns how many, by table."""
         tables = {name: self._table(name) for name in now}
         return {name: table.evict(now=now[name]) for name, table in tables.items()}
 

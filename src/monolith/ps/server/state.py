@@ -1,4 +1,4 @@
-"""Everything a parameter server holds, taken at one moment and given back."""
+"""`ServerState`: everything that a parameter server holds, saved and restored as a whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from monolith.errors import ConfigError, CorruptFileError
 from monolith.ps.protocol.messages import DeclareTables
-from monolith.ps.server.coordination import Coordination
+from monolith.ps.server.coordination import ServerCoordination
 from monolith.ps.server.dense_parameters import DenseParameters
 from monolith.ps.server.gate import ChangeGate
 from monolith.ps.server.ledger_state import ledger_text, load_ledger
@@ -23,20 +23,20 @@ __all__ = ["ServerState", "StatePart"]
 
 
 class StatePart(Protocol):
-    """Something else that a server must not forget."""
+    """Another part of the state of a server."""
 
     def state(self) -> State:
-        """What it is now; called while nobody changes anything."""
+        """Return its state. Called while the gate is closed."""
 
     def load_state(self, state: State) -> None:
-        """Be what `state` returned."""
+        """Restore what `state` returned."""
 
 
 class ServerState:
-    """Tables, dense parameters, the ledger of pushes, and whether it counts: what a log and a checkpoint of a server have.
+    """Tables, dense parameters, the ledger of pushes: all that the log and the checkpoints of a server hold.
 
-    Rows are cut by the log; `state` has all the rest, in the form of a checkpoint's state: `parameters`, and as the place in the
-    data, `source`, what the rows belong to.
+    The log cuts the rows. `state` returns the rest in the form of a checkpoint's state: `parameters`, and as `source` what the
+    rows belong to.
 
     Example:
         >>> state = ServerState()
@@ -46,14 +46,14 @@ class ServerState:
 
     def __init__(self, *, memory_limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.gate = ChangeGate()
-        """Everything that changes something passes it."""
+        """Every change passes it."""
         self.memory = memory = MemoryLimit(memory_limit)
-        """What all of it takes, and may take."""
+        """Memory in use, and its limit."""
         self.tables = ServedTables(memory)
-        self.dense = DenseParameters(require_room=memory.require_room)
-        self.pushes: PushLedger[Answer] = PushLedger(gate=self.gate, require_room=memory.require_room)
-        self.coordination = Coordination(step=self.pushes.step, clock=clock, require_room=memory.require_room)
-        """What workers know in common. It is kept apart from the log, because every change is durable at once."""
+        self.dense = DenseParameters(require_memory=memory.require_memory)
+        self.pushes: PushLedger[Answer] = PushLedger(gate=self.gate, require_memory=memory.require_memory)
+        self.coordination = ServerCoordination(step=self.pushes.step, clock=clock, require_memory=memory.require_memory)
+        """Members, barriers and keys of the run. Kept apart from the log, because every change is durable at once."""
         for what, held in (
             ("tables", self.tables),
             ("dense parameters", self.dense),
@@ -62,25 +62,25 @@ class ServerState:
         ):
             memory.count(what, partial(getattr, held, "nbytes"))
         self.initialised = False
-        """Whether it has been given a state that is worth keeping."""
+        """Whether it holds trained or restored state, which must not be replaced by a restart."""
         self.checkpoint: str | None = ""
         """Name of the checkpoint that it was saved in or restored from last, "" while it is new. None once gradients were pushed
         since: they are in no checkpoint."""
         self.step = 0
         """The newest global step that a worker has pushed."""
         self.parts: dict[str, StatePart] = {}
-        """What else must survive, by name."""
+        """Other parts of the state, by name."""
         self.ranges: Callable[[], Sequence[range] | None] = lambda: None
-        """The buckets it owns now; None: it was never told."""
+        """Returns the owned buckets. None if it was never given any."""
         self.moving: Callable[[], bool] = lambda: False
-        """Whether rows or dense parameters are on their way to another server."""
+        """Returns whether rows or dense parameters are in transit to another server."""
         self.moving_dense: Callable[[], tuple[str, ...]] = lambda: ()
-        """Dense parameters that are on their way to another server."""
+        """Returns the dense parameters that are in transit to another server."""
         self.gave_dense: Callable[[], tuple[str, ...]] = lambda: ()
-        """Dense parameters that others hold."""
+        """Returns the dense parameters that were moved to other servers."""
 
     def state(self) -> dict[str, State]:
-        """All but the rows; while the gate is closed."""
+        """Return everything but the rows. Called while the gate is closed."""
         return {
             "parameters": self.dense.state(),
             "source": {
@@ -94,14 +94,14 @@ class ServerState:
         }
 
     def declare_saved(self, state: Mapping[str, State], where: str) -> None:
-        """Make the tables that a saved state had, empty."""
+        """Create the tables of a saved state, without rows."""
         try:
             self.tables.declare(DeclareTables.from_json(str(source_of(state, where).get("tables"))).tables)
         except ConfigError as error:
             raise CorruptFileError(f"{where}: its tables cannot be read: {error}") from None
 
     def load_state(self, state: Mapping[str, State], where: str) -> None:
-        """Take over all but the rows of a saved state of this server; before the first call."""
+        """Restore everything but the rows of a saved state. Called before the first request."""
         source, parameters = source_of(state, where), state.get("parameters")
         parts, step = source.get("parts"), source.get("step")
         if not isinstance(parameters, dict) or not isinstance(parts, dict) or not isinstance(step, int):
@@ -117,7 +117,7 @@ class ServerState:
 
 
 def source_of(state: Mapping[str, State], where: str) -> dict[str, State]:
-    """The part of a saved state that says what the rows belong to."""
+    """Return the part of a saved state that describes what the rows belong to."""
     source = state.get("source")
     if not isinstance(source, dict):
         raise CorruptFileError(f"{where}: expected the state of a parameter server")
