@@ -14,7 +14,7 @@ from monolith.ps.protocol.messages import Apply, Lookup, Push, TableGradient, Ta
 from monolith.ps.server.parameter_server import Dispatcher
 from monolith.table.store import Position
 from monolith.transport.calls import BasicCall, CallNumber
-from monolith.transport.frames import BFLOAT16, VERSION, decode, encode
+from monolith.transport.frames import BFLOAT16, PROTOCOL_VERSION, decode, encode
 
 LOOKUP = (
     bytes.fromhex(
@@ -39,7 +39,7 @@ APPLY_TEXT = (
 
 
 def test_the_version_is_the_one_these_bytes_are_of() -> None:
-    assert VERSION == 2
+    assert PROTOCOL_VERSION == 2
 
 
 def test_a_lookup_has_these_bytes() -> None:

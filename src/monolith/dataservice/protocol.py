@@ -14,7 +14,7 @@ from monolith.config import Config, Positive
 from monolith.dataservice.dataset import DatasetConfig, Split
 from monolith.errors import ConfigError, InvalidArgumentError, ProtocolError
 from monolith.features import Batch, Ragged, num_rows
-from monolith.transport.calls import CallNumber, Name, Whole
+from monolith.transport.calls import CallNumber, WireInt, WireName
 from monolith.transport.frames import BFLOAT16, Frame
 from monolith.transport.link import Link, Transport
 from monolith.transport.server import read_pem
@@ -152,7 +152,7 @@ SplitPosition = Annotated[str, Field(max_length=MAX_POSITION_CHARS)]
 class RegisterDataset(Config):
     """A job reads this dataset. An existing job must read the same one."""
 
-    job: Name
+    job: WireName
     dataset: DatasetConfig
 
 
@@ -163,14 +163,14 @@ class JoinJob(Config):
     retry of the same request, so a delayed request changes nothing.
     """
 
-    job: Name
-    trainer: Whole
+    job: WireName
+    trainer: WireInt
     trainers: Annotated[int, Field(ge=1, lt=2**31)]
     """How many trainers there are, for static sharding."""
-    epoch: Whole
-    granted: Whole
+    epoch: WireInt
+    granted: WireInt
     session: Annotated[int, Field(ge=1, lt=2**62)]
-    nonce: Whole
+    nonce: WireInt
     """Drawn by the process."""
 
 
@@ -178,7 +178,7 @@ class JoinedJob(Config):
     """Answer: whether the session started, and the number of the newest session. Calls of earlier ones are refused."""
 
     joined: bool
-    session: Whole
+    session: WireInt
 
 
 class LeaveJob(Config):
@@ -187,31 +187,31 @@ class LeaveJob(Config):
     Like `JoinJob` it starts a session, so that the trainer is refused if it still runs.
     """
 
-    job: Name
-    trainer: Whole
-    epoch: Whole
-    granted: Whole
-    opened: tuple[tuple[Whole, SplitPosition], ...]
+    job: WireName
+    trainer: WireInt
+    epoch: WireInt
+    granted: WireInt
+    opened: tuple[tuple[WireInt, SplitPosition], ...]
     """Splits that it had begun, and the position in each."""
     session: Annotated[int, Field(ge=1, lt=2**62)]
-    nonce: Whole
+    nonce: WireInt
 
 
 class NextSplit(Config):
     """Ask for the split after the first `granted` ones of this trainer. Idempotent."""
 
-    job: Name
-    trainer: Whole
-    session: Whole
-    epoch: Whole
-    granted: Whole
+    job: WireName
+    trainer: WireInt
+    session: WireInt
+    epoch: WireInt
+    granted: WireInt
 
 
 class Granted(Config):
     """Answer: the number of a split, or None at the end of the epoch."""
 
-    split: Whole | None
-    splits: Whole
+    split: WireInt | None
+    splits: WireInt
     """How many splits the epoch has so far."""
     position: SplitPosition = ""
     """Where to start in the split."""
@@ -220,11 +220,11 @@ class Granted(Config):
 class DescribeSplit(Config):
     """Ask what to read for a split that a trainer was granted."""
 
-    job: Name
-    trainer: Whole
-    session: Whole
-    epoch: Whole
-    split: Whole
+    job: WireName
+    trainer: WireInt
+    session: WireInt
+    epoch: WireInt
+    split: WireInt
 
 
 class DescribedSplit(Config):
@@ -250,7 +250,7 @@ class Heartbeat(Config):
     """A data worker is alive and reads `streams` splits."""
 
     address: HostPort
-    streams: Whole
+    streams: WireInt
 
 
 class Living(Config):
@@ -263,11 +263,11 @@ class Living(Config):
 class ReadBatch(Config):
     """Ask for the batch after `position` of a split. Every data worker gives the same answer."""
 
-    job: Name
-    trainer: Whole
-    session: Whole
-    epoch: Whole
-    split: Whole
+    job: WireName
+    trainer: WireInt
+    session: WireInt
+    epoch: WireInt
+    split: WireInt
     position: SplitPosition = ""
 
 

@@ -30,8 +30,8 @@ __all__ = [
     "FrameCalls",
     "FrameMemory",
     "Handlers",
-    "Name",
-    "Whole",
+    "WireInt",
+    "WireName",
     "json_answer",
     "message_of",
 ]
@@ -82,9 +82,9 @@ def _no_path(name: str) -> str:
     return name
 
 
-Name = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_no_path)]
+WireName = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_no_path)]
 """A name in a message. It can be used as a relative path."""
-Whole = Annotated[int, Field(ge=0, lt=2**63)]
+WireInt = Annotated[int, Field(ge=0, lt=2**63)]
 """A whole number in a message."""
 
 

@@ -27,7 +27,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from monolith.transport.frames import MAGIC, SHARED_FROM, VERSION
+from monolith.transport.frames import MAGIC, PROTOCOL_VERSION, SHARED_FROM
 
 __all__ = [
     "FramedSocket",
@@ -160,7 +160,7 @@ def local_name(host: str, port: int) -> str | None:
 def hello(token: str | None) -> bytes:
     """Return the first bytes that a client sends."""
     words = (token or "").encode()
-    return HELLO.pack(MAGIC, VERSION, len(words)) + words
+    return HELLO.pack(MAGIC, PROTOCOL_VERSION, len(words)) + words
 
 
 class FramedSocket:

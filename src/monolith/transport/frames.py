@@ -25,8 +25,8 @@ from monolith.errors import ProtocolError
 __all__ = [
     "BFLOAT16",
     "Frame",
+    "PROTOCOL_VERSION",
     "SHARED_FROM",
-    "VERSION",
     "allocate",
     "call_of",
     "decode",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 MAGIC = b"MOPS"
-VERSION = 2
+PROTOCOL_VERSION = 2
 """The version of the protocol. A server answers frames of its own version only."""
 SHARED_FROM = 2**15
 """Bytes of the smallest frame that is passed through shared memory. Smaller ones are as fast through a socket."""
@@ -66,7 +66,7 @@ _DTYPES: dict[int, np.dtype] = {
 _FLOATS = (np.dtype("<f4"), np.dtype("<f2"), BFLOAT16)
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
-Shape = tuple[np.dtype, tuple[int, ...]]
+ArrayShape = tuple[np.dtype, tuple[int, ...]]
 """The dtype and the dimensions of an array in a frame."""
 
 
@@ -116,7 +116,7 @@ def allocate(
     request: int,
     instance: int = 0,
     text: str,
-    shapes: Sequence[Shape] = (),
+    shapes: Sequence[ArrayShape] = (),
     out: np.ndarray | None = None,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the bytes of a frame whose arrays are still to be filled, and the arrays as views of them.
@@ -171,8 +171,10 @@ def decode(data: bytes | memoryview | np.ndarray, *, max_bytes: int = 2**31) -> 
     magic, version, call, request, instance, count, text_size = _HEADER.unpack_from(buffer.data)
     if magic != MAGIC:
         raise ProtocolError(f"frame: expected the magic {MAGIC!r}, got {magic!r}")
-    if version != VERSION:
-        raise ProtocolError(f"frame: expected protocol version {VERSION}, got {version}; upgrade the older side")
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"frame: expected protocol version {PROTOCOL_VERSION}, got {version}; upgrade the older side"
+        )
     shapes, at = _shapes(buffer, count)
     if text_size > buffer.size - at:
         raise ProtocolError(f"frame: its text claims {text_size:,} bytes, {buffer.size - at:,} are left")
@@ -215,10 +217,10 @@ def set_instance(frame: np.ndarray, instance: int) -> None:
     _INSTANCE.pack_into(frame.data, _INSTANCE_AT, instance)
 
 
-def _start(call: int, request: int, instance: int, text: str, shapes: Sequence[Shape]) -> bytearray:
+def _start(call: int, request: int, instance: int, text: str, shapes: Sequence[ArrayShape]) -> bytearray:
     """Return the bytes before the arrays."""
     words = text.encode()
-    start = bytearray(_HEADER.pack(MAGIC, VERSION, call, request, instance, len(shapes), len(words)))
+    start = bytearray(_HEADER.pack(MAGIC, PROTOCOL_VERSION, call, request, instance, len(shapes), len(words)))
     for dtype, shape in shapes:
         start += _SHAPE.pack(_CODES[dtype], len(shape))
         start += struct.pack(f"<{len(shape)}Q", *shape)
@@ -227,10 +229,10 @@ def _start(call: int, request: int, instance: int, text: str, shapes: Sequence[S
     return start
 
 
-def _shapes(buffer: np.ndarray, count: int) -> tuple[list[Shape], int]:
+def _shapes(buffer: np.ndarray, count: int) -> tuple[list[ArrayShape], int]:
     if count > MAX_ARRAYS:
         raise ProtocolError(f"frame: expected at most {MAX_ARRAYS:,} arrays, got {count:,}")
-    shapes: list[Shape] = []
+    shapes: list[ArrayShape] = []
     at = _HEADER.size
     for index in range(count):
         if at + _SHAPE.size > buffer.size:
@@ -257,7 +259,7 @@ def _text(words: np.ndarray) -> str:
         raise ProtocolError(f"frame: its text is not UTF-8: {error}") from None
 
 
-def _arrays(buffer: np.ndarray, at: int, shapes: Sequence[Shape]) -> tuple[np.ndarray, ...]:
+def _arrays(buffer: np.ndarray, at: int, shapes: Sequence[ArrayShape]) -> tuple[np.ndarray, ...]:
     # Python integers: a product of hostile dimensions must not wrap around.
     sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in shapes]
     expected = at + sum(map(_padded, sizes))

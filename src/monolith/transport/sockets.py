@@ -37,7 +37,7 @@ from monolith.transport.framed_socket import (
     local_name,
     peer_uid,
 )
-from monolith.transport.frames import MAGIC, VERSION, Frame, decode
+from monolith.transport.frames import MAGIC, PROTOCOL_VERSION, Frame, decode
 
 if TYPE_CHECKING:
     from monolith.transport.server import ListenConfig
@@ -150,7 +150,9 @@ def _require_welcome(answer: np.ndarray, address: str) -> None:
     if said == Welcome.TOO_MANY_STREAMS:
         raise OverloadedError(f"the server at {address} has reached its limit of streams")
     if said != Welcome.ACCEPTED:
-        raise ProtocolError(f"the server at {address} speaks version {version}, not {VERSION}; upgrade the older side")
+        raise ProtocolError(
+            f"the server at {address} speaks version {version}, not {PROTOCOL_VERSION}; upgrade the older side"
+        )
 
 
 def _failure(address: str, error: OSError) -> MonolithError:
@@ -318,7 +320,7 @@ class SocketService:
         magic, version, size = HELLO.unpack(connection.receive(HELLO.size, deadline=deadline).data)
         if magic != MAGIC:
             return False
-        if version != VERSION:
+        if version != PROTOCOL_VERSION:
             return _say(connection, Welcome.OTHER_VERSION)
         token = connection.receive(size, deadline=deadline).tobytes()
         if self._token and not hmac.compare_digest(token, self._token):
@@ -447,5 +449,5 @@ def _listeners(host: str, port: int, *, backlog: int) -> list[socket.socket]:
 
 
 def _say(connection: FramedSocket, said: Welcome) -> bool:
-    connection.send(HELLO.pack(MAGIC, VERSION, said))
+    connection.send(HELLO.pack(MAGIC, PROTOCOL_VERSION, said))
     return said == Welcome.ACCEPTED

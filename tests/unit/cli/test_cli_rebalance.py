@@ -56,14 +56,14 @@ def test_a_piece_that_is_stuck_is_taken_back(capsys: pytest.CaptureFixture[str])
         mover_done(giver.address)
         command = ["rebalance", "--from", giver.address, "--take-back"]
         assert main([*command, "--lost", "127.0.0.1:9"]) == 2
-        assert "nothing is on its way to 127.0.0.1:9" in capsys.readouterr().err
+        assert "nothing is in transit to 127.0.0.1:9" in capsys.readouterr().err
         assert main([*command, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert told["settled"] == 1
         assert told[giver.address] == {
             "buckets": [0, 2048],
             "dense": [],
-            "taker": taker.address,
+            "destination": taker.address,
             "owner": giver.address,
         }
 

@@ -179,7 +179,9 @@ def test_what_is_on_its_way_can_be_taken_back(tmp_path: Path) -> None:
         move_dense(giver, taker, wait=0.3)
         assert asked(giver.address).dense == ()
         (piece,) = take_back_buckets([giver.address, taker.address])
-        assert piece == SettledTransfer(giver=giver.address, taker=taker.address, dense=NAMES, owner=giver.address)
+        assert piece == SettledTransfer(
+            source=giver.address, destination=taker.address, dense=NAMES, owner=giver.address
+        )
         origin.apply({"p1": torch.ones(3)})
         assert origin.read()["p1"].eq(-1.0).all()
 

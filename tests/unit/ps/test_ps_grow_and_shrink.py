@@ -159,7 +159,7 @@ def test_a_second_rebalance_at_the_same_time_is_refused(addresses: list[str]) ->
         refused: list[InvalidArgumentError] = []
 
         def try_too(moved: int, planned: int) -> None:
-            with pytest.raises(InvalidArgumentError, match="somebody else is moving") as caught:
+            with pytest.raises(InvalidArgumentError, match="another client is moving") as caught:
                 second.rebalance([addresses[0], addresses[2]])
             refused.append(caught.value)
 

@@ -69,9 +69,9 @@ def after(current: OwnershipMap, addresses: list[str]) -> tuple[OwnershipMap, in
     moves = planned_moves(current, addresses)
     for move in moves:
         piece = mask_of([(move.buckets.start, move.buckets.stop)])
-        assert (owned[move.giver] & piece).sum() == len(move.buckets)
-        owned[move.giver] &= ~piece
-        owned[move.taker] = owned.get(move.taker, np.zeros(NUM_BUCKETS, dtype=np.bool_)) | piece
+        assert (owned[move.source] & piece).sum() == len(move.buckets)
+        owned[move.source] &= ~piece
+        owned[move.destination] = owned.get(move.destination, np.zeros(NUM_BUCKETS, dtype=np.bool_)) | piece
     servers = tuple(OwnedByServer(address=a, ranges=ranges_of(mask)) for a, mask in owned.items() if mask.any())
     return OwnershipMap(servers=servers), sum(len(move.buckets) for move in moves)
 
@@ -99,5 +99,5 @@ def test_a_group_that_is_as_wanted_moves_nothing_and_one_with_a_hole_is_not_plan
     even = OwnershipMap.even(["a:1", "b:1", "c:1"])
     assert planned_moves(even, ["c:1", "a:1", "b:1"]) == []
     torn = OwnershipMap(servers=(OwnedByServer(address="a:1", version=1, ranges=((0, 100),)),))
-    with pytest.raises(InvalidArgumentError, match="nobody owns"):
+    with pytest.raises(InvalidArgumentError, match="no server owns"):
         planned_moves(torn, ["a:1", "b:1"])

@@ -13,7 +13,7 @@ import torch
 
 from monolith.ps import ClientConfig, DenseOptimizer, ParameterServer, ServerConfig, ServerParameters, ServerStore
 from monolith.ps.protocol.messages import BucketsAt, HeldPosition, Joined
-from monolith.ps.rebalance.moves import keep_piece
+from monolith.ps.rebalance.moves import keep_transfer
 from monolith.ps.server.ledger_state import progress_text
 from monolith.ps.server.pushes import BucketProgress
 from monolith.table import SGD, Bags, Gradient, Segment, TableConfig, Zeros
@@ -164,7 +164,7 @@ def test_buckets_that_are_kept_after_all_have_the_positions_they_had() -> None:
             assert [one.batches for one in worker.positions()[0]] == [1, 1]
             state.pushes.records()["w"].buckets.advance(at(2), None)
             assert sorted(one.batches for one in worker.positions()[0]) == [1, 2]
-            keep_piece(state, owned)
+            keep_transfer(state, owned)
             assert [one.batches for one in worker.positions()[0]] == [2, 1]
 
 

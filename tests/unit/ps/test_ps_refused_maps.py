@@ -243,7 +243,7 @@ def test_moving_what_is_not_owned_or_to_nobody_or_to_oneself(store: ServerStore,
         asked_for = MoveBuckets(buckets=buckets, taker=taker, rebalance=5, wait=30.0)
         return link.call(Call.MOVE_BUCKETS, asked_for.model_dump_json()).text
 
-    with pytest.raises(InvalidArgumentError, match="giver itself"):
+    with pytest.raises(InvalidArgumentError, match="source itself"):
         move(server.address)
     assert "127.0.0.1:9" in json.loads(move("127.0.0.1:9"))["missing"]
     assert asked(link).version == 1

@@ -22,7 +22,7 @@ PIECE = (0, 2048)
 
 
 def stuck(giver: ParameterServer, taker: ParameterServer, connect: Callable[[str], Link]) -> None:
-    """Let `giver` give a piece to `taker` over links that lose something, and whoever moves give up."""
+    """Let `source` give a transfer to `destination` over links that lose something, and whoever moves give up."""
     giver._dispatcher._moves._delivery._connect = connect
     assert moved(giver.address, taker.address, wait=0.3)["pending"] is True
     mover_done(giver.address)
@@ -37,7 +37,7 @@ def deaf(address: str) -> Link:
 
 
 def piece(giver: ParameterServer, taker: ParameterServer, owner: ParameterServer) -> SettledTransfer:
-    return SettledTransfer(giver=giver.address, taker=taker.address, buckets=PIECE, owner=owner.address)
+    return SettledTransfer(source=giver.address, destination=taker.address, buckets=PIECE, owner=owner.address)
 
 
 def require_counts(store: ServerStore) -> None:
@@ -89,20 +89,20 @@ def test_a_taker_that_cannot_be_asked_may_have_it_unless_it_is_lost(tmp_path: Pa
         stuck(giver, taker, mute)
         taker.close()
         with pytest.raises(
-            UnavailableError, match=f"on their way from {giver.address} to {taker.address}.*lost for good"
+            UnavailableError, match=f"in transit from {giver.address} to {taker.address}.*lost for good"
         ):
             take_back_buckets([giver.address])
         assert asked(giver.address).giving is not None
-        with pytest.raises(InvalidArgumentError, match=r"nothing is on its way to 127\.0\.0\.1:9"):
+        with pytest.raises(InvalidArgumentError, match=r"nothing is in transit to 127\.0\.0\.1:9"):
             take_back_buckets([giver.address], lost=["127.0.0.1:9"])
         reading = threading.Thread(target=lambda: store.lookup([BAGS]))
         reading.start()
         assert take_back_buckets([giver.address], lost=[taker.address]) == [piece(giver, taker, giver)]
-        # Whoever waited for the piece finds it.
+        # Whoever waited for the transfer finds it.
         reading.join(60)
         assert not reading.is_alive()
         require_counts(store)
-        # It is durable that the piece is here.
+        # It is durable that the transfer is here.
         port = giver.port
         giver.close()
         with started(tmp_path / "giver", port) as again:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monolith.errors import ProtocolError
-from monolith.transport.frames import BFLOAT16, VERSION, decode, encode
+from monolith.transport.frames import BFLOAT16, PROTOCOL_VERSION, decode, encode
 
 HEADER = struct.Struct("<4sHHQQII")
 GOOD = encode(call=16, request=3, text='{"a": 1}', arrays=[np.arange(6).reshape(2, 3), np.ones(5, dtype=np.float32)])
@@ -19,7 +19,7 @@ GOOD = encode(call=16, request=3, text='{"a": 1}', arrays=[np.arange(6).reshape(
 def frame(
     *, count: int = 0, shapes: bytes = b"", text: bytes = b"", size: int | None = None, body: bytes = b""
 ) -> bytes:
-    head = HEADER.pack(b"MOPS", VERSION, 16, 1, 0, count, len(text) if size is None else size) + shapes + text
+    head = HEADER.pack(b"MOPS", PROTOCOL_VERSION, 16, 1, 0, count, len(text) if size is None else size) + shapes + text
     return head.ljust((len(head) + 7) & ~7, b"\0") + body
 
 
@@ -59,8 +59,8 @@ def test_a_frame_that_was_cut_is_refused(length: int) -> None:
         (b"", "expected a header of 32 bytes, got 0"),
         (b"GET / HTTP/1.1\r\n" * 4, "expected the magic"),
         (
-            HEADER.pack(b"MOPS", VERSION + 1, 16, 1, 0, 0, 0),
-            f"expected protocol version {VERSION}, got {VERSION + 1}; upgrade",
+            HEADER.pack(b"MOPS", PROTOCOL_VERSION + 1, 16, 1, 0, 0, 0),
+            f"expected protocol version {PROTOCOL_VERSION}, got {PROTOCOL_VERSION + 1}; upgrade",
         ),
         (frame(count=65537), "at most 65,536 arrays, got 65,537"),
         (frame(count=2**32 - 1), "at most 65,536 arrays"),

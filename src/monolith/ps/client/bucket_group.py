@@ -1,4 +1,4 @@
-"""Servers that own buckets, as one group: who owns what, servers that come and go."""
+"""`BucketGroup`: servers that own buckets, with routes that follow servers as they join, move and leave."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ class BucketGroup(ServerGroup):
     def rebalance(
         self, addresses: Sequence[str], *, report: Callable[[int, int], None] = lambda moved, planned: None
     ) -> OwnershipMap:
-        """Let the servers at `addresses`, and no others, own all buckets, as equally as possible; who owns what then.
+        """Let the servers at `addresses`, and no others, own all buckets, as equally as possible. Returns the new map.
 
-        As few buckets move as must, a transfer at a time, while other workers go on: none of their updates is lost or applied
-        twice. New servers must be running. One that is not in `addresses` owns nothing in the end and may be stopped when
-        all workers have made another step. If this fails in the middle, every bucket is still owned by somebody; call it again.
+        As few buckets as possible move, in small transfers, while other workers train: none of their updates is lost or applied
+        twice. New servers must be running. A server that is not in `addresses` owns nothing in the end, and may be stopped when
+        all workers have made another step. If this fails, every bucket still has an owner or is in transit: call it again.
 
         Args:
-            addresses: of all servers that shall have buckets. Dense parameters of those that leave move to those that stay,
-                and with the first bucket what the workers of a run know in common.
-            report: called with the number of buckets moved so far, and of those to be moved.
+            addresses: all servers that shall own buckets. Dense parameters of servers that leave move to those that stay, and the
+                coordination of the run moves with the first bucket.
+            report: called with the numbers of buckets moved so far and to be moved in all.
 
         Example:
             >>> from monolith.ps import ParameterServer, ServerStore
@@ -90,12 +90,12 @@ class BucketGroup(ServerGroup):
             while self._candidates:
                 self._candidates.popitem()[1].close()
 
-    def look_around(self) -> None:
-        """Find servers that what these had was given to."""
+    def refresh_routes(self) -> None:
+        """Find the servers that now own these buckets."""
         self._routes.after(self._routes.current)
 
     def close(self) -> None:
-        """Close all connections; the servers go on."""
+        """Close all connections. The servers keep running."""
         for link in self._retired:
             link.close()
         super().close()
@@ -110,13 +110,13 @@ class BucketGroup(ServerGroup):
         try:
             return super()._ask_all(call, text)
         except OwnershipChangedError:
-            # One of them has left; those that have answered answer again.
+            # One of the servers has left. Those that have answered are called again.
             self._routes.after(self._routes.current)
             return super()._ask_all(call, text)
 
     def _look_for(self, link: Link) -> None:
         super()._look_for(link)
-        self._routes.look_around(link)
+        self._routes.refresh_routes(link)
 
     def _joined_all(self) -> list[Joined]:
         deadline = time.monotonic() + self.config.timeout

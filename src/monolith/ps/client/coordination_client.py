@@ -34,18 +34,18 @@ from monolith.transport.link import Exchange, Link
 __all__ = ["CoordinationClient", "HostLink", "ServerSteps", "find_host"]
 
 STAY_SECONDS = 2.0
-"""Time limit of the last call of a worker that has failed: the server may be what has failed."""
-PAUSE = 0.1
+"""Time limit of the last call of a worker that has failed, perhaps because of the server."""
+RETRY_PAUSE = 0.1
 """Seconds between two attempts while the first bucket moves."""
 
 _logger = logging.getLogger(__name__)
 
 
 def find_host(addresses: Sequence[str], connect: Callable[[str], Link]) -> str | None:
-    """Return the address of the server that keeps what workers know in common: the owner of the first bucket.
+    """Return the address of the server that coordinates the run: the owner of the first bucket.
 
-    Until ownership is assigned, it is the first one. None: it is not known now, since servers do not answer or the bucket is in
-    transit. Servers that others have given buckets to are asked too.
+    Until ownership is assigned, it is the first one. None if it is not known now, because servers do not answer or the bucket is
+    in transit. Servers to which others have moved buckets are asked too.
 
     Example:
         >>> from monolith.ps import ParameterServer
@@ -80,12 +80,12 @@ def _ask_all(addresses: Sequence[str], connect: Callable[[str], Link]) -> dict[s
 
 
 class HostLink:
-    """A link that leads to the owner of the first bucket, wherever that is and whichever server it is.
+    """A link to the owner of the first bucket, which it follows to other addresses and other servers.
 
     Args:
         addresses: of the servers of the run, the same and in the same order for all workers.
-        config: how to talk to them.
-        find: the addresses of all servers now, asked when the owner is not where it was.
+        config: how to connect to them.
+        find: returns the addresses of all servers, called when the owner is not where it was.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class HostLink:
             except ServerRestartedError:
                 continue
             except OwnershipChangedError as error:
-                if time.monotonic() + PAUSE >= deadline:
+                if time.monotonic() + RETRY_PAUSE >= deadline:
                     raise UnavailableError(f"{error}; no owner of the first bucket was found in {limit:g} s") from None
                 self._look()
-                time.sleep(PAUSE)
+                time.sleep(RETRY_PAUSE)
 
     def send(self, call: Call, message: Config | None = None) -> Exchange:
         """Send a request whose answer `answered` takes later."""
@@ -131,7 +131,7 @@ class HostLink:
         return exchange
 
     def answered(self, exchange: Exchange) -> Frame | None:
-        """Return the answer to what was sent. None if the server was restarted or is no longer the owner."""
+        """Return the answer to `sent`. None if the server was restarted or is no longer the owner."""
         try:
             return exchange.finish()
         except ServerRestartedError:
@@ -163,7 +163,7 @@ class HostLink:
         except MonolithError as error:
             _logger.warning("the addresses of the servers could not be found: %s", error)
         soon = self._config.model_copy(update={"timeout": min(self._config.timeout, FIND_SECONDS)})
-        # Those given come first, in their order: as long as nobody owns anything, all workers must meet at the same one.
+        # The given addresses come first, in their order: until buckets are assigned, all workers must meet at the same server.
         candidates = list(dict.fromkeys((*self._addresses, *known)))
         return find_host(candidates, lambda address: link_to(address, soon))
 
@@ -209,18 +209,18 @@ class ServerSteps:
 class CoordinationClient:
     """Worker `index` of a run, a member of it from now on. A thread renews its lease.
 
-    The servers keep the common state: the one that owns the first bucket answers, and is followed when it is started again,
-    also elsewhere, and when the bucket moves to another server.
+    The owner of the first bucket keeps the common state. The client follows it when it is restarted, also elsewhere, and when the
+    bucket moves to another server.
 
     Args:
         addresses: of the servers of the run, the same and in the same order for all workers.
-        index: the number of this worker; 0 is the chief.
+        index: the number of this worker. 0 is the chief.
         epoch: larger than that of every earlier incarnation of this worker.
         run: name of this launch of the job, "" if there is only one. Members of an earlier launch are forgotten.
         lease: seconds after the last call for which this worker counts as alive.
-        heartbeat: seconds between two renewals; by default three in a lease.
-        config: how to talk to the servers.
-        find: the addresses of all servers now, asked when one does not answer.
+        heartbeat: seconds between two renewals, by default three in a lease.
+        config: how to connect to the servers.
+        find: returns the addresses of all servers, called when one does not answer.
 
     Example:
         >>> from monolith.ps import ParameterServer
@@ -282,7 +282,7 @@ class CoordinationClient:
         return self._seen
 
     def newest(self) -> Seen:
-        """Return what the last `report` returned. Without a report since the last call of this method, it is asked for."""
+        """Return the answer to the last `report`. Without a report since the last call of this method, it makes a new one."""
         reported, self._reported = self._reported, False
         if not reported:
             self._take_report()
@@ -300,7 +300,7 @@ class CoordinationClient:
         self._link.call(Call.REMOVE_BARRIER, self._who())
 
     def hold(self, number: int) -> bool:
-        """Wait behind barrier `number`. Returns whether that is still needed."""
+        """Wait at barrier `number`. Returns whether that is still needed."""
         held: bool = json.loads(self._link.call(Call.HOLD, Hold(who=self._who(), number=number)).text)["held"]
         return held
 
@@ -334,7 +334,7 @@ class CoordinationClient:
         return Seen.from_json(self._link.call(Call.GREET, self._who()).text)
 
     def _take_report(self) -> Seen:
-        """Return the answer to the report that is under way, if there is one, and the newest there was otherwise."""
+        """Return the answer to the report in flight, if there is one, and otherwise the newest answer."""
         report, self._report = self._report, None
         answer = None if report is None else self._link.answered(report)
         return self._seen if answer is None else Seen.from_json(answer.text)

@@ -1,4 +1,4 @@
-"""Which server is asked for which dense parameter. Those that a server refuses, because they have moved, are looked for again."""
+"""`DenseRoutes`: which server holds which dense parameter. Parameters that have moved are located again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["DensePart", "DenseRoutes"]
 
 @dataclass(frozen=True, kw_only=True)
 class DensePart:
-    """What one server is asked for."""
+    """The names of one server's part of a call."""
 
     names: tuple[str, ...]
     round: int
@@ -31,7 +31,7 @@ class DensePart:
 
 
 class DenseRoutes:
-    """The servers of dense parameters, each held by one of the servers of `group`; `sizes`: of all of them, by name."""
+    """The servers of dense parameters, each of which is on one server of `group`. `sizes`: bytes of all of them, by name."""
 
     def __init__(self, group: ServerGroup, sizes: Mapping[str, int]) -> None:
         self._group, self._sizes = group, dict(sizes)
@@ -46,10 +46,10 @@ class DenseRoutes:
         *,
         packed: Sequence[np.ndarray] = (),
     ) -> list[tuple[tuple[str, ...], Frame]]:
-        """Ask each server that has some of `names` about those, and send it those of `arrays`. Which names, and the answer.
+        """Call each server that holds some of `names`. Returns the names and the answer of each call.
 
-        `arrays` has one array for each name, `packed` what every server is sent. Parts are refused before anything has happened,
-        so those and only those are sent again, to the servers that have them then.
+        `arrays` has one array for each name, `packed` is sent to every server. A part is refused before anything has happened, so
+        only refused parts are sent again, to the servers that hold them then.
         """
         deadline, pause = time.monotonic() + self._group.config.timeout, FIRST_PAUSE
         waiting, turn = list(names), 0
@@ -86,7 +86,7 @@ class DenseRoutes:
         return [(link, tuple(name for name in names if self._link_of[name] is link)) for link in links]
 
     def _locate(self, names: Sequence[str], *, again: bool, deadline: float) -> None:
-        """Know a server for each of `names`; `again`: those known are not right any more."""
+        """Find a server for each of `names`. `again`: the known ones are outdated."""
         if not again and all(name in self._link_of for name in names):
             return
         links, found = self._found(deadline)
@@ -112,16 +112,16 @@ class DenseRoutes:
                     "that it is lost: ServerStore(..., replace_lost=True), monolith rebalance --replace-lost"
                 )
             time.sleep(LONGEST_PAUSE)
-            self._group.look_around()
+            self._group.refresh_routes()
 
 
 def _away(told: Iterable[Buckets]) -> set[str]:
-    """Parameters that a server has given away, or is giving."""
+    """Return the parameters that a server has moved away, or is moving."""
     return {name for one in told for name in (*one.gave_dense, *(one.giving.dense if one.giving else ()))}
 
 
 def _placed(sizes: Mapping[str, int], servers: int, found: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
-    """The number of the server of each name; those that were found stay where they are."""
+    """Return the index of the server of each name. Those that were found stay where they are."""
     held = [sum(sizes[name] for name, at in found.items() if at == number) for number in range(servers)]
     server_of = dict(found)
     for name in sorted(sizes.keys() - found.keys(), key=lambda name: (-sizes[name], name)):

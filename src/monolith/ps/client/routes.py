@@ -1,4 +1,4 @@
-"""Which server is asked for which id: what the servers of a group say they own, kept up to date."""
+"""`ServerRoutes`: which server owns which id, as the servers of a group say, kept up to date."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ __all__ = [
     "misses_dense",
 ]
 
-ASK_SECONDS = 2.0
-"""How long a server that does not answer holds up those that ask all of them."""
+QUERY_SECONDS = 2.0
+"""How long a server that does not answer delays a call to all of them."""
 
 
 def ask_buckets(link: Link) -> Buckets:
@@ -48,7 +48,7 @@ def ask_buckets(link: Link) -> Buckets:
 
 def ask_each(links: Sequence[Link]) -> dict[Link, Frame | Exception]:
     """What each answers."""
-    seconds = [min(link.timeout, ASK_SECONDS) for link in links]
+    seconds = [min(link.timeout, QUERY_SECONDS) for link in links]
     outcomes = finish_each(
         [link.begin(Call.BUCKETS, "{}", timeout=limit) for link, limit in zip(links, seconds, strict=True)]
     )
@@ -56,7 +56,7 @@ def ask_each(links: Sequence[Link]) -> dict[Link, Frame | Exception]:
 
 
 def buckets_in(outcome: Frame | Exception | None) -> Buckets | None:
-    """What a server says; None: it does not answer, or was not asked."""
+    """Return the buckets in an answer. None if the server did not answer or was not asked."""
     if outcome is None or isinstance(outcome, UnavailableError | DeadlineExceededError | OwnershipChangedError):
         return None
     if isinstance(outcome, Exception):
@@ -65,7 +65,7 @@ def buckets_in(outcome: Frame | Exception | None) -> Buckets | None:
 
 
 def misses_dense(told: Iterable[Buckets | None]) -> bool:
-    """Whether dense parameters were given to servers that were not asked."""
+    """Whether dense parameters were moved to servers that were not asked."""
     known = [one for one in told if one is not None]
     held = {name for one in known for name in one.dense}
     return any(name not in held for one in known for name in one.gave_dense)
@@ -78,14 +78,14 @@ def destinations_of(told: Iterable[Buckets | None]) -> set[str]:
 
 
 def has_left(told: Buckets) -> bool:
-    """Whether the server has given away all that it owned."""
+    """Whether the server has moved away all that it owned."""
     return told.version > 0 and told.giving is None and not told.ranges and not told.dense
 
 
-PAUSE = 0.05
+POLL_SECONDS = 0.05
 """Seconds between two looks at buckets that are in transit."""
 SILENT = 5.0
-"""Seconds until a server that buckets were once given to, and that did not answer, is asked again."""
+"""Seconds until a server that did not answer, and to which buckets were once moved, is asked again."""
 LOOKS = 5
 """How often buckets must be missing before they are."""
 
@@ -99,7 +99,7 @@ class Route:
     versions: tuple[int, ...]
     """Of the buckets of each."""
     owners: np.ndarray
-    """int64 [NUM_BUCKETS]: the number of the link of each bucket; behind the last link: it is in transit."""
+    """int64 [NUM_BUCKETS]: the index of the link of each bucket. The number of links if the bucket is in transit."""
 
     @cached_property
     def groups(self) -> int:
@@ -132,9 +132,9 @@ class ServerRoutes:
     """Asks the servers of a group what they own, at first and whenever a request was refused.
 
     Args:
-        links: those of the group now.
-        keep: told the links to servers of the group, and those to servers that have left it.
-        join: a link to one more server that this worker has joined, by its address; None if it does not answer.
+        links: returns the links of the group.
+        keep: called with the links to servers of the group, and with those to servers that have left it.
+        join: joins a server and returns a link to it, given its address. None if it does not answer.
     """
 
     def __init__(
@@ -157,9 +157,9 @@ class ServerRoutes:
         """The newest."""
 
     def begin(self, first: OwnershipMap, *, replace_lost: bool = False) -> None:
-        """Give servers that have never owned anything what `first` says, unless others own something else already.
+        """Assign `first` to servers that have never owned anything, unless others own something else already.
 
-        With `replace_lost` they are given what nobody owns then.
+        With `replace_lost` they get the buckets that no server owns.
         """
         links = list(self._links())
         told = [ask_buckets(link) for link in links]
@@ -169,10 +169,10 @@ class ServerRoutes:
                 if one.version == 0 and not self._given(link, mine.ranges):
                     break
         try:
-            # What was given to a server that does not answer is waited for, unless somebody says that it is lost.
+            # Wait for a server that does not answer and has buckets, unless it is declared lost.
             self.settled(patient=not replace_lost)
         except ConfigError:
-            # Not while one does not answer or a transfer is in transit: what is missing may be there.
+            # Not while a server does not answer or buckets are in transit: they may not be missing.
             if not replace_lost or self._is_open:
                 raise
             self._replace_lost()
@@ -188,30 +188,30 @@ class ServerRoutes:
             return self.current
 
     def settled(self, *, patient: bool = True) -> Route:
-        """The newest, when nothing is in transit any more; raises if buckets have no owner and none of them comes."""
+        """Return the newest route once nothing is in transit. Raises `ConfigError` if buckets have no owner."""
         deadline, looks = time.monotonic() + self._timeout, 0
         with self._lock:
             while not self._fetch():
                 looks += 1
-                # A transfer that arrives while all are asked may be seen on neither side, but not several times in a row.
+                # A transfer that arrives while the servers are asked may be seen on neither side, but not several times in a row.
                 is_open = self._is_open or (patient and bool(self._missed))
                 if time.monotonic() >= deadline or (looks >= LOOKS and not is_open):
                     raise ConfigError(self._what_is_wrong())
-                time.sleep(PAUSE)
+                time.sleep(POLL_SECONDS)
             return self.current
 
-    def look_around(self, away: Link) -> None:
-        """Find out whether others own what `away`, which does not answer, had; does nothing while somebody asks already."""
+    def refresh_routes(self, away: Link) -> None:
+        """Check whether others own the buckets of `away`, which does not answer. Does nothing while another thread does that."""
         if self._known and self._lock.acquire(blocking=False):
             try:
-                # Whatever is wrong with others, whoever asks them is told.
+                # Errors of other servers are reported to the threads that call them.
                 with suppress(MonolithError):
                     self._fetch(away)
             finally:
                 self._lock.release()
 
     def _replace_lost(self) -> None:
-        """Give what nobody owns to servers that have never owned anything, in equal shares."""
+        """Assign buckets without an owner to servers that have never owned anything, in equal shares."""
         missing = np.flatnonzero(self.current.owners == len(self.current.links))
         fresh = sorted(
             (link for link in self._links() if ask_buckets(link).version == 0), key=lambda link: link.address
@@ -251,7 +251,7 @@ class ServerRoutes:
         return True
 
     def _fetch(self, away: Link | None = None) -> bool:
-        """Ask all servers but `away`; whether every bucket has one owner."""
+        """Ask all servers except `away`. Returns whether every bucket has one owner."""
         links = list(self._links())
         asked = ask_each([link for link in links if link is not away])
         told: dict[Link, Buckets | None] = {}
@@ -267,7 +267,7 @@ class ServerRoutes:
         self._missed = destinations_of(told.values()) - {link.address for link in told}
         claims = self._claims(told)
         counted = sum((known.mask.astype(np.int64) for known in claims.values()), np.zeros(NUM_BUCKETS, dtype=np.int64))
-        # Of two that claim a bucket one has given it away since it was asked: ask again.
+        # Of two servers that claim a bucket, one has moved it away since it answered: ask again.
         for known in claims.values():
             known.mask = known.mask & (counted == 1)
         self._disputed = ranges_of(counted > 1)
@@ -276,7 +276,7 @@ class ServerRoutes:
         return bool((counted == 1).all())
 
     def _claimed_again(self, link: Link, told: Buckets | None) -> Buckets | None:
-        # Transfers are durable at once, the first claim is not: a server that was started again may have lost it, but nothing else.
+        # Transfers are durable at once, the first claim is not: a server that was started again may have lost only that.
         if told is not None and told.version == 0 and link in self._known and self._known[link].mask.any():
             own = OwnBuckets(ranges=ranges_of(self._known[link].mask))
             return Buckets.from_json(link.call(Call.OWN_BUCKETS, own.model_dump_json()).text)
@@ -318,7 +318,7 @@ class ServerRoutes:
         return found
 
     def _let_go(self, link: Link) -> None:
-        """Of a server that does not know this worker; whoever is led there again joins it again."""
+        """Drop the link to a server that does not know this worker. It is joined again if buckets lead there."""
         link.left = True
         self._keep([other for other in self._links() if other is not link], [link])
 
@@ -332,7 +332,7 @@ class ServerRoutes:
         dense = frozenset().union(*(known.dense for known in claims.values()))
         for link, one in told.items():
             if one is None and link in self._known:
-                # It does not answer now. What nobody else claims is still its own; the rest it gave away before.
+                # It does not answer now. It still owns the buckets that no other server claims, and has moved the rest.
                 known = self._known[link]
                 claims[link] = _Known(known.version, known.mask & ~answered, known.dense - dense)
         return claims

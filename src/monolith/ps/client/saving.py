@@ -1,4 +1,4 @@
-"""Checkpoints of what parameter servers hold, taken and restored through a worker: the servers read and write, it only asks."""
+"""Checkpoints and logs of parameter servers through a client. The servers read and write, the client coordinates."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from monolith.log.segment import LogSegment
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import (
     CommitRestore,
+    LogFile,
+    LogFiles,
     LogState,
     ReadLog,
     Restore,
     Save,
     SaveBegun,
     Saved,
-    Segment,
-    Segments,
     WaitForSave,
 )
 from monolith.ps.protocol.ownership import mask_of
@@ -42,14 +42,14 @@ from monolith.transport.link import Link, finish_all
 
 __all__ = ["RemoteLog", "ServerShard", "begin_server_saves", "prepare_servers", "save_servers", "server_shards"]
 
-ATTEMPTS = 20
+SAVE_ATTEMPTS = 20
 """How often a save is begun until no bucket is in transit between two servers."""
 
 
 def begin_server_saves(links: Sequence[Link], path: StrPath, *, step: int, name: str | None = None) -> StoreSave:
     """Let every server take a checkpoint, named as the one at `path`. When this returns, the servers accept changes again."""
     model_dir = _absolute(parent_folder(path))
-    for attempt in range(ATTEMPTS):
+    for attempt in range(SAVE_ATTEMPTS):
         save = Save(name=name or base_name(path), step=step, token=secrets.randbits(63))
         frames = finish_all([link.begin(Call.SAVE, save.model_dump_json()) for link in links])
         begun = [SaveBegun.from_json(frame.text) for frame in frames]
@@ -59,7 +59,7 @@ def begin_server_saves(links: Sequence[Link], path: StrPath, *, step: int, name:
             return StoreSave(dense=dense, finish=finish)
         finish()
         time.sleep(0.05 * 2 ** min(attempt, 5))
-    raise StorageError(f"{path}: buckets were in transit between servers in {ATTEMPTS} attempts; save again later")
+    raise StorageError(f"{path}: buckets were in transit between servers in {SAVE_ATTEMPTS} attempts; save again later")
 
 
 def _finish_saves(links: Sequence[Link], model_dir: str, token: int) -> tuple[FileEntry, ...]:
@@ -90,7 +90,7 @@ def _entry(saved: Saved, model_dir: str) -> FileEntry:
 
 
 def save_servers(links: Sequence[Link], path: StrPath, *, step: int = 0) -> None:
-    """Write a checkpoint of what the servers hold and nothing else; it is complete and durable when this returns."""
+    """Write a checkpoint of what the servers hold. It is complete and durable when this returns."""
     # Names in the folders of servers must not meet, whatever folders the checkpoints are in.
     saves = begin_server_saves(links, path, step=step, name=f"{base_name(path)}.{secrets.token_hex(4)}")
     begin_checkpoint(path, state={}, step=step, servers=saves.finish).finish()
@@ -104,10 +104,10 @@ def prepare_servers(
     rows_only: bool = False,
     **choices: Unpack[RestoreChoices],
 ) -> Callable[[], None]:
-    """Let the servers read what each gets of a checkpoint. Returns a function that lets all of them put it in place.
+    """Let the servers read their parts of a checkpoint. Returns a function that lets all of them put these in place.
 
-    Their number need not be that of the save. With `only_fresh`, servers that hold a state worth keeping keep it, even if it is
-    newer than the checkpoint. With `rows_only`, dense parameters stay as they are.
+    Their number need not be that of the save. With `only_fresh`, initialised servers keep their state, even if it is newer than
+    the checkpoint. With `rows_only`, dense parameters stay as they are.
     """
     wanted = [shard.link for shard in server_shards(links) if not (only_fresh and shard.is_initialised())]
     token = secrets.randbits(63)
@@ -151,7 +151,7 @@ def server_shards(links: Sequence[Link]) -> list[ServerShard]:
 
 
 def _is_whole(begun: Sequence[SaveBegun]) -> bool:
-    """Whether every bucket was owned by one server at its cut; servers that were never told are asked for nothing."""
+    """Whether every bucket was owned by exactly one server at its cut. Servers that were never given buckets do not count."""
     told = [one.ranges for one in begun if one.ranges is not None]
     buckets = not told or bool((np.sum([mask_of(ranges) for ranges in told], axis=0) == 1).all())
     return buckets and _has_all_dense(begun)
@@ -165,7 +165,7 @@ def _has_all_dense(begun: Sequence[SaveBegun]) -> bool:
 
 
 def _until_done(links: Sequence[Link], call: Call, message: Config) -> list[Saved]:
-    """Ask until all have done; each call is short, however long the work takes."""
+    """Call until all servers have finished. Each call is short, however long the work takes."""
     done: dict[int, Saved] = {}
     while waiting := [number for number in range(len(links)) if number not in done]:
         frames = finish_all([links[number].begin(call, message.model_dump_json()) for number in waiting])
@@ -207,15 +207,15 @@ class RemoteLog:
         return LogState.from_json(self._link.call(Call.LOG_STATE).text)
 
     def flush(self) -> int:
-        """Let the server commit now; the sequence number, durable."""
+        """Let the server commit now. Returns the durable sequence number."""
         return int(json.loads(self._link.call(Call.FLUSH).text)["sequence"])
 
-    def segments(self, since: int = 0) -> tuple[Segment, ...]:
-        """The segments after number `since`, oldest first; `LogGapError` if they do not lead there any more."""
-        return Segments.from_json(self._link.call(Call.READ_LOG, ReadLog(since=since).model_dump_json()).text).segments
+    def segments(self, since: int = 0) -> tuple[LogFile, ...]:
+        """Return the segments after number `since`, oldest first. Raises `LogGapError` if they do not connect to it."""
+        return LogFiles.from_json(self._link.call(Call.READ_LOG, ReadLog(since=since).model_dump_json()).text).segments
 
     def copy(self, folder: str | os.PathLike[str], since: int = 0) -> int:
-        """Copy the segments after `since` that are not in `folder` yet, each checked; the number of the last one."""
+        """Copy the segments after `since` that are not in `folder` yet and check them. Returns the number of the last one."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         found = self.segments(since)
         for segment in found:
@@ -224,7 +224,7 @@ class RemoteLog:
                 self._copy(segment, path)
         return found[-1].sequence if found else since
 
-    def _copy(self, segment: Segment, path: Path) -> None:
+    def _copy(self, segment: LogFile, path: Path) -> None:
         data = b"".join(self._read(segment, offset) for offset in range(0, segment.size, self._piece))
         try:
             write_durably(path, data)
@@ -232,6 +232,6 @@ class RemoteLog:
             raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
         LogSegment(path).check()
 
-    def _read(self, segment: Segment, offset: int) -> bytes:
+    def _read(self, segment: LogFile, offset: int) -> bytes:
         asked = ReadLog(name=segment.name, offset=offset, size=self._piece)
         return self._link.call(Call.READ_LOG, asked.model_dump_json()).arrays[0].tobytes()

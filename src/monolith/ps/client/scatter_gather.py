@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 Some = np.ndarray | slice
-"""Some of the ids of a split, by their places in it."""
+"""Some of the ids of a split, by their indices."""
 
 
 class BagSplit(Protocol):
-    """What the servers are asked about the bags of one table."""
+    """The bags of one table, split by server."""
 
     @property
     def bags(self) -> Bags:
@@ -125,7 +125,7 @@ class CutBags:
     ids: np.ndarray
     sizes: list[int]
     order: np.ndarray | None
-    """`bags.ids[order]` are `ids`; None: one server has them all."""
+    """`bags.ids[order]` are `ids`. None: one server has them all."""
     pooling: ClassVar[Literal["none", "sum"]] = "sum"
 
     @classmethod
@@ -188,13 +188,13 @@ def are_long(bags: Bags, servers: int) -> bool:
 
 
 def split_by_owner(ids: np.ndarray, owners: np.ndarray, count: int) -> tuple[np.ndarray, list[int]]:
-    """The places of `ids` by server, in order within each, and how many each has."""
+    """Return the indices of `ids` by server, in order within each, and how many each server has."""
     order, sizes = _core.split_by_indices(owners[bucket_of(ids)], count)
     return order, sizes.tolist()
 
 
 def _of_sums(values: np.ndarray, bags: Bags) -> np.ndarray:
-    """The gradients of the sums of bags, given those of what they were pooled to."""
+    """Return the gradients of the sums of bags, given those of the pooled outputs."""
     return values if bags.pooling == "sum" else values * pooling_factors(bags)
 
 
@@ -207,7 +207,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one server is asked."""
+    """The part of a call for one server."""
 
     link: Link
     version: int
@@ -226,11 +226,11 @@ def run_parts(
     *,
     timeout: float,
 ) -> list[tuple[Places, Frame]]:
-    """Ask the servers of `route` about their parts; the answers, each with the places it is for.
+    """Send each server of `route` its part. Returns the answers, each with the indices of its ids.
 
-    `ids` of each table are in the order of the route's groups, `sizes` of each. Parts are refused before anything has
-    happened, so those and only those are sent again; `begin` gives them new push numbers. Every server of the route is asked,
-    those without an id too.
+    `ids` of each table are in the order of the route's groups, `sizes` has the size of each group. A part is refused before
+    anything has happened, so only refused parts are split again and sent to the new owners. `begin` gives them new sequence
+    numbers. Every server of the route is called, also those without an id.
     """
     deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
     waiting: list[Places | None] = [_slices(sizes, number) for number in range(route.groups)]
@@ -275,7 +275,7 @@ def _slices(sizes: Sequence[Sequence[int]], number: int) -> Places:
 def _split_again(
     ids: Sequence[np.ndarray], refused: Sequence[Places], route: Route, kept: set[Link]
 ) -> list[Places | None]:
-    """The places that were refused, by the groups of `route`; None: nothing for this server."""
+    """Split the refused ids again by the groups of `route`. None for a server without a part."""
     tables = []
     for table, of_table in enumerate(ids):
         places = np.concatenate([np.arange(len(of_table))[part[table]] for part in refused])

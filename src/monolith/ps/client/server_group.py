@@ -1,4 +1,4 @@
-"""What a worker does with all of its servers alike: join, declare tables, ask for sizes, expire rows, end."""
+"""`ServerGroup`: a worker's connections to its servers, and the calls that go to all of them alike."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats
 from monolith.table.store import FollowedLog, RestoreChoices, StoreSave, WorkerProgress
 from monolith.transport.addresses import distinct_addresses
-from monolith.transport.calls import BasicCall, CallNumber, Name
+from monolith.transport.calls import BasicCall, CallNumber, WireName
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link, Transport, finish_all
 from monolith.transport.tokens import Token, reveal
@@ -41,9 +41,9 @@ __all__ = ["ClientConfig", "ServerGroup", "follow_server", "link_to"]
 def follow_server(
     link: Link, known: Sequence[str], find: Callable[[], Sequence[str]], connect: Callable[[str], Link]
 ) -> None:
-    """Give `link` the address that its server has now, if it is one of those that `find` returns.
+    """Update the address of `link` if its server is at one of the addresses that `find` returns.
 
-    Addresses in `known` are other servers'. What cannot be asked now is asked the next time.
+    Addresses in `known` belong to other servers. Addresses that do not answer are tried again the next time.
     """
     try:
         addresses = find()
@@ -69,7 +69,7 @@ def _identity(link: Link) -> int | None:
 _log = logging.getLogger(__name__)
 
 FIND_SECONDS = 2.0
-"""How long an address is asked whether a server that is missed is there now."""
+"""How long to search for a missing server at an address."""
 
 
 class ClientConfig(Config):
@@ -82,24 +82,24 @@ class ClientConfig(Config):
 
     config_group: ClassVar[str] = "run"
 
-    worker: Name | None = None
-    """The worker's name, kept when it is started again; None: a new one, and nobody takes its place."""
+    worker: WireName | None = None
+    """The worker's name, kept when it is restarted. None: a random one, without a successor."""
     epoch: Annotated[int | None, Field(ge=0, lt=2**63)] = None
-    """Which incarnation of the worker this is, larger than all before; None: the time in nanoseconds."""
+    """Which incarnation of the worker this is, larger than all before. None: the time in nanoseconds."""
     run: messages.Run = ""
     """Name of the launch of the job that the worker belongs to. Workers of one launch must declare the same settings of tables
-    and optimizers, and those of the next may declare others. "": servers take what is declared last, and log it."""
+    and optimizers, and those of the next may declare others. "": servers use the last declaration, and log the change."""
     timeout: Positive = 30.0
     """Seconds a call may take, retries included."""
     wire: Wire = "float32"
-    """Precision of rows and gradients on the way; the narrow ones halve the traffic, and round."""
+    """Precision of rows and gradients in messages. 16 bits halve the traffic, and round."""
     token: Token = None
-    """What the servers ask for."""
+    """The secret that the servers require."""
     tls_root_certs: Path | None = None
-    """PEM of whom the servers' certificates are signed by; None: no TLS."""
+    """CA bundle (PEM) that signed the servers' certificates. None: no TLS."""
     transport: Transport | None = None
-    """How frames travel: "socket", or "flight", which can encrypt; None: Flight with `tls_root_certs`, sockets without. The
-    servers must do the same."""
+    """How frames are sent: "socket", or "flight", which can encrypt. None: Flight with `tls_root_certs`, sockets without. Must
+    match the servers."""
     pool_on_servers: bool = True
     """Whether bags with at least two ids for each server are summed by the servers: less travels. The sums of several servers
     are then added by the worker, in another order than one table would. False: rows travel, and are always pooled here."""
@@ -107,14 +107,14 @@ class ClientConfig(Config):
     """Whether a change waits for lookups begun before it, so that a run can be repeated bit by bit. False lets both go on at
     the same time: rows read ahead then have the update before them, or not yet."""
     max_streams: Annotated[int, Field(ge=1)] = 4
-    """Streams to each server: threads of this process that can be under way at once."""
+    """Streams to each server, and so the number of threads of this process that can call it at the same time."""
     on_restart: Literal["rejoin", "raise"] = "rejoin"
-    """What to do with a server that was started again and has restored itself: go on with it, or raise `ServerRestoredError`.
-    One that has lost what it held always raises `ServerRestartedError`."""
+    """What to do when a server was started again and has restored itself: rejoin it, or raise `ServerRestoredError`. A server
+    that has lost its state always raises `ServerRestartedError`."""
 
 
 def link_to(address: str, config: ClientConfig) -> Link:
-    """The way to one server, as `config` says."""
+    """Return a link to one server."""
     return Link(
         address,
         timeout=config.timeout,
@@ -204,7 +204,8 @@ class ServerGroup:
         return {name: TableStats.total([TableStats(**answer[name]) for answer in answers]) for name in answers[0]}
 
     def evict(self, *, now: int | Mapping[str, int] | None = None) -> dict[str, int]:
-        """Remove expired rows of all tables at `now`, by default the newest event time of each; how many, by table."""
+        """Remove rows of all tables that have expired at `now`, by default the newest event time of each. Returns how many, by
+        table."""
         stats = self.stats()
         if now is None:
             moments = {name: one.max_event_time for name, one in stats.items()}
@@ -231,28 +232,28 @@ class ServerGroup:
         self._ask_all(Call.COUNT_FROM, CountFrom(step=step).model_dump_json())
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Let the servers save what they hold, each in its own folder; `folder` becomes the checkpoint that names them.
+        """Let the servers save what they hold, each in its own folder. `folder` becomes the checkpoint that names them.
 
-        All servers need a folder, `monolith ps --folder`, on a disk that whoever restores it can read.
+        All servers need a folder, `monolith ps --folder`, on a disk that readers of the checkpoint can access.
         """
         save_servers(self.links, folder)
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
-        """Let the servers restore a checkpoint, whatever number of servers has saved it; on an error nothing has changed."""
+        """Let the servers restore a checkpoint of any number of servers. On an error nothing has changed."""
         self.prepare_restore(folder)()
 
     def prepare_restore(self, folder: str | os.PathLike[str], *, only_fresh: bool = False) -> Callable[[], None]:
-        """Let every server read the buckets it owns. Returns a function that lets all of them put them in place."""
+        """Let every server read the buckets it owns. Returns a function that puts them in place on all servers."""
         return prepare_servers(self.links, folder, only_fresh=only_fresh)
 
     def begin_save(self, path: str, *, step: int) -> StoreSave:
-        """Let the servers take what they hold into their parts of the checkpoint `path`."""
+        """Let the servers begin their parts of the checkpoint `path`."""
         return begin_server_saves(self.links, path, step=step)
 
     def begin_restore(
         self, path: str, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
     ) -> Callable[[], None]:
-        """Let the servers read what they get of the checkpoint `path`. Returns a function that puts it in place."""
+        """Let the servers read their parts of the checkpoint `path`. Returns a function that puts them in place."""
         return prepare_servers(self.links, path, only_fresh=only_fresh, rows_only=rows_only, **choices)
 
     def lost(self, checkpoint: str, *, trained: bool) -> list[str]:
@@ -271,8 +272,8 @@ class ServerGroup:
             for address, state in zip(self.addresses, states, strict=True)
         ]
 
-    def look_around(self) -> None:
-        """Find servers that what these had was given to; here there are none."""
+    def refresh_routes(self) -> None:
+        """Find the servers that now own these buckets. Here there are none."""
 
     def rejoin(self) -> None:
         """After `ServerRestartedError`: take the servers as they are now, and declare the tables to those that are new."""
@@ -298,7 +299,7 @@ class ServerGroup:
         return buckets, parameters
 
     def progress(self) -> WorkerProgress | None:
-        """Return what the servers have recorded of this worker. None if it has no name that a successor could have."""
+        """Return the last positions of this worker that the servers acknowledged. None if the worker has no fixed name."""
         if self.config.worker is None:
             return None
         buckets, parameters = self.positions()
@@ -316,7 +317,7 @@ class ServerGroup:
         self._ask_all(BasicCall.SHUTDOWN)
 
     def close(self) -> None:
-        """Close all connections; the servers go on."""
+        """Close all connections. The servers keep running."""
         for link in self.links:
             link.close()
 
@@ -354,7 +355,7 @@ class ServerGroup:
         return messages.Join(worker=self._worker, epoch=self._epoch, nonce=self._nonce).model_dump_json()
 
     def _join_restored(self, link: Link, meant: int) -> None:
-        """Go on with a server that has restored itself since the incarnation `meant`."""
+        """Rejoin a server that has restored itself since the incarnation `meant`."""
         with self._rejoining:
             if link.instance != meant:
                 return  # another thread has done it
@@ -392,7 +393,7 @@ class ServerGroup:
         return finish_all([link.begin(call, text) for link in self.links])
 
     def _served(self) -> tuple[DeclaredTable, ...]:
-        # The servers were given the same declarations; the first speaks for all.
+        # All servers have the same declarations.
         return messages.DeclareTables.from_json(self.links[0].call(Call.CONFIGS).text).tables
 
 

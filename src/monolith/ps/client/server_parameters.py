@@ -29,18 +29,18 @@ _log = logging.getLogger(__name__)
 
 
 class ServerParameters:
-    """Named float32 tensors on the servers of a store, each on one of them, with an optimizer beside it.
+    """Named float32 tensors on the servers of a store, each on one server, with its optimizer.
 
-    The first worker that declares them gives the values; those that come later find them, on the servers that hold them. New
-    ones are placed alike by all workers: the largest first, each on the server with the least so far. When servers leave
-    (`ServerStore.rebalance`) theirs move to others, and calls follow them.
+    The first worker that declares them sets the values. Later workers find them on the servers that hold them. All workers place
+    new ones alike: the largest first, each on the server with the fewest bytes. When servers leave (`ServerStore.rebalance`),
+    their parameters move to others, and calls follow them.
 
     Args:
         group: the servers.
         parameters: by name.
         optimizer: of all parameters, or of each by name.
         current: hyperparameters that a scheduler has moved away from those of `optimizer`, likewise.
-        replace_other: start parameters that another class of optimizer trains again, instead of refusing.
+        replace_other: start parameters again that another class of optimizer trains, instead of refusing.
 
     Example:
         >>> from monolith.ps import DenseOptimizer, ParameterServer, ServerParameters, ServerStore
@@ -147,7 +147,7 @@ class ServerParameters:
         self._send(Call.APPLY_DENSE, gradients, text, also=() if position is None else self._names)
 
     def load(self, states: Mapping[str, Mapping[str, object]]) -> None:
-        """Replace parameters, optimizers and their state: for each name what a server's checkpoint has of it."""
+        """Replace parameters, optimizers and their state by those of a server's checkpoint, by name."""
         for name, state in states.items():
             # One at a time: with its slots a parameter may fill a frame.
             packed, push_of = pack_state({name: dict(state)}), self._group.push_by_round()
@@ -162,7 +162,7 @@ class ServerParameters:
             )
 
     def assign(self, values: Mapping[str, Tensor]) -> None:
-        """Set the values of some parameters; the optimizers' state stays."""
+        """Set the values of some parameters. The state of the optimizers stays."""
         self._assign(values, add=False)
 
     def assign_add(self, values: Mapping[str, Tensor]) -> None:
@@ -185,7 +185,7 @@ class ServerParameters:
         *,
         also: tuple[str, ...] = (),
     ) -> None:
-        """Send `tensors` to the servers that hold them. `also`: names whose servers are asked in any case."""
+        """Send `tensors` to the servers that hold them. `also`: names whose servers are called in any case."""
         if unknown := set(tensors) - set(self._names):
             raise InvalidArgumentError(f"parameters: there is no {min(unknown)!r}; there are {', '.join(self._names)}")
         names = tuple(dict.fromkeys((*tensors, *also)))
@@ -193,19 +193,19 @@ class ServerParameters:
 
 
 class CachedParameters:
-    """The parameters of `module`, trained on servers: reads use the module's copies, gradients go to the origin.
+    """The parameters of `module`, trained on servers. Reads use the module's copies, gradients are sent to the servers.
 
-    `fetch` begins to read the origin, beside whatever the worker does; `assign` waits for it and puts the values into the
-    module. Calling `fetch` before every step and `assign` after it, a step reads what was there before the step before; the
-    hook `monolith.original.cached_variables.FetchCachedVariablesHook` does so, after a first round that is waited for.
+    `fetch` starts to read the servers in the background. `assign` waits for it and puts the values into the module. With `fetch`
+    before every step and `assign` after it, a step uses the values from before the previous step. The hook
+    `monolith.original.cached_variables.FetchCachedVariablesHook` does so, after a first round that is waited for.
 
     Args:
         module: its parameters are placed on servers.
         group: the servers.
         optimizer: over parameters of the module, in any number of groups. Servers make its steps, and get the hyperparameters of
             its groups with each push. A parameter that it does not have is not trained.
-        declared: the hyperparameters of its groups as the code declares them; None: as they are.
-        replace_other: start parameters that another class of optimizer trains again, instead of refusing.
+        declared: the hyperparameters of its groups as the code declares them. None: as they are.
+        replace_other: start parameters again that another class of optimizer trains, instead of refusing.
 
     Example:
         >>> from monolith.ps import CachedParameters, ParameterServer, ServerStore
@@ -250,18 +250,18 @@ class CachedParameters:
         )
         """The parameters on the servers."""
         self.position: Position | None = None
-        """The batch that the next `push` is of, if servers are told."""
+        """The batch of the next `push`, if positions are recorded."""
         self._thread = WorkerThreads(1, thread_name_prefix="monolith-fetch")
         self._fetched: Future[dict[str, Tensor]] | None = None
         self.fetch()
         self.assign()
 
     def fetch(self) -> None:
-        """Begin to read the origin; the module keeps what it has."""
+        """Start to read the servers. The module keeps its values."""
         self._fetched = self._thread.submit(self.origin.read)
 
     def assign(self) -> None:
-        """Wait for what `fetch` began and put it into the module; an error of the fetch is raised here."""
+        """Wait for `fetch` and put the values into the module. Raises the errors of the fetch."""
         if self._fetched is None:
             return
         fetched, self._fetched = self._fetched, None
@@ -271,9 +271,9 @@ class CachedParameters:
                 parameter.copy_(values[name])
 
     def push(self) -> None:
-        """Send what backward has left in the module to the origin.
+        """Send the gradients of the module to the servers.
 
-        Waits for a fetch that is under way: it reads what was there before this step, whatever the timing.
+        Waits for a running fetch, which reads the values from before this step, whatever the timing.
         """
         if self._fetched is not None:
             wait([self._fetched])
@@ -358,7 +358,7 @@ class ServerOptimizer(torch.optim.Optimizer):
 
     @property
     def local(self) -> torch.optim.Optimizer:
-        """The optimizer of the code, which servers have in its place."""
+        """The optimizer of the code, whose steps the servers make."""
         return self._cached.optimizer
 
     def adopt_settings(self) -> None:
@@ -376,7 +376,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         return {key: values[name] for key, name in named.items() if name in values}
 
     def set_position(self, position: Position | None) -> None:
-        """Say which batch the next step is of; a successor of this worker then counts it once."""
+        """Set the batch of the next step, which a successor of this worker then counts once."""
         self._cached.position = position
 
     @overload

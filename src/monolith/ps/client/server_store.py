@@ -56,7 +56,7 @@ CHUNK_BYTES = 2**26
 """Bytes of rows in one answer of `iter_rows`, about."""
 
 MAX_AHEAD = 16
-"""Lookups begun and not taken; beyond, the oldest is forgotten: its batch never came."""
+"""Prefetched lookups. Beyond this the oldest is dropped: its batch never came."""
 
 
 def tables_of(features: Sequence[Feature], *, seed: int = 0) -> list[DeclaredTable]:
@@ -71,25 +71,25 @@ def tables_of(features: Sequence[Feature], *, seed: int = 0) -> list[DeclaredTab
 
 
 class ServerStore(BucketGroup):
-    """A `Store` whose rows are spread over servers: each id belongs to a bucket, each bucket to a server.
+    """A `Store` whose rows are on servers: each id belongs to a bucket, each bucket to a server.
 
-    A request asks every server once, all at the same time, for the ids it owns: each id once, pooled here, or for long bags
-    the sum of its ids of each bag (`ClientConfig.pool_on_servers`). Every server takes one step with the sum of an id's
-    gradients. Whatever the number of servers, rows and lookups are those of a `LocalStore`, bit for bit, with three exceptions:
-    a narrow `wire` rounds, rows of less than 32 bits that round at random round differently, and several servers that pool
-    add in another order.
+    A lookup calls every server once, all in parallel, for the ids it owns. Short bags ask for each distinct id once and are
+    pooled here. Long bags are summed by the servers (`ClientConfig.pool_on_servers`). Every server makes one step with the sum of
+    an id's gradients. Whatever the number of servers, rows and lookups equal those of a `LocalStore` bit for bit, with three
+    exceptions: a 16-bit `wire` rounds, rows of less than 32 bits that round at random round differently, and several servers that
+    pool add in another order.
 
-    A server applies its part of a call at most once. A call that fails may have been applied by some servers and not by
-    others. Any thread may call.
+    A server applies its part of a call at most once. A call that fails may have been applied by some servers and not by others.
+    Thread-safe.
 
     Args:
         addresses: the servers, host:port each.
         tables: declared on all of them.
-        ranges: the buckets of each server, by default `bucket_ranges`; servers that own some already keep those.
-        replace_lost: let servers that are new own the buckets that nobody owns, after others were lost with their folders. Only
-            with the addresses of all servers that are left: what one that is not named owns would be owned twice.
-        config: how to talk to them.
-        find: the addresses of all servers now, asked when one does not answer: it may have been started again elsewhere.
+        ranges: the buckets of each server, by default `bucket_ranges`. Servers that own some already keep those.
+        replace_lost: let new servers own the buckets without an owner, after others were lost with their folders. Give the
+            addresses of all remaining servers: buckets of a server that is left out would be owned twice.
+        config: how to connect to them.
+        find: returns the addresses of all servers, called when one does not answer: it may have been restarted elsewhere.
 
     Example:
         >>> from monolith.nn import EmbeddingBagCollection
@@ -122,10 +122,10 @@ class ServerStore(BucketGroup):
         super().__init__(addresses, tables, ranges=ranges, replace_lost=replace_lost, config=config, find=find)
 
     def prefetch(self, requests: Sequence[Bags]) -> None:
-        """Begin a lookup whose answer the next `lookup` with equal `requests` takes.
+        """Start a lookup whose result the next `lookup` with equal `requests` returns.
 
-        It sees what was applied before this call, and nothing of what is applied later: a change made through this store
-        waits for it, unless `ClientConfig.ordered` is off.
+        It sees the changes applied before this call and none applied later: a change through this store waits for it, unless
+        `ClientConfig.ordered` is off.
         """
         with self._lock:
             if self._thread is None:
@@ -133,12 +133,12 @@ class ServerStore(BucketGroup):
             self._ahead.append((tuple(requests), self._thread.submit(self._lookup, requests)))
 
     def lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
-        """One float32 [bags, dim] per request; an empty bag is zeros. Never inserts."""
+        """Return one float32 [bags, dim] per request. An empty bag is zeros. Never inserts."""
         begun = self._begun(requests)
         return self._lookup(requests) if begun is None else begun.result()
 
     def close(self) -> None:
-        """Close all connections; the servers go on."""
+        """Close all connections. The servers keep running."""
         if self._thread is not None:
             self._thread.shutdown()
         super().close()
@@ -217,9 +217,9 @@ class ServerStore(BucketGroup):
         event_time: int = 0,
         position: Position | None = None,
     ) -> None:
-        """One optimizer step per table and id, with the sum of its gradients in all `gradients`.
+        """Make one optimizer step per table and id, with the sum of its gradients in all `gradients`.
 
-        `position` says which batch of this worker they are of: a successor that goes on from there counts it once.
+        `position` is the batch of this worker that they belong to, which a successor that resumes from there counts once.
         """
         self._keep_order()
         joined = join_gradients(gradients)
@@ -258,7 +258,7 @@ class ServerStore(BucketGroup):
         self._write(Call.ASSIGN_ADD, table, ids, values, event_time)
 
     def reinitialize(self, table: str, ids: Ids, *, event_time: int = 0) -> torch.Tensor:
-        """Reset value and state of `ids`; int32 [n]: 1 it had a row, 0 it is new."""
+        """Reset value and state of `ids`. Returns int32 [n]: 1 if it had a row, 0 if it is new."""
         wanted = id_array(ids)
         order, answers = self._each(Call.REINITIALIZE, table, wanted.reshape(-1), None, event_time)
         existed = np.empty(wanted.size, dtype=np.int32)
@@ -273,7 +273,7 @@ class ServerStore(BucketGroup):
     def _each(
         self, call: Call, table: str, ids: np.ndarray, values: np.ndarray | None, event_time: int
     ) -> tuple[np.ndarray, list[tuple[Places, Frame]]]:
-        """Ask each server about its own of `ids`; the order in which they were asked, and the answers."""
+        """Call each server with its own part of `ids`. Returns the order of the ids in the calls, and the answers."""
         self._keep_order()
         route = self._routes.current
         order, sizes = split_by_owner(ids, route.owners, route.groups)
@@ -342,7 +342,7 @@ def _row_matrix(values: Values, count: int) -> np.ndarray:
     return array.reshape(count, array.shape[-1])
 
 
-# What is said about a batch is what was said about the one before it: only its arrays differ.
+# The text of a batch rarely differs from the one before: only its arrays do.
 @lru_cache(maxsize=256)
 def _lookup_text(reads: tuple[tuple[str, messages.Pooling], ...], wire: messages.Wire, version: int) -> str:
     tables = tuple(messages.TableRead(table=table, pooling=pooling) for table, pooling in reads)
@@ -370,11 +370,11 @@ def _are_equal(one: Sequence[Bags], other: Sequence[Bags]) -> bool:
 
 
 class ReadAhead:
-    """The batches of `source`, each handed out when the rows of the one behind it have been asked for.
+    """Iterates over `source`, and requests the rows of the next batch before it yields the current one.
 
-    So the rows of a batch lack exactly the update of the batch before it, whatever the timing: the same model every time,
-    unless `ClientConfig.ordered` is off. To be iterated by the thread that trains; a `Trainer` needs
-    `embedding_prefetch_capacity=0`. A source that can tell its place still can: it is that behind the batch handed out last.
+    So the rows of a batch lack exactly the update of the batch before it, whatever the timing, and runs are reproducible unless
+    `ClientConfig.ordered` is off. To be iterated by the thread that trains. A `Trainer` needs `embedding_prefetch_capacity=0`.
+    Its state is that of a source with a `state_dict` after the last batch that was yielded.
 
     Example:
         >>> import torch
@@ -409,11 +409,11 @@ class ReadAhead:
             current = following
 
     def state_dict(self) -> object:
-        """The place behind the batch handed out last."""
+        """Return the state after the last batch that was yielded."""
         return self._place
 
     def load_state_dict(self, state: object) -> None:
-        """Go on from a place that `state_dict` told."""
+        """Continue from a state that `state_dict` returned."""
         self._source.load_state_dict(state)  # type: ignore[attr-defined]
 
     def _told_place(self) -> object:

@@ -12,7 +12,7 @@ from monolith.ps.protocol.ownership import BucketRange, BucketRanges
 from monolith.state.paths import is_absolute
 from monolith.table.table_file import FileEntry
 from monolith.transport.addresses import Address
-from monolith.transport.calls import Name, Whole
+from monolith.transport.calls import WireInt, WireName
 
 __all__ = [
     "Buckets",
@@ -20,6 +20,8 @@ __all__ = [
     "InstallBuckets",
     "Installed",
     "InstalledTable",
+    "LogFile",
+    "LogFiles",
     "LogState",
     "MoveBuckets",
     "Moved",
@@ -32,8 +34,6 @@ __all__ = [
     "Save",
     "SaveBegun",
     "Saved",
-    "Segment",
-    "Segments",
     "TakeBack",
     "TakenBack",
     "WaitForSave",
@@ -54,7 +54,7 @@ def _absolute(path: str) -> str:
     return path
 
 
-_CheckpointName = Annotated[Name, AfterValidator(_plain)]
+_CheckpointName = Annotated[WireName, AfterValidator(_plain)]
 _Path = Annotated[str, Field(max_length=4096), AfterValidator(_absolute)]
 _Wait = Annotated[NonNegative, Field(le=LONGEST_WAIT)]
 
@@ -63,8 +63,8 @@ class Save(Config):
     """Begin a checkpoint called `name` in the server's folder. Its contents are fixed when the answer arrives."""
 
     name: _CheckpointName
-    step: Whole
-    token: Whole
+    step: WireInt
+    token: WireInt
     """Drawn by the client. A retry with the same token does not begin another save."""
 
 
@@ -73,18 +73,18 @@ class SaveBegun(Config):
 
     ranges: BucketRanges | None
     """The buckets that the server owned. None: it was never given any."""
-    dense: tuple[Name, ...] = ()
+    dense: tuple[WireName, ...] = ()
     """The dense parameters that workers train there."""
-    moving_dense: tuple[Name, ...] = ()
+    moving_dense: tuple[WireName, ...] = ()
     """Those that it holds and was giving to another server."""
-    gave_dense: tuple[Name, ...] = ()
+    gave_dense: tuple[WireName, ...] = ()
     """Those that it gave away before."""
 
 
 class WaitForSave(Config):
     """Whether the checkpoint of `token` is complete. Answer: `Saved`, or the error of the save."""
 
-    token: Whole
+    token: WireInt
     wait: _Wait = 0.0
     """Seconds after which the answer is "not yet"."""
 
@@ -107,9 +107,9 @@ class Restore(Config):
 
     path: _Path
     """Of the checkpoint whose parts the servers have written, or of any other."""
-    token: Whole
+    token: WireInt
     wait: _Wait = 0.0
-    aliases: dict[Name, Name] = {}
+    aliases: dict[WireName, WireName] = {}
     """Old names of tables by their new ones."""
     allow_new_tables: bool = False
     allow_new_segments: bool = False
@@ -121,42 +121,42 @@ class Restore(Config):
 class CommitRestore(Config):
     """Put in place what was read with this token. Answer as for `Restore`. It is durable when it is done."""
 
-    token: Whole
+    token: WireInt
     wait: _Wait = 0.0
 
 
 class LogState(Config):
     """Answer: where a server's log is."""
 
-    sequence: Whole
+    sequence: WireInt
     """The last number committed."""
     folder: str
     """The server's folder, absolute."""
-    changed: Whole
+    changed: WireInt
     """Ids whose rows are not committed."""
 
 
 class ReadLog(Config):
-    """Segments after number `since` on the newest line. Answer: `Segments` or, with `name`, the bytes of that one, uint8."""
+    """Segments after number `since` on the newest line. Answer: `LogFiles` or, with `name`, the bytes of that one, uint8."""
 
-    since: Whole = 0
+    since: WireInt = 0
     name: str | None = None
-    offset: Whole = 0
+    offset: WireInt = 0
     size: Annotated[int, Field(gt=0, le=2**26)] = 2**22
 
 
-class Segment(Config):
+class LogFile(Config):
     """One file of a log."""
 
     name: str
-    sequence: Whole
-    size: Whole
+    sequence: WireInt
+    size: WireInt
 
 
-class Segments(Config):
+class LogFiles(Config):
     """Files of a log, oldest first."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[LogFile, ...]
 
 
 _MoveWait = Annotated[float, Field(ge=0, le=300)]
@@ -166,22 +166,22 @@ class OwnBuckets(Config):
     """Own these from the start: refused if the server has ever owned others."""
 
     ranges: BucketRanges
-    lost_dense: tuple[Name, ...] = ()
+    lost_dense: tuple[WireName, ...] = ()
     """Dense parameters that the server gave to others that are lost: they may be declared again."""
 
 
 class OutgoingTransfer(Config):
     """Buckets, or dense parameters, in transit to another server: neither of the two answers for them."""
 
-    number: Whole
+    number: WireInt
     """Which transfer of the source this is."""
     taker: Address
-    server: Whole
+    server: WireInt
     """The destination's identity."""
     durable: bool
     """Whether the destination has a folder, so that what it owns survives its process."""
     buckets: BucketRange | None = None
-    dense: tuple[Name, ...] = ()
+    dense: tuple[WireName, ...] = ()
     """The names of the parameters. Empty if these are buckets."""
     positions: str = ""
     """The positions of each worker in them at the time of the transfer, as a ledger. Not sent to clients."""
@@ -196,9 +196,9 @@ class OutgoingTransfer(Config):
 class Buckets(Config):
     """Answer to `Call.BUCKETS`: what a server owns."""
 
-    server: Whole
+    server: WireInt
     """Its identity: kept with its folder, and by no other server."""
-    version: Whole
+    version: WireInt
     """Grows when it gives buckets away or gains some. 0: it has never owned any."""
     ranges: BucketRanges
     giving: OutgoingTransfer | None = None
@@ -206,11 +206,11 @@ class Buckets(Config):
     """Servers that buckets were moved to, where clients look for missing buckets."""
     durable: bool = False
     """Whether it has a folder, so that what it owns survives its process."""
-    dense: tuple[Name, ...] = ()
+    dense: tuple[WireName, ...] = ()
     """The dense parameters it holds."""
-    dense_bytes: tuple[Whole, ...] = ()
+    dense_bytes: tuple[WireInt, ...] = ()
     """The size of each."""
-    gave_dense: tuple[Name, ...] = ()
+    gave_dense: tuple[WireName, ...] = ()
     """Dense parameters that it gave to others."""
 
 
@@ -218,10 +218,10 @@ class MoveBuckets(Config):
     """Move a first part of the buckets, or dense parameters, to the server at `taker`, the destination. Answer: `Moved`."""
 
     buckets: BucketRange | None = None
-    dense: tuple[Name, ...] = ()
+    dense: tuple[WireName, ...] = ()
     """Names of dense parameters. Neither these nor buckets: the client has finished moving."""
     taker: Address
-    rebalance: Whole
+    rebalance: WireInt
     """Drawn by the client, to tell concurrent clients apart."""
     wait: _MoveWait
     """Seconds after which the answer is "not yet"."""
@@ -231,7 +231,7 @@ class Moved(Config):
     """What became of a move."""
 
     buckets: BucketRange | None = None
-    dense: tuple[Name, ...] = ()
+    dense: tuple[WireName, ...] = ()
     """What was moved, buckets or dense parameters. Neither: nothing was left, or the destination does not answer."""
     missing: str | None = None
     """Why the destination cannot be reached. Nothing has changed."""
@@ -257,17 +257,17 @@ class InstallBuckets(Config):
     Arrays: those of the tables or, for dense parameters, their packed state: structure and tensors, uint8.
     """
 
-    giver: Whole
+    giver: WireInt
     """Its identity."""
-    number: Whole
+    number: WireInt
     """Counts its transfers."""
-    server: Whole
+    server: WireInt
     """The identity of the destination."""
-    rebalance: Whole
+    rebalance: WireInt
     """As in `MoveBuckets`. 0 if it is not known because the source was started again."""
     buckets: BucketRange | None = None
     tables: tuple[InstalledTable, ...] = ()
-    dense: tuple[Name, ...] = ()
+    dense: tuple[WireName, ...] = ()
     positions: str
     """As in `OutgoingTransfer`."""
     coordination: str = ""
@@ -292,9 +292,9 @@ class Installed(Config):
 class RefuseTransfer(Config):
     """Never install this transfer, unless that has happened. Answer: `Refused`."""
 
-    giver: Whole
-    number: Whole
-    server: Whole
+    giver: WireInt
+    number: WireInt
+    server: WireInt
     """As in `InstallBuckets`."""
 
 
@@ -310,7 +310,7 @@ class TakeBack(Config):
 
     lost: Address | None = None
     """The destination, if it is lost for good. What it may have had is given up."""
-    rebalance: Whole
+    rebalance: WireInt
     """As in `MoveBuckets`."""
     wait: _MoveWait
 

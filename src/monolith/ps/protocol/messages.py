@@ -13,7 +13,7 @@ from monolith.ps.protocol.ownership import BucketRanges
 from monolith.table.admission import ProbabilisticAdmission, SlidingAdmission
 from monolith.table.config import TableConfig
 from monolith.table.store import Position
-from monolith.transport.calls import Name, Whole
+from monolith.transport.calls import WireInt, WireName
 
 __all__ = [
     "Apply",
@@ -55,7 +55,7 @@ def _named_safely(config: TableConfig) -> TableConfig:
     return config
 
 
-_NAME = TypeAdapter(Name)
+_NAME = TypeAdapter(WireName)
 Time = Annotated[int, Field(ge=0, lt=2**32)]
 Wire = Literal["float32", "float16", "bfloat16"]
 """The precision of rows and gradients between worker and server."""
@@ -68,7 +68,7 @@ Pooling = Literal["sum", "mean", "sqrtn", "none"]
 class HeldPosition(Position):
     """A position that a server has recorded, with the epoch of the worker that pushed it."""
 
-    epoch: Whole
+    epoch: WireInt
 
     @classmethod
     def of(cls, position: Position, epoch: int) -> HeldPosition:
@@ -89,25 +89,25 @@ class ParametersAt(Config):
     """Dense parameters in which a worker has reached the same position."""
 
     position: HeldPosition
-    names: tuple[Name, ...]
+    names: tuple[WireName, ...]
 
 
 class Push(Config):
     """Who changes something, and which of its changes this is: applied at most once."""
 
-    worker: Name
-    epoch: Whole
+    worker: WireName
+    epoch: WireInt
     """Grows with each incarnation of the worker."""
-    sequence: Whole
+    sequence: WireInt
     """Counts the changes of this incarnation. Gaps are allowed."""
 
 
 class Join(Config):
     """A worker begins: pushes of its earlier epochs are refused from now on."""
 
-    worker: Name
-    epoch: Whole
-    nonce: Whole
+    worker: WireName
+    epoch: WireInt
+    nonce: WireInt
     """Drawn by the process: two processes with one name and one epoch are noticed."""
 
 
@@ -118,7 +118,7 @@ class Joined(Config):
     bucket.
     """
 
-    restored: Whole
+    restored: WireInt
     """The sequence number of the log that the server has restored itself to. 0: it has not."""
     known: bool
     """Whether the server had met the worker in an earlier epoch."""
@@ -126,9 +126,9 @@ class Joined(Config):
     """The buckets that the server owns or is giving away."""
     tables: tuple[BucketsAt, ...]
     """How far the worker is in them. Buckets that are not named have had no batch."""
-    parameters: tuple[Name, ...]
+    parameters: tuple[WireName, ...]
     """The dense parameters that the server holds or is giving away."""
-    gave: tuple[Name, ...]
+    gave: tuple[WireName, ...]
     """The dense parameters that it has given to others."""
     dense: tuple[ParametersAt, ...]
     """How far the worker is in its dense parameters. Those that are not named have had no batch."""
@@ -151,7 +151,7 @@ class DeclareTables(Config):
 class TableRead(Config):
     """Bags of one table. Arrays: ids int64 [n], and unless pooling is "none", offsets int64 [bags + 1]."""
 
-    table: Name
+    table: WireName
     pooling: Pooling
 
 
@@ -160,14 +160,14 @@ class Lookup(Config):
 
     tables: tuple[TableRead, ...]
     wire: Wire = "float32"
-    map: Whole = 0
+    map: WireInt = 0
     """The version of the server's buckets that the client knows. 0: read without checking who owns what."""
 
 
 class TableGradient(Config):
     """Gradients of one table. Arrays: ids int64 [n], offsets as in `TableRead`, values [bags or n, dim]."""
 
-    table: Name
+    table: WireName
     pooling: Pooling
     learning_rates: tuple[Finite, ...] | None = None
 
@@ -180,9 +180,9 @@ class Apply(Config):
     """The batch that the gradients belong to. Buckets that have had it from an earlier epoch of the worker do not get it
     again."""
     tables: tuple[TableGradient, ...]
-    step: Whole = 0
+    step: WireInt = 0
     event_time: Time = 0
-    map: Whole = 0
+    map: WireInt = 0
     """The version of the server's buckets that the client knows. 0: apply without checking who owns what."""
 
 
@@ -190,18 +190,18 @@ class TableWrite(Config):
     """assign, assign_add (arrays: ids int64 [n], values float32 [n, dim]) and reinitialize (ids, answer: int32 [n])."""
 
     push: Push
-    table: Name
+    table: WireName
     event_time: Time = 0
-    map: Whole = 0
+    map: WireInt = 0
     """The version of the server's buckets that the client knows. 0: write without checking who owns what."""
 
 
 class ReadRows(Config):
     """All rows of some buckets of a table. Answer: ids int64 [n], stored weights float32 [n, dim]."""
 
-    table: Name
+    table: WireName
     ranges: BucketRanges
-    map: Whole = 0
+    map: WireInt = 0
     """The version of the server's buckets that the sender knows. 0: it does not know who owns what."""
 
 
@@ -209,7 +209,7 @@ class Evict(Config):
     """Remove the rows that have expired at the time given for each table."""
 
     push: Push
-    now: dict[Name, Time]
+    now: dict[WireName, Time]
 
 
 class DenseSettings(Config):
@@ -228,8 +228,8 @@ class DenseSettings(Config):
 class _Grouped(Config):
     """Dense parameters in groups that have the same hyperparameters."""
 
-    names: tuple[Name, ...]
-    group_of: tuple[Whole, ...] = ()
+    names: tuple[WireName, ...]
+    group_of: tuple[WireInt, ...] = ()
     """For each name the number of its group."""
 
     def _require_groups(self, groups: int) -> None:
@@ -262,13 +262,13 @@ class DeclareDense(_Grouped):
 class ReadDense(Config):
     """Answer: the values, in order."""
 
-    names: tuple[Name, ...]
+    names: tuple[WireName, ...]
 
 
 class ReadDenseSettings(Config):
     """Answer: `DenseSettingsOf` the names."""
 
-    names: tuple[Name, ...]
+    names: tuple[WireName, ...]
 
 
 class DenseSettingsOf(Config):
@@ -288,7 +288,7 @@ class ApplyDense(_Grouped):
     again."""
     groups: tuple[DenseOptimizer, ...] = ()
     """The hyperparameters of this step, and of those that come without any. None: those of the step before."""
-    unchanged: tuple[Name, ...] = ()
+    unchanged: tuple[WireName, ...] = ()
     """Parameters for which the batch has no gradient: they have had it, too."""
 
     @model_validator(mode="after")
@@ -301,14 +301,14 @@ class LoadDense(Config):
     """Replace parameters, with the state of their optimizers. Arrays: structure and tensors of that state, as bytes."""
 
     push: Push
-    names: tuple[Name, ...]
+    names: tuple[WireName, ...]
 
 
 class AssignDense(Config):
     """Set the values. Arrays: values, in order."""
 
     push: Push
-    names: tuple[Name, ...]
+    names: tuple[WireName, ...]
     add: bool = False
     """Add to the values there are."""
 
@@ -330,7 +330,7 @@ class Greet(Config):
 
     index: Annotated[int, Field(ge=0, lt=65536)]
     """Number of the worker. 0 is the chief."""
-    epoch: Whole
+    epoch: WireInt
     """Which incarnation of the worker it is. From the moment a larger one is seen, smaller ones are refused."""
     lease: Annotated[Positive, Field(le=86400)]
     """Seconds for which the worker counts as alive after each call."""
@@ -344,7 +344,7 @@ class PlaceBarrier(Config):
 
     who: Greet
     action: Annotated[str, Field(max_length=255)] = ""
-    token: Whole
+    token: WireInt
     """Drawn by the caller: the same one again, because the answer was lost, finds the barrier placed."""
 
 
@@ -352,13 +352,13 @@ class Hold(Config):
     """A worker that is held by a barrier asks whether it still has to wait. Answer: `{"held": bool}`."""
 
     who: Greet
-    number: Whole
+    number: WireInt
 
 
 class CountFrom(Config):
     """The chief has restored global step `step`. Changes nothing on a server that knows the global step already."""
 
-    step: Whole
+    step: WireInt
 
 
 class ReadKeys(Config):
@@ -370,5 +370,5 @@ class ReadKeys(Config):
 class SetKey(Config):
     """Set a key that has no value yet. Answer: `{"value": the one it has then}`."""
 
-    key: Name
+    key: WireName
     value: _Value

@@ -127,7 +127,7 @@ def _matched(sources: list[tuple[str, np.ndarray]], destinations: list[tuple[str
     return moves
 
 
-RETRY_SECONDS = 0.2
+MOVE_RETRY_SECONDS = 0.2
 """Seconds until a move to an unreachable destination is tried again."""
 MOVE_WAIT = 5.0
 """Seconds after which a source answers that a transfer is still in transit."""
@@ -174,7 +174,7 @@ def _held(links: Mapping[str, Link], timeout: float) -> dict[str, dict[str, int]
                 f"{giving} are in transit to {giving.taker}, which does not answer; start it again, and they arrive by "
                 "themselves"
             )
-        time.sleep(RETRY_SECONDS)
+        time.sleep(MOVE_RETRY_SECONDS)
 
 
 def _next_transfer(move: BucketMove | DenseMove, source: Link, number: int, timeout: float) -> int | None:
@@ -195,7 +195,7 @@ def _next_transfer(move: BucketMove | DenseMove, source: Link, number: int, time
             return None
         if time.monotonic() >= deadline:
             raise UnavailableError(f"{_why(moved, move)}; tried for {timeout:g} s")
-        time.sleep(0.0 if moved.pending else RETRY_SECONDS)
+        time.sleep(0.0 if moved.pending else MOVE_RETRY_SECONDS)
 
 
 def _why(moved: Moved, move: BucketMove | DenseMove) -> str:

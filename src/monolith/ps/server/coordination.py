@@ -21,7 +21,7 @@ from monolith.config import Config
 from monolith.durable import write_durably
 from monolith.errors import ConfigError, CorruptFileError, StalePushError, StorageError
 from monolith.ps.protocol.messages import Greet
-from monolith.transport.calls import Whole
+from monolith.transport.calls import WireInt
 
 __all__ = ["CoordinationFile", "ServerCoordination"]
 
@@ -48,9 +48,9 @@ class _Shared(Config):
     barrier: Barrier | None = None
     placed_by: tuple[int, int] | None = None
     """Index and epoch of the worker that placed the barrier."""
-    token: Whole = 0
+    token: WireInt = 0
     """That of the call which placed it."""
-    barriers: Whole = 0
+    barriers: WireInt = 0
 
 
 class _Kept(Config):
@@ -91,7 +91,7 @@ class ServerCoordination:
     ) -> None:
         self.keep: Callable[[str], None] = lambda text: None
         """Makes a text durable from which `load` restores all of this. Called before a change is acknowledged."""
-        self._step, self._clock, self._require_room = step, clock, require_memory
+        self._step, self._clock, self._require_memory = step, clock, require_memory
         self._lock = threading.Lock()
         self._run = ""
         self._workers: dict[int, _Worker] = {}
@@ -172,7 +172,7 @@ class ServerCoordination:
             if key not in self._keys:
                 if len(self._keys) >= MAX_KEYS:
                     raise ConfigError(f"key: there are {MAX_KEYS:,} keys already, no room for {key!r}")
-                self._require_room(len(key) + len(value) + _ENTRY_BYTES)
+                self._require_memory(len(key) + len(value) + _ENTRY_BYTES)
                 self._keys[key] = value
                 self._save()
             return self._keys[key]

@@ -74,7 +74,7 @@ class DenseParameters:
 
     def __init__(self, *, require_memory: Callable[[int], None] = lambda more: None) -> None:
         self._parameters: dict[str, _Parameter] = {}
-        self._require_room = require_memory
+        self._require_memory = require_memory
         self._lock = threading.Lock()
 
     def declare(
@@ -119,7 +119,7 @@ class DenseParameters:
             if other and not replace_other:
                 raise _mismatch(other[0], self._parameters[other[0]].settings, given[other[0]][1])
             fresh = [name for name in names if name not in there or name in other]
-            self._require_room(4 * sum(state_numbers(given[n][1].current, given[n][0].shape) for n in fresh))
+            self._require_memory(4 * sum(state_numbers(given[n][1].current, given[n][0].shape) for n in fresh))
             made = {name: _parameter(*given[name]) for name in fresh}
             for parameter in made.values():
                 parameter.run = run
@@ -198,7 +198,7 @@ class DenseParameters:
         with self._lock:
             if there := next((name for name in taken if name in self._declared()), None):
                 raise InvalidArgumentError(f"dense parameter {there!r}: it is trained here already")
-            self._require_room(_nbytes(taken.values()))
+            self._require_memory(_nbytes(taken.values()))
             for parameter in taken.values():
                 parameter.declared = True
             self._parameters |= taken
@@ -217,7 +217,7 @@ class DenseParameters:
                         f"dense parameter {name!r}: expected {list(mine.values.shape)}, got {list(parameter.values.shape)}"
                     )
                 parameter.declared, parameter.changed = mine.declared, True
-            self._require_room(_nbytes(loaded.values()))
+            self._require_memory(_nbytes(loaded.values()))
             self._parameters |= loaded
 
     def set_declared(self, names: Collection[str], *, declared: bool) -> None:

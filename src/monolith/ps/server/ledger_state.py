@@ -15,7 +15,7 @@ from monolith.config import Config
 from monolith.errors import ConfigError, CorruptFileError
 from monolith.ps.protocol.messages import BucketsAt, ParametersAt
 from monolith.ps.server.pushes import BucketProgress, ParameterProgress, PushLedger, WorkerRecord
-from monolith.transport.calls import Answer, Whole
+from monolith.transport.calls import Answer, WireInt
 from monolith.transport.errors import RemoteError, encode_error
 
 __all__ = [
@@ -44,9 +44,9 @@ class _Outcome(Config):
 class KnownWorker(Config):
     """What a ledger knows of one worker."""
 
-    epoch: Whole
-    nonce: Whole
-    met: Whole
+    epoch: WireInt
+    nonce: WireInt
+    met: WireInt
     highest: int = -1
     numbers: tuple[int, ...] = ()
     outcomes: dict[int, _Outcome] = Field(default_factory=dict)

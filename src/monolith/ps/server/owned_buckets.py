@@ -20,7 +20,7 @@ from monolith.errors import (
 )
 from monolith.ps.protocol.control_messages import Buckets, InstallBuckets, OutgoingTransfer, RefuseTransfer
 from monolith.ps.protocol.ownership import BucketRange, BucketRanges, mask_of, ranges_of
-from monolith.transport.calls import Whole
+from monolith.transport.calls import WireInt
 
 __all__ = ["OwnedBuckets"]
 
@@ -31,17 +31,17 @@ REMEMBERED_GAINS = 64
 
 
 class _Known(Config):
-    server: Whole
-    version: Whole = 0
-    oldest: Whole = 0
+    server: WireInt
+    version: WireInt = 0
+    oldest: WireInt = 0
     """The oldest version that a request may name: no buckets were lost since."""
-    gains: tuple[tuple[Whole, BucketRange], ...] = ()
+    gains: tuple[tuple[WireInt, BucketRange], ...] = ()
     """Buckets gained after `oldest`, each with the first version that has them."""
     ranges: BucketRanges = ()
     giving: OutgoingTransfer | None = None
-    transfers: Whole = 0
+    transfers: WireInt = 0
     gave: tuple[str, ...] = ()
-    installed: dict[str, Whole] = {}
+    installed: dict[str, WireInt] = {}
     """The number of the last transfer from each source."""
     gave_dense: tuple[str, ...] = ()
 

@@ -73,7 +73,7 @@ class Dispatcher(FrameCalls):
         restore_to: str | None = None,
         restore_roots: Sequence[StrPath] = (),
         connect: Callable[[str], Link] = lambda address: Link(address, timeout=PEER_SECONDS),
-        move_transfer_bytes: int = TRANSFER_BYTES,
+        move_piece_bytes: int = TRANSFER_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(max_frame_bytes=max_frame_bytes)
@@ -92,7 +92,7 @@ class Dispatcher(FrameCalls):
         lease = MoverLease(clock=clock)
         installs = BucketInstalls(state, owned, lease, commit=self.commit)
         self._moves = BucketMoves(
-            state, owned, lease, commit=self.commit, connect=connect, transfer_bytes=move_transfer_bytes
+            state, owned, lease, commit=self.commit, connect=connect, transfer_bytes=move_piece_bytes
         )
         self._handlers |= {
             BasicCall.HEALTH: self._health,
@@ -299,7 +299,7 @@ class ServerConfig(ListenConfig):
     or, if it is called <model_dir>/ps/<number>, that model_dir."""
     tls_root_certs: Path | None = None
     """CA bundle (PEM) that signed the certificates of other servers, for moving buckets to them. None: `tls_cert`."""
-    move_transfer_bytes: Annotated[int, Field(gt=0)] = TRANSFER_BYTES
+    move_piece_bytes: Annotated[int, Field(gt=0)] = TRANSFER_BYTES
     """Bytes of rows that are moved to another server at a time. Changes to these rows wait for the transfer."""
 
 
@@ -329,7 +329,7 @@ class ParameterServer(FrameServer):
             restore_to=self.config.restore_to,
             restore_roots=self.config.restore_roots,
             connect=self._connect,
-            move_transfer_bytes=self.config.move_transfer_bytes,
+            move_piece_bytes=self.config.move_piece_bytes,
         )
         try:
             super().__init__(self.config, self._dispatcher)

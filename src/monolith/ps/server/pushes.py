@@ -236,7 +236,7 @@ class PushLedger(Generic[Answer]):
         max_workers: int = MAX_WORKERS,
         require_memory: Callable[[int], None] = lambda more: None,
     ) -> None:
-        self._require_room = require_memory
+        self._require_memory = require_memory
         self._gate = gate or ChangeGate()
         self._window = window
         self._max_workers = max_workers
@@ -345,7 +345,7 @@ class PushLedger(Generic[Answer]):
             if join.worker not in self._workers and len(self._workers) >= self._max_workers:
                 raise ConfigError(f"worker: the server knows {self._max_workers:,} workers already; reuse names")
             if join.worker not in self._workers:
-                self._require_room(len(join.worker) + _RECORD_BYTES)
+                self._require_memory(len(join.worker) + _RECORD_BYTES)
             new = WorkerRecord[Answer](epoch=join.epoch, nonce=join.nonce, met=join.epoch)
             return self._workers.setdefault(join.worker, new)
 

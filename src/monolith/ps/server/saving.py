@@ -17,14 +17,14 @@ from monolith.process_bound import WorkerThreads
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import (
     CommitRestore,
+    LogFile,
+    LogFiles,
     LogState,
     ReadLog,
     Restore,
     Save,
     SaveBegun,
     Saved,
-    Segment,
-    Segments,
     WaitForSave,
 )
 from monolith.ps.protocol.ownership import mask_of
@@ -286,8 +286,8 @@ class LogCalls:
             return Answer(arrays=(_bytes(reader, asked),))
         newest = self._folder().sequence
         infos = reader.chain(newest, asked.since) if newest > asked.since else []
-        found = (Segment(name=info.name, sequence=info.sequence, size=info.size) for info in infos)
-        return Answer(text=Segments(segments=tuple(found)).model_dump_json())
+        found = (LogFile(name=info.name, sequence=info.sequence, size=info.size) for info in infos)
+        return Answer(text=LogFiles(segments=tuple(found)).model_dump_json())
 
 
 def _bytes(reader: LogReader, asked: ReadLog) -> np.ndarray:
