@@ -6,7 +6,7 @@ Nothing in such bytes can run code. Checkpoints keep them as two files, the chan
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +17,8 @@ from safetensors.torch import load, save
 from monolith.errors import CorruptFileError, InvalidArgumentError
 
 __all__ = ["PackedState", "State", "Stateful", "pack_state", "unpack_state"]
+
+_PLAIN = (bool, int, float, str)
 
 State = object
 """Tensors, numbers, strings, booleans, None, and lists, tuples and dicts of them."""
@@ -79,19 +81,27 @@ def _encode(state: State, tensors: dict[str, torch.Tensor], where: str) -> objec
             tensors[key] = state.detach().to("cpu").clone().contiguous()
             return {"tensor": key}
         case list():
-            return {"list": [_encode(item, tensors, f"{where}.{i}") for i, item in enumerate(state)]}
+            return {"list": _encode_all(state, tensors, where)}
         case tuple():
-            return {"tuple": [_encode(item, tensors, f"{where}.{i}") for i, item in enumerate(state)]}
+            return {"tuple": _encode_all(state, tensors, where)}
         case dict():
             items = []
             for key, value in state.items():
                 if not isinstance(key, str | int):
                     raise InvalidArgumentError(f"{where}: expected keys of type str or int, got {key!r}")
-                items.append([key, _encode(value, tensors, f"{where}.{key}")])
+                plain = value is None or isinstance(value, _PLAIN)
+                items.append([key, value if plain else _encode(value, tensors, f"{where}.{key}")])
             return {"dict": items}
     raise InvalidArgumentError(
         f"{where}: cannot be saved: expected tensors, numbers, strings and containers of them, got {type(state).__name__}"
     )
+
+
+def _encode_all(items: Sequence[State], tensors: dict[str, torch.Tensor], where: str) -> list[object]:
+    return [
+        item if isinstance(item, _PLAIN) else _encode(item, tensors, f"{where}.{number}")
+        for number, item in enumerate(items)
+    ]
 
 
 def _decode(tree: object, tensors: Mapping[str, torch.Tensor]) -> State:
@@ -103,8 +113,8 @@ def _decode(tree: object, tensors: Mapping[str, torch.Tensor]) -> State:
     if kind == "tensor":
         return tensors[value]
     if kind == "dict":
-        return {key: _decode(item, tensors) for key, item in value}
+        return {key: item if isinstance(item, _PLAIN) else _decode(item, tensors) for key, item in value}
     if kind in ("list", "tuple"):
-        items = [_decode(item, tensors) for item in value]
+        items = [item if isinstance(item, _PLAIN) else _decode(item, tensors) for item in value]
         return items if kind == "list" else tuple(items)
     raise ValueError(f"unknown kind {kind!r}")

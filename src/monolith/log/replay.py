@@ -15,6 +15,9 @@ from monolith.table import EmbeddingTable, TableState, bucket_of
 
 __all__ = ["RowChange", "history", "replay"]
 
+IN_MEMORY_BYTES = 2**26
+"""The largest segment that a replay holds in memory as a whole."""
+
 
 def replay(
     segment: LogSegment, tables: Mapping[str, EmbeddingTable], *, buckets: range | Sequence[range] | None = None
@@ -43,9 +46,14 @@ def replay(
     for part in segment.info.tables:
         if part.name in tables:
             _check_fits(segment, part, tables[part.name])
-    segment.check()
+    # A small segment stays in memory between the check and the replay, a large one is read twice.
+    pieces = list(segment) if segment.info.size <= IN_MEMORY_BYTES else segment
+    if pieces is segment:
+        segment.check()
+    else:
+        segment.dense()
     ranges = [buckets] if isinstance(buckets, range) else buckets
-    for piece in segment:
+    for piece in pieces:
         if piece.table.name in tables:
             _apply(piece, tables[piece.table.name], segment.info.kind == "values", ranges)
     for name, table in tables.items():

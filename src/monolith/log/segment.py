@@ -100,6 +100,8 @@ class _Piece:
     header: PieceHeader
     offset: int
     """Of its ids."""
+    rows: int
+    """Offset of its rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +205,7 @@ class LogSegment:
 
     def _keys(self, piece: _Piece) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         header = piece.header
-        keys = self._file.read(piece.offset, header.keys_size)
+        keys = self._file.read(piece.offset, piece.rows - piece.offset)
         if _core.crc32c(keys) != header.keys_crc:
             raise CorruptFileError(f"{self.path}: the checksum of {header.rows} ids at byte {piece.offset} is wrong")
         ids, erased, times = np.split(keys, [8 * header.rows, 8 * (header.rows + header.erased)])
@@ -211,10 +213,9 @@ class LogSegment:
 
     def _rows(self, piece: _Piece) -> np.ndarray:
         count, width = piece.header.rows, self.info.tables[piece.header.table].row_bytes
-        offset = piece.offset + piece.header.keys_size
-        rows = self._file.read(offset, count * width)
+        rows = self._file.read(piece.rows, count * width)
         if _core.crc32c(rows) != piece.header.rows_crc:
-            raise CorruptFileError(f"{self.path}: the checksum of {count} rows at byte {offset} is wrong")
+            raise CorruptFileError(f"{self.path}: the checksum of {count} rows at byte {piece.rows} is wrong")
         return rows.reshape(count, width)
 
     def _parts(self) -> _Index:
@@ -232,10 +233,11 @@ class LogSegment:
         for _ in range(self._footer.pieces):
             head = file.read(position, PIECE_SIZE, end=end).tobytes()
             header, digest = unpack_piece_header(head, where, tables=len(widths)), add_to_digest(head, digest)
-            pieces.append(_Piece(header=header, offset=position + PIECE_SIZE))
             rows[header.table] += header.rows
             erased[header.table] += header.erased
-            position += PIECE_SIZE + header.keys_size + header.rows * widths[header.table]
+            begin, position = position + PIECE_SIZE, position + PIECE_SIZE + header.keys_size
+            pieces.append(_Piece(header=header, offset=begin, rows=position))
+            position += header.rows * widths[header.table]
         state = None
         if self._footer.state_size:
             head = file.read(position, STATE_SIZE, end=end).tobytes()

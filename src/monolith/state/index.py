@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.proto import checkpoint_state_pb2 as pb
+from monolith.state.model_dir import ModelDir
 from monolith.state.paths import absolute_path, base_name, parent_folder, relative_name
 from monolith.state.storage import StrPath, open_folder
 
@@ -84,7 +85,7 @@ class MonolithCheckpointState:
     """Which of the original's tables wrote it. New files say `MULTI_CUCKOO_HASH_MAP`, the original's default."""
 
 
-def read_checkpoint_state(folder: StrPath, filename: str = INDEX) -> CheckpointState | None:
+def read_checkpoint_state(folder: StrPath | ModelDir, filename: str = INDEX) -> CheckpointState | None:
     """Read the index of `folder`. Returns None if there is none, and raises `CorruptFileError` if it cannot be parsed.
 
     Example:
@@ -94,15 +95,16 @@ def read_checkpoint_state(folder: StrPath, filename: str = INDEX) -> CheckpointS
         >>> read_checkpoint_state("memory://doc").model_checkpoint_path
         'memory://doc/model.ckpt-3'
     """
-    text = _read(folder, filename, pb.CheckpointState())
+    home = ModelDir.of(folder)
+    text = _read(home, filename, pb.CheckpointState())
     if text is None:
         return None
     if not text.model_checkpoint_path:
         raise CorruptFileError(f"{folder}/{filename}: names no model_checkpoint_path; {_ADVICE}")
     try:
         return CheckpointState(
-            model_checkpoint_path=absolute_path(text.model_checkpoint_path, folder),
-            all_model_checkpoint_paths=tuple(absolute_path(p, folder) for p in text.all_model_checkpoint_paths),
+            model_checkpoint_path=absolute_path(text.model_checkpoint_path, home.path),
+            all_model_checkpoint_paths=tuple(absolute_path(p, home.path) for p in text.all_model_checkpoint_paths),
             all_model_checkpoint_timestamps=tuple(text.all_model_checkpoint_timestamps),
             last_preserved_timestamp=text.last_preserved_timestamp,
         )
@@ -111,12 +113,14 @@ def read_checkpoint_state(folder: StrPath, filename: str = INDEX) -> CheckpointS
 
 
 def write_checkpoint_state(
-    folder: StrPath, state: CheckpointState, filename: str = INDEX, *, relative: bool = True
+    folder: StrPath | ModelDir, state: CheckpointState, filename: str = INDEX, *, relative: bool = True
 ) -> None:
     """Replace the index of `folder`. Paths inside of it are written `relative` to it, so the folder may be moved."""
 
+    home = ModelDir.of(folder)
+
     def name(path: str) -> str:
-        return relative_name(path, folder) if relative else path
+        return relative_name(path, home.path) if relative else path
 
     paths = state.all_model_checkpoint_paths
     if state.model_checkpoint_path not in paths:
@@ -127,21 +131,22 @@ def write_checkpoint_state(
         all_model_checkpoint_timestamps=state.all_model_checkpoint_timestamps,
         last_preserved_timestamp=state.last_preserved_timestamp,
     )
-    _write(folder, filename, text)
+    _write(home, filename, text)
 
 
 def get_monolith_checkpoint_state(
-    folder: StrPath, filename: str = MONOLITH_INDEX, *, remove_invalid_path: bool = False
+    folder: StrPath | ModelDir, filename: str = MONOLITH_INDEX, *, remove_invalid_path: bool = False
 ) -> MonolithCheckpointState | None:
     """Read `monolith_checkpoint`, with absolute paths. Returns None if it does not exist or cannot be parsed.
 
     With `remove_invalid_path`, paths that no longer exist are left out, with a warning.
     """
     try:
-        text = _read(folder, filename, pb.MonolithCheckpointState())
+        home = ModelDir.of(folder)
+        text = _read(home, filename, pb.MonolithCheckpointState())
         if text is None:
             return None
-        exempt = tuple(absolute_path(path, folder) for path in text.exempt_model_checkpoint_paths)
+        exempt = tuple(absolute_path(path, home.path) for path in text.exempt_model_checkpoint_paths)
         kind: TableType = pb.MonolithCheckpointState.HashTableType.Name(text.builtin_hash_table_type)  # type: ignore[assignment]
     except (StorageError, CorruptFileError, InvalidArgumentError, ValueError) as error:
         _log.warning("%s/%s cannot be read: %s", folder, filename, error)
@@ -159,7 +164,7 @@ def get_monolith_checkpoint_state(
 
 
 def write_monolith_checkpoint_state(
-    folder: StrPath, state: MonolithCheckpointState, filename: str = MONOLITH_INDEX
+    folder: StrPath | ModelDir, state: MonolithCheckpointState, filename: str = MONOLITH_INDEX
 ) -> None:
     """Replace `monolith_checkpoint` of `folder`.
 
@@ -169,15 +174,16 @@ def write_monolith_checkpoint_state(
         >>> get_monolith_checkpoint_state("memory://doc").exempt_model_checkpoint_paths
         ('memory://doc/model.ckpt-10',)
     """
+    home = ModelDir.of(folder)
     text = pb.MonolithCheckpointState(
-        exempt_model_checkpoint_paths=[relative_name(path, folder) for path in state.exempt_model_checkpoint_paths],
+        exempt_model_checkpoint_paths=[relative_name(path, home.path) for path in state.exempt_model_checkpoint_paths],
         last_checkpoint_save_timestamp=state.last_checkpoint_save_timestamp,
         builtin_hash_table_type=state.builtin_hash_table_type,
     )
-    _write(folder, filename, text)
+    _write(home, filename, text)
 
 
-def create_monolith_checkpoint_state(folder: StrPath) -> None:
+def create_monolith_checkpoint_state(folder: StrPath | ModelDir) -> None:
     """Write `monolith_checkpoint` of `folder` with the type of the tables, before anything is saved.
 
     An existing file keeps its content. Only a missing type is filled in.
@@ -188,13 +194,13 @@ def create_monolith_checkpoint_state(folder: StrPath) -> None:
         b'builtin_hash_table_type: MULTI_CUCKOO_HASH_MAP\\n'
     """
     known = get_monolith_checkpoint_state(folder)
-    if known is None and open_folder(folder).size(MONOLITH_INDEX) is not None:
+    if known is None and ModelDir.of(folder).folder.size(MONOLITH_INDEX) is not None:
         return  # it cannot be read, which has been logged, and a person may still repair it
     if known is None or known.builtin_hash_table_type == "UNKNOWN":
         write_monolith_checkpoint_state(folder, _with_table_type(known))
 
 
-def update_save_time(folder: StrPath, time: int) -> MonolithCheckpointState:
+def update_save_time(folder: StrPath | ModelDir, time: int) -> MonolithCheckpointState:
     """Record in `monolith_checkpoint` of `folder`, which is created if it is missing, when a checkpoint was saved."""
     known = _with_table_type(get_monolith_checkpoint_state(folder))
     state = replace(known, last_checkpoint_save_timestamp=time)
@@ -209,7 +215,11 @@ def _with_table_type(state: MonolithCheckpointState | None) -> MonolithCheckpoin
 
 
 def write_checkpoint_info(
-    folder: StrPath, step: int, *, feature_counts: Mapping[str, int], slot_counts: Mapping[int, int] | None = None
+    folder: StrPath | ModelDir,
+    step: int,
+    *,
+    feature_counts: Mapping[str, int],
+    slot_counts: Mapping[int, int] | None = None,
 ) -> None:
     """Write to `ckpt.info-<step>` how many rows the checkpoint of `step` has, by table and, if counted, by slot.
 
@@ -221,32 +231,32 @@ def write_checkpoint_info(
     _write(folder, f"ckpt.info-{step}", pb.CkptInfo(feature_counts=feature_counts, slot_counts=slot_counts or {}))
 
 
-def read_checkpoint_info(folder: StrPath, step: int) -> tuple[dict[str, int], dict[int, int]] | None:
+def read_checkpoint_info(folder: StrPath | ModelDir, step: int) -> tuple[dict[str, int], dict[int, int]] | None:
     """Read the rows by table and by slot that `write_checkpoint_info` wrote. Returns None if there is no such file."""
     info = _read(folder, f"ckpt.info-{step}", pb.CkptInfo())
     return None if info is None else (dict(info.feature_counts), dict(info.slot_counts))
 
 
-def remove_checkpoint_info(folder: StrPath, step: int) -> None:
+def remove_checkpoint_info(folder: StrPath | ModelDir, step: int) -> None:
     """Remove the counts of `step`. Does nothing if there are none."""
-    open_folder(folder).remove(f"ckpt.info-{step}")
+    ModelDir.of(folder).folder.remove(f"ckpt.info-{step}")
 
 
 TextMessage = TypeVar("TextMessage", bound=Message)
 
 
-def _read(folder: StrPath, name: str, message: TextMessage) -> TextMessage | None:
-    place = open_folder(folder)
+def _read(folder: StrPath | ModelDir, name: str, message: TextMessage) -> TextMessage | None:
+    place = ModelDir.of(folder).folder
     if place.size(name) is None:
         return None
     try:
         return text_format.Parse(place.read(name).decode(), message, allow_unknown_field=True)
     except (text_format.ParseError, UnicodeDecodeError) as error:
-        raise CorruptFileError(f"{folder}/{name}: cannot be parsed: {error}; {_ADVICE}") from None
+        raise CorruptFileError(f"{place}/{name}: cannot be parsed: {error}; {_ADVICE}") from None
 
 
-def _write(folder: StrPath, name: str, message: Message) -> None:
-    open_folder(folder).write(name, text_format.MessageToString(message).encode())
+def _write(folder: StrPath | ModelDir, name: str, message: Message) -> None:
+    ModelDir.of(folder).folder.write(name, text_format.MessageToString(message).encode())
 
 
 def checkpoint_exists(path: str) -> bool:
@@ -272,7 +282,7 @@ RESTORE_MARKER = "restore_ckpt"
 """Name of the file that says that `restore_ckpt` or `restore_dir` has been followed."""
 
 
-def redirect(state: CheckpointState, restore_ckpt: str, folder: StrPath) -> CheckpointState | None:
+def redirect(state: CheckpointState, restore_ckpt: str, folder: StrPath | ModelDir) -> CheckpointState | None:
     """Let `state`, the index of `folder`, start from `restore_ckpt`. Returns None, and logs it, if that is not listed.
 
     `restore_ckpt` is the name of a checkpoint in `folder`. If it is a path, only its last component counts.
@@ -286,17 +296,17 @@ def redirect(state: CheckpointState, restore_ckpt: str, folder: StrPath) -> Chec
     return replace(state, model_checkpoint_path=chosen)
 
 
-def restore_marker(model_dir: StrPath) -> str | None:
+def restore_marker(model_dir: StrPath | ModelDir) -> str | None:
     """Return the checkpoint that a training run of `model_dir` went back to or adopted, as it was named. None if there is none.
 
     Example:
         >>> restore_marker("memory://no-run")
     """
-    place = open_folder(model_dir)
+    place = ModelDir.of(model_dir).folder
     return None if place.size(RESTORE_MARKER) is None else place.read(RESTORE_MARKER).decode(errors="replace")
 
 
-def warn_if_ignored(restore_ckpt: str, followed: str, model_dir: StrPath) -> None:
+def warn_if_ignored(restore_ckpt: str, followed: str, model_dir: StrPath | ModelDir) -> None:
     """Log that `restore_ckpt` has no effect if the run has already gone back to another one.
 
     Example:
@@ -314,7 +324,9 @@ def warn_if_ignored(restore_ckpt: str, followed: str, model_dir: StrPath) -> Non
         )
 
 
-def adopt_restore_dir(restore_dir: StrPath, model_dir: StrPath, *, restore_ckpt: str | None = None) -> str | None:
+def adopt_restore_dir(
+    restore_dir: StrPath, model_dir: StrPath | ModelDir, *, restore_ckpt: str | None = None
+) -> str | None:
     """Let `model_dir` start from a checkpoint of `restore_dir`. Returns its path, or None if nothing was adopted.
 
     A `model_dir` that has an index keeps it, and `restore_dir` is then not read, since it may have been removed. The exception is
@@ -349,7 +361,7 @@ def adopt_restore_dir(restore_dir: StrPath, model_dir: StrPath, *, restore_ckpt:
 
 
 def read_patiently(
-    folder: StrPath, filename: str = INDEX, *, attempts: int = 5, sleep: Callable[[float], None] = time.sleep
+    folder: StrPath | ModelDir, filename: str = INDEX, *, attempts: int = 5, sleep: Callable[[float], None] = time.sleep
 ) -> CheckpointState | None:
     """Read the index of `folder` like `read_checkpoint_state`, but retry on errors: it may just be being replaced."""
     for attempt in range(attempts):
@@ -363,12 +375,12 @@ def read_patiently(
     raise InvalidArgumentError(f"attempts: expected at least 1, got {attempts}")
 
 
-def mark_restored(folder: StrPath, restore_ckpt: str) -> None:
+def mark_restored(folder: StrPath | ModelDir, restore_ckpt: str) -> None:
     """Record in `folder` that a run has gone back to `restore_ckpt` or adopted it."""
-    open_folder(folder).write(RESTORE_MARKER, restore_ckpt.encode())
+    ModelDir.of(folder).folder.write(RESTORE_MARKER, restore_ckpt.encode())
 
 
-def _own_index(model_dir: StrPath) -> CheckpointState | None:
+def _own_index(model_dir: StrPath | ModelDir) -> CheckpointState | None:
     """Return the index of `model_dir`, unless the checkpoint it starts from was adopted and has been removed since."""
     state = read_checkpoint_state(model_dir)
     if state is None or checkpoint_exists(state.model_checkpoint_path):
@@ -376,10 +388,11 @@ def _own_index(model_dir: StrPath) -> CheckpointState | None:
     return None if _outside(state, model_dir) else state
 
 
-def _outside(state: CheckpointState, model_dir: StrPath) -> tuple[str, ...]:
+def _outside(state: CheckpointState, model_dir: StrPath | ModelDir) -> tuple[str, ...]:
     """Return the checkpoint that `state` starts from, if it is another run's."""
     path = state.model_checkpoint_path
-    return () if parent_folder(path) == str(model_dir).rstrip("/") else (path,)
+    home = ModelDir.of(model_dir)
+    return () if home.home_of(path) is home else (path,)
 
 
 def _listed(state: CheckpointState, name: str) -> str | None:
@@ -387,5 +400,5 @@ def _listed(state: CheckpointState, name: str) -> str | None:
     return next((path for path in state.all_model_checkpoint_paths if base_name(path) == wanted), None)
 
 
-def _has(folder: StrPath, name: str) -> bool:
-    return open_folder(folder).size(name) is not None
+def _has(folder: StrPath | ModelDir, name: str) -> bool:
+    return ModelDir.of(folder).folder.size(name) is not None

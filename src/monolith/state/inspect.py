@@ -17,9 +17,8 @@ from monolith.state.manifest import MANIFEST, Manifest, TableEntry, read_listed
 from monolith.state.model_dir import DENSE_ONLY, SERVERS, SNAPSHOTS, ModelDir
 from monolith.state.paths import base_name
 from monolith.state.restore_points import RestorePoint, find_restore_point
-from monolith.state.snapshot import read_table_file
 from monolith.state.storage import Folder, LocalFolder, StrPath, open_folder
-from monolith.state.tables import reading
+from monolith.state.tables import read_table_file, reading
 from monolith.table import NUM_BUCKETS, EmbeddingTable, Entries, TableConfig, bucket_of
 from monolith.table.table_file import FileEntry
 

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def in_use(path: StrPath, *, clock: Callable[[], float] = time.time) -> Iterator[None]:
+def in_use(path: StrPath | Folder, *, clock: Callable[[], float] = time.time) -> Iterator[None]:
     """Keep retention from removing the checkpoint at `path` within the block. The caller still checks that it exists.
 
     Example:
@@ -41,7 +41,7 @@ def in_use(path: StrPath, *, clock: Callable[[], float] = time.time) -> Iterator
         ...     print(free)
         False
     """
-    folder = open_folder(path)
+    folder = open_folder(path) if isinstance(path, str | os.PathLike) else path
     if isinstance(folder, LocalFolder):
         with _locked(folder, fcntl.LOCK_SH):
             yield

@@ -194,13 +194,13 @@ class ModelDir:
 
         Contents are verified when they are read. Raises `CorruptFileError` if something is missing.
         """
-        manifest = self.manifest(name)
+        manifest = self._read(name, Manifest)[0]
         check_sizes(self.folder.inside(name), manifest.files)
         check_sizes(self.folder, manifest.segments)
         if manifest.snapshot is not None:
             folder, snapshot = self.snapshot_of(manifest)
             check_sizes(folder, snapshot.files)
-        for part in self.parts(name):
+        for part in self.parts(name) if manifest.parts else ():
             self.home_of(part).check(base_name(part))
         return manifest
 

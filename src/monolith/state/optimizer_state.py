@@ -383,6 +383,9 @@ def _reconcile(
         first = [settings.get(key, _MISSING) for settings in declared]
         last = [settings.get(key, _MISSING) for settings in current]
         mine = now.get(key, _MISSING)
+        everywhere = (*first, *last, here.get(key))
+        if isinstance(mine, float | int | str) and all(type(v) is type(mine) and v == mine for v in everywhere):
+            continue
         if not all(_same(value, mine) for value in first):
             changes.append(f"{where}: {key} was declared as {_shown(first)}, {_code_says(mine)}")
         elif not all(_same(value, last[0]) for value in last):

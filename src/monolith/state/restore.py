@@ -13,9 +13,8 @@ from monolith.log.commit import Tables
 from monolith.state.compatibility import RestoreReport, TableFit, filters_fit, fit_table
 from monolith.state.manifest import ShardEntry, TableEntry
 from monolith.state.restore_points import RestorePoint
-from monolith.state.snapshot import group_tables
 from monolith.state.storage import StrPath
-from monolith.state.tables import ALL, TableSource, open_source, reading, saved_shard, shard_buckets
+from monolith.state.tables import ALL, TableSource, group_tables, open_source, reading, saved_shard, shard_buckets
 from monolith.table import AdmissionFilter, EmbeddingTable, Entries, TableConfig, TableState
 from monolith.table.store import RestoreChoices
 

@@ -16,7 +16,7 @@ from monolith.log import SegmentInfo
 from monolith.state.manifest import Manifest
 from monolith.state.model_dir import LOG, ModelDir
 from monolith.state.paths import base_name, parent_folder
-from monolith.state.storage import StrPath
+from monolith.state.storage import Folder, StrPath
 from monolith.state_bytes import State
 
 __all__ = [
@@ -80,6 +80,13 @@ class RestorePoint:
     def home(self) -> ModelDir:
         """The model_dir, opened if need be."""
         return self.opened or ModelDir(self.model_dir)
+
+    @property
+    def folder(self) -> Folder:
+        """The folder of the checkpoint, or the model_dir if the log has everything."""
+        if self.checkpoint is None:
+            return self.home.folder
+        return self.home.home_of(self.checkpoint).folder.inside(base_name(self.checkpoint))
 
     def state(self) -> dict[str, State]:
         """Read the dense state of that moment. From the log, the position in the data is under `source`."""

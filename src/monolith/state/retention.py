@@ -81,7 +81,7 @@ class CheckpointHistory:
             with contextlib.suppress(CorruptFileError, StorageError):
                 self._entries.append((path, self._home_of(path).check(base_name(path)).time))
 
-    def recover_from_index(self, folder: StrPath, filename: str = INDEX) -> None:
+    def recover_from_index(self, folder: StrPath | ModelDir, filename: str = INDEX) -> None:
         """Take over what the index of `folder` lists, and when it last kept one for good."""
         state = read_checkpoint_state(folder, filename)
         if state is None:
@@ -94,7 +94,7 @@ class CheckpointHistory:
     def record(
         self,
         path: str,
-        folder: StrPath,
+        folder: StrPath | ModelDir,
         *,
         exempt: Collection[str] = (),
         filename: str = INDEX,

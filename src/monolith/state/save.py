@@ -20,8 +20,9 @@ from monolith.state.locks import LEASE_ENDING, MARK, WriterMark, claimed, remove
 from monolith.state.manifest import MANIFEST, Manifest, ShardEntry, TableEntry
 from monolith.state.model_dir import LOG, ModelDir
 from monolith.state.paths import base_name
-from monolith.state.snapshot import OpenSnapshot, group_tables, table_entry, write_snapshot, write_tables
+from monolith.state.snapshot import OpenSnapshot, write_snapshot
 from monolith.state.storage import Folder, StrPath
+from monolith.state.tables import group_tables, table_entry, write_tables
 from monolith.state_bytes import PackedState, State, pack_state
 from monolith.table import AdmissionFilter, EmbeddingTable
 from monolith.table.table_file import FileEntry

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
 from monolith.urls import StrPath, checked_location, filesystem_of, is_url
 
 __all__ = ["FileVersion", "Folder", "LocalFolder", "RemoteFolder", "StrPath", "is_remote", "open_folder", "safe_name"]
+
+_PLAIN = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
+"""Names that are obviously safe, which nearly all are."""
 
 FileVersion = tuple[int, int, int]
 """Inode, size and modification time: equal as long as a file is the same one."""
@@ -216,7 +220,7 @@ class LocalFolder:
             raise self._refused("sync", ".", error) from error
 
     def _path(self, name: str) -> Path:
-        return self.path / safe_name(name, self.path)
+        return self.path / (name if _PLAIN.fullmatch(name) else safe_name(name, self.path))
 
     def _refused(self, action: str, name: str, error: OSError) -> StorageError:
         return StorageError(f"{self.path / name}: cannot {action}: {error.strerror or error}")

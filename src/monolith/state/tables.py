@@ -1,37 +1,166 @@
-"""The tables of a saved state: which files and segments have their rows, whatever kind of restore point it is."""
+"""The rows of tables in files by range of buckets, and the tables of a saved state, whatever kind of restore point it is."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
-from monolith.errors import CorruptFileError, LogGapError
+from monolith import _core
+from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError
 from monolith.log import LogSegment, SegmentInfo, replay
+from monolith.log.commit import Tables, named_tables
 from monolith.state.locks import in_use
-from monolith.state.manifest import Manifest, ShardEntry, SnapshotManifest, TableEntry, read_listed
+from monolith.state.manifest import Manifest, ShardEntry, SnapshotManifest, TableEntry, check_sizes, read_listed
 from monolith.state.model_dir import LOG, SNAPSHOTS, ModelDir
 from monolith.state.paths import base_name
 from monolith.state.restore_points import RestorePoint
-from monolith.state.snapshot import buckets_of, in_parallel, read_table_file
 from monolith.state.storage import Folder, StrPath
-from monolith.table import NUM_BUCKETS, EmbeddingTable, bucket_ranges
-from monolith.table.table_file import FileEntry
+from monolith.table import NUM_BUCKETS, EmbeddingTable, bucket_ranges, read_rows_into
+from monolith.table.table_file import FileEntry, file_checksum
 
 __all__ = [
     "ALL",
     "PartedSource",
     "TableSource",
+    "group_tables",
     "joined_source",
     "open_source",
+    "read_table_file",
     "reading",
     "saved_shard",
     "shard_buckets",
+    "table_entry",
+    "write_tables",
 ]
 
+FILE_BYTES = 128 * 2**20
+"""A table is divided into more files when they would be larger than about this."""
+MAX_FILES = 64
+_NAME = re.compile(r"(\d{4})-(\d{4})(\.\d+)?\.table")
 ALL = (range(NUM_BUCKETS),)
 """Every bucket."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def group_tables(tables: Tables) -> dict[str, list[EmbeddingTable]]:
+    """Return the shards of each table, by the name it has in log and checkpoints."""
+    groups: dict[str, list[EmbeddingTable]] = {}
+    for name, table in zip(*named_tables(tables), strict=True):
+        groups.setdefault(name, []).append(table)
+    for name, shards in groups.items():
+        if len({(shard.layout, shard.config.seed) for shard in shards}) > 1:
+            raise InvalidArgumentError(
+                f"tables: two are named {name!r} and differ; the shards of one table have the same segments and seed, "
+                "and different tables need different names"
+            )
+    return groups
+
+
+def write_tables(
+    folder: Folder, place: str, tables: dict[str, list[EmbeddingTable]]
+) -> tuple[list[FileEntry], dict[str, TableEntry]]:
+    """Write all rows of `tables`, given as the shards of each, below `place`. Returns the files, and the tables with theirs."""
+    files: list[FileEntry] = []
+    entries: dict[str, TableEntry] = {}
+    for number, (name, shards) in enumerate(tables.items()):
+        # A name may be long and hold any character: the number is unique, the rest is for people.
+        readable = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:40]
+        written = _write_table(folder, f"{place}/{number:03d}-{readable}", shards)
+        files += written
+        entries[name] = table_entry(shards, tuple(entry.name for entry in written))
+    return files, entries
+
+
+def table_entry(shards: Sequence[EmbeddingTable], files: tuple[str, ...] = ()) -> TableEntry:
+    """Describe a table for a manifest, without the state of its shards."""
+    admission = shards[0].admission
+    return TableEntry(
+        config=shards[0].config,
+        layout=shards[0].layout,
+        rows=sum(map(len, shards)),
+        files=files,
+        admission=None if admission is None else admission.config,
+    )
+
+
+def _write_table(folder: Folder, place: str, shards: Sequence[EmbeddingTable]) -> list[FileEntry]:
+    """Write the rows of the table with these `shards` to `<place>/<first bucket>-<last bucket>[.<shard>].table`.
+
+    Safe while the table trains: each row is whole, as of some moment of the call. Files without rows are left out.
+    """
+
+    def write(job: tuple[int, range]) -> FileEntry | None:
+        number, buckets = job
+        shard = f".{number}" if len(shards) > 1 else ""
+        name = f"{place}/{buckets.start:04d}-{buckets.stop - 1:04d}{shard}.table"
+        return _write(folder, name, shards[number], buckets)
+
+    jobs = [(number, buckets) for number in range(len(shards)) for buckets in _ranges(shards)]
+    return [entry for entry in in_parallel(write, jobs) if entry is not None]
+
+
+def read_table_file(folder: Folder, entry: FileEntry, table: EmbeddingTable, buckets: range) -> None:
+    """Upsert the rows of a file that are in `buckets`. The file must be unaltered."""
+    check_sizes(folder, (entry,))
+    with folder.local(entry.name) as path:
+        read_rows_into(table, path, buckets, checksum=entry.checksum)
+
+
+def buckets_of(name: str) -> range:
+    """Return the buckets in the name of a table file.
+
+    Example:
+        >>> buckets_of("tables/000-item/1024-2047.3.table")
+        range(1024, 2048)
+    """
+    found = _NAME.fullmatch(name.rpartition("/")[2])
+    if found is None:
+        raise CorruptFileError(f"{name!r}: expected the name of a table file, such as '0000-4095.table'")
+    return range(int(found[1]), int(found[2]) + 1)
+
+
+def in_parallel(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Call `call` with each item, two at a time, so that one waits for the disk while the other computes.
+
+    Example:
+        >>> in_parallel(abs, [-1, 2])
+        [1, 2]
+    """
+    jobs = list(items)
+    if len(jobs) < 2:
+        return [call(item) for item in jobs]
+    with ThreadPoolExecutor(2, thread_name_prefix="monolith-checkpoint") as threads:
+        return list(threads.map(call, jobs))
+
+
+def _ranges(shards: Sequence[EmbeddingTable]) -> list[range]:
+    """Divide the buckets, never across the border of two equal shards, so that each file comes from one of them."""
+    size = sum(len(table) * (table.row_bytes + 12) for table in shards) // len(shards)
+    each = max(1, min(MAX_FILES // len(shards), size // FILE_BYTES + 1))
+    return [
+        range(owned.start + part.start * len(owned) // NUM_BUCKETS, owned.start + part.stop * len(owned) // NUM_BUCKETS)
+        for owned in bucket_ranges(len(shards))
+        for part in bucket_ranges(each)
+    ]
+
+
+def _write(folder: Folder, name: str, table: EmbeddingTable, buckets: range) -> FileEntry | None:
+    with folder.scratch() as scratch:
+        path = scratch / "rows.table"
+        size = table.save(path, buckets=buckets)
+        written = _core.TableFile(str(path))
+        if written.rows == 0:
+            return None
+        entry = FileEntry(name=name, size=size, checksum=file_checksum(written))
+        folder.put(name, path)
+    return entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +286,10 @@ def _common(left: Iterable[range], right: Sequence[range]) -> tuple[range, ...]:
 @contextlib.contextmanager
 def reading(source: StrPath | RestorePoint) -> Iterator[TableSource]:
     """Provide what `open_source` returns, and keep retention from removing the checkpoint within the block."""
-    path = source.checkpoint if isinstance(source, RestorePoint) else source
-    with contextlib.nullcontext() if path is None else in_use(path):
+    if isinstance(source, RestorePoint) and source.checkpoint is None:
+        yield open_source(source)
+        return
+    with in_use(source.folder if isinstance(source, RestorePoint) else source):
         yield open_source(source)
 
 

@@ -1,7 +1,8 @@
-"""The checkpoints of a training run: taken between two steps, written beside the next ones, removed in time."""
+"""Saving a training run: checkpoints taken between two steps and written during the next ones, and the change log."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +34,14 @@ from monolith.state.storage import LocalFolder
 from monolith.table import EmbeddingTable
 from monolith.table.store import StoreSave
 from monolith.train.config import RunConfig
+from monolith.train.hooks.checkpoint import NoFirstSaveCheckpointSaverHook
+from monolith.train.hooks.hook import Hook
+from monolith.train.restoring import RestoreChoice
 
 if TYPE_CHECKING:
-    from monolith.train.trainer import Trainer
+    from monolith.train.trainer import StepResult, Trainer
 
-__all__ = ["DenseOnlyCheckpoints", "RunCheckpoints"]
+__all__ = ["DenseOnlyCheckpoints", "LogFlushHook", "RunCheckpoints", "TrainerSaving"]
 
 Tables = Mapping[str, Sequence[EmbeddingTable]]
 
@@ -45,11 +49,11 @@ _logger = logging.getLogger(__name__)
 
 
 class RunCheckpoints:
-    """Writes the checkpoints and the change log of one run; what `NoFirstSaveCheckpointSaverHook` saves with.
+    """Writes the checkpoints and the change log of one run, for `NoFirstSaveCheckpointSaverHook`.
 
-    On a local disk a checkpoint costs what changed since the last one: the rows go into the log in `<model_dir>/log`, and a
-    snapshot of all rows is written beside training when the log since the last has grown larger than it. A remote store has no
-    log: there every checkpoint has all rows, written while training waits.
+    On a local disk a checkpoint costs what changed since the last one. The rows go into the log in `<model_dir>/log`, and a
+    snapshot of all rows is written while training continues when the log since the last one has grown larger than it. A remote
+    store has no log. There every checkpoint has all rows, written while training waits.
 
     Example:
         >>> import tempfile
@@ -65,7 +69,7 @@ class RunCheckpoints:
     """
 
     def __init__(self, config: RunConfig, *, folder: str | None = None, clock: Callable[[], float] = time.time) -> None:
-        """`folder` takes the place of the model_dir of `config`."""
+        """`folder` replaces the model_dir of `config`."""
         self.folder = (folder or str(config.model_dir)).rstrip("/")
         self.model_dir = ModelDir(self.folder)
         self.saved_version: object = None
@@ -94,33 +98,33 @@ class RunCheckpoints:
 
     @property
     def keeps_log(self) -> bool:
-        """Whether changes go into a log, so that a checkpoint costs what changed."""
+        """Whether changes go into a log, so a checkpoint costs what changed."""
         return self.model_dir.keeps_log
 
     @property
     def in_background(self) -> bool:
-        """Whether writing may go on beside training."""
+        """Whether writing may continue during training."""
         return self.keeps_log
 
     def create(self) -> None:
-        """Make the folder, so that a run that cannot be saved fails before it starts."""
+        """Create the folder, so that a run that cannot be saved fails before it starts."""
         folder = self.model_dir.folder
         if isinstance(folder, LocalFolder):
             folder.make()
 
     def open(self, tables: Tables, *, parent: int) -> None:
-        """Begin to write `tables`; `parent` is the number in the own log that they come from, 0 if they come from elsewhere."""
+        """Begin to write `tables`. `parent` is the sequence number in the own log that they come from, or 0."""
         self._tables = tables
         self._begin_folder()
         if self.keeps_log:
             self._log = self.model_dir.open_log(tables, parent=parent, clock=self._clock)
             self._snapshot_due = self.model_dir.needs_snapshot(self._log)
-            # Rows that came from elsewhere are in no snapshot yet: before the first checkpoint no log leads to them.
+            # Rows from elsewhere are in no snapshot yet, so before the first checkpoint no log leads to them.
             self._flushes = self._config.log_flush_secs is not None and (parent > 0 or self._log.complete)
             self._flusher = Flusher(self._log, every_secs=self._config.log_flush_secs)
 
     def close(self) -> int:
-        """Let others write; the last sequence number of the log, which the next one continues, 0 if there is none."""
+        """Let others write. Returns the last sequence number of the log, which the next one continues, or 0."""
         self._drop_scan()
         if self._threads is not None:
             self._threads.shutdown()
@@ -131,11 +135,11 @@ class RunCheckpoints:
         return log.sequence
 
     def is_saved(self, trainer: Trainer) -> bool:
-        """Whether the state the trainer is in has been saved."""
+        """Return whether the current state of the trainer has been saved."""
         return self.saved_version == trainer.version
 
     def prepare(self) -> Future[OpenSnapshot] | Future[int] | None:
-        """What must end before the state is taken: an entry of the log, or a snapshot of all rows, begun here if it is due."""
+        """Return what must end before the state is taken: a commit to the log, or a snapshot of all rows, begun here if due."""
         if self._flushing is not None and not self._flushing.done():
             return self._flushing
         if self._scan is None and self._log is not None and self._snapshot_due:
@@ -149,7 +153,7 @@ class RunCheckpoints:
         trainer.settle()
         scan, self._scan = self._scan, None
         path = f"{self.folder}/{BASENAME}-{trainer.step}"
-        # What the servers hold is decided first, and what this process holds while it does nothing else.
+        # The servers decide first what they save, and this process while it does nothing else.
         servers = self._begin_remote(trainer, path)
         state: dict[str, Any] = trainer.state_dict()
         if isinstance(trainer.optimizer, ServerOptimizer):
@@ -174,18 +178,18 @@ class RunCheckpoints:
         return PendingRunSave(checkpoints=self, pending=pending, step=trainer.step, version=trainer.version, rows=rows)
 
     def publish(self, save: PendingRunSave, manifest: Manifest) -> None:
-        """Name a complete checkpoint in the index, and remove what has to go."""
+        """List a complete checkpoint in the index, and remove what has expired."""
         rows = {**save.rows, **self.model_dir.part_rows(save.pending.name)}
         if rows:
-            write_checkpoint_info(self.folder, save.step, feature_counts=rows)
-        exempt = update_save_time(self.folder, int(self._clock())).exempt_model_checkpoint_paths
-        for path in self._history.record(save.pending.path, self.folder, exempt=exempt):
+            write_checkpoint_info(self.model_dir, save.step, feature_counts=rows)
+        exempt = update_save_time(self.model_dir, int(self._clock())).exempt_model_checkpoint_paths
+        for path in self._history.record(save.pending.path, self.model_dir, exempt=exempt):
             if (step := step_of_name(path)) is not None:
-                remove_checkpoint_info(self.folder, step)
+                remove_checkpoint_info(self.model_dir, step)
         remove_orphans(self.model_dir, manifest)
         if self._log is not None:
             self._remove_unreachable()
-            # Found out here, beside training: it takes reading many files.
+            # Here, where training does not wait for it.
             self._snapshot_due = self.model_dir.needs_snapshot(self._log)
         self._flushes = self._config.log_flush_secs is not None
         self.saved_version = save.version
@@ -194,12 +198,12 @@ class RunCheckpoints:
         try:
             remove_unreachable(self.model_dir)
         except LogGapError as error:
-            # This checkpoint is safe; what is left of the log stays, in case the lost segment is put back.
+            # This checkpoint is safe, and the log stays in case the lost segment is put back.
             _logger.warning("nothing was removed from the log: %s", error)
 
     def flush(self, trainer: Trainer) -> None:
-        """Commit what changed to the log, if it is time; called between two steps."""
-        # An entry of this log has no rows of servers, which have logs of their own.
+        """Commit the changes to the log, if it is due. Called between two steps."""
+        # This log has no rows of servers, which have logs of their own.
         if self._flusher is not None and self._flushes and not trainer.remote_stores:
 
             def dense() -> Mapping[str, object]:
@@ -210,11 +214,11 @@ class RunCheckpoints:
             self._flushing = begun or self._flushing
 
     def _begin_folder(self) -> None:
-        self._history.recover_from_index(self.folder)
-        create_monolith_checkpoint_state(self.folder)
+        self._history.recover_from_index(self.model_dir)
+        create_monolith_checkpoint_state(self.model_dir)
 
     def _begin_remote(self, trainer: Trainer, path: str) -> StoreSave:
-        """Let those that hold rows elsewhere decide what is in the checkpoint at `path`."""
+        """Let remote stores decide what is in the checkpoint at `path`."""
         saves = [store.begin_save(path, step=trainer.step) for store in trainer.remote_stores]
         return StoreSave(
             dense={name: values for save in saves for name, values in save.dense.items()},
@@ -222,7 +226,7 @@ class RunCheckpoints:
         )
 
     def _dense_on_servers(self, optimizer: ServerOptimizer, saves: StoreSave) -> Mapping[str, Tensor]:
-        """The values of dense parameters at the moment of the rows."""
+        """Return the values of dense parameters at the moment of the rows."""
         return {name: torch.from_numpy(values.copy()) for name, values in saves.dense.items()}
 
     def _drop_scan(self) -> None:
@@ -233,7 +237,7 @@ class RunCheckpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingRunSave:
-    """A state that was taken and is not written yet."""
+    """A state that is decided and not written yet."""
 
     checkpoints: RunCheckpoints
     pending: PendingCheckpoint
@@ -242,17 +246,17 @@ class PendingRunSave:
     rows: Mapping[str, int]
 
     def hurry(self) -> None:
-        """Write at full speed from now on: somebody waits."""
+        """Write at full speed from now on, because a caller waits."""
         self.pending.hurry()
 
     def finish(self) -> str:
-        """Write the checkpoint and name it in the index; its path."""
+        """Write the checkpoint and list it in the index. Returns its path."""
         self.checkpoints.publish(self, self.pending.finish())
         return self.pending.path
 
 
 class DenseOnlyCheckpoints(RunCheckpoints):
-    """Checkpoints of everything but the tables, in a folder of their own; left out where `full` has saved.
+    """Checkpoints of everything but the tables, in a folder of their own. Skipped where `full` has saved.
 
     Example:
         >>> full = RunCheckpoints(RunConfig(model_dir="runs/ctr"))
@@ -280,5 +284,114 @@ class DenseOnlyCheckpoints(RunCheckpoints):
         return optimizer.origin.read()
 
     def is_saved(self, trainer: Trainer) -> bool:
-        """Whether the state the trainer is in has been saved, here or in full."""
+        """Return whether the current state of the trainer has been saved, here or in full."""
         return trainer.version in (self.saved_version, self._full.saved_version)
+
+
+class LogFlushHook(Hook):
+    """Commits to the change log after a step if `RunConfig.log_flush_secs` have passed since the last commit.
+
+    Example:
+        >>> from monolith.train.checkpoints import RunCheckpoints
+        >>> from monolith.train.config import RunConfig
+        >>> hook = LogFlushHook(RunCheckpoints(RunConfig(model_dir="runs/ctr", log_flush_secs=1.0)))
+    """
+
+    def __init__(self, checkpoints: RunCheckpoints) -> None:
+        self._checkpoints = checkpoints
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        """Commit if it is due."""
+        self._checkpoints.flush(trainer)
+
+
+class TrainerSaving:
+    """The saving side of a trainer that has a model_dir.
+
+    Example:
+        >>> from torch import nn
+        >>> from monolith.train import RunConfig, Trainer
+        >>> saving = TrainerSaving(Trainer(nn.Identity(), config=RunConfig(model_dir="runs/ctr", log_flush_secs=1.0)))
+        >>> [type(hook).__name__ for hook in saving.hooks()]
+        ['NoFirstSaveCheckpointSaverHook', 'LogFlushHook']
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._full = RunCheckpoints(trainer.config)
+        self._dense: DenseOnlyCheckpoints | None = None
+        self._hook: NoFirstSaveCheckpointSaverHook | None = None
+        self._parent = 0
+
+    @property
+    def model_dir(self) -> ModelDir:
+        """Where it is saved."""
+        return self._full.model_dir
+
+    def hooks(self) -> list[Hook]:
+        """Return new hooks for one run."""
+        trainer, config = self._trainer, self._trainer.config
+        common: dict[str, Any] = {
+            "ignore_save_errors": config.ignore_save_errors,
+            "background": self._full.in_background,
+            "on_metric": trainer.on_save_metric,
+        }
+        self._hook = NoFirstSaveCheckpointSaverHook(
+            self._full,
+            listeners=trainer.save_listeners,
+            guard_listeners=trainer.save_guards,
+            tide=config.tide,
+            **config.save_every,
+            **common,
+        )
+        hooks: list[Hook] = [self._hook]
+        if config.dense_only_save_every:
+            self._dense = DenseOnlyCheckpoints(config, self._full)
+            hooks.append(NoFirstSaveCheckpointSaverHook(self._dense, **config.dense_only_save_every, **common))
+        if config.log_flush_secs is not None:
+            hooks.append(LogFlushHook(self._full))
+        return hooks
+
+    def create(self) -> None:
+        """Create the model_dir, so that a run that cannot be saved fails before it starts."""
+        self._full.create()
+
+    def track(self, parent: int) -> None:
+        """Track every change of the tables, which come from sequence number `parent` of the own log, or 0."""
+        self._parent = parent
+        if self._full.keeps_log:
+            for table in itertools.chain(*self._trainer.tables().values()):
+                table.track_changes()
+
+    def open(self, restored: RestoreChoice | None) -> None:
+        """Begin a run that was just `restored`. One that went back is saved at once."""
+        self._full.open(self._trainer.tables(), parent=self._parent)
+        if restored is not None and restored.is_newest_checkpoint and not self._trainer.remote_stores:
+            # A run that makes no step has nothing to save.
+            self._full.saved_version = self._trainer.version
+        if self._dense is not None:
+            self._dense.open({}, parent=0)
+        if restored is not None and (restored.went_back or restored.markers):
+            self._save_now()
+            restored.leave_markers(self.model_dir)
+
+    def close(self) -> None:
+        """End the run."""
+        self._hook = None
+        self._parent = self._full.close()
+
+    def save(self) -> str | None:
+        """Save now, during a run or outside of one. Returns the path once it is durable."""
+        if self._hook is not None:
+            return self._hook.trigger_save(self._trainer)
+        self.create()
+        self._full.open(self._trainer.tables(), parent=self._parent)
+        try:
+            return self._save_now()
+        finally:
+            self.close()
+
+    def _save_now(self) -> str:
+        pending = self._full.begin(self._trainer)
+        pending.hurry()
+        return pending.finish()

@@ -1,9 +1,13 @@
-"""A saved moment into a trainer: tables, dense parameters, optimizer, step and place in the data, all or nothing."""
+"""Restoring a trainer: which saved moment a run starts from, and how all of it is put in place or nothing is.
+
+All of it is tables, dense parameters, optimizer, step and position in the data.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from monolith.errors import (
@@ -17,38 +21,232 @@ from monolith.errors import (
 from monolith.nn import dense_state_dict, embedding_collections
 from monolith.state.compatibility import RestoreReport
 from monolith.state.dense import DenseReport, plan_dense
+from monolith.state.index import (
+    RESTORE_MARKER,
+    CheckpointState,
+    adopt_restore_dir,
+    checkpoint_exists,
+    read_checkpoint_state,
+    read_patiently,
+    redirect,
+    restore_marker,
+    warn_if_ignored,
+)
 from monolith.state.locks import in_use
+from monolith.state.model_dir import ModelDir
 from monolith.state.optimizer_state import OptimizerPlan
 from monolith.state.paths import base_name
 from monolith.state.restore import prepare_tables
-from monolith.state.restore_points import RestorePoint, find_restore_point, restore_points
+from monolith.state.restore_points import (
+    RestorePoint,
+    find_restore_point,
+    restore_point_at,
+    restore_point_of,
+    restore_points,
+)
 from monolith.table.store import RestoreChoices
-from monolith.train.restore_choice import RestoreChoice, choose_restore_point, cleared_before
+from monolith.train.config import RunConfig
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
 
-__all__ = ["recover_servers", "restore_chosen", "warm_start"]
+__all__ = [
+    "CLEAR_NN_MARKER",
+    "RESTORE_TO_MARKER",
+    "RestoreChoice",
+    "choose_restore_point",
+    "has_restore_settings",
+    "recover_servers",
+    "restore_chosen",
+    "warm_start",
+]
+
+CLEAR_NN_MARKER = "clear_nn"
+"""Name of the file in the model_dir that says that dense parameters have been initialised again."""
+RESTORE_TO_MARKER = "restore_to"
+"""Name of the file in the model_dir with the moment that a run has gone back to."""
 
 _log = logging.getLogger(__name__)
 
 
-def restore_chosen(trainer: Trainer, *, training: bool) -> tuple[RestoreChoice | None, int]:
-    """Bring `trainer` to the moment its configuration says; which it was, and the sequence number its own log continues.
+@dataclass(frozen=True, kw_only=True)
+class RestoreChoice:
+    """A moment to restore, and what to record once a training run continues from it."""
 
-    The number is 0 if the log continues nothing. On an error nothing has changed.
+    point: RestorePoint
+    own: bool
+    """Whether it is in the run's own model_dir, whose log then continues it."""
+    clear_nn: bool = False
+    """Restore the tables only."""
+    went_back: bool = False
+    """Something newer is left behind. The run saves at once, so that it is not continued by accident."""
+    markers: Mapping[str, str] = field(default_factory=dict)
+    """Files to write into the model_dir, and their contents."""
+
+    @property
+    def is_newest_checkpoint(self) -> bool:
+        """Whether the run's own newest state is a checkpoint and all of it was restored."""
+        return self.own and self.point.checkpoint is not None and not (self.clear_nn or self.went_back)
+
+    def leave_markers(self, model_dir: ModelDir) -> None:
+        """Record what a run has done, after it has saved."""
+        for name, text in self.markers.items():
+            model_dir.folder.write(name, text.encode())
+
+
+def choose_restore_point(
+    config: RunConfig, *, training: bool, model_dir: ModelDir | None = None
+) -> RestoreChoice | None:
+    """Choose what a run starts from. Returns None if there is nothing.
+
+    Only `training` follows `restore_ckpt`, `restore_to` and `restore_dir` once, and writes an index. `model_dir` is that of
+    `config`, if the caller holds it.
+
+    Example:
+        >>> choose_restore_point(RunConfig(model_dir="memory://no-run"), training=True)
     """
-    choice = choose_restore_point(trainer.config, training=training)
+    if config.model_dir is None:
+        return None
+    home = model_dir or ModelDir(config.model_dir)
+    choice = _by_moment(config, home, training) or _by_index(config, home, training)
+    if choice is None or not config.clear_nn or not training:
+        return choice
+    if marker := _cleared_before(home):
+        _log.info("clear_nn is not done again: %s says that it has been done; remove that file to do it again", marker)
+        return choice
+    return replace(choice, clear_nn=True, markers={**choice.markers, CLEAR_NN_MARKER: "clean nn done!"})
+
+
+def has_restore_settings(config: RunConfig) -> bool:
+    """Return whether training and evaluation may start from different moments.
+
+    Example:
+        >>> has_restore_settings(RunConfig()), has_restore_settings(RunConfig(restore_ckpt="model.ckpt-3"))
+        (False, True)
+    """
+    return config.clear_nn or any((config.restore_ckpt, config.restore_dir, config.restore_to))
+
+
+def _cleared_before(home: ModelDir) -> str | None:
+    """Return the file that says that `clear_nn` has been done, or None if it has not."""
+    return None if home.folder.size(CLEAR_NN_MARKER) is None else f"{home.path}/{CLEAR_NN_MARKER}"
+
+
+def _by_moment(config: RunConfig, home: ModelDir, training: bool) -> RestoreChoice | None:
+    if config.restore_to is None:
+        return None
+    marked = training and home.folder.size(RESTORE_TO_MARKER) is not None
+    if marked and home.folder.read(RESTORE_TO_MARKER).decode(errors="replace") == config.restore_to:
+        return None
+    point = restore_point_at(home, config.restore_to)
+    return RestoreChoice(point=point, own=True, went_back=True, markers={RESTORE_TO_MARKER: config.restore_to})
+
+
+def _by_index(config: RunConfig, home: ModelDir, training: bool) -> RestoreChoice | None:
+    read = _model_dir_to_read(config, home, training)
+    wanted = _pending_restore_ckpt(config, home, training)
+    state = read_patiently(read)
+    if state is None:
+        if wanted is not None:
+            _log.warning("restore_ckpt %r is ignored: %s has no index of checkpoints", wanted, read.path)
+        return _newest(read, home)
+    if wanted is not None:
+        state = redirect(state, wanted, read.path) or state
+        if base_name(wanted) == base_name(state.model_checkpoint_path):
+            return _back(restore_point_of(state.model_checkpoint_path, read), home, {RESTORE_MARKER: wanted})
+    if read.home_of(state.model_checkpoint_path) is not read:
+        return _newest(read, home) or _adopted(state.model_checkpoint_path, read)
+    named = _named_point(state.model_checkpoint_path, read)
+    if not read.keeps_log:
+        # Without a log only the index knows which is the newest.
+        return RestoreChoice(point=named, own=read is home)
+    if _lists_a_newer_one(state, named, read):
+        return _back(named, home, {})
+    return _newest(read, home)
+
+
+def _pending_restore_ckpt(config: RunConfig, home: ModelDir, training: bool) -> str | None:
+    """Return the `restore_ckpt` to follow. Training follows one only once."""
+    if config.restore_ckpt is None or not training or (followed := restore_marker(home)) is None:
+        return config.restore_ckpt
+    warn_if_ignored(config.restore_ckpt, followed, home.path)
+    return None
+
+
+def _model_dir_to_read(config: RunConfig, home: ModelDir, training: bool) -> ModelDir:
+    if config.restore_dir is None:
+        return home
+    if restore_points(home):
+        _log.info("restore_dir %s is not read: %s has a state of its own", config.restore_dir, home.path)
+        return home
+    if training:
+        adopt_restore_dir(config.restore_dir, home, restore_ckpt=config.restore_ckpt)
+        return home
+    # A run that only reads adopts nothing.
+    if read_checkpoint_state(home) is not None:
+        return home
+    if read_checkpoint_state(config.restore_dir) is None:
+        _log.warning("restore_dir %s has no checkpoint; %s starts without one", config.restore_dir, home.path)
+    return ModelDir(config.restore_dir)
+
+
+def _adopted(path: str, read: ModelDir) -> RestoreChoice | None:
+    """Return another run's checkpoint, which this one has adopted and not saved one of its own since."""
+    if not checkpoint_exists(path):
+        _log.warning("%s, which %s was to start from, has been removed; the run starts without it", path, read.path)
+        return None
+    return RestoreChoice(point=_named_point(path, read), own=False)
+
+
+def _back(point: RestorePoint, home: ModelDir, markers: Mapping[str, str]) -> RestoreChoice:
+    return RestoreChoice(point=point, own=point.home is home, went_back=True, markers=markers)
+
+
+def _newest(read: ModelDir, home: ModelDir) -> RestoreChoice | None:
+    try:
+        return RestoreChoice(point=find_restore_point(read), own=read is home)
+    except InvalidArgumentError:
+        return None  # there is nothing, not even something damaged
+
+
+def _lists_a_newer_one(state: CheckpointState, named: RestorePoint, read: ModelDir) -> bool:
+    """Return whether someone has made the index start from an older checkpoint than it lists."""
+    for path in state.all_model_checkpoint_paths:
+        try:
+            home, name = read.home_of(path), base_name(path)
+            if home.manifest(name).sequence > named.sequence and home.check(name):
+                return True
+        except (CorruptFileError, StorageError) as error:
+            _log.warning("%s cannot be restored: %s", path, error)
+    return False
+
+
+def _named_point(path: str, read: ModelDir) -> RestorePoint:
+    """Return the checkpoint that the index starts from. To start from another one would be an unnoticed loss."""
+    try:
+        return restore_point_of(path, read)
+    except CorruptFileError as error:
+        raise CorruptFileError(
+            f"{error}; it is the newest checkpoint: put its files back, or go back on purpose with restore_ckpt or restore_to"
+        ) from None
+
+
+def restore_chosen(trainer: Trainer, *, training: bool) -> tuple[RestoreChoice | None, int]:
+    """Restore `trainer` to the moment its configuration names. On an error nothing has changed.
+
+    Returns that moment and the sequence number that the trainer's own log continues, which is 0 if it continues nothing.
+    """
+    choice = choose_restore_point(trainer.config, training=training, model_dir=trainer.model_dir)
     while choice is not None:
-        # Only training sends servers back, which others may be using.
+        # Only training sends servers back, because others may be using them.
         goes_back = training and choice.went_back
         if training and not goes_back:
             _require_no_loss(trainer, choice.point)
         try:
             return choice, _restore(trainer, choice, only_fresh=not goes_back)
         except (CorruptFileError, LogGapError, StorageError):
-            # Who only reads may find that training has removed what was chosen, and written something newer.
-            newer = choose_restore_point(trainer.config, training=training)
+            # Training may have removed what was chosen and written something newer, if this process only reads.
+            newer = choose_restore_point(trainer.config, training=training, model_dir=trainer.model_dir)
             if newer == choice:
                 raise
             choice = newer
@@ -56,12 +254,13 @@ def restore_chosen(trainer: Trainer, *, training: bool) -> tuple[RestoreChoice |
 
 
 def warm_start(trainer: Trainer, model_dir: str) -> None:
-    """Give `trainer` the weights and rows of another run's newest moment, and nothing else of it."""
-    if not restore_points(model_dir):
+    """Load the weights and rows of another run's newest moment into `trainer`, and nothing else of it."""
+    other = ModelDir(model_dir)
+    if not restore_points(other):
         raise InvalidArgumentError(
             f"RunConfig.warm_start_from: expected the model_dir of a saved run, got {model_dir!r}"
         )
-    _, dense, _, put_in_place = _read(trainer, find_restore_point(model_dir), rows_only=True, only_fresh=True)
+    _, dense, _, put_in_place = _read(trainer, find_restore_point(other), rows_only=True, only_fresh=True)
     put_in_place()
     trainer.model.load_state_dict(dict(dense.values))
     trainer.dense.install(OptimizerPlan(), only_fresh=True)
@@ -70,16 +269,16 @@ def warm_start(trainer: Trainer, model_dir: str) -> None:
 
 
 def recover_servers(trainer: Trainer) -> None:
-    """Restore the servers that do not hold a state worth keeping, if there is a checkpoint, and say that all of them do now.
+    """Restore the servers that are not initialised, if there is a checkpoint, and mark all of them as initialised.
 
-    A run calls it whenever it begins: a server may have lost its state while the rest of the run has kept its own.
+    A run calls it whenever it begins, because a server may have lost its state while the rest of the run has kept its own.
 
     Raises:
-        ServerLostError: a server has lost what was trained on it, and `trainer.accepts_lost_servers` is False.
+        ServerLostError: A server has lost what was trained on it, and `trainer.accepts_lost_servers` is False.
     """
     stores = trainer.remote_stores
     if not all(store.is_initialised() for store in stores):
-        choice = choose_restore_point(trainer.config, training=True)
+        choice = choose_restore_point(trainer.config, training=True, model_dir=trainer.model_dir)
         _require_no_loss(trainer, None if choice is None else choice.point)
         if choice is not None:
             _begin_remote(trainer, choice.point, only_fresh=True)()
@@ -141,13 +340,13 @@ def _restore(trainer: Trainer, choice: RestoreChoice, *, only_fresh: bool) -> in
 def _read(
     trainer: Trainer, point: RestorePoint, *, clear_nn: bool = False, rows_only: bool = False, only_fresh: bool
 ) -> tuple[dict[str, Any], DenseReport, RestoreReport, Callable[[], None]]:
-    """Everything of `point`, checked against the model; the last answer puts its rows into the tables.
+    """Read everything of `point` and check it against the model. Calling the last result puts its rows into the tables.
 
-    With `only_fresh`, servers that hold a state worth keeping are left alone. With `rows_only` servers read no dense parameters:
-    they get those of the model, without the state of an optimizer.
+    With `only_fresh`, initialised servers are left alone. With `rows_only` servers read no dense parameters: they get those of
+    the model, without the state of an optimizer.
     """
     config = trainer.config
-    with in_use(point.checkpoint or point.model_dir):
+    with in_use(point.folder):
         state = _with_slots_of_servers(point, point.state()) if trainer.dense.served is None else point.state()
         model, step = state.get("model"), state.get("step")
         if not isinstance(model, dict) or not isinstance(step, int):
@@ -166,9 +365,11 @@ def _read(
         try:
             local, put_local = prepare_tables(point, own, **mine)
         except CheckpointMismatchError as error:
-            # Both at once: new dense parameters alone do not help if tables do not fit.
+            # Both at once: new dense parameters alone do not help if the tables are incompatible.
             raise CheckpointMismatchError(f"{error}{dense.also()}") from None
-        dense.require(point.checkpoint or point.model_dir, cleared=cleared_before(config))
+        own_dir = trainer.model_dir
+        cleared = None if own_dir is None else _cleared_before(own_dir)
+        dense.require(point.checkpoint or point.model_dir, cleared=cleared)
         put_remote = _begin_remote(trainer, point, only_fresh=only_fresh, rows_only=clear_nn or rows_only)
 
     def put_in_place() -> None:
@@ -180,7 +381,7 @@ def _read(
 
 
 def _with_slots_of_servers(point: RestorePoint, state: dict[str, Any]) -> dict[str, Any]:
-    """`state` with the slots of the dense optimizer that servers have saved in their parts of the checkpoint."""
+    """Return `state` with the slots of the dense optimizer that servers have saved in their parts of the checkpoint."""
     model, optimizer = state.get("model"), state.get("optimizer")
     if not isinstance(model, dict) or not isinstance(optimizer, dict) or not optimizer.get("on_servers"):
         return state
@@ -189,7 +390,7 @@ def _with_slots_of_servers(point: RestorePoint, state: dict[str, Any]) -> dict[s
     for path in home.home_of(point.checkpoint).parts(base_name(point.checkpoint)) if point.checkpoint else ():
         parameters: Any = home.home_of(path).state(base_name(path)).get("parameters", {})
         for name, saved in parameters.items():
-            # Of two copies the one counts that workers were training.
+            # Of two copies, the one that workers were training counts.
             if name not in held or saved["declared"]:
                 held[name] = saved
     slots = {name: one["optimizer"][0] for name, one in held.items() if name in model and 0 in one["optimizer"]}

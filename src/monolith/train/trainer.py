@@ -17,8 +17,10 @@ from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.nn import auxiliary_loss, clip_grads_, dense_state_dict, embedding_collections
 from monolith.nn.heads import Head, column, heads_of, logits_by_head, sums_over_examples, total_loss
 from monolith.nn.layers.mlp import HasAuxiliaryLoss
+from monolith.state.model_dir import ModelDir
 from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Position, Store
+from monolith.train.checkpoints import TrainerSaving
 from monolith.train.config import RunConfig
 from monolith.train.dense_state import DenseState
 from monolith.train.hooks.checkpoint import Metric, log_metric
@@ -27,9 +29,7 @@ from monolith.train.hooks.hook import CheckpointSaverListener, Hook, hooks_runni
 from monolith.train.hooks.stop import NanGuardHook
 from monolith.train.preconditions import is_resumable, require_limits, require_optimizer, require_scheduler
 from monolith.train.processors import use_threads
-from monolith.train.restore_choice import RestoreChoice, has_wishes
-from monolith.train.restoring import recover_servers, restore_chosen, warm_start
-from monolith.train.saving import TrainerSaving
+from monolith.train.restoring import RestoreChoice, has_restore_settings, recover_servers, restore_chosen, warm_start
 from monolith.train.sparse_push import SparsePush, WorkerPositions
 
 _log = logging.getLogger(__name__)
@@ -166,6 +166,11 @@ class Trainer:
     def remote_stores(self) -> list[Store]:
         """Those of `stores` whose rows other processes hold."""
         return [store for store in self.stores if store.remote]
+
+    @property
+    def model_dir(self) -> ModelDir | None:
+        """The folder with checkpoints and change log. None if the run is not saved."""
+        return None if self._saving is None else self._saving.model_dir
 
     def tables(self) -> dict[str, list[EmbeddingTable]]:
         """The tables in this process by the name they have in checkpoints; several of one name are its shards."""
@@ -344,7 +349,7 @@ class Trainer:
         if self._restored_for is None:
             return self.step == 0
         untrained = self._restored is not None and self.step == self._restored.point.step
-        return training and self._restored_for == "reading" and untrained and has_wishes(self.config)
+        return training and self._restored_for == "reading" and untrained and has_restore_settings(self.config)
 
     def _start(self, source: Iterable[Batch]) -> None:
         restored = self.restore(training=True)

@@ -165,9 +165,7 @@ def check(folder: Path, least: int) -> int:
     """Everything the trainer would continue with is of one step."""
     trainer = _trainer(folder / "model")
     # An index that cannot be read is read again after a while; nobody is replacing this one.
-    with patch(
-        "monolith.train.restore_choice.get_checkpoint_state", partial(get_checkpoint_state, sleep=lambda _: None)
-    ):
+    with patch("monolith.train.restoring.get_checkpoint_state", partial(get_checkpoint_state, sleep=lambda _: None)):
         trainer.restore()
     step = trainer.step
     assert step >= least, f"restored step {step}, but {least} had been kept"

@@ -27,7 +27,7 @@ from monolith.state import (
     write_snapshot,
 )
 from monolith.train import RunConfig
-from monolith.train.restore_choice import choose_restore_point
+from monolith.train.restoring import choose_restore_point
 
 COMMITS = 6
 

@@ -12,9 +12,8 @@ from monolith.train.hooks.inspection import (
     column_statistics,
 )
 from monolith.train.hooks.progress import LoggingHook, ProgressHook, ProgressReport, json_lines, rich_lines
-from monolith.train.hooks.save_timer import SecondOrStepTimerWithTideSetting
 from monolith.train.hooks.stop import NanGuardHook, StopAtStepHook
-from monolith.train.hooks.tide import CustomGlobalStepWaiterHook, TideWindow
+from monolith.train.hooks.tide import CustomGlobalStepWaiterHook, SecondOrStepTimerWithTideSetting, TideWindow
 
 __all__ = [
     "CheckpointSaverListener",

@@ -14,7 +14,7 @@ from monolith.errors import InvalidArgumentError, SaveInterruptedError
 from monolith.process_bound import WorkerThreads
 from monolith.train.config import get_metric_prefix
 from monolith.train.hooks.hook import CheckpointSaverListener, Hook
-from monolith.train.hooks.save_timer import SecondOrStepTimerWithTideSetting
+from monolith.train.hooks.tide import SecondOrStepTimerWithTideSetting
 
 if TYPE_CHECKING:
     from monolith.train.trainer import StepResult, Trainer
