@@ -54,29 +54,26 @@ class SparsePush:
 
     def push(self, step: int, event_time: int, position: Position | None = None) -> None:
         """Apply, or keep for later, what backward has collected; `position` says to servers which batch it is of."""
-        # A schedule is asked for the step the gradient belongs to, not for the one in which it is applied.
-        taken = [
-            _Update(store=store, gradients=gradients, step=step, event_time=event_time, position=position)
-            for store, gradients in self._taken(step)
-        ]
-        if self._delayed:
-            self._kept = taken
-        else:
-            _apply(taken)
-
-    def _taken(self, step: int) -> list[tuple[Store, Sequence[Gradient]]]:
-        """Take what each collection has. Collections of one remote store are joined: a batch is pushed there once."""
         taken: list[tuple[Store, Sequence[Gradient]]] = []
         together: dict[int, list[Gradient]] = {}
         for collection in self._collections:
+            # A schedule is asked for the step the gradient belongs to, not for the one in which it is applied.
             key, gradients = id(collection.store), collection.take_gradients(step)
             if key in together:
+                # Collections of one remote store are joined: a batch is pushed there once.
                 together[key].extend(gradients)
                 continue
             if collection.store.remote:
                 gradients = together[key] = list(gradients)
             taken.append((collection.store, gradients))
-        return taken
+        if not self._delayed:
+            for store, gradients in taken:
+                store.apply(gradients, step=step, event_time=event_time, position=position)
+            return
+        self._kept = [
+            _Update(store=store, gradients=gradients, step=step, event_time=event_time, position=position)
+            for store, gradients in taken
+        ]
 
     def start(self) -> None:
         """The forward pass is done: begin to apply what was kept."""

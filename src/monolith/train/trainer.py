@@ -25,7 +25,7 @@ from monolith.train.config import RunConfig
 from monolith.train.dense_state import DenseState
 from monolith.train.hooks.checkpoint import Metric, log_metric
 from monolith.train.hooks.deep_insight import DeepInsightHook
-from monolith.train.hooks.hook import CheckpointSaverListener, Hook, hooks_running
+from monolith.train.hooks.hook import CheckpointSaverListener, Hook, hooks_running, overriding
 from monolith.train.hooks.stop import NanGuardHook
 from monolith.train.preconditions import is_resumable, require_limits, require_optimizer, require_scheduler
 from monolith.train.processors import use_threads
@@ -105,7 +105,7 @@ class Trainer:
         """Of the dense learning rates. It follows the global step and is saved with the optimizer."""
         self.heads = heads_of(model, heads)
         self.config = config or RunConfig()
-        self.hooks: tuple[Hook, ...] = (*hooks, *DeepInsightHook.of_run(self.config, type(model).__name__))
+        self.hooks = (*hooks, *DeepInsightHook.of_run(self.config, type(model).__name__))
         self.accepts_lost_servers = False
         """Whether a run continues when a server has lost what was trained on it. See `RunnerConfig.partial_recovery`."""
         self.num_workers = 1
@@ -155,6 +155,15 @@ class Trainer:
         require_optimizer(model, optimizer)
         self.dense = DenseState(self)
         """What a checkpoint has of optimizer and scheduler."""
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        """Called at the moments of each run, before the trainer's own hooks, which save."""
+        return self._hooks
+
+    @hooks.setter
+    def hooks(self, hooks: tuple[Hook, ...]) -> None:
+        self._hooks, self._updating = hooks, overriding(hooks, "before_update")
 
     @property
     def stores(self) -> list[Store]:
@@ -248,20 +257,22 @@ class Trainer:
         extra = getattr(self.model, "extra_loss", None)
         if extra is not None:
             loss = loss + extra(batch, logits)
-        self._push.start()
+        if self.config.enable_embedding_postpush:
+            self._push.start()
         if loss.requires_grad:
             torch.autograd.backward(loss)
-        self._push.finish()
-        norm = self._clip()
-        if self.config.stop_on_nan:
-            NanGuardHook.check(self.step + 1, loss.detach(), norm)
-        for hook in self.hooks:
-            hook.before_update(self, loss.detach(), norm)
+        if self.config.enable_embedding_postpush:
+            self._push.finish()
+        loss, norm = loss.detach(), self._clip()
+        if self.config.stop_on_nan and not (loss.isfinite() and (norm is None or norm.isfinite())):
+            NanGuardHook.check(self.step + 1, loss, norm)
+        for hook in self._updating:
+            hook.before_update(self, loss, norm)
         self._update(batch)
         self.last_batch = batch
         return StepResult(
             step=self.step,
-            loss=loss.detach(),
+            loss=loss,
             grad_norm=norm,
             logits={name: tensor.detach() for name, tensor in logits.items()},
             batch=batch,
@@ -458,8 +469,9 @@ class Trainer:
         with Prefetch(source, capacity=self.config.embedding_prefetch_capacity) as ahead:
             self._reading, self.source_state = (ahead, None) if resumable else (None, None)
             try:
+                before, after = overriding(hooks, "before_step"), overriding(hooks, "after_step")
                 while self.stop_reason is None:
-                    examples = self._pass(ahead, last, hooks)
+                    examples = self._pass(ahead, last, before, after)
                     if self.stop_reason is None:
                         self._end_pass(source, examples, whole=not continues)
                         continues = False
@@ -475,22 +487,25 @@ class Trainer:
         if self.stop_reason == DATA_ENDED:
             self._positions.tell_end(self.epochs)
 
-    def _pass(self, ahead: Prefetch, last: int | None, hooks: Sequence[Hook]) -> int:
+    def _pass(self, ahead: Prefetch, last: int | None, before: Sequence[Hook], after: Sequence[Hook]) -> int:
         """Train on one pass over the data, or until the run stops. Returns the number of examples."""
         examples, batches = 0, iter(ahead)
-        while not self._stops(last, hooks):
-            batch = next(batches, None)
-            if batch is None:
-                break
+        while True:
+            if last is not None and self.step >= last:
+                self.request_stop(f"step {last} is reached")
+            if self.stop_reason is None:
+                for hook in before:
+                    hook.before_step(self)
+            if self.stop_reason is not None or (batch := next(batches, None)) is None:
+                return examples
             if self._positions.active:
                 state = None if self._reading is None else ahead.state_dict()
                 self._position = self._positions.tell(state, self.epochs)
             result = self.train_step(batch)
             examples += result.examples
             self.steps_made += 1
-            for hook in hooks:
+            for hook in after:
                 hook.after_step(self, result)
-        return examples
 
     def _end_pass(self, source: Iterable[Batch], examples: int, *, whole: bool) -> None:
         """Count a pass over the data, and stop if it was the last. `whole`: it began at the first batch."""
@@ -524,14 +539,6 @@ class Trainer:
         except MonolithError as error:
             _log.error("the run ends without a checkpoint of its last state: %s", error)
 
-    def _stops(self, last: int | None, hooks: Sequence[Hook]) -> bool:
-        if last is not None and self.step >= last:
-            self.request_stop(f"step {last} is reached")
-        if self.stop_reason is None:
-            for hook in hooks:
-                hook.before_step(self)
-        return self.stop_reason is not None
-
     def _clip(self) -> Tensor | None:
         config = self.config
         if config.clip_norm is None:
@@ -549,18 +556,18 @@ class Trainer:
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach(), alpha=self.config.dense_weight_decay)
         if self.optimizer is not None:
-            self.dense.follow(self.step)
-            if self.dense.served is not None:
-                self.dense.served.set_position(self._position)
+            if self.scheduler is not None:
+                self.dense.follow(self.step)
+            if (served := self.dense.served) is not None:
+                served.set_position(self._position)
             self.optimizer.step()
-        self._push.push(self.step, self._event_time(batch), self._position)
+        event_time = 0 if self.config.event_time is None else self._event_time(batch, self.config.event_time)
+        self._push.push(self.step, event_time, self._position)
         self.step += 1
-        self.dense.follow(self.step)
+        if self.scheduler is not None:
+            self.dense.follow(self.step)
 
-    def _event_time(self, batch: Batch) -> int:
-        name = self.config.event_time
-        if name is None:
-            return 0
+    def _event_time(self, batch: Batch, name: str) -> int:
         times = column(batch, name, "RunConfig.event_time")
         newest = int(times.max()) if times.numel() else 0
         self.event_time = max(self.event_time, newest)

@@ -10,6 +10,7 @@ import torch
 from monolith.features.batch import Batch
 from monolith.train import RunConfig, StepResult, Trainer
 from monolith.train.hooks import Hook
+from monolith.train.hooks.hook import overriding
 from training import ClickModel, Stream, batch_of
 
 
@@ -131,3 +132,18 @@ def test_a_broken_run_is_not_saved(tmp_path: object) -> None:
     again = trainer_of(config=config)
     assert again.restore()
     assert again.step == 2
+
+
+def test_hooks_that_do_nothing_at_a_moment_are_left_out_and_all_others_called() -> None:
+    class Counting(Hook):
+        def after_step(self, trainer: Trainer, result: object) -> None:
+            seen.append("after_step")
+
+    seen: list[str] = []
+    idle, own = Hook(), Hook()
+    own.before_update = lambda trainer, loss, norm: seen.append("before_update")  # type: ignore[method-assign]
+    hooks = [idle, Counting(), own]
+    assert overriding(hooks, "before_update") == [own]
+    assert overriding(hooks, "before_step") == []
+    Trainer(ClickModel(), hooks=hooks).fit(Stream(), steps=1)
+    assert seen == ["before_update", "after_step"]

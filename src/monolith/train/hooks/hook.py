@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from monolith.train.trainer import StepResult, Trainer
 
-__all__ = ["CheckpointSaverListener", "EverySteps", "Hook", "hooks_running"]
+__all__ = ["CheckpointSaverListener", "EverySteps", "Hook", "hooks_running", "overriding"]
 
 
 class Hook:
@@ -76,6 +76,19 @@ class EverySteps:
         before = step - 1 if self._asked is None else self._asked
         self._asked = step
         return step // self._every > before // self._every
+
+
+def overriding(hooks: Iterable[Hook], moment: str) -> list[Hook]:
+    """Return those of `hooks` that do something at `moment`, the name of a method of `Hook`.
+
+    Example:
+        >>> class Patience(Hook):
+        ...     def after_step(self, trainer, result): ...
+        >>> [len(overriding([Patience()], moment)) for moment in ("before_step", "after_step")]
+        [0, 1]
+    """
+    nothing = getattr(Hook, moment)
+    return [hook for hook in hooks if getattr(getattr(hook, moment), "__func__", None) is not nothing]
 
 
 @contextmanager
