@@ -145,5 +145,6 @@ def test_hooks_that_do_nothing_at_a_moment_are_left_out_and_all_others_called() 
     hooks = [idle, Counting(), own]
     assert overriding(hooks, "before_update") == [own]
     assert overriding(hooks, "before_step") == []
-    Trainer(ClickModel(), hooks=hooks).fit(Stream(), steps=1)
+    model = ClickModel()
+    Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), hooks=hooks).fit(Stream(), steps=1)
     assert seen == ["before_update", "after_step"]
