@@ -1,8 +1,13 @@
 """Embedding modules with autograd over tables, gradient clipping, and the layers and losses of recommendation models."""
 
 from monolith.nn.clip import clip_grad_norm_, clip_grads_
-from monolith.nn.collection import EmbeddingBagCollection, dense_state_dict, embedding_collections
-from monolith.nn.embedding import Embedding, EmbeddingBag
+from monolith.nn.collection import (
+    Embedding,
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    dense_state_dict,
+    embedding_collections,
+)
 from monolith.nn.heads import Head
 from monolith.nn.layers.cross import CAN, DCN
 from monolith.nn.layers.dense import AddBias, BatchNorm, Dense, Sigmoid2

@@ -1,7 +1,7 @@
 """From the columns of a batch to one request for all tables, and from the answer back to outputs by feature.
 
-Everything is a bag that pools to one vector: the ids of a row for pooled features; single ids for sequences, with empty bags,
-which read zeros, in the places of padding. So all features of a table are one call, whatever their pooling.
+Everything is a bag that pools to one vector. For pooled features a bag has the ids of a row. For sequences it has a single id,
+or none, which reads zeros, as padding. So all features of a table are one call, whatever their pooling.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from monolith.features.batch import Batch, BatchColumn, column_of, num_rows
 from monolith.features.declaration import Declaration, FeatureGroup, TableDeclaration
 from monolith.features.feature import Feature
 from monolith.features.ragged import Ragged
-from monolith.nn.bias import split_bias
+from monolith.nn.kernels import split_bias
 from monolith.table.packed import PackedBags, PackedLayout
 
 __all__ = ["BagPlan", "BatchBags"]
@@ -38,23 +38,23 @@ class FeatureBags:
     bag_splits: np.ndarray
     """int64 [bags + 1]: which ids pool to one vector."""
     scale: torch.Tensor | None
-    """[bags, 1]: what turns the sum that the table gives into the pooling asked for; None: nothing to do."""
+    """[bags, 1]: factor from the table's sum to the feature's pooling. None: the table pools as the feature does."""
 
 
 class _Group:
-    """A feature of a table, or a stack that is wholly in it: how its columns become bags, and vectors become its outputs."""
+    """A feature of a table, or a stack that is completely in it: makes bags of columns, and outputs of vectors."""
 
     def __init__(self, group: FeatureGroup, table: TableDeclaration) -> None:
         self.features, self.slots = group.features, group.slots
         self.stacked = None if group.stack is None else len(group.features)
-        """Features of the stack, whose bags follow each other row by row; None: it is no stack."""
+        """Features of the stack, whose bags follow each other row by row. None: it is not a stack."""
         self.width = len(group.features)
         self._feature = group.features[0]
         self._pooling, self._has_bias = table.pooling, table.has_bias
         self._name = self._feature.name if self.stacked is None else self._feature.outputs[0]
 
     def bags(self, batch: Mapping[str, BatchColumn]) -> FeatureBags:
-        """The bags of one batch."""
+        """Return the bags of one batch."""
         if self.stacked is None:
             return self._bags(self._feature, self.slots[0], batch)
         pairs = zip(self.features, self.slots, strict=True)
@@ -73,7 +73,7 @@ class _Group:
         return FeatureBags(ids=fids, offsets=offsets, bag_splits=bag_splits, scale=scale)
 
     def outputs(self, pooled: torch.Tensor, bags: FeatureBags | None) -> Iterable[tuple[str, BatchColumn]]:
-        """The outputs, made of the vectors: float32 [bags, width]. Without `bags` each row has one id."""
+        """Return the outputs, made of the vectors: float32 [bags, width]. Without `bags` each row has one id."""
         feature, name = self._feature, self._name
         if bags is not None and bags.scale is not None:
             pooled = pooled * bags.scale.to(pooled.device)
@@ -94,7 +94,7 @@ class _Group:
 
 
 class _Run(NamedTuple):
-    """Columns of one id per row that are copied together: those of a stack row by row, others one behind the other."""
+    """Columns of one id per row that are copied together: those of a stack row by row, others one after the other."""
 
     columns: slice
     is_stack: bool
@@ -114,7 +114,7 @@ class BatchBags:
 
 
 class BagPlan:
-    """Everything about requests and outputs that is known before there is a batch. A collection makes it once.
+    """The part of requests and outputs that does not depend on the batch. A collection makes it once.
 
     Example:
         >>> from monolith.features import Feature, declare_tables
@@ -133,7 +133,7 @@ class BagPlan:
         self._is_pooled = bool(groups) and all(feature.pools for group in groups for feature in group.features)
         self._output_names = list(dict.fromkeys(name for feature in features for name in feature.outputs))
         self._stacks = _spread_stacks(declaration, features)
-        # Stacks over tables that hold nothing else: their vectors lie side by side from the beginning.
+        # Stacks over tables that hold nothing else: their vectors are adjacent from the beginning.
         self._side_by_side: dict[int, str] = {}
         table_of = {feature.name: n for n, table in enumerate(declaration.tables) for feature in table.features}
         arrays = {number: [number] for number in range(len(declaration.tables))}
@@ -154,7 +154,8 @@ class BagPlan:
         self._is_plain = not (self._side_by_side or self._stacks) and all(map(_has_one_vector, declaration.tables))
 
     def bags(self, batch: Mapping[str, object]) -> BatchBags:
-        """The request for all features of `batch`. Its memory is its own: the step comes after the next batch may be there."""
+        """Return the request for all features of `batch`. It owns its memory, because the step may come after the next
+        batch."""
         packed = self._one_id_per_row(batch)
         if packed is not None:
             return BatchBags(packed=packed)
@@ -174,7 +175,7 @@ class BagPlan:
         return BatchBags(packed=packed, parts=parts, devices=devices)
 
     def _one_id_per_row(self, batch: Mapping[str, object]) -> PackedBags | None:
-        """The request if every column is int64 [rows] in main memory: three calls for all columns. Otherwise None."""
+        """Return the request if every column is int64 [rows] in main memory, by three calls for all columns, otherwise None."""
         if not self._is_pooled:
             return None
         try:
@@ -183,7 +184,7 @@ class BagPlan:
                 return None
             pieces = [torch.stack(columns[run.columns], dim=int(run.is_stack)) for run in self._runs]
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError):
-            return None  # the other way says what is wrong, if anything is
+            return None  # the general path reports what is wrong, if anything is
         rows = len(columns[0])
         for run, piece in zip(self._runs, pieces, strict=True):
             if piece.ndim != 2 or piece.shape[not run.is_stack] != rows or piece.device.type != "cpu":
@@ -194,7 +195,7 @@ class BagPlan:
         return PackedBags(self.layout, ids=ids.numpy(), offsets=None, counts=tuple([rows * n for n in self._units]))
 
     def outputs(self, bags: BatchBags, arrays: Sequence[torch.Tensor]) -> Batch:
-        """The outputs of all features, by name, made of the vectors in the arrays of the layout."""
+        """Return the outputs of all features, by name, made of the vectors in the arrays of the layout."""
         if bags.devices is not None:
             pairs = zip(arrays, self.layout.arrays, strict=True)
             arrays = [array.to(bags.devices[tables[0]]) for array, tables in pairs]
@@ -245,19 +246,19 @@ def _runs(groups: Sequence[_Group]) -> list[_Run]:
 
 
 def _has_one_vector(table: TableDeclaration) -> bool:
-    """Whether a lookup of the table gives the output of its only feature as it is."""
+    """Return whether a lookup of the table gives the output of its only feature as it is."""
     return len(table.features) == 1 and not table.has_bias and table.features[0].pools
 
 
 def _spread_stacks(declaration: Declaration, features: Sequence[Feature]) -> dict[str, list[str]]:
-    """Names of the features of each stack that lies in more than one table, in the order of declaration."""
+    """Return the names of the features of each stack that spans several tables, in the order of declaration."""
     groups = [group for table in declaration.tables for group in table.groups if group.stack is None]
     spread = dict.fromkeys(group.features[0].stack for group in groups)
     return {stack: [f.name for f in features if f.stack == stack] for stack in spread if stack is not None}
 
 
 def _stacked_bags(members: Sequence[FeatureBags]) -> FeatureBags:
-    """The bags of several features, row by row instead of feature by feature."""
+    """Return the bags of several features, row by row instead of feature by feature."""
     rows, count = len(members[0].offsets) - 1, len(members)
     ids = np.concatenate([member.ids for member in members])
     lengths = np.stack([np.diff(member.offsets) for member in members], axis=1).reshape(-1)
@@ -296,7 +297,7 @@ def _ids_by_row(name: str, column: BatchColumn) -> tuple[np.ndarray, np.ndarray]
 def _padded(
     ids: np.ndarray, offsets: np.ndarray, length: int, *, last: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The ids kept, where each row of them ends, and `length` bags a row: of one id, or, as padding, of none."""
+    """Return the ids kept, their offsets by row, and `length` bags per row: of one id, or, as padding, of none."""
     kept = np.minimum(np.diff(offsets), length)
     splits = np.concatenate([[0], np.cumsum(kept)])
     if splits[-1] < len(ids):
@@ -312,7 +313,7 @@ def _scale(pooling: str, offsets: np.ndarray) -> torch.Tensor:
 
 
 def _joined(splits: Sequence[np.ndarray]) -> np.ndarray:
-    """The splits of batches put behind each other."""
+    """Return the offsets of concatenated batches."""
     out = np.empty(sum(map(len, splits)) - len(splits) + 1, dtype=np.int64)
     out[0] = end = at = 0
     for part in splits:

@@ -1,4 +1,4 @@
-"""Clipping of dense and sparse gradients: together by one norm, apart, one by one, or value by value."""
+"""Clipping of dense and sparse gradients: by a joint norm, by separate norms, tensor by tensor, or value by value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monolith.nn.collection import EmbeddingBagCollection, embedding_collections
 __all__ = ["ClipType", "clip_grad_norm_", "clip_grads_"]
 
 ClipType = Literal["global_norm", "dense_and_sparse", "norm", "value"]
-"""What a limit of `clip_grads_` limits."""
+"""What `clip_grads_` limits."""
 
 
 def clip_grad_norm_(

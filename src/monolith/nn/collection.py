@@ -1,4 +1,5 @@
-"""`EmbeddingBagCollection`: the embeddings of all features of a batch, one lookup per table, trained by an explicit step."""
+"""`EmbeddingBagCollection`: the embeddings of all features of a batch, trained by an explicit step, and modules of one
+table."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from monolith.features.feature import Feature
 from monolith.nn.bags import BagPlan
 from monolith.table.admission import AdmissionFilter
 from monolith.table.bags import Gradient, single_ids
-from monolith.table.embedding_table import EmbeddingTable
+from monolith.table.embedding_table import EmbeddingTable, PoolingMode
 from monolith.table.packed import LearningRates, PackedBags, PackedGradients
 from monolith.table.store import LocalStore, Store
 
-__all__ = ["EmbeddingBagCollection", "dense_state_dict", "embedding_collections"]
+__all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection", "dense_state_dict", "embedding_collections"]
 
 _rows_saved_otherwise: ContextVar[bool] = ContextVar("rows_saved_otherwise", default=False)
 
@@ -32,12 +33,12 @@ MAX_PENDING = 256
 class EmbeddingBagCollection(nn.Module):
     """Embeddings of every feature of a batch: dict of columns -> dict of tensors, by feature name.
 
-    Shapes: a column is int64 [rows], [rows, n], or a `Ragged` of int64; NumPy arrays and lists are converted. A pooled
-    feature gives float32 [rows, dim]; "first_n" and "last_n" give [rows, max_length, dim] and, as `<name>.mask`, bool
-    [rows, max_length]; "none" gives a `Ragged` of [rows, (n), dim]. A bias comes as `<name>.bias`, with 1 in place of dim.
-    Features with the same `stack` give one tensor [rows, features, dim] under that name. All are on the device of the batch.
+    Shapes: a column is int64 [rows], [rows, n], or a `Ragged` of int64. NumPy arrays and lists are converted. A pooled feature
+    gives float32 [rows, dim]. "first_n" and "last_n" give [rows, max_length, dim] and, as `<name>.mask`, bool [rows,
+    max_length]. "none" gives a `Ragged` of [rows, (n), dim]. A bias comes as `<name>.bias`, with 1 in place of dim. Features
+    with the same `stack` give one tensor [rows, features, dim] under that name. All are on the device of the batch.
 
-    The rows live in `store`, not in `parameters()`. `backward` only collects their gradients; `step` applies them, so that
+    The rows live in `store`, not in `parameters()`. `backward` only collects their gradients, and `step` applies them, so that
     they can be clipped together with the dense ones first. A loop in plain PyTorch:
 
         loss.backward()
@@ -65,7 +66,7 @@ class EmbeddingBagCollection(nn.Module):
     """
 
     steps: torch.Tensor
-    """int64 []: the global step that the next `step()` without a number has; saved with the dense parameters."""
+    """int64 []: the global step of the next `step()` without a number. It is saved with the dense parameters."""
 
     def __init__(self, features: Sequence[Feature], store: Store | None = None, *, seed: int = 0) -> None:
         super().__init__()
@@ -95,7 +96,8 @@ class EmbeddingBagCollection(nn.Module):
 
     @property
     def gradients(self) -> tuple[Gradient, ...]:
-        """What `backward` has collected and `step` will apply: the gradients of the pooled lookups, one per table and pass."""
+        """Return the gradients that `backward` has collected and `step` will apply, one per table and pass, at the pooled
+        lookups."""
         return tuple(gradient for gradients in self._pending for gradient in gradients)
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
@@ -105,9 +107,9 @@ class EmbeddingBagCollection(nn.Module):
         ]
 
     def change_gradients(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Put `change` of the collected gradients in their place, float32 [bags, dim] each, one per table and pass.
+        """Replace the collected gradients by `change` of them, float32 [bags, dim] each, one per table and pass.
 
-        `change` must leave its argument as it is: autograd may share or expand the tensors it hands over.
+        `change` must not modify its argument: autograd may share or expand these tensors.
         """
         self._pending = [gradients.changed(change, by_table=True) for gradients in self._pending]
 
@@ -116,9 +118,8 @@ class EmbeddingBagCollection(nn.Module):
         self._pending, self._collected = [], 0
 
     def take_gradients(self, step: int) -> Sequence[Gradient]:
-        """Hand over the collected gradients, with the learning rates of global step `step`, and count the step.
-
-        For those who apply them to `store` themselves, elsewhere or later.
+        """Remove and return the collected gradients, with the learning rates of global step `step`, and count the step. For
+        callers that apply them to `store` themselves, elsewhere or later.
         """
         rates = self._rates.at(step)
         passes = [gradients.with_rates(rates) for gradients in self._pending]
@@ -130,16 +131,16 @@ class EmbeddingBagCollection(nn.Module):
     def step(self, step: int | None = None, *, event_time: int = 0) -> None:
         """Apply the collected gradients, one optimizer step per table and id, and forget them.
 
-        `step` is the global step, which schedules and some optimizers read; None counts the calls. `event_time` is that of the
+        `step` is the global step, which schedules and some optimizers read. None counts the calls. `event_time` is that of the
         batch, in seconds since 1970, and becomes the last-update time of the rows.
         """
         now = int(self.steps) if step is None else step
         self.store.apply(self.take_gradients(now), step=now, event_time=event_time)
 
     def use_store(self, store: Store) -> None:
-        """Take rows from `store`, as one on servers, from now on; it must have the tables of the features.
+        """Take rows from `store`, such as one on servers, from now on. It must have the tables of the features.
 
-        Refused while gradients wait, or where rows in this process would be left behind. Rows that are elsewhere stay there.
+        Refused while gradients wait, or if rows in this process would be lost. Rows that are elsewhere stay there.
         """
         if self._pending:
             raise InvalidArgumentError(
@@ -167,7 +168,7 @@ class EmbeddingBagCollection(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        """Features and where their rows are, for `repr`."""
+        """Return the features and where their rows are, for `repr`."""
         return "\n".join(f"{feature.name} -> {table}" for feature, table in self._assignment())
 
     def _assignment(self) -> Iterable[tuple[Feature, str]]:
@@ -205,7 +206,7 @@ class EmbeddingBagCollection(nn.Module):
 
 
 def embedding_collections(modules: nn.Module | Iterable[nn.Module]) -> list[EmbeddingBagCollection]:
-    """Every collection inside a model, or inside several, each once.
+    """Return every collection inside a model, or inside several, each once.
 
     Example:
         >>> from monolith.features import Feature
@@ -219,7 +220,7 @@ def embedding_collections(modules: nn.Module | Iterable[nn.Module]) -> list[Embe
 
 
 def dense_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The `state_dict` of `model`, for a caller that saves the rows of its tables by other means.
+    """Return the `state_dict` of `model`, for a caller that saves the rows of its tables by other means.
 
     Example:
         >>> list(dense_state_dict(nn.Linear(2, 1, bias=False)))
@@ -252,14 +253,14 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> tuple[None, None, None]:
-        # The core reads rows at any distance, as in a slice of the gradient of a concatenation, but without gaps inside.
+        # The core reads rows at any stride, as in a slice of the gradient of a concatenation, but without gaps inside.
         arrays = [grad if grad is None or grad.stride(1) == 1 else grad.contiguous() for grad in grads]
         ctx.collection._collect(PackedGradients(ctx.bags, arrays, snapshots=ctx.snapshots))  # type: ignore[attr-defined]
         return None, None, None
 
 
 class _Rates:
-    """The learning rates of all tables by step. A schedule that several tables share is asked once."""
+    """The learning rates of all tables by step. A schedule that several tables share is evaluated once."""
 
     def __init__(self, declaration: Declaration) -> None:
         keys = [(*map(id, table.schedules), table.config.learning_rates) for table in declaration.tables]
@@ -269,7 +270,7 @@ class _Rates:
         self._constant = self._at(0) if is_constant else None
 
     def at(self, step: int) -> LearningRates:
-        """Those of the global step `step`."""
+        """Return those of the global step `step`."""
         return self._at(step) if self._constant is None else self._constant
 
     def _at(self, step: int) -> LearningRates:
@@ -282,3 +283,118 @@ def _local_store(declaration: Declaration) -> LocalStore:
         EmbeddingTable(table.config, admission=None if table.admission is None else AdmissionFilter(table.admission))
         for table in declaration.tables
     )
+
+
+class _RowLookup(torch.autograd.Function):
+    """`anchor` is an empty tensor that requires grad: without one autograd would not call backward for integer ids."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, module: _TableModule, ids: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        ctx.module, ctx.ids = module, ids  # type: ignore[attr-defined]
+        rows = module.table.lookup(ids)
+        ctx.snapshot = rows if module.table.config.needs_snapshot else None  # type: ignore[attr-defined]
+        # A copy, if there is a snapshot: a caller that changes the result must not change the snapshot.
+        return rows.to(ids.device, copy=module.table.config.needs_snapshot)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[None, None, None]:
+        module: _TableModule = ctx.module  # type: ignore[attr-defined]
+        module.table.apply_gradients(
+            ctx.ids,  # type: ignore[attr-defined]
+            grad,
+            learning_rates=module.learning_rates,
+            step=module.step,
+            event_time=module.event_time,
+            snapshot=ctx.snapshot,  # type: ignore[attr-defined]
+        )
+        return None, None, None
+
+
+class _PooledLookup(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, module: EmbeddingBag, ids: torch.Tensor, offsets: torch.Tensor, anchor: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.module, ctx.ids, ctx.offsets = module, ids, offsets  # type: ignore[attr-defined]
+        ctx.snapshot = module.table.lookup(ids) if module.table.config.needs_snapshot else None  # type: ignore[attr-defined]
+        return module.table.lookup_pooled(ids, offsets, mode=module.mode).to(ids.device)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[None, None, None, None]:
+        module: EmbeddingBag = ctx.module  # type: ignore[attr-defined]
+        module.table.apply_pooled_gradients(
+            ctx.ids,  # type: ignore[attr-defined]
+            ctx.offsets,  # type: ignore[attr-defined]
+            grad,
+            mode=module.mode,
+            learning_rates=module.learning_rates,
+            step=module.step,
+            event_time=module.event_time,
+            snapshot=ctx.snapshot,  # type: ignore[attr-defined]
+        )
+        return None, None, None, None
+
+
+class _TableModule(nn.Module):
+    def __init__(self, table: EmbeddingTable) -> None:
+        super().__init__()
+        self.table = table
+        self.learning_rates: Sequence[float] | None = None
+        """One per segment, for the next backward. None takes the table's own."""
+        self.step = 0
+        """The global step passed to the optimizer."""
+        self.event_time = 0
+        """Event time of the next backward, seconds since 1970."""
+
+    def _anchor(self) -> torch.Tensor:
+        return torch.empty(0, requires_grad=self.training and torch.is_grad_enabled())
+
+    def extra_repr(self) -> str:
+        return f"{self.table!r}"
+
+
+class Embedding(_TableModule):
+    """One vector per id: ids int64 [*] -> float32 [*, dim]. `backward` steps the rows of `ids`, but not in eval mode.
+
+    Example:
+        >>> import torch
+        >>> from monolith import EmbeddingTable, Segment, TableConfig
+        >>> from monolith.table import SGD, Zeros
+        >>> from monolith.nn import Embedding
+        >>> segment = Segment(dim=2, initializer=Zeros(), optimizer=SGD(learning_rate=1.0))
+        >>> embedding = Embedding(EmbeddingTable(TableConfig(name="user", segments=(segment,))))
+        >>> embedding(torch.tensor([3, 3])).sum().backward()
+        >>> embedding(torch.tensor([3])).tolist()
+        [[-2.0, -2.0]]
+    """
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Look up `ids`."""
+        out: torch.Tensor = _RowLookup.apply(self, ids, self._anchor())  # type: ignore[no-untyped-call]
+        return out
+
+
+class EmbeddingBag(_TableModule):
+    """One pooled vector per bag: ids int64 [n], offsets int64 [bags + 1] -> float32 [bags, dim].
+
+    Lookup and pooling are one pass, and so are the backward, the summing of duplicates and the optimizer step.
+
+    Example:
+        >>> import torch
+        >>> from monolith import EmbeddingTable, Segment, TableConfig
+        >>> from monolith.table import Ones
+        >>> from monolith.nn import EmbeddingBag
+        >>> segment = Segment(dim=2, initializer=Ones())
+        >>> bag = EmbeddingBag(EmbeddingTable(TableConfig(name="tags", segments=(segment,))), mode="mean")
+        >>> bag(torch.tensor([1, 2, 3]), torch.tensor([0, 3, 3])).tolist()
+        [[1.0, 1.0], [0.0, 0.0]]
+    """
+
+    def __init__(self, table: EmbeddingTable, *, mode: PoolingMode = "sum") -> None:
+        super().__init__(table)
+        self.mode = mode
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """Pool `ids` by bag."""
+        out: torch.Tensor = _PooledLookup.apply(self, ids, offsets, self._anchor())  # type: ignore[no-untyped-call]
+        return out

@@ -55,7 +55,7 @@ class Head(Config):
     weight: Positive = 1.0
     """Factor of this head's loss in the sum of all heads."""
     reduction: Literal["sum", "mean"] = "sum"
-    """Over examples. With "sum" the step of an id does not depend on how many others share its batch."""
+    """How losses of examples are combined. With "sum" the step of an id does not depend on how many others share its batch."""
     sample_weight: str | None = None
     """Column of factors per example."""
     sample_rate: str | None = None
@@ -93,7 +93,7 @@ class Head(Config):
         return frozenset(name for name in named if name is not None)
 
     def predict(self, logits: Tensor) -> Tensor:
-        """Predictions: [rows], or [rows, classes] of a multiclass head."""
+        """Return predictions: [rows], or [rows, classes] of a multiclass head."""
         if self.kind == "multiclass":
             return logits.softmax(dim=1)
         flat = logits.reshape(logits.shape[0])
@@ -151,7 +151,7 @@ class Head(Config):
             losses = losses * weights
         if self.reduction == "sum":
             return losses.sum()
-        # A batch without any label for this head teaches it nothing, instead of making everything NaN.
+        # A batch without any label for this head has a loss of 0, not NaN.
         return losses.sum() / max(len(losses), 1)
 
     def _losses(self, logits: Tensor, labels: Tensor, batch: Mapping[str, object]) -> Tensor:
@@ -205,14 +205,14 @@ def column(batch: Mapping[str, object], name: str, wanted_by: str) -> Tensor:
 
 
 def heads_of(model: nn.Module, heads: Sequence[Head] | None = None) -> tuple[Head, ...]:
-    """`heads`, or those the model names itself as `heads`, or one with all defaults.
+    """Return `heads`, or the model's attribute `heads`, or one head with all defaults.
 
     Example:
         >>> [head.name for head in heads_of(nn.Linear(2, 1))]
         ['output']
     """
     own = getattr(model, "heads", None)
-    # A model may well call its last layers so.
+    # A model may use that name for its last layers.
     if heads is None and isinstance(own, list | tuple) and all(isinstance(head, Head) for head in own):
         heads = own
     found = (Head(),) if heads is None else tuple(heads)
@@ -223,7 +223,7 @@ def heads_of(model: nn.Module, heads: Sequence[Head] | None = None) -> tuple[Hea
 
 
 def logits_by_head(outputs: object, heads: Sequence[Head]) -> dict[str, Tensor]:
-    """Bring what a model's forward returned into one tensor per head.
+    """Return what a model's forward returned as one tensor per head.
 
     Example:
         >>> logits_by_head(torch.zeros(2), [Head(name="ctr")])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import monolith
-from monolith.nn.layers import interaction
-from monolith.nn.layers.interaction import dot_pairs, sum_pairs
+from monolith.nn import kernels
+from monolith.nn.kernels import dot_pairs, sum_pairs
 
 Pairs = Callable[[torch.Tensor], torch.Tensor]
 
@@ -29,7 +29,7 @@ SHAPES = [
 
 def by_torch(monkeypatch: pytest.MonkeyPatch, function: Pairs, x: torch.Tensor) -> torch.Tensor:
     with monkeypatch.context() as patch:
-        patch.setattr(interaction, "core_can_use", lambda _: False)
+        patch.setattr(kernels, "core_can_use", lambda _: False)
         return function(x)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from monolith import _core
 from monolith.errors import InvalidArgumentError
-from monolith.nn.bias import split_bias
+from monolith.nn.kernels import split_bias
 
 # No rows; a bias alone; more and fewer floats than are copied at once; enough rows for several threads.
 SHAPES = [(0, 5), (3, 1), (1, 2), (4, 5), (7, 18), (20_001, 17)]

@@ -29,7 +29,7 @@ Activation = str | Callable[[], nn.Module] | None
 
 
 class Sigmoid2(nn.Module):
-    """2 * sigmoid(x): a gate that is 1 at 0, so that it neither damps nor amplifies before it has learned to. Shapes [*] -> [*].
+    """2 * sigmoid(x): a gate that is 1 at 0, so that it initially neither damps nor amplifies. Shapes [*] -> [*].
 
     Example:
         >>> Sigmoid2()(torch.zeros(2)).tolist()
@@ -89,9 +89,9 @@ def make_activation(activation: Activation, width: int) -> nn.Module:
     """Return a new module for `activation`, acting on tensors [*, width].
 
     Names, in any case: elu, exponential, gelu, hard_sigmoid (clip(x / 5 + 1/2, 0, 1)), leakyrelu (slope 0.3), linear,
-    prelu (a learned slope per unit, at first 0), relu, selu, sigmoid, sigmoid2 (2 * sigmoid(x)), softmax, softplus,
-    softsign, swish, tanh, thresholdedrelu (x where x > 1, else 0). For other constants pass what makes the module, as
-    `nn.LeakyReLU` or `functools.partial(nn.LeakyReLU, 0.1)`: each layer gets a module of its own.
+    prelu (a learned slope per unit, initially 0), relu, selu, sigmoid, sigmoid2 (2 * sigmoid(x)), softmax, softplus,
+    softsign, swish, tanh, thresholdedrelu (x where x > 1, else 0). For other constants pass a callable that makes the module,
+    such as `nn.LeakyReLU` or `functools.partial(nn.LeakyReLU, 0.1)`: each layer gets a module of its own.
 
     Example:
         >>> make_activation("ReLU", 4)
