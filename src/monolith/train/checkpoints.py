@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DenseOnlyCheckpoints", "LogFlushHook", "RunCheckpoints", "TrainerSaving"]
 
-Tables = Mapping[str, Sequence[EmbeddingTable]]
+NamedTables = Mapping[str, Sequence[EmbeddingTable]]
 
 _logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class RunCheckpoints:
         self.saved_version: object = None
         """The `version` of the trainer's state that was saved last."""
         self._config, self._clock = config, clock
-        self._tables: Tables = {}
+        self._tables: NamedTables = {}
         self._history = CheckpointHistory(
             max_to_keep=config.checkpoints_max_to_keep,
             keep_checkpoint_every_n_hours=config.keep_checkpoint_every_n_hours,
@@ -112,7 +112,7 @@ class RunCheckpoints:
         if isinstance(folder, LocalFolder):
             folder.make()
 
-    def open(self, tables: Tables, *, parent: int) -> None:
+    def open(self, tables: NamedTables, *, parent: int) -> None:
         """Begin to write `tables`. `parent` is the sequence number in the own log that they come from, or 0."""
         self._tables = tables
         self._begin_folder()
@@ -273,7 +273,7 @@ class DenseOnlyCheckpoints(RunCheckpoints):
         """No table is saved."""
         return "dense_only"
 
-    def open(self, tables: Tables, *, parent: int) -> None:
+    def open(self, tables: NamedTables, *, parent: int) -> None:
         """Begin to write, without tables and so without a log."""
         self._begin_folder()
 

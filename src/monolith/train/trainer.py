@@ -23,7 +23,7 @@ from monolith.table.store import Position, Store
 from monolith.train.checkpoints import TrainerSaving
 from monolith.train.config import RunConfig
 from monolith.train.dense_state import DenseState
-from monolith.train.hooks.checkpoint import Metric, log_metric
+from monolith.train.hooks.checkpoint import MetricSink, log_metric
 from monolith.train.hooks.deep_insight import DeepInsightHook
 from monolith.train.hooks.hook import CheckpointSaverListener, Hook, hooks_running, overriding
 from monolith.train.hooks.stop import NanGuardHook
@@ -116,7 +116,7 @@ class Trainer:
         """Called around every full save of a run."""
         self.save_guards: tuple[CheckpointSaverListener, ...] = ()
         """Called around all tries of a full save, whatever becomes of it."""
-        self.on_save_metric: Metric = log_metric
+        self.on_save_metric: MetricSink = log_metric
         """Told how often and how long saves are; see `NoFirstSaveCheckpointSaverHook`."""
         self.before_saving: list[Callable[[], None]] = []
         """Called before the state is taken, to apply what waits for the next step. See `AsyncFunctionManager.hooks`."""

@@ -26,7 +26,7 @@ _ANSWER_SECS = 10.0
 _lock = threading.Lock()
 _logger = logging.getLogger(__name__)
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-Place = tuple[str, int]
+EntryKey = tuple[str, int]
 """Name of a service, and index."""
 Entry = tuple[int, str]
 """Order of the announcement, and address."""
@@ -104,7 +104,7 @@ class Registry:
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         """`clock` puts announcements in order, also those made to an earlier life of this actor."""
         self._clock = clock
-        self._entries: dict[Place, Entry] = {}
+        self._entries: dict[EntryKey, Entry] = {}
 
     def register(self, name: str, index: int, addr: str) -> int:
         """Put an entry, instead of the one that was there; its place in the order of announcements is the answer."""
@@ -112,7 +112,7 @@ class Registry:
         self._entries[name, index] = (order, addr)
         return order
 
-    def renew(self, own: Mapping[Place, Entry]) -> list[Place]:
+    def renew(self, own: Mapping[EntryKey, Entry]) -> list[EntryKey]:
         """Put those of `own` that no later announcement has replaced; the places of the others are the answer."""
         for place, entry in own.items():
             self._entries[place] = max(self._entries.get(place, entry), entry)
@@ -158,7 +158,7 @@ class RayServiceDiscovery(ServiceDiscovery):
         self._session = RaySession(address or "auto")
         self._renew_secs, self._answer_secs = renew_secs, answer_secs
         self._is_owner = is_owner
-        self._own: dict[Place, Entry] = {}
+        self._own: dict[EntryKey, Entry] = {}
         # Held while entries are made and removed: a late renewal must not undo a withdrawal.
         self._lock = threading.Lock()
         self._keeper: threading.Thread | None = None

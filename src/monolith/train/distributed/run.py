@@ -34,7 +34,7 @@ from monolith.train.distributed.data_service import serve_data, service_dispatch
 from monolith.train.distributed.retry import run_with_retries
 from monolith.train.distributed.server import serve
 from monolith.train.distributed.worker import Meet, WorkerAttempt, client_config
-from monolith.train.hooks.checkpoint import Metric
+from monolith.train.hooks.checkpoint import MetricSink
 from monolith.train.hooks.hook import Hook
 from monolith.transport.calls import BasicCall
 
@@ -131,7 +131,7 @@ class HeartBeat:
         training_heart_beat {'type': 'stopped'}
     """
 
-    def __init__(self, metric: Metric, *, every_secs: float = BEAT_SECS) -> None:
+    def __init__(self, metric: MetricSink, *, every_secs: float = BEAT_SECS) -> None:
         self._metric, self._every_secs = metric, every_secs
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monolith-training-heart-beat", daemon=True)

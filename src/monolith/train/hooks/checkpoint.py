@@ -26,7 +26,7 @@ ATTEMPTS = 2
 INTERRUPTIONS = 10
 """How often it is begun because a server was started again before: a server that dies of saving must not be asked for ever."""
 
-Metric = Callable[[str, float, Mapping[str, str]], None]
+MetricSink = Callable[[str, float, Mapping[str, str]], None]
 """Called with name, value and tags."""
 
 _log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         guard_listeners: Sequence[CheckpointSaverListener] = (),
         ignore_save_errors: bool = False,
         background: bool = True,
-        on_metric: Metric = log_metric,
+        on_metric: MetricSink = log_metric,
         clock: Callable[[], float] = time.time,
         tide: Mapping[str, int | None] | None = None,
     ) -> None:
