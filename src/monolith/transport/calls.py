@@ -288,7 +288,7 @@ class FrameCalls:
     def _require_mine(self, frame: Frame) -> None:
         if frame.instance not in (0, self.instance):
             raise ServerRestartedError(
-                "the server was started again and has lost what it held; restore its tables, then rejoin()"
+                "the server was started again and has lost its state; restore its tables, then rejoin()"
             )
 
     def _error(self, request: int, error: BaseException) -> np.ndarray:

@@ -322,6 +322,8 @@ class FramedSocket:
                 break
         if not word:
             raise ConnectionResetError("the peer has closed the stream")
+        if len(word) == _LENGTH.size:
+            return word, descriptors
         try:
             return word + self.receive(_LENGTH.size - len(word), deadline=deadline).tobytes(), descriptors
         except BaseException:

@@ -125,7 +125,7 @@ def allocate(
     """
     start = _start(call, request, instance, text, shapes)
     sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in shapes]
-    size = len(start) + sum(map(_padded, sizes))
+    size = len(start) + sum(size + (-size & 7) for size in sizes)
     is_shared = out is not None and SHARED_FROM <= size <= len(out)
     buffer = out[:size] if out is not None and is_shared else np.empty(size, dtype=np.uint8)
     buffer.data[: len(start)] = start
@@ -133,8 +133,8 @@ def allocate(
     for (dtype, shape), size in zip(shapes, sizes, strict=True):
         views.append(np.ndarray(shape, dtype, buffer, at))
         if size & 7:
-            buffer[at + size : at + _padded(size)] = 0
-        at += _padded(size)
+            buffer[at + size : at + size + (-size & 7)] = 0
+        at += size + (-size & 7)
     return buffer, views
 
 
@@ -178,8 +178,12 @@ def decode(data: bytes | memoryview | np.ndarray, *, max_bytes: int = 2**31) -> 
     shapes, at = _shapes(buffer, count)
     if text_size > buffer.size - at:
         raise ProtocolError(f"frame: its text claims {text_size:,} bytes, {buffer.size - at:,} are left")
-    text = _text(buffer[at : at + text_size])
-    arrays = _arrays(buffer, _padded(at + text_size), shapes)
+    try:
+        text = buffer[at : at + text_size].tobytes().decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"frame: its text is not UTF-8: {error}") from None
+    at += text_size
+    arrays = _arrays(buffer, at + (-at & 7), shapes)
     return Frame(call=call, request=request, instance=instance, text=text, arrays=arrays)
 
 
@@ -252,17 +256,10 @@ def _shapes(buffer: np.ndarray, count: int) -> tuple[list[ArrayShape], int]:
     return shapes, at
 
 
-def _text(words: np.ndarray) -> str:
-    try:
-        return words.tobytes().decode()
-    except UnicodeDecodeError as error:
-        raise ProtocolError(f"frame: its text is not UTF-8: {error}") from None
-
-
 def _arrays(buffer: np.ndarray, at: int, shapes: Sequence[ArrayShape]) -> tuple[np.ndarray, ...]:
     # Python integers: a product of hostile dimensions must not wrap around.
     sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in shapes]
-    expected = at + sum(map(_padded, sizes))
+    expected = at + sum(size + (-size & 7) for size in sizes)
     if expected != buffer.size:
         raise ProtocolError(f"frame: its shapes add up to {expected:,} bytes, it has {buffer.size:,}")
     arrays = []
@@ -273,9 +270,5 @@ def _arrays(buffer: np.ndarray, at: int, shapes: Sequence[ArrayShape]) -> tuple[
             raise ProtocolError(f"frame: an array without elements claims the shape {list(shape)}") from None
         # gRPC hands over memory at any address, and the core reads whole words.
         arrays.append(array if array.flags.aligned else array.copy())
-        at += _padded(size)
+        at += size + (-size & 7)
     return tuple(arrays)
-
-
-def _padded(size: int) -> int:
-    return (size + 7) & ~7

@@ -82,7 +82,7 @@ def test_a_replaced_worker_is_refused_whatever_it_asks(common: ServerCoordinatio
         "remove": lambda: common.remove(old),
         "hold": lambda: common.hold(old, 1),
     }
-    with pytest.raises(StalePushError, match="epoch: 1 of worker 1 is over, 2 has come"):
+    with pytest.raises(StalePushError, match="epoch: 1 of worker 1 is over, 2 has joined"):
         asked[call]()
     common.greet(who(1, epoch=3))
 
@@ -152,7 +152,7 @@ def test_keys_have_an_end(common: ServerCoordination, monkeypatch: pytest.Monkey
     monkeypatch.setattr(coordination, "MAX_KEYS", 1)
     common.set_key("a", "1")
     assert common.set_key("a", "2") == "1"
-    with pytest.raises(ConfigError, match="no room for 'b'"):
+    with pytest.raises(ConfigError, match="no more fit; cannot set 'b'"):
         common.set_key("b", "1")
 
 

@@ -174,7 +174,7 @@ def test_new_servers_own_what_was_lost_only_if_told_so(addresses: list[str]) -> 
         with ParameterServer() as lost:
             owned = store.rebalance([*addresses[:2], lost.address])
         left = [server for server in owned.servers if server.address in addresses]
-        with pytest.raises(ConfigError, match="nobody of"):
+        with pytest.raises(ConfigError, match="none of"):
             ServerStore(addresses, config=ClientConfig(timeout=0.5))
     with ServerStore(addresses, [COUNTS], replace_lost=True) as again, ServerStore(addresses) as other:
         assert other.ownership == again.ownership

@@ -125,7 +125,7 @@ def test_servers_that_own_something_else_than_asked_for_are_taken_as_they_are(se
         both = [server.address, other.address]
         with ServerStore(both, [TABLE], ranges=[range(100), range(100, 4096)]) as first, ServerStore(both) as second:
             assert second.ownership == first.ownership
-        with pytest.raises(ConfigError, match=r"nobody of .* owns the buckets \[\(100, 4096\)\]"):
+        with pytest.raises(ConfigError, match=r"none of .* owns the buckets \[\(100, 4096\)\]"):
             ServerStore([server.address])
 
 

@@ -89,7 +89,7 @@ def test_a_taker_that_cannot_be_asked_may_have_it_unless_it_is_lost(tmp_path: Pa
         stuck(giver, taker, mute)
         taker.close()
         with pytest.raises(
-            UnavailableError, match=f"in transit from {giver.address} to {taker.address}.*lost for good"
+            UnavailableError, match=f"in transit from {giver.address} to {taker.address}.*declare it lost"
         ):
             take_back_buckets([giver.address])
         assert asked(giver.address).giving is not None

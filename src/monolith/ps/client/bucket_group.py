@@ -134,7 +134,7 @@ class BucketGroup(ServerGroup):
         self.links = links
 
     def _returned(self, address: str) -> Link | None:
-        """The link to a server that had left the group: a new one each time would use up the server's streams."""
+        """Return the link to a server that had left the group: a new one each time would use up the server's streams."""
         link = next((link for link in self._retired if link.address == address), None)
         if link is not None:
             self._retired.remove(link)

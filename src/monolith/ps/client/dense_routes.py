@@ -27,7 +27,7 @@ class DensePart:
 
     names: tuple[str, ...]
     round: int
-    """0: the first attempt of the call."""
+    """0 for the first attempt of the call."""
 
 
 class DenseRoutes:
@@ -52,11 +52,11 @@ class DenseRoutes:
         only refused parts are sent again, to the servers that hold them then.
         """
         deadline, pause = time.monotonic() + self._group.config.timeout, FIRST_PAUSE
-        waiting, turn = list(names), 0
+        waiting, attempt = list(names), 0
         answers: list[tuple[tuple[str, ...], Frame]] = []
         while waiting:
-            self._locate(waiting, again=turn > 0, deadline=deadline)
-            parts = [(link, DensePart(names=mine, round=turn)) for link, mine in self._by_server(waiting)]
+            self._locate(waiting, again=attempt > 0, deadline=deadline)
+            parts = [(link, DensePart(names=mine, round=attempt)) for link, mine in self._by_server(waiting)]
             outcomes = finish_each(
                 [
                     link.begin(call, text(part), [*packed, *(arrays[name] for name in part.names if name in arrays)])
@@ -75,10 +75,10 @@ class DenseRoutes:
                 raise DeadlineExceededError(
                     f"dense parameter {waiting[0]!r} was in transit between servers for {self._group.config.timeout:g} s"
                 )
-            if waiting and turn:
+            if waiting and attempt:
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-            turn += 1
+            attempt += 1
         return answers
 
     def _by_server(self, names: Sequence[str]) -> list[tuple[Link, tuple[str, ...]]]:
@@ -94,7 +94,7 @@ class DenseRoutes:
         self._link_of = {name: links[number] for name, number in placed.items()}
 
     def _found(self, deadline: float) -> tuple[list[Link], dict[str, int]]:
-        """The servers, and the number of the one that holds each name, if any does."""
+        """Return the servers, and the number of the one that holds each name, if any does."""
         while True:
             links = list(self._group.links)
             told = [ask_buckets(link) for link in links]
@@ -108,8 +108,8 @@ class DenseRoutes:
                         "the servers that were known have all left, and none that they named answers"
                     )
                 raise UnavailableError(
-                    f"dense parameter {away[0]!r}: it was given to a server that does not answer; start that again, or say "
-                    "that it is lost: ServerStore(..., replace_lost=True), monolith rebalance --replace-lost"
+                    f"dense parameter {away[0]!r}: it was moved to a server that does not answer; start that again, or declare "
+                    "it lost: ServerStore(..., replace_lost=True), monolith rebalance --replace-lost"
                 )
             time.sleep(LONGEST_PAUSE)
             self._group.refresh_routes()

@@ -107,7 +107,7 @@ class Route:
         return len(self.links) + bool((self.owners == len(self.links)).any())
 
     def map(self) -> OwnershipMap:
-        """The same as a value that can be shown and kept."""
+        """Return the same as a value that can be shown and kept."""
         return OwnershipMap(
             servers=tuple(
                 OwnedByServer(address=link.address, version=version, ranges=ranges_of(self.owners == number))
@@ -181,7 +181,7 @@ class ServerRoutes:
             self._forget_lost_dense()
 
     def after(self, route: Route) -> Route:
-        """A newer one than `route`."""
+        """Return a newer one than `route`."""
         with self._lock:
             if self.current is route:
                 self._fetch()
@@ -234,14 +234,14 @@ class ServerRoutes:
         names = ", ".join(link.address for link in self._links())
         if self._disputed:
             return (
-                f"addresses: more than one of {names} owns the buckets {list(self._disputed)}: a server that was given up as "
+                f"addresses: more than one of {names} owns the buckets {list(self._disputed)}: a server that was declared "
                 "lost is back; stop it"
             )
         missing = list(ranges_of(self.current.owners == len(self.current.links)))
-        given = f", and {', '.join(sorted(self._missed))}, which some were given to, does not answer" * bool(
+        given = f", and {', '.join(sorted(self._missed))}, to which some were moved, does not answer" * bool(
             self._missed
         )
-        return f"addresses: nobody of {names} owns the buckets {missing}{given}; name all servers"
+        return f"addresses: none of {names} owns the buckets {missing}{given}; name all servers"
 
     def _given(self, link: Link, ranges: tuple[tuple[int, int], ...]) -> bool:
         try:

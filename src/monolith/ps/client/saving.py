@@ -146,7 +146,7 @@ class ServerShard:
 
 
 def server_shards(links: Sequence[Link]) -> list[ServerShard]:
-    """Each server by itself."""
+    """Return each server by itself."""
     return [ServerShard(link=link) for link in links]
 
 

@@ -1,4 +1,10 @@
-"""One call cut by server. Parts that a server refuses, because buckets have moved, are cut again and sent to the new owners."""
+"""Scatter-gather: one call split by server, and its answers put together.
+
+Short bags (`DistinctIds`) ask for each id once. Rows are pooled and gradients summed here, in the order of the bag, as a table
+does, so the result equals that of one table bit for bit. For long bags (`CutBags`) each server pools its own ids of every bag,
+and one row for each bag is sent instead of one for each id. The sums of several servers are added here, so their last bits can
+differ from those of one table. Parts that a server refuses because buckets have moved are split again and sent to the new owners.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +62,7 @@ class BagSplit(Protocol):
     """What the server does with them."""
 
     def asked(self, some: Some) -> list[np.ndarray]:
-        """The arrays of a lookup of `some` ids."""
+        """Return the arrays of a lookup of `some` ids."""
 
     def pooled(self, answers: Sequence[tuple[Some, np.ndarray]]) -> torch.Tensor:
         """What a lookup of the bags returns, given float32 rows for all ids."""
@@ -160,7 +166,7 @@ class CutBags:
         return [self.ids[some][order], np.concatenate([[0], ends])]
 
     def pooled(self, answers: Sequence[tuple[Some, np.ndarray]]) -> torch.Tensor:
-        """The servers' sums, added in the order of the answers."""
+        """Return the servers' sums, added in the order of the answers."""
         first = answers[0][1]
         # The memory of a frame is not ours to write.
         total = first if len(answers) == 1 and first.flags.writeable else first.copy()
@@ -214,7 +220,7 @@ class Part:
     """Of its buckets, as this worker knows them."""
     places: Places
     round: int
-    """0: the first attempt of the call."""
+    """0 for the first attempt of the call."""
 
 
 def run_parts(
@@ -235,10 +241,10 @@ def run_parts(
     deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
     waiting: list[Places | None] = [_slices(sizes, number) for number in range(route.groups)]
     answers: list[tuple[Places, Frame]] = []
-    turn = 0
+    attempt = 0
     while waiting:
         parts = [
-            Part(link=link, version=version, places=places, round=turn)
+            Part(link=link, version=version, places=places, round=attempt)
             for link, version, places in zip(route.links, route.versions, waiting, strict=False)
             if places is not None
         ]
@@ -260,10 +266,10 @@ def run_parts(
             return answers
         if time.monotonic() >= deadline:
             raise DeadlineExceededError(f"buckets were in transit from one server to another for {timeout:g} s")
-        if turn:
+        if attempt:
             time.sleep(jittered(pause))
             pause = min(2 * pause, LONGEST_PAUSE)
-        route, turn = routes.after(route), turn + 1
+        route, attempt = routes.after(route), attempt + 1
         waiting = _split_again(ids, refused, route, kept)
     return answers
 

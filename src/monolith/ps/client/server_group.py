@@ -195,11 +195,11 @@ class ServerGroup:
             self._declared |= {table.config.name: table for table in declared}
 
     def configs(self) -> dict[str, TableConfig]:
-        """The configuration of every table on the servers."""
+        """Return the configuration of every table on the servers."""
         return {table.config.name: table.config for table in self._served()}
 
     def stats(self) -> dict[str, TableStats]:
-        """The size of every table, all servers together."""
+        """Return the size of every table, all servers together."""
         answers = [json.loads(frame.text)["tables"] for frame in self._ask_all(Call.STATS)]
         return {name: TableStats.total([TableStats(**answer[name]) for answer in answers]) for name in answers[0]}
 
@@ -283,7 +283,7 @@ class ServerGroup:
         self.declare(list(self._declared.values()))
 
     def positions(self) -> tuple[list[HeldPosition], list[HeldPosition]]:
-        """The positions of this worker that the servers have recorded, in buckets and in dense parameters.
+        """Return the positions of this worker that the servers have recorded, in buckets and in dense parameters.
 
         Each is that of all buckets, or parameters, of a server that have had the same batches. Buckets that have had no batch,
         of a server that has met the worker in an earlier epoch, are at batch 0.
@@ -375,7 +375,7 @@ class ServerGroup:
             follow_server(link, self.addresses, self._find, lambda address: link_to(address, soon))
 
     def next_push(self) -> Push:
-        """The number of the next change this worker makes."""
+        """Return the number of the next change this worker makes."""
         return Push(worker=self._worker, epoch=self._epoch, sequence=next(self._sequences))
 
     def push_by_round(self) -> Callable[[int], Push]:

@@ -91,7 +91,7 @@ class ServerParameters:
         return self._names
 
     def read(self) -> dict[str, Tensor]:
-        """The values now, as new tensors."""
+        """Return the values now, as new tensors."""
         answers = self._routes.ask(
             Call.READ_DENSE, self._names, lambda part: messages.ReadDense(names=part.names).model_dump_json()
         )
@@ -99,7 +99,7 @@ class ServerParameters:
         return {name: found[name] for name in self._names}
 
     def settings(self) -> dict[str, messages.DenseSettings]:
-        """The optimizers and their hyperparameters now, as declared and as the last step had them."""
+        """Return the optimizers and their hyperparameters now, as declared and as the last step had them."""
         answers = self._settings()
         return {name: one for names, answer in answers for name, one in zip(names, answer.settings, strict=True)}
 
@@ -235,7 +235,7 @@ class CachedParameters:
         if missing := sum(id(p) not in held for one in optimizer.param_groups for p in one["params"]):
             raise ConfigError(
                 f"optimizer: {missing} of its parameters are not in the {type(module).__name__} that is placed on servers, so "
-                "that nobody would train them; make them part of it"
+                "nothing would train them; make them part of it"
             )
         now = group_optimizers(optimizer)
         self._declared = first = group_optimizers(optimizer, declared or declared_settings(optimizer))
@@ -315,15 +315,15 @@ class CachedParameters:
         )
 
     def parameters(self) -> list[nn.Parameter]:
-        """The module's own parameters: the copies."""
+        """Return the module's own parameters: the copies."""
         return list(self._parameters.values())
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The copies by the names that the parameters have on the servers."""
+        """Return the copies by the names that the parameters have on the servers."""
         return dict(self._parameters)
 
     def _trained(self) -> dict[str, int]:
-        """The number of the optimizer's group for each parameter that it has."""
+        """Return the number of the optimizer's group for each parameter that it has."""
         number_of = {id(p): number for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         return {name: number_of[id(p)] for name, p in self._parameters.items() if id(p) in number_of}
 
@@ -396,7 +396,7 @@ class ServerOptimizer(torch.optim.Optimizer):
 
 
 def _latest(key: str, held: Sequence[messages.DenseSettings]) -> Any:  # noqa: ANN401 - a hyperparameter
-    """The value that a hyperparameter of several parameters has come to.
+    """Return the value that a hyperparameter of several parameters has come to.
 
     They differ if a worker died between two servers, and for those that have had no gradient since a scheduler moved the others.
     """
@@ -417,7 +417,7 @@ _T = TypeVar("_T")
 
 
 def _grouped(names: Sequence[str], of: Mapping[str, _T]) -> tuple[tuple[_T, ...], tuple[int, ...]]:
-    """The distinct values of `names`, and for each name the number of its own."""
+    """Return the distinct values of `names`, and for each name the number of its own."""
     distinct = {id(of[name]): of[name] for name in names}
     number_of = {key: number for number, key in enumerate(distinct)}
     return tuple(distinct.values()), tuple(number_of[id(of[name])] for name in names)

@@ -60,7 +60,7 @@ MAX_AHEAD = 16
 
 
 def tables_of(features: Sequence[Feature], *, seed: int = 0) -> list[DeclaredTable]:
-    """The tables that an `EmbeddingBagCollection` of `features` needs on its servers.
+    """Return the tables that an `EmbeddingBagCollection` of `features` needs on its servers.
 
     Example:
         >>> [table.config.name for table in tables_of([Feature(name="user", dim=8)])]

@@ -112,22 +112,22 @@ class DenseOptimizer(Config):
 
     @classmethod
     def of(cls, kind: type[torch.optim.Optimizer], **settings: Any) -> Self:  # noqa: ANN401 - checked by keyword
-        """The optimizer that `kind(parameters, **settings)` would be."""
+        """Return the optimizer that `kind(parameters, **settings)` would be."""
         return cls(name=optimizer_name(kind), settings=settings)
 
     def differences(self, other: DenseOptimizer) -> dict[str, tuple[Any, Any]]:
-        """The hyperparameters in which `other`, of the same class, differs: this value and the other's."""
+        """Return the hyperparameters in which `other`, of the same class, differs: this value and the other's."""
         return {
             key: (value, other.settings[key]) for key, value in self.settings.items() if value != other.settings[key]
         }
 
     def with_settings(self, **settings: Any) -> DenseOptimizer:  # noqa: ANN401 - checked by keyword
-        """The same class with some other hyperparameters."""
+        """Return the same class with some other hyperparameters."""
         return DenseOptimizer(name=self.name, settings=self.settings | settings)
 
 
 def make_optimizer(config: DenseOptimizer, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-    """The optimizer of `parameters` that `config` describes. `ConfigError` if its class refuses a value or a shape."""
+    """Return the optimizer of `parameters` that `config` describes. `ConfigError` if its class refuses a value or a shape."""
     try:
         return _CLASSES[config.name](parameters, **config.settings)
     except (TypeError, ValueError) as error:
@@ -180,7 +180,7 @@ def state_numbers(config: DenseOptimizer, shape: Sequence[int]) -> int:
 
 @cache
 def _keywords(name: str) -> tuple[dict[str, TypeAdapter[Any]], dict[str, Any]]:
-    """The type and the default of each keyword of a class that servers take."""
+    """Return the type and the default of each keyword of a class that servers take."""
     _, *keywords = inspect.signature(_CLASSES[name]).parameters.values()
     kept = [keyword for keyword in keywords if keyword.name not in _HOW]
     types = {one.name: TypeAdapter(_TYPES.get(f"{name}.{one.name}", _TYPES[one.name])) for one in kept}

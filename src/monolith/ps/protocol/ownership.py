@@ -45,7 +45,7 @@ BucketRanges = Annotated[tuple[BucketRange, ...], Field(max_length=NUM_BUCKETS),
 
 
 def mask_of(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
-    """bool [NUM_BUCKETS]: which buckets are in `ranges`."""
+    """Return bool [NUM_BUCKETS]: which buckets are in `ranges`."""
     mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
     for first, end in ranges:
         mask[first:end] = True
@@ -53,7 +53,7 @@ def mask_of(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
 
 
 def ranges_of(mask: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """The ranges of the buckets that are set in `mask`, as few as possible.
+    """Return the ranges of the buckets that are set in `mask`, as few as possible.
 
     Example:
         >>> ranges_of(mask_of([(0, 5), (5, 7), (9, 10)]))
@@ -112,7 +112,7 @@ class OwnershipMap(Config):
         return tuple(server.address for server in self.servers)
 
     def owners(self) -> np.ndarray:
-        """int64 [NUM_BUCKETS]: the number of the server of each bucket, or `NOBODY`."""
+        """Return int64 [NUM_BUCKETS]: the number of the server of each bucket, or `NOBODY`."""
         owners = np.full(NUM_BUCKETS, NOBODY, dtype=np.int64)
         for number, server in enumerate(self.servers):
             owners[mask_of(server.ranges)] = number

@@ -287,7 +287,7 @@ def _settled(link: Link, giving: OutgoingTransfer, *, lost: bool, timeout: float
             if back.missing is not None:
                 raise UnavailableError(
                     f"{giving} are in transit from {link.address} to {giving.taker}, which may have them "
-                    f"and cannot be asked: {back.missing}; start it again, or say that it is lost for good"
+                    f"and cannot be asked: {back.missing}; start it again, or declare it lost"
                 )
             if not back.pending:
                 owner = giving.taker if back.arrived else link.address

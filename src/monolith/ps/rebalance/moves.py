@@ -170,7 +170,7 @@ class TransferDelivery:
         link = self._connect(giving.taker)
         try:
             if not self._is_destination(link, giving):
-                return InvalidArgumentError(f"destination: {giving.taker} has lost what it held; {giving} stay here")
+                return InvalidArgumentError(f"destination: {giving.taker} has lost its state; {giving} stay here")
             exchange = link.begin(Call.INSTALL_BUCKETS, install.model_dump_json(), arrays)
             try:
                 exchange.finish()
@@ -299,7 +299,7 @@ class BucketMoves:
                 return TakenBack()
             if back.lost not in (None, giving.taker):
                 raise InvalidArgumentError(
-                    f"lost: {giving} are in transit to {giving.taker}, not to {back.lost}; say whether that is lost"
+                    f"lost: {giving} are in transit to {giving.taker}, not to {back.lost}; declare that one lost instead"
                 )
             return self._delivery.take_back(giving, lost=back.lost is not None, wait=back.wait)
 

@@ -171,7 +171,7 @@ class ServerCoordination:
         with self._lock:
             if key not in self._keys:
                 if len(self._keys) >= MAX_KEYS:
-                    raise ConfigError(f"key: there are {MAX_KEYS:,} keys already, no room for {key!r}")
+                    raise ConfigError(f"key: there are {MAX_KEYS:,} keys already, no more fit; cannot set {key!r}")
                 self._require_memory(len(key) + len(value) + _ENTRY_BYTES)
                 self._keys[key] = value
                 self._save()
@@ -212,7 +212,7 @@ class ServerCoordination:
         known, until = self._workers.get(who.index), self._clock() + who.lease
         if known is not None and who.epoch < known.epoch:
             raise StalePushError(
-                f"epoch: {who.epoch} of worker {who.index} is over, {known.epoch} has come since; this process has been "
+                f"epoch: {who.epoch} of worker {who.index} is over, {known.epoch} has joined since; this process has been "
                 "replaced and should end"
             )
         if known is None or who.epoch > known.epoch:
@@ -272,7 +272,7 @@ def _parsed(kind: type[_Text], text: str) -> _Text:
     try:
         return kind.from_json(text)
     except ConfigError as error:
-        raise CorruptFileError(f"coordination: what was kept cannot be read: {error}") from None
+        raise CorruptFileError(f"coordination: the stored state cannot be read: {error}") from None
 
 
 class CoordinationFile:

@@ -131,7 +131,7 @@ class DenseParameters:
             return not there
 
     def settings(self, names: Sequence[str]) -> DenseSettingsOf:
-        """The optimizers and their hyperparameters now, and whether the parameters have changed since they were declared."""
+        """Return the optimizers with their hyperparameters, and whether the parameters have changed since the declaration."""
         with self._lock:
             parameters = [self._parameter(name) for name in names]
             return DenseSettingsOf(
@@ -139,7 +139,7 @@ class DenseParameters:
             )
 
     def read(self, names: Sequence[str]) -> list[np.ndarray]:
-        """The values now, as copies."""
+        """Return the values now, as copies."""
         with self._lock:
             return [self._parameter(name).values.detach().clone().numpy() for name in names]
 
@@ -272,11 +272,11 @@ class DenseParameters:
         return put_in_place
 
     def declared(self) -> tuple[str, ...]:
-        """The names of those that workers train here."""
+        """Return the names of those that workers train here."""
         return tuple(self.sizes())
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of the values of those that workers train here."""
+        """Return the bytes of the values of those that workers train here."""
         with self._lock:
             return {name: self._parameters[name].values.nbytes for name in self._declared()}
 

@@ -206,7 +206,7 @@ class ServerFolder:
             if self._flush_secs is not None and self._durable < self._state.gate.changes:
                 self.commit()
         except MonolithError as error:
-            _logger.error("what changed last could not be written: %s", error)
+            _logger.error("the last changes could not be written: %s", error)
         finally:
             self._threads.shutdown()
             with self._writing:
@@ -291,7 +291,7 @@ class ServerFolder:
             self.require_own()
             remove_unreachable(self._home)
         except MonolithError as error:
-            _logger.warning("%s: what is not needed any more stays for now: %s", self.folder, error)
+            _logger.warning("%s: cannot remove files that are no longer needed: %s", self.folder, error)
 
     def _write_snapshot(self) -> OpenSnapshot:
         return write_snapshot(self._home, self._state.tables.all(), self._log)

@@ -122,7 +122,7 @@ class OwnedBuckets:
             self.require(version)
 
     def known_at(self, version: int) -> np.ndarray | None:
-        """bool [NUM_BUCKETS]: the buckets owned that a client of `version` knows of. None: all of them.
+        """Return bool [NUM_BUCKETS]: the buckets owned that a client of `version` knows of. None: all of them.
 
         A change that was split by `version` is for these buckets and no others.
         """
@@ -148,7 +148,7 @@ class OwnedBuckets:
             self._set(version=1, oldest=1, ranges=ranges)
         elif ranges != self._known.ranges:
             raise OwnershipChangedError(
-                f"ranges: the server owns {list(self._known.ranges)} already, not {list(ranges)}; ask it what it owns"
+                f"ranges: the server owns {list(self._known.ranges)} already, not {list(ranges)}; refresh the map"
             )
 
     def begin_giving(

@@ -41,7 +41,7 @@ __all__ = ["Dispatcher", "ParameterServer", "ServerConfig"]
 
 PEER_SECONDS = 10.0
 """How long another server may take to answer."""
-MAX_REMEMBERED = 16384
+MAX_CACHED = 16384
 """Characters of the longest text of a lookup that is cached, so that clients cannot fill the memory."""
 
 
@@ -156,7 +156,7 @@ class Dispatcher(FrameCalls):
     def _require_mine(self, frame: Frame) -> None:
         if self._restored and frame.instance not in (0, self.instance):
             raise ServerRestoredError(
-                f"the server was started again and has restored itself to number {self._restored} of its log; rejoin() and go on"
+                f"the server was started again and has restored itself to number {self._restored} of its log; rejoin()"
             )
         super()._require_mine(frame)
 
@@ -216,7 +216,8 @@ class Dispatcher(FrameCalls):
         )
 
     def _lookup(self, frame: Frame, out: np.ndarray | None) -> np.ndarray:
-        lookup = _lookup_of(frame.text)
+        text = frame.text
+        lookup = (_cached_lookup if len(text) <= MAX_CACHED else messages.Lookup.from_json)(text)
         self._owned.require_read(lookup.map)
         reads = self._state.tables.reads(lookup, frame.arrays)
         shapes = [(WIRE_DTYPES[lookup.wire], read.shape) for read in reads]
@@ -263,11 +264,7 @@ def spin(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> floa
 
 
 # The lookups of a run differ in their arrays, rarely in their text.
-_remembered = lru_cache(maxsize=256)(messages.Lookup.from_json)
-
-
-def _lookup_of(text: str) -> messages.Lookup:
-    return _remembered(text) if len(text) <= MAX_REMEMBERED else messages.Lookup.from_json(text)
+_cached_lookup = lru_cache(maxsize=256)(messages.Lookup.from_json)
 
 
 class ServerConfig(ListenConfig):

@@ -56,7 +56,7 @@ class BucketProgress:
         return next((at for mask, at in self._others if mask[0]), self._rest)
 
     def had(self, position: Position, epoch: int) -> np.ndarray | None:
-        """bool [NUM_BUCKETS]: buckets that have had the batch of `position` before `epoch`. None: no bucket has."""
+        """Return bool [NUM_BUCKETS]: buckets that have had the batch of `position` before `epoch`. None: no bucket has."""
         rest = _has_had(self._rest, position, epoch)
         if not rest and not any(_has_had(held, position, epoch) for _, held in self._others):
             return None
@@ -81,7 +81,7 @@ class BucketProgress:
             self._set(mask if buckets is None else mask & buckets, part.position)
 
     def at(self, buckets: np.ndarray | None = None) -> list[BucketsAt]:
-        """The positions of all buckets, or of those of a mask. Buckets that have had no batch are in none."""
+        """Return the positions of all buckets, or of those of a mask. Buckets that have had no batch are in none."""
         rest = np.ones(NUM_BUCKETS, dtype=np.bool_)
         for mask, _ in self._others:
             rest &= ~mask
@@ -126,7 +126,7 @@ class ParameterProgress:
         self._positions: dict[str, HeldPosition] = {}
 
     def missing(self, position: Position, epoch: int, names: Sequence[str]) -> list[str]:
-        """Those of `names` that have not had the batch of `position` before `epoch`."""
+        """Return those of `names` that have not had the batch of `position` before `epoch`."""
         return [name for name in names if not _has_had(self._positions.get(name), position, epoch)]
 
     def advance(self, position: HeldPosition, names: Iterable[str]) -> None:
@@ -140,7 +140,7 @@ class ParameterProgress:
         self._positions = kept | found
 
     def at(self, names: Collection[str] | None = None) -> list[ParametersAt]:
-        """The positions of all parameters, or of `names`. Parameters that have had no batch are in none."""
+        """Return the positions of all parameters, or of `names`. Parameters that have had no batch are in none."""
         parts: list[tuple[HeldPosition, list[str]]] = []
         for name, position in list(self._positions.items()):
             if names is not None and name not in names:
@@ -280,7 +280,7 @@ class PushLedger(Generic[Answer]):
         return outcome
 
     def batches(self) -> int:
-        """The number of batches that were applied, of all workers together, each counted once."""
+        """Return the number of batches that were applied, of all workers together, each counted once."""
         return sum(_batches(worker) for worker in list(self._workers.values()))
 
     def step(self) -> int:
@@ -357,7 +357,7 @@ def _batches(worker: WorkerRecord[Answer]) -> int:
 
 
 def _size(outcome: object) -> int:
-    """The bytes of an answer: of its arrays and its text. Of an error, its message."""
+    """Return the bytes of an answer: of its arrays and its text. Of an error, its message."""
     arrays, text = getattr(outcome, "arrays", ()), getattr(outcome, "text", None)
     return sum(int(array.nbytes) for array in arrays) + len(str(outcome) if text is None else text)
 

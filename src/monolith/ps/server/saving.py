@@ -107,14 +107,14 @@ def require_settled(state: ServerState) -> None:
 
 
 def _mask(ranges: Iterable[range] | Iterable[tuple[int, int]] | None) -> np.ndarray:
-    """bool [NUM_BUCKETS]: which buckets are in `ranges`. None: all of them."""
+    """Return bool [NUM_BUCKETS]: which buckets are in `ranges`. None: all of them."""
     if ranges is None:
         return np.ones(NUM_BUCKETS, dtype=np.bool_)
     return mask_of((one.start, one.stop) if isinstance(one, range) else one for one in ranges)
 
 
 def _trained_in(parts: Mapping[str, Mapping[str, State]]) -> dict[str, set[str]]:
-    """The dense parameters that `DenseParameters.load_state` takes from each part: from the one that trained them."""
+    """Return the dense parameters that `DenseParameters.load_state` takes from each part: from the one that trained them."""
     origin: dict[str, tuple[str, bool]] = {}
     for path, parameters in parts.items():
         for name, saved in parameters.items():
@@ -192,7 +192,7 @@ class SaveCalls:
         save = self._save
         if save is None or save.token != asked.token:
             raise SaveInterruptedError(
-                f"save: {asked.token} is not the last one; the server was started again, or somebody else saves; save again"
+                f"save: {asked.token} is not the last one; the server was started again, or another client saves; save again"
             )
         # The client has the values already.
         save.dense = ()

@@ -37,7 +37,7 @@ class _Update:
     gradient: TableGradient
 
     def without(self, buckets: np.ndarray) -> _Update:
-        """The same but for the ids of `buckets`, a mask."""
+        """Return the same but for the ids of `buckets`, a mask."""
         kept = ~buckets[bucket_of(self.ids)]
         if self.offsets is None:
             return replace(self, ids=self.ids[kept], values=self.values[kept])
@@ -53,7 +53,7 @@ class _Update:
         )
 
     def for_core(self) -> TableUpdate:
-        """The same as the core takes it."""
+        """Return the same as the core takes it."""
         return self.table.pooled_update(
             self.ids,
             self.offsets,
@@ -157,7 +157,7 @@ class ServedTables:
         return list(self._declared.values())
 
     def all(self) -> list[EmbeddingTable]:
-        """The tables, in the order they were declared."""
+        """Return the tables, in the order they were declared."""
         return list(self._tables.values())
 
     def reads(self, lookup: Lookup, arrays: Sequence[np.ndarray]) -> list[CheckedRead]:
@@ -219,7 +219,7 @@ class ServedTables:
         return {name: table.evict(now=now[name]) for name, table in tables.items()}
 
     def stats(self) -> dict[str, TableStats]:
-        """The size of every table."""
+        """Return the size of every table."""
         return {name: table.stats() for name, table in self._tables.items()}
 
     @property
@@ -266,7 +266,7 @@ class ServedTables:
             )
 
     def _filter(self, table: DeclaredTable) -> AdmissionFilter | None:
-        """The admission filter of a table that is there with the settings of `table`. It has the counts so far."""
+        """Return the admission filter of a table that is there with the settings of `table`. It has the counts so far."""
         self._require_fit(self._declared[table.config.name], table)
         held = self._tables[table.config.name].admission
         if table.admission is None or (held is not None and held.config == table.admission):
