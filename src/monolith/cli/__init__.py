@@ -1,5 +1,4 @@
-"""The command line: `train`, `evaluate`, `predict`, `export`, `inspect`, `import-table`, `export-table`, `checkpoint`, `log`,
-`ps`, `probe`, `launch`, `env`."""
+"""The command line `monolith`."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: what the `monolith` script calls.
 
-    0 done; 1 something broke, a diverged training for one; 2 wrong usage, configuration or data; 3 a damaged file; 4 the
-    operating system refused a file; 130 interrupted.
+    0 is success, 1 a failure such as a diverged training, 2 wrong usage, configuration or data, 3 a damaged file, 4 a file that
+    the operating system refused, and 130 an interrupt.
     """
     from monolith.cli.app import run
 

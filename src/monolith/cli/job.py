@@ -4,7 +4,7 @@ A YAML file has the fields of `JobConfig`:
 
     model: my_package.models:ClickModel     # class or function that returns an nn.Module
     model_args: {dim: 16}
-    input: my_package.data:batches          # called with "train", "eval" or "predict"; default: the model's own input_fn
+    input: my_package.data:batches          # called with "train", "eval" or "predict", by default the model's own input_fn
     input_args: {folder: data/}
     max_steps: 10000
     run: {model_dir: runs/clicks}           # the fields of RunConfig

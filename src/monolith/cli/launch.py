@@ -141,7 +141,7 @@ def _roles(
 
 
 def _run(supervisor: Supervisor, view: LaunchView, events: list[Event], lines: Lines) -> Outcome:
-    """Step until all is over; whatever happens here, no role stays behind."""
+    """Step until the job is over. No role is left running, whatever happens here."""
     try:
         over = False
         while not over:

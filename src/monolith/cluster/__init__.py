@@ -1,6 +1,6 @@
-"""The processes of a job: who is in it, where they are, and what the scheduler that started them says and wants to hear.
+"""The processes of a job: their roles, their addresses, and the schedulers that start them.
 
-Clients of ZooKeeper, Consul, Ray and Primus are imported when they are used, not before.
+Clients of ZooKeeper, Consul, Ray and Primus are imported when they are first used.
 """
 
 from monolith.cluster.discovery.config import DiscoveryConfig, get_discovery, monolith_discovery

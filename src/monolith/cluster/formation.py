@@ -1,4 +1,4 @@
-"""Forming a cluster: who waits for whom, and which servers a run takes."""
+"""`Formation`: the parameter servers that a run uses, and waiting for them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from monolith.errors import DeadlineExceededError, InvalidArgumentError
 __all__ = ["AddressList", "Formation", "wait_for_servers"]
 
 QUERY_SECS = 5.0
-"""Seconds between two questions to the discovery, and between two looks at the list of servers."""
+"""Seconds between two queries of the discovery, and between two reads of the list of servers."""
 LIST_SECS = 1800.0
 """Seconds that a worker waits for the chief to write the list of servers."""
 
 _logger = logging.getLogger(__name__)
 
 Alive = Callable[[Sequence[str]], list[str]]
-"""Which of these addresses answer."""
+"""Returns those of the addresses that answer."""
 
 
 def _that_answer(addresses: Sequence[str]) -> list[str]:
@@ -31,11 +31,11 @@ def _that_answer(addresses: Sequence[str]) -> list[str]:
 
 
 def _is_address(address: str) -> bool:
-    """Whether `address` can be asked at all: one odd announcement must not keep the others from being found."""
+    """Tell whether `address` is valid: one invalid announcement must not keep the others from being found."""
     try:
         split_address(address)
     except InvalidArgumentError as error:
-        _logger.warning("a server has announced something that is not an address, and is left out: %s", error)
+        _logger.warning("a server has announced an invalid address and is ignored: %s", error)
         return False
     return True
 
@@ -44,10 +44,10 @@ class AddressList(Protocol):
     """A list of addresses that the processes of a run share."""
 
     def read(self) -> tuple[str, ...]:
-        """What is in it; nothing if nobody has written it."""
+        """Return the addresses. Empty if the list was not written yet."""
 
     def write(self, addresses: Sequence[str]) -> None:
-        """Put `addresses` in its place, all at once."""
+        """Replace the list atomically."""
 
 
 def wait_for_servers(
@@ -58,10 +58,10 @@ def wait_for_servers(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[str, ...]:
-    """The addresses of `count` parameter servers in the order of their indexes, waited for as long as it takes.
+    """Wait until `count` parameter servers answer. Returns their addresses in the order of their indexes.
 
-    A server counts when it is announced and answers: what announcements were left by processes that died does not matter. Of
-    more than `count`, those with the lowest indexes are taken.
+    A server counts when it is announced and answers, so announcements left by processes that died do no harm. Of more than
+    `count` servers, those with the lowest indexes are taken.
 
     Example:
         >>> import tempfile
@@ -84,7 +84,7 @@ def wait_for_servers(
 
 
 def _missing_servers(announced: Mapping[int, str], answering: Collection[str], count: int) -> str:
-    """Which servers are waited for, in words."""
+    """Describe the servers that are missing."""
     silent = [f"ps {index} at {address}" for index, address in sorted(announced.items()) if address not in answering]
     parts = [f"{', '.join(silent)} to answer"] if silent else []
     if (unknown := count - len(announced)) > 0:
@@ -93,11 +93,11 @@ def _missing_servers(announced: Mapping[int, str], answering: Collection[str], c
 
 
 class Formation:
-    """Which servers a run takes, the same for all of its workers.
+    """The servers that a run uses, the same for all of its workers.
 
-    Without `shared`, every worker takes the `count` with the lowest indexes: all that there are. Where more are started than
-    needed, the chief takes those that are there first and writes them into `shared`; the other workers take what it has written.
-    A chief that was started again keeps the list as long as all in it are announced.
+    Without `shared`, every worker uses the `count` servers with the lowest indexes. Where more are started than needed, the
+    chief uses those that answer first and writes them into `shared`, which the other workers read. A restarted chief keeps the
+    list as long as all servers in it are announced.
 
     Example:
         >>> import tempfile
@@ -123,13 +123,13 @@ class Formation:
         self._shared, self._alive, self._clock, self._sleep = shared, alive, clock, sleep
 
     def servers(self) -> tuple[str, ...]:
-        """The addresses to use now; asked again after a failure, others may be there."""
+        """Return the addresses to use now. They may differ when called again after a failure."""
         if self._shared is None:
             return self._wait()
         return self._written(self._shared) if self._is_chief else self._read(self._shared)
 
     def announced(self) -> tuple[str, ...]:
-        """All servers there are, those in reserve too, without waiting for any."""
+        """Return all announced servers, including those in reserve, without waiting."""
         return tuple(address for _, address in sorted(self._discovery.query_now("ps").items()))
 
     def _wait(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class Formation:
     def _written(self, shared: AddressList) -> tuple[str, ...]:
         known = shared.read()
         if len(known) == self._count and set(known) <= set(self._alive(self.announced())):
-            _logger.info("taking the servers of the run before: %s", ", ".join(known))
+            _logger.info("using the servers of the previous run: %s", ", ".join(known))
             return known
         found = self._wait()
         shared.write(found)

@@ -24,7 +24,7 @@ class Liveness(Config):
                           lease  <   grace = lease + time to save
 
     Raises:
-        ConfigError: two limits contradict each other; the message names both.
+        ConfigError: two limits contradict each other. The message names both.
 
     Example:
         >>> liveness = Liveness(restarts=5)

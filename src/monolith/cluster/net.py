@@ -1,4 +1,4 @@
-"""Addresses, `host:port` or `[ipv6]:port`: of this machine, of others, and whether anyone answers there."""
+"""Addresses `host:port` or `[ipv6]:port`: parsing them, finding that of this machine, and checking whether they answer."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = [
 
 _logger = logging.getLogger(__name__)
 _PAUSE_SECS = 0.1
-# Time the kernel needs to answer for a port of this machine, whatever is left of the caller's own.
+# The kernel needs this long to answer for a port of this machine, even if less is left of the caller's time.
 _SHORTEST_CONNECT_SECS = 0.001
 
 Connect = Callable[[str, int, float], None]
-"""Connects to (host, port) within seconds and hangs up, or raises OSError."""
+"""Connects to (host, port) within this many seconds and closes the connection, or raises OSError."""
 
 
 class AddressFamily(StrEnum):
@@ -44,7 +44,7 @@ class AddressFamily(StrEnum):
 
 
 def is_ipv6_address(ip: str) -> bool:
-    """Whether `ip` is an IPv6 address; a name is not.
+    """Tell whether `ip` is an IPv6 address and not a name.
 
     Example:
         >>> is_ipv6_address("::1"), is_ipv6_address("127.0.0.1"), is_ipv6_address("localhost")
@@ -57,7 +57,7 @@ def is_ipv6_address(ip: str) -> bool:
 
 
 def concat_ip_and_port(ip: str, port: int | str) -> str:
-    """`ip:port`, an IPv6 address in brackets.
+    """Return `ip:port`, with an IPv6 address in brackets.
 
     Example:
         >>> concat_ip_and_port("127.0.0.1", 10), concat_ip_and_port("::1", 10)
@@ -67,7 +67,7 @@ def concat_ip_and_port(ip: str, port: int | str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[ipv6]:port`; anything else is an `InvalidArgumentError`.
+    """Return host and port of `host:port` or `[ipv6]:port`. Raises `InvalidArgumentError` for anything else.
 
     Example:
         >>> split_address("ps-0.example:2222"), split_address("[::1]:10")
@@ -112,17 +112,19 @@ def get_local_host(environ: Mapping[str, str] | None = None) -> str:
     else:
         host = environ["YARN_INET_ADDR"] if "YARN_INET_ADDR" in environ else get_local_ip()
     if not host:
-        raise DiscoveryError("this host has no address: CLOUDNATIVE_INET_ADDR or YARN_INET_ADDR is set to nothing")
+        raise DiscoveryError(
+            "this host has no address: CLOUDNATIVE_INET_ADDR or YARN_INET_ADDR is set to an empty string"
+        )
     return host
 
 
 def is_ipv4_supported() -> bool:
-    """Whether this machine's own address is an IPv4 one."""
+    """Tell whether this machine's own address is an IPv4 one."""
     return not is_ipv6_address(get_local_ip())
 
 
 def get_local_server_addr(port: int) -> str:
-    """The address at which others reach a server on `port` of this machine."""
+    """Return the address at which other machines reach a server on `port` of this machine."""
     return concat_ip_and_port(get_local_ip(), port)
 
 
@@ -139,7 +141,7 @@ def check_port(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Whether someone accepts a connection at `host`, a name or address, within `timeout` seconds; tried again until then."""
+    """Try until `timeout` seconds have passed to connect to `host`, a name or address. Returns whether it succeeded."""
     deadline = clock() + timeout
     while True:
         try:
@@ -153,7 +155,7 @@ def check_port(
 
 
 class NodeAliveChecker:
-    """Tries to connect to every address at once; the answers are there when it is built.
+    """Tries in its constructor to connect to all addresses in parallel.
 
     Example:
         >>> import socket
@@ -166,7 +168,7 @@ class NodeAliveChecker:
     def __init__(
         self, addrs: Sequence[str], timeout: float = 1.0, num_thread: int = 10, *, connect: Connect = _connect
     ) -> None:
-        """Give each of `addrs` `timeout` seconds; `num_thread` are tried at a time."""
+        """Give each of `addrs` `timeout` seconds, and try `num_thread` of them at a time."""
         if num_thread < 1:
             raise InvalidArgumentError(f"num_thread: expected at least 1, got {num_thread}")
         self._addrs = list(addrs)
@@ -184,17 +186,17 @@ class NodeAliveChecker:
             self._alive = dict(zip(targets, pool.map(ping, targets), strict=True))
 
     def all_nodes_alive(self) -> bool:
-        """Whether everyone answered."""
+        """Tell whether all addresses answered."""
         return all(self._alive.values())
 
     def get_alive_nodes(self) -> list[str]:
-        """Who answered, in the order given."""
+        """Return the addresses that answered, in the order given."""
         return [address for address, alive in self._alive.items() if alive]
 
     def get_dead_nodes(self) -> list[str]:
-        """Who did not answer, in the order given."""
+        """Return the addresses that did not answer, in the order given."""
         return [address for address, alive in self._alive.items() if not alive]
 
     def get_addrs(self) -> list[str]:
-        """All addresses that were asked for."""
+        """Return all addresses that were tried."""
         return list(self._addrs)

@@ -1,4 +1,4 @@
-"""Optional packages, imported when they are needed, with an error that says how to get them."""
+"""Importing optional packages, with an error that says how to install them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["import_extra"]
 
 
 def import_extra(module: str, *, extra: str, purpose: str) -> ModuleType:
-    """Import `module`, which comes with the optional dependencies `extra`; `MissingPackageError` if it is not installed.
+    """Import `module` of the optional dependencies `extra`. Raises `MissingPackageError` if it is not installed.
 
     Example:
         >>> import_extra("no_such_package", extra="zookeeper", purpose="discovery through ZooKeeper")

@@ -1,4 +1,4 @@
-"""`role_from_environment`: the role that a scheduler or launcher gave this process through its environment."""
+"""The role that a scheduler or a launcher of ranks gave this process in its environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 _PREFIX = "OMPI_COMM_WORLD_"
 _log = logging.getLogger(__name__)
-# A launcher of ranks, and the variables in which it says the rank of a process and how many there are.
+# A launcher of ranks, and the variables with the rank of a process and the number of ranks.
 _LAUNCHERS = (
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("mpirun", "PMI_RANK", "PMI_SIZE"),
@@ -35,7 +35,7 @@ _LAUNCHERS = (
 
 
 def get_mpi_rank(environ: Mapping[str, str] | None = None) -> int:
-    """This process's number among all that `mpirun` started; 0 without it.
+    """Return the rank of this process among all that `mpirun` started, or 0 without it.
 
     Example:
         >>> get_mpi_rank({"OMPI_COMM_WORLD_RANK": "3"}), get_mpi_rank({})
@@ -45,25 +45,25 @@ def get_mpi_rank(environ: Mapping[str, str] | None = None) -> int:
 
 
 def get_mpi_size(environ: Mapping[str, str] | None = None) -> int:
-    """How many processes `mpirun` started; 1 without it."""
+    """Return the number of processes that `mpirun` started, or 1 without it."""
     return _number(environ, _PREFIX + "SIZE", "1")
 
 
 def get_mpi_local_rank(environ: Mapping[str, str] | None = None) -> int:
-    """This process's number among those on its machine; 0 without `mpirun`."""
+    """Return the rank of this process among those on its machine, or 0 without `mpirun`."""
     return _number(environ, _PREFIX + "LOCAL_RANK", "0")
 
 
 def get_mpi_local_size(environ: Mapping[str, str] | None = None) -> int:
-    """How many processes `mpirun` started on this machine; 1 without it."""
+    """Return the number of processes that `mpirun` started on this machine, or 1 without it."""
     return _number(environ, _PREFIX + "LOCAL_SIZE", "1")
 
 
 def _abort_all() -> None:
-    """End every process of the job: through MPI if this process speaks it, else by ending in a way that `mpirun` notices."""
+    """End every process of the job, through MPI if this process uses it, else by exiting in a way that `mpirun` notices."""
     mpi = sys.modules.get("mpi4py.MPI")
     try:
-        # To begin speaking it now would wait for the others to do the same.
+        # Initialising MPI now would wait for the others to do the same.
         if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
             mpi.COMM_WORLD.Abort(1)
     finally:
@@ -71,9 +71,9 @@ def _abort_all() -> None:
 
 
 def add_mpi_exception_hook(*, environ: Mapping[str, str] | None = None, abort: Callable[[], None] = _abort_all) -> bool:
-    """Under `mpirun`, let an uncaught exception end all processes instead of leaving the others waiting; whether it is set.
+    """Under `mpirun`, let an uncaught exception end all processes instead of leaving the others waiting.
 
-    The exception is printed first. Without `mpirun` nothing is changed. Calling it again is harmless.
+    The exception is printed first. Returns False and changes nothing without `mpirun`. Calling it again is harmless.
     """
     environ = os.environ if environ is None else environ
     if _PREFIX + "RANK" not in environ:
@@ -101,8 +101,8 @@ def role_from_environment(
 
     Returns None if none of them started it, or if it is the only process that trains and there are no servers.
 
-    Launchers of ranks (`mpirun`, `torchrun`, `srun`) know no kinds of processes: of their ranks the last `num_servers` are
-    servers and those before them workers. Where `server_type` says that this process is a worker, all ranks are workers, and
+    Launchers of ranks (`mpirun`, `torchrun`, `srun`) know no kinds of processes: the last `num_servers` ranks are servers and
+    those before them workers. Where `server_type` says that this process is a worker, all ranks are workers, and
     the servers were started separately.
 
     Raises:
@@ -158,7 +158,7 @@ def _ranks(environ: Mapping[str, str]) -> tuple[str, int, int] | None:
     found = [
         (launcher, _number(environ, rank), _number(environ, size))
         for launcher, rank, size in _LAUNCHERS
-        if environ.get(size, "1") != "1"  # a launcher of one process has no roles to give
+        if environ.get(size, "1") != "1"  # a launcher of one process gives no roles
     ]
     # One launcher may start another: `srun` a `torchrun` on each machine. The one that counts all processes is right.
     return max(found, key=lambda ranks: ranks[2], default=None)

@@ -1,4 +1,4 @@
-"""ZooKeeper: which servers, a client with the right credentials, and cleaning up behind jobs that are long gone."""
+"""ZooKeeper: its servers, clients with credentials, and removing the paths of old jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]*")
 def is_ipv6_only(environ: Mapping[str, str] | None = None) -> bool:
     """Whether this machine has no IPv4 address.
 
-    Its platform says so in MY_HOST_IP, MY_POD_IP and MY_HOST_IPV6; where none of them is set, the machine's own name does.
+    The platform says so in MY_HOST_IP, MY_POD_IP and MY_HOST_IPV6. If none is set, the machine's own name is resolved.
 
     Example:
         >>> is_ipv6_only({"MY_HOST_IPV6": "2001:db8::7"}), is_ipv6_only({"MY_POD_IP": "10.0.0.7"})
@@ -46,9 +46,9 @@ def is_ipv6_only(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def default_zk_servers(use_ipv6: bool = False, environ: Mapping[str, str] | None = None) -> str:
-    """The servers of the variable MONOLITH_ZK_HOSTS, or of MONOLITH_ZK_HOSTS_IPV6, with ZooKeeper's port; empty if unset.
+    """Return the servers of MONOLITH_ZK_HOSTS, or of MONOLITH_ZK_HOSTS_IPV6, with ZooKeeper's port. Empty if unset.
 
-    The variables are lists of hosts with commas. The second is for machines without IPv4, and for `use_ipv6`.
+    The variables are comma-separated lists of hosts. The second is for machines without IPv4, and for `use_ipv6`.
 
     Example:
         >>> hosts = {"MONOLITH_ZK_HOSTS": "10.0.0.1,10.0.0.2", "MONOLITH_ZK_HOSTS_IPV6": "2001:db8::1"}
@@ -66,7 +66,7 @@ def _listed(environ: Mapping[str, str], name: str) -> list[str]:
 
 
 def get_zk_auth_data(environ: Mapping[str, str] | None = None) -> list[tuple[str, str]] | None:
-    """The credentials `user:password` of the variable ZK_AUTH, as ZooKeeper's scheme `digest`; None if it is unset.
+    """Return the credentials `user:password` of ZK_AUTH in ZooKeeper's scheme `digest`, or None if it is unset.
 
     Example:
         >>> get_zk_auth_data({"ZK_AUTH": "me:secret"})
@@ -77,16 +77,16 @@ def get_zk_auth_data(environ: Mapping[str, str] | None = None) -> list[tuple[str
 
 
 def import_kazoo(module: str) -> ModuleType:
-    """A module of kazoo, ZooKeeper's client."""
+    """Import a module of kazoo, the client of ZooKeeper."""
     return import_extra(f"kazoo.{module}", extra="zookeeper", purpose="ZooKeeper")
 
 
 def make_zk_client(zk_server: str | None = None, *, session_secs: float = 10.0) -> KazooClient:
-    """A client of `zk_server`, by default of `default_zk_servers()`, with the credentials of ZK_AUTH; not connected yet."""
+    """Return a client of `zk_server`, by default of `default_zk_servers()`, with the credentials of ZK_AUTH, not connected."""
     servers = zk_server or default_zk_servers()
     if not servers:
         raise ConfigError("zk_server: expected host:port[,host:port...], got none, and MONOLITH_ZK_HOSTS is not set")
-    # Left alone, the client waits up to a minute before it looks again for a server that was away.
+    # By default the client waits up to a minute before it tries a server again.
     retry = {"max_tries": -1, "delay": 0.1, "max_delay": 2.0}
     client: KazooClient = import_kazoo("client").KazooClient(
         servers, timeout=session_secs, connection_retry=retry, auth_data=get_zk_auth_data()
@@ -95,7 +95,7 @@ def make_zk_client(zk_server: str | None = None, *, session_secs: float = 10.0) 
 
 
 def start_zk_client(client: KazooClient, start_secs: float = 15.0) -> None:
-    """Connect; `DiscoveryError` if nobody answers within `start_secs` seconds."""
+    """Connect. Raises `DiscoveryError` if no server answers within `start_secs` seconds."""
     try:
         client.start(timeout=start_secs)
     except import_kazoo("handlers.threading").KazooTimeoutError:
@@ -104,13 +104,13 @@ def start_zk_client(client: KazooClient, start_secs: float = 15.0) -> None:
 
 
 def close_zk_client(client: KazooClient) -> None:
-    """End the session, which removes what it announced, and the client's threads."""
+    """End the session, which removes its ephemeral nodes, and the threads of the client."""
     client.stop()
     client.close()
 
 
 def job_path(job_name: str) -> str:
-    """Where the processes of a job are announced; `InvalidArgumentError` if the name cannot be part of a path."""
+    """Return the path of a job. Raises `InvalidArgumentError` if the name cannot be part of a path."""
     if not _JOB_NAME.fullmatch(job_name):
         expected = "letters, digits and _ . : @ -, beginning with a letter or digit"
         raise InvalidArgumentError(f"job_name: expected {expected}, got {job_name!r}")
@@ -124,10 +124,12 @@ def clear_zk_path(
     *,
     clock: Callable[[], float] = time.time,
 ) -> None:
-    """Make room for a job: remove paths of jobs that are over and unchanged for nine weeks, and its own.
+    """Remove the path of a job, and those of jobs that ended and did not change for nine weeks.
 
-    If its own path is there and `force_clear_zk_path` is off, an `InvalidArgumentError`, a ValueError, says what is in it: a
-    job of that name may be running. Call it before any process of the job registers.
+    Call it before any process of the job registers.
+
+    Raises:
+        InvalidArgumentError: the path of the job exists and `force_clear_zk_path` is off. A job of that name may be running.
     """
     path = job_path(job_name)
     client = make_zk_client(zk_server)

@@ -2,7 +2,7 @@
 
 Below `/monolith/<job>/coordination/<launch>` there are, for each worker, a node `members/<index>` with its epoch and phase,
 which stays, and an ephemeral node `alive/<index>`, which ends with its session. The ephemeral node `barrier` ends with the
-session of the chief; its number is the transaction that made it.
+session of the chief. Its number is that of the transaction that made it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ZKCoordination", "ZKSession"]
 
-# Each round loses only to someone who changed the node in the same moment.
+# A round fails only if another process changed the node at the same moment.
 _ROUNDS = 20
 
 _logger = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ class ZKSession:
     """The session of one process of a job with ZooKeeper: as long as it lasts, the process counts as alive.
 
     Args:
-        job_name: what ZooKeeper knows the job by.
-        zk_server: ZooKeeper's servers; None: those of the environment.
+        job_name: the name of the job in ZooKeeper.
+        zk_server: ZooKeeper's servers, by default those of the environment.
         run: name of this launch of the job, "" if there is only one. Members of other launches are not seen.
         liveness: a process that ZooKeeper has not heard from for the lease counts as dead.
-        answer_secs: how long a call may take.
+        answer_secs: the time limit of a call.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ZKSession:
 
     @property
     def number(self) -> int:
-        """Which session it is: another one after ZooKeeper has given up the one before."""
+        """The id of the session, which changes after the session has expired."""
         session = self.client.client_id
         return 0 if session is None else int(session[0])
 
@@ -78,18 +78,18 @@ class ZKSession:
         try:
             yield
         except self._failures as error:
-            raise UnavailableError(f"ZooKeeper did not do what was asked for in {self.path}: {error!r}") from error
+            raise UnavailableError(f"the request failed in ZooKeeper, in {self.path}: {error!r}") from error
 
     def answer(self, result: IAsyncResult) -> Any:  # noqa: ANN401 - what it is depends on the call
-        """The answer to a call. Without a connection the client would wait for ever."""
+        """Return the answer to a call. Without a connection the client itself would wait for ever."""
         return result.get(timeout=self._answer_secs)
 
     def read(self, path: str) -> tuple[dict[str, Any], ZnodeStat] | None:
-        """The JSON in a node. None if there is no node."""
+        """Return the JSON in a node, or None if there is no node."""
         return self.taken(self.client.get_async(f"{self.path}/{path}"))
 
     def taken(self, result: IAsyncResult) -> tuple[dict[str, Any], ZnodeStat] | None:
-        """The same for a call in progress."""
+        """Return the JSON that a call in progress reads, or None if there is no node."""
         try:
             data, stat = self.answer(result)
         except self.exceptions.NoNodeError:
@@ -105,8 +105,8 @@ class ZKCoordination:
     """Worker `index` of a job, a member of it from now on. See `Coordination`.
 
     Args:
-        session: that of this process; it stays open when this object is closed.
-        index: the number of this worker; 0 is the chief.
+        session: that of this process. It stays open when this object is closed.
+        index: the number of this worker. 0 is the chief.
         epoch: larger than that of every earlier incarnation of this worker.
         steps: the global step, which the parameter servers know. Closed with this object.
     """
@@ -120,7 +120,7 @@ class ZKCoordination:
         self._reported = False
         self._asked: IAsyncResult | None = None
         self._published_in = 0
-        # Held while the nodes of this worker are written: by its own thread and by the one that keeps them.
+        # Held while the nodes of this worker are written, by its own thread or the keeper.
         self._writing = threading.Lock()
         self._closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="monolith-zookeeper-heartbeat", daemon=True)
@@ -180,7 +180,7 @@ class ZKCoordination:
                 if (standing := self._standing(there)) is not None:
                     return placed, standing
                 if there is not None:
-                    # That of a chief which was replaced, and whose session is not over yet.
+                    # It belongs to a chief that was replaced and whose session has not expired yet.
                     self._delete("barrier", version=there[1].version)
         raise UnavailableError(f"{self._session.path}/barrier keeps being changed by others; are there two chiefs?")
 
@@ -248,7 +248,7 @@ class ZKCoordination:
                 raise self._replaced(found[0]["epoch"])
             if found[0] == mine or self._set(f"members/{self._index}", mine, version=found[1].version):
                 return
-        raise UnavailableError(f"{self._session.path}/members/{self._index} is changed by others all the time")
+        raise UnavailableError(f"{self._session.path}/members/{self._index} keeps being changed by others")
 
     def _write_alive(self) -> None:
         path, mine = f"alive/{self._index}", {"epoch": self._epoch, "held": self._held}
@@ -262,11 +262,11 @@ class ZKCoordination:
             if node["epoch"] > self._epoch:
                 raise self._replaced(node["epoch"])
             if stat.ephemeralOwner != self._session.number:
-                # Of a predecessor: new data alone would leave it to its session.
+                # It belongs to a predecessor: setting only the data would leave it to that session.
                 self._delete(path, version=stat.version)
             elif node == mine or self._set(path, mine, version=stat.version):
                 return
-        raise UnavailableError(f"{self._session.path}/{path} is changed by others all the time")
+        raise UnavailableError(f"{self._session.path}/{path} keeps being changed by others")
 
     def _withdraw(self) -> None:
         found = self._session.read(f"alive/{self._index}")
@@ -281,12 +281,12 @@ class ZKCoordination:
 
     def _replaced(self, newest: int) -> StalePushError:
         return StalePushError(
-            f"epoch: {self._epoch} of worker {self._index} is over, {newest} has come since; this process has been replaced "
+            f"epoch: {self._epoch} of worker {self._index} is over, its successor has {newest}; this process has been replaced "
             "and should end"
         )
 
     def _standing(self, found: tuple[dict[str, Any], ZnodeStat] | None) -> Barrier | None:
-        """The barrier of a node, unless the worker that placed it was replaced."""
+        """Return the barrier of a node, or None if the worker that placed it was replaced."""
         if found is None:
             return None
         node, stat = found
@@ -335,4 +335,4 @@ class ZKCoordination:
                 _logger.error("%s", error)
                 return
             except ServerError as error:
-                _logger.warning("ZooKeeper could not be told that worker %d is alive: %s", self._index, error)
+                _logger.warning("could not report to ZooKeeper that worker %d is alive: %s", self._index, error)

@@ -18,13 +18,13 @@ def test_an_odd_address_in_zookeeper_is_left_out_and_said_once(caplog: pytest.Lo
     assert _is_entry("ps", "10.0.0.1:2222")
     assert not caplog.text
     assert [_is_entry("ps", "10.0.0.1") for _ in range(3)] == [False] * 3
-    assert caplog.text.count("entry 'ps' of ZooKeeper is left out") == 1
+    assert caplog.text.count("entry 'ps' of ZooKeeper is ignored") == 1
 
 
 def test_an_odd_port_in_consul_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     service = {"ID": "job-ps-0", "Tags": ["name:ps", "index:0", "ip:10.0.0.1"], "Port": 70000}
     assert [_parse({"Service": service, "Node": {"Node": "n"}}) for _ in range(3)] == [None] * 3
-    assert caplog.text.count("entry 'job-ps-0' of Consul is left out") == 1
+    assert caplog.text.count("entry 'job-ps-0' of Consul is ignored") == 1
 
 
 def test_entries_of_others_are_no_news(caplog: pytest.LogCaptureFixture) -> None:

@@ -39,7 +39,7 @@ def test_a_cluster_that_is_not_there_is_named_soon(monkeypatch: pytest.MonkeyPat
     pytest.importorskip("ray", reason="jobs on Ray need the package ray; pip install 'monolith-torch[ray]'")
     monkeypatch.setattr("monolith.cluster.discovery.ray._ANSWER_SECS", 0.2)
     (port,) = free_ports(1)
-    with pytest.raises(DiscoveryError, match=f"cannot join the Ray cluster at 127.0.0.1:{port}: nobody answers"):
+    with pytest.raises(DiscoveryError, match=f"cannot join the Ray cluster at 127.0.0.1:{port}: nothing answers"):
         RaySession(f"127.0.0.1:{port}")
 
 
@@ -114,7 +114,7 @@ def test_a_role_that_gets_no_place_says_so_once_and_need_not_be_waited_for(ray: 
     process = RayProcess(ray, lines.append, clock=lambda: now[0])
     for now[0] in (0.0, 59.0, 61.0, 200.0):
         assert process.poll() is None
-    assert lines == ["has not started yet: does a machine of the cluster have room for it?"]
+    assert lines == ["has not started yet: does a machine of the cluster have enough resources for it?"]
     process.ask_to_end()
     assert process.poll() == -15
 

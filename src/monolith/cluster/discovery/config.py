@@ -1,4 +1,4 @@
-"""`DiscoveryConfig`: which discovery a job uses, as part of its configuration; and opening it."""
+"""`DiscoveryConfig`: the service discovery of a job, and how to open it."""
 
 from __future__ import annotations
 
@@ -36,30 +36,31 @@ class DiscoveryConfig(Config):
     """
 
     is_local: bool = False
-    """The job is this one process: there is nobody to find."""
+    """The job is this one process, so there is nothing to find."""
     discovery_type: Annotated[ServiceDiscoveryType, Field(strict=False)] = ServiceDiscoveryType.CONSUL
     """The back end."""
     uuid: str = ""
-    """Name of this launch of the job. Consul and Ray know the job by it, and its workers must declare the same settings of
-    tables and optimizers."""
+    """Name of this launch of the job. It names the job in Consul and Ray, and all workers of one launch must declare the same
+    settings of tables and optimizers."""
     deep_insight_name: str | None = None
-    """What ZooKeeper knows the job by."""
+    """Name of the job in ZooKeeper."""
     zk_server: str | None = None
-    """ZooKeeper's servers, `host:port[,host:port...]`; by default those of the environment."""
+    """ZooKeeper's servers, `host:port[,host:port...]`, by default those of the environment."""
     zk_watch_address_family: Annotated[AddressFamily, Field(strict=False)] = AddressFamily.IPV4
-    """Kind of addresses, ipv4 or ipv6, of the ZooKeeper servers taken from the environment; machines without IPv4 take ipv6."""
+    """Kind of addresses, ipv4 or ipv6, of the ZooKeeper servers taken from the environment. Machines without IPv4 use ipv6."""
     tf_config: str | None = None
-    """The text that describes the cluster for `primus`; by default the variable TF_CONFIG."""
+    """The text that describes the cluster for `primus`, by default the variable TF_CONFIG."""
     discovery_folder: str | None = None
     """The folder for `file`."""
     ray_address: str | None = None
-    """The Ray cluster for `ray`, `host:port`; by default the one this process belongs to, or that of RAY_ADDRESS."""
+    """The Ray cluster for `ray`, `host:port`, by default the one this process belongs to, or that of RAY_ADDRESS."""
 
 
 def get_discovery(config: DiscoveryConfig, psm: str | None = None) -> ServiceDiscovery | None:
-    """Open the discovery that `config` names; None for a local job. `psm` is the name in Consul, by default the job's `uuid`.
+    """Open the discovery that `config` names. Returns None for a local job.
 
-    TF_CONFIG and the MLP environment also say which process this is: `server_type`, `index` and `addr` of what is returned.
+    `psm` is the name in Consul, by default the job's `uuid`. TF_CONFIG and the MLP environment also say which process this
+    is: what is returned is then a `ScheduledDiscovery`.
 
     Example:
         >>> get_discovery(DiscoveryConfig(is_local=True)) is None
@@ -86,7 +87,7 @@ def get_discovery(config: DiscoveryConfig, psm: str | None = None) -> ServiceDis
 
 @contextmanager
 def monolith_discovery(config: DiscoveryConfig) -> Iterator[ServiceDiscovery | None]:
-    """The discovery of a job for the time of a block, closed at its end however that comes.
+    """Open the discovery of a job for the time of a block, and close it at the end.
 
     Example:
         >>> with monolith_discovery(DiscoveryConfig(is_local=True)) as discovery:

@@ -28,7 +28,7 @@ __all__ = ["ConsulAgent", "ConsulEntry", "ConsulServiceDiscovery", "deregister_a
 
 _PORT = 8500
 _ANSWER_SECS = 10.0
-# What is dead for so long is removed for good; until then a process that was only cut off comes back by itself.
+# An entry that is dead for so long is removed. Until then a process that lost its connection comes back by itself.
 _REMOVE_AFTER = "10m"
 
 Result = TypeVar("Result")
@@ -39,24 +39,24 @@ _FIRST_LOOK_SECS = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class ConsulEntry:
-    """One process of a service."""
+    """One process of a service, as an entry in Consul."""
 
     name: str
     index: int
     addr: str
     id: str
-    """What Consul knows it by."""
+    """Its id in Consul."""
     node: str
-    """The machine whose agent it was registered with."""
+    """The machine of the agent that it was registered with."""
     created: int
-    """Grows with every entry that is made, anywhere."""
+    """Number of the registration, larger for later ones."""
 
 
 class ConsulAgent:
-    """The agent of this machine. Every method may raise OSError if it does not answer, and `DiscoveryError` if it refuses."""
+    """A Consul agent. Methods raise OSError if it does not answer, and `DiscoveryError` if it refuses."""
 
     def __init__(self, address: str | None = None) -> None:
-        """Use the agent at `address`, `host:port`; by default where the environment says."""
+        """Use the agent at `address`, `host:port`, by default that of the environment."""
         self._consul = import_extra("consul", extra="consul", purpose="discovery through Consul")
         host, port = _location(address, os.environ)
         self._client = self._consul.Consul(host=host, port=port, connections_timeout=_ANSWER_SECS)
@@ -65,7 +65,7 @@ class ConsulAgent:
         self._lock = threading.Lock()
 
     def entries(self, service: str, *, alive: bool = True) -> list[ConsulEntry]:
-        """The entries of `service`, in the order they were made; those that passed their last check, or all."""
+        """Return the entries of `service` in the order they were made: those that passed their last check, or all."""
         _, found = self._ask(lambda: self._client.health.service(service, passing=alive))
         entries = [entry for item in found if (entry := _parse(item)) is not None]
         return sorted(entries, key=lambda entry: entry.created)
@@ -80,24 +80,24 @@ class ConsulAgent:
         self.keep_alive(entry_id)
 
     def keep_alive(self, entry_id: str) -> None:
-        """Let an entry live for another time to live; `DiscoveryError` if this agent has no such entry."""
+        """Renew the time to live of an entry. Raises `DiscoveryError` if this agent has no such entry."""
         if not self._ask(lambda: self._client.agent.check.ttl_pass(f"service:{entry_id}")):
             raise DiscoveryError(f"the Consul agent at {self.address} has no entry {entry_id}")
 
     def remove(self, entry: ConsulEntry) -> bool:
-        """Remove an entry of this agent; whether it is one."""
+        """Remove an entry if it belongs to this agent. Returns whether it does."""
         if entry.id not in self._ask(self._client.agent.services):
             return False
         self._ask(lambda: self._client.agent.service.deregister(entry.id))
         return True
 
     def remove_anywhere(self, entry: ConsulEntry) -> None:
-        """Remove an entry. If it is of another machine's agent and that is alive, it may bring the entry back."""
+        """Remove an entry. If it belongs to the agent of another machine that is alive, that agent may restore it."""
         if not self.remove(entry):
             self._ask(lambda: self._client.catalog.deregister(entry.node, service_id=entry.id))
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._client.http.session.close()
 
     def _ask(self, call: Callable[[], Result]) -> Result:
@@ -118,7 +118,7 @@ def _location(address: str | None, environ: Mapping[str, str]) -> tuple[str | No
 
 
 def _parse(item: Mapping[str, Any]) -> ConsulEntry | None:
-    """An entry as `add` makes them; None for one that others made for themselves."""
+    """Return an entry that `add` made, or None for an entry of another kind."""
     service = item["Service"]
     tags = dict(tag.partition(":")[::2] for tag in service["Tags"] or ())
     index = tags.get("index", "")
@@ -141,11 +141,11 @@ def _parse(item: Mapping[str, Any]) -> ConsulEntry | None:
 
 
 class ConsulServiceDiscovery(ServiceDiscovery):
-    """One service `consul_id` per job; its entries have the tags `name:`, `index:` and `ip:`.
+    """One service `consul_id` per job, whose entries have the tags `name:`, `index:` and `ip:`.
 
-    A thread, begun by the first registration, keeps the entries of this process alive every half `ttl_secs`, and makes them
-    again if Consul has forgotten them. One whose place a successor has taken is given up. If several entries claim the same
-    place, the latest has it.
+    A thread, started by the first registration, renews the entries of this process every half `ttl_secs`, and makes them
+    again if Consul has lost them. An entry that a successor has replaced is given up. If several entries have the same name
+    and index, the latest counts.
     """
 
     def __init__(
@@ -161,10 +161,10 @@ class ConsulServiceDiscovery(ServiceDiscovery):
         sleep: Callable[[float], None] = time.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """Talk to the agent at `address`, by default that of CONSUL_HTTP_ADDR, else this machine's; nothing is sent yet.
+        """Use the agent at `address`, by default that of CONSUL_HTTP_ADDR, else this machine's. Nothing is sent yet.
 
-        `register` looks for its entry for `visible_secs`, at least every `retry_time_secs`. Answers to `query` may be
-        `cache_secs` old.
+        `register` waits up to `visible_secs` for its entry to appear and checks at least every `retry_time_secs`. Answers of
+        `query` may be `cache_secs` old.
         """
         if not _CONSUL_ID.fullmatch(consul_id):
             expected = "letters, digits and _ . -, beginning with a letter or digit"
@@ -175,14 +175,14 @@ class ConsulServiceDiscovery(ServiceDiscovery):
         self._cache_secs = cache_secs
         self._clock, self._sleep, self._uniform = clock, sleep, uniform
         self._own: dict[tuple[str, int], str] = {}
-        # Held while entries are made and removed: a late renewal must not undo a withdrawal.
+        # Held while entries are made and removed, so that a late renewal cannot undo a removal.
         self._lock = threading.Lock()
         self._cache: tuple[float, list[ConsulEntry]] | None = None
         self._keeper: threading.Thread | None = None
         self._closed = threading.Event()
 
     def register(self, name: str, index: int, addr: str) -> None:
-        """Make an entry, instead of those that had its place; `DiscoveryError` if Consul does not show it in time."""
+        """Make an entry in place of earlier ones. Raises `DiscoveryError` if Consul does not show it in time."""
         check_entry(name, index, addr)
         if self._closed.is_set():
             raise DiscoveryError("this discovery is closed")

@@ -1,4 +1,4 @@
-"""`HostServiceDiscovery`: processes find each other through files in a folder they all see."""
+"""`HostServiceDiscovery`: processes find each other through files in a shared folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["HostServiceDiscovery"]
 class HostServiceDiscovery(ServiceDiscovery):
     """One file per process, `<folder>/<name>/<index>`, that holds its address. For one machine, or a shared disk.
 
-    A process that dies leaves its file; its successor overwrites it.
+    The file of a process that died stays until its successor overwrites it.
 
     Example:
         >>> import tempfile
@@ -28,11 +28,11 @@ class HostServiceDiscovery(ServiceDiscovery):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Use `folder`, made when the first process registers."""
+        """Use `folder`, which is created when the first process registers."""
         self._folder = Path(folder)
 
     def register(self, name: str, index: int, addr: str) -> None:
-        """Write the file, at once and as a whole."""
+        """Write the file atomically."""
         check_entry(name, index, addr)
         path = self._folder / name / str(index)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ class HostServiceDiscovery(ServiceDiscovery):
         return {index: found[index] for index in sorted(found) if found[index]}
 
     def deregister_all(self) -> None:
-        """Remove all files of all services; other files in the folder stay."""
+        """Remove all files of all services. Other files in the folder stay."""
         for folder in self._folder.iterdir() if self._folder.is_dir() else ():
             for path in _entries(folder):
                 path.unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _read_address(path: Path) -> str:
-    """The address in a file, empty if there is none: removed meanwhile, or cut off by a crash of its machine."""
+    """Return the address in a file, or an empty string if the file was removed or truncated by a crash."""
     try:
         address = path.read_text()
         split_address(address)

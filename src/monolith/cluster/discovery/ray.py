@@ -20,7 +20,7 @@ from monolith.errors import DiscoveryError, InvalidArgumentError
 __all__ = ["NAMESPACE", "RayServiceDiscovery", "RaySession", "Registry", "import_ray"]
 
 NAMESPACE = "monolith"
-"""Where the actors of jobs have their names."""
+"""The Ray namespace of the actors of jobs."""
 
 _ANSWER_SECS = 10.0
 _lock = threading.Lock()
@@ -33,20 +33,20 @@ Entry = tuple[int, str]
 
 
 def import_ray() -> ModuleType:
-    """The package `ray`; `MissingPackageError` if it is not installed."""
+    """Import the package `ray`. Raises `MissingPackageError` if it is not installed."""
     return import_extra("ray", extra="ray", purpose="a job on Ray")
 
 
 class RaySession:
-    """This process as part of a Ray cluster, until `close`. If it was part of one already, it stays so.
+    """Membership of this process in a Ray cluster until `close`. A process that was a member before stays one.
 
-    Ray hands over actors and their arguments as pickles: whoever is let into a Ray cluster can run code on it. One that is
-    started here listens on the machine's own address, as Ray always does, and lets in only who has its token.
+    Ray sends actors and their arguments as pickles, so everyone who is let into a Ray cluster can run code on it. A cluster
+    that is started here listens on the machine's own address, as Ray always does, and requires its token.
     """
 
     def __init__(self, address: str | None, **options: Any) -> None:  # noqa: ANN401 - what ray.init takes
-        """Join the cluster at `address`; None starts one of this machine, with `options`."""
-        # A program says no more to the outside than it was asked to.
+        """Join the cluster at `address`, or with None start one on this machine with `options`."""
+        # Usage statistics are not sent unless the user asks for it.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address is None and "ray" not in sys.modules:
             # Read when Ray is imported. Newer releases ask for a token by themselves, older ones if told so.
@@ -72,7 +72,7 @@ class RaySession:
         return str(self._ray.get_runtime_context().gcs_address)
 
     def close(self) -> None:
-        """Leave, if this is what joined; a cluster that was started here ends."""
+        """Leave the cluster if this object joined it. A cluster that was started here ends."""
         with _lock:
             if self._is_ours and self._ray.is_initialized():
                 self._ray.shutdown()
@@ -80,19 +80,19 @@ class RaySession:
 
 
 def _require_someone(address: str | None) -> None:
-    """Ray takes minutes to find out that there is nobody, and ends the process."""
+    """Raise `DiscoveryError` if nothing answers: Ray would take minutes to notice, and then end the process."""
     try:
         host, port = split_address(address or "")
     except InvalidArgumentError:
         return  # "auto", and the like
     if not check_port(host, port, timeout=_ANSWER_SECS):
         raise DiscoveryError(
-            f"cannot join the Ray cluster at {address}: nobody answers there; is it the address of its head?"
+            f"cannot join the Ray cluster at {address}: nothing answers there; is it the address of the head node?"
         )
 
 
 class Registry:
-    """The addresses of a job, as the actor holds them; plain, so that its rules are tried without Ray.
+    """The addresses of a job, as the actor holds them. It does not use Ray, so it can be tested without it.
 
     Example:
         >>> registry = Registry()
@@ -107,13 +107,13 @@ class Registry:
         self._entries: dict[EntryKey, Entry] = {}
 
     def register(self, name: str, index: int, addr: str) -> int:
-        """Put an entry, instead of the one that was there; its place in the order of announcements is the answer."""
+        """Set an entry. Returns its number in the order of registrations."""
         order = max(self._clock(), self._entries.get((name, index), (0, ""))[0] + 1)
         self._entries[name, index] = (order, addr)
         return order
 
     def renew(self, own: Mapping[EntryKey, Entry]) -> list[EntryKey]:
-        """Put those of `own` that no later announcement has replaced; the places of the others are the answer."""
+        """Set the entries of `own` that no later registration has replaced. Returns the keys of the others."""
         for place, entry in own.items():
             self._entries[place] = max(self._entries.get(place, entry), entry)
         return [place for place, entry in own.items() if self._entries[place] != entry]
@@ -133,10 +133,11 @@ class Registry:
 
 
 class RayServiceDiscovery(ServiceDiscovery):
-    """One actor per job, `discovery-<job>`, made by whoever comes first. Ray starts it again if its machine is lost.
+    """One actor per job, `discovery-<job>`, made by the first process. Ray restarts it if its machine is lost.
 
-    What it knew is lost then; a thread of each process that announced itself does so again every `renew_secs`, until a
-    successor has the place: of two announcements the later counts. A process that dies stays listed until its successor comes.
+    A restarted actor has lost its entries, so a thread of each registered process registers again every `renew_secs`, until a
+    successor has replaced the entry: of two registrations the later counts. A process that died stays listed until its
+    successor registers.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`ServiceDiscovery`: how the processes of a job find each other. One interface, one module per back end."""
+"""`ServiceDiscovery`: the interface through which the processes of a job find each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from monolith.errors import DiscoveryError, InvalidArgumentError
 __all__ = ["ScheduledDiscovery", "ServiceDiscovery", "ServiceDiscoveryType", "retry_with_socket_error"]
 
 _logger = logging.getLogger(__name__)
-# Names become parts of paths and tags: nothing that means something else there.
+# Names become parts of paths and tags, so special characters are not allowed.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _TRIES = 5
 _MAX_BACKOFF_SECS = 5.0
@@ -45,7 +45,7 @@ class ServiceDiscoveryType(StrEnum):
 
 
 class ServiceDiscovery(ABC):
-    """Tells others the address of this process, and this process those of others.
+    """Announces the address of this process to others, and finds theirs.
 
     A process is `index` of the service `name`, as in ps 0, ps 1, worker 0. All methods may be called from any thread.
 
@@ -60,15 +60,15 @@ class ServiceDiscovery(ABC):
 
     @abstractmethod
     def register(self, name: str, index: int, addr: str) -> None:
-        """Announce that `index` of `name` is at `addr`, instead of wherever it was; it is visible on return."""
+        """Announce that `index` of `name` is at `addr`, in place of an earlier address. It is visible on return."""
 
     @abstractmethod
     def deregister(self, name: str, index: int, addr: str) -> None:
-        """Take back the announcement of `index` of `name`, if it is still of `addr`: a successor's stays."""
+        """Withdraw the announcement of `index` of `name` if its address is still `addr`. That of a successor stays."""
 
     @abstractmethod
     def query(self, name: str) -> dict[int, str]:
-        """Addresses of a service by index, in order; empty if nobody has announced one."""
+        """Return the addresses of a service by index, in order. Empty if none was announced."""
 
     def query_now(self, name: str) -> dict[int, str]:
         """Return the addresses that `query` would, without waiting for processes that have not started."""
@@ -76,10 +76,10 @@ class ServiceDiscovery(ABC):
 
     @abstractmethod
     def deregister_all(self) -> None:
-        """Take back every announcement of the job, whoever made it."""
+        """Withdraw every announcement of the job, also those of other processes."""
 
     def close(self) -> None:  # noqa: B027 - most back ends hold nothing open
-        """Stop announcing and let go of connections and threads; calling it again is harmless."""
+        """Stop announcing, and close connections and threads. Calling it again is harmless."""
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +110,7 @@ class ScheduledDiscovery(ServiceDiscovery):
 
 
 def check_entry(name: str, index: int, addr: str) -> tuple[str, int]:
-    """Host and port of `addr`; `InvalidArgumentError` if the three are not what `register` takes."""
+    """Return host and port of `addr`. Raises `InvalidArgumentError` if `register` would not accept the three."""
     check_name(name)
     if index < 0:
         raise InvalidArgumentError(f"index: expected a number from 0, got {index}")
@@ -119,12 +119,12 @@ def check_entry(name: str, index: int, addr: str) -> tuple[str, int]:
 
 @functools.cache
 def warn_of_entry(service: str, entry: str, problem: str) -> None:
-    """Log that an entry of `service` is left out, once for each: discoveries read all entries again and again."""
-    _logger.warning("entry %r of %s is left out: %s", entry, service, problem)
+    """Log that an entry of `service` is ignored, once for each entry, as discoveries read all entries repeatedly."""
+    _logger.warning("entry %r of %s is ignored: %s", entry, service, problem)
 
 
 def check_name(name: str) -> None:
-    """`InvalidArgumentError` if `name` cannot be that of a service."""
+    """Raise `InvalidArgumentError` if `name` is not a valid name of a service."""
     if not _NAME.fullmatch(name):
         raise InvalidArgumentError(f"name: expected letters, digits, _ and -, beginning with a letter, got {name!r}")
 
@@ -135,9 +135,10 @@ def retry_with_socket_error(
     sleep: Callable[[float], None] = time.sleep,
     uniform: Callable[[float, float], float] = random.uniform,
 ) -> Result:
-    """What `call` returns, tried five times when the network fails (OSError), after random waits of up to five seconds.
+    """Return what `call` returns, with up to five attempts when the network fails (OSError).
 
-    The last failure is raised. A `DiscoveryError` is an answer, not a failure of the network, and raised at once.
+    Between attempts it waits a random time of up to five seconds. The last failure is raised. A `DiscoveryError` is an
+    answer, not a failure of the network, and raised at once.
 
     Example:
         >>> retry_with_socket_error(lambda: "answer")

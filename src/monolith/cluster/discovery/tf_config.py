@@ -1,4 +1,4 @@
-"""`TfConfigServiceDiscovery`: a scheduler that knows all addresses in advance says them in TF_CONFIG."""
+"""`ClusterSpec` and `TfConfigServiceDiscovery`: the addresses of a job as a scheduler lists them in TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Task(Config):
     type: str
     """Name of its job: `chief`, `ps`, `worker`, or one that only its scheduler knows."""
     index: Annotated[int, Field(ge=0)] = 0
-    """Its place in the list of addresses of that job."""
+    """Its index in the list of addresses of that job."""
 
 
 class ClusterSpec(Config):
-    """The addresses of a job. Two are equal exactly when nothing has changed.
+    """The addresses of a job.
 
     Example:
         >>> cluster = ClusterSpec(chief=("h0:1",), ps=("h1:1", "h2:1"), worker=("h3:1",))
@@ -37,11 +37,11 @@ class ClusterSpec(Config):
     """
 
     chief: Annotated[Addresses, Field(max_length=1)] = ()
-    """Worker 0, if the scheduler lists it apart."""
+    """Worker 0, if the scheduler lists it separately."""
     ps: Addresses = ()
     """Parameter servers, by index."""
     worker: Addresses = ()
-    """The other workers, by index; all of them if there is no chief."""
+    """The other workers, by index. All workers if there is no chief."""
 
     @model_validator(mode="after")
     def _addresses_are_addresses(self) -> Self:
@@ -50,19 +50,19 @@ class ClusterSpec(Config):
         return self
 
     def query(self, name: str) -> dict[int, str]:
-        """Addresses of the `ps` or the `worker`s by index; the chief is worker 0."""
+        """Return the addresses of the `ps` or the `worker`s by index. The chief is worker 0."""
         if name not in ("ps", "worker"):
             raise InvalidArgumentError(f"name: expected 'ps' or 'worker', got {name!r}")
         return dict(enumerate(self.ps if name == "ps" else self.chief + self.worker))
 
     def tf_config(self, task: Task) -> str:
-        """The text of TF_CONFIG for the process `task`; `parse_tf_config` reads it."""
+        """Return the text of TF_CONFIG for the process `task`, which `parse_tf_config` reads."""
         jobs = {name: list(addresses) for name, addresses in self if addresses}
         return json.dumps({"cluster": jobs, "task": task.model_dump()}, sort_keys=True)
 
 
 def parse_tf_config(text: str) -> tuple[ClusterSpec, Task]:
-    """What a TF_CONFIG says; jobs and keys beside ours are left out, anything that does not fit is a `ConfigError`.
+    """Parse a TF_CONFIG. Unknown jobs and keys are ignored, invalid values raise `ConfigError`.
 
     Example:
         >>> parse_tf_config('{"cluster": {"ps": ["h1:1"], "worker": ["h2:1"]}, "task": {"type": "ps", "index": 0}}')
@@ -80,7 +80,7 @@ def parse_tf_config(text: str) -> tuple[ClusterSpec, Task]:
 
 
 def _require_index(cluster: dict[str, object], task: dict[str, object]) -> None:
-    """`ConfigError` if a task of several does not say which one it is: all of them would take themselves for the first."""
+    """Raise `ConfigError` if one of several tasks has no index: each of them would take itself for the first."""
     addresses = cluster.get(str(task.get("type")))
     if "index" not in task and isinstance(addresses, list) and len(addresses) > 1:
         raise ConfigError(
@@ -96,9 +96,9 @@ def _part(values: object, name: str) -> dict[str, object]:
 
 
 class TfConfigServiceDiscovery(ScheduledDiscovery):
-    """The job as TF_CONFIG describes it; registering changes nothing, because nothing can change.
+    """The job as TF_CONFIG describes it. Registering changes nothing, because all addresses are known in advance.
 
-    A chief is worker 0, and the workers count on from 1.
+    A chief is worker 0, and the other workers count from 1.
 
     Example:
         >>> discovery = TfConfigServiceDiscovery({
@@ -133,13 +133,13 @@ class TfConfigServiceDiscovery(ScheduledDiscovery):
         return self.query(self.server_type)[self.index]
 
     def register(self, name: str, index: int, addr: str) -> None:
-        """Do nothing: others know it already."""
+        """Do nothing: other processes know the address already."""
 
     def deregister(self, name: str, index: int, addr: str) -> None:
         """Do nothing."""
 
     def query(self, name: str) -> dict[int, str]:
-        """Addresses of `ps` or `worker` by index; another name is an `InvalidArgumentError`."""
+        """Return the addresses of `ps` or `worker` by index. Raises `InvalidArgumentError` for another name."""
         return self.cluster.query(name)
 
     def deregister_all(self) -> None:

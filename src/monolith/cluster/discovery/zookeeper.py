@@ -1,4 +1,4 @@
-"""`ZKServiceDiscovery`: processes announce themselves in ZooKeeper, and vanish from it when they die."""
+"""`ZKServiceDiscovery`: processes are ephemeral nodes in ZooKeeper, which vanish when they die."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ZKEntries", "ZKServiceDiscovery"]
 
-# Each round loses only to someone who changed the node in the same moment.
+# A round fails only if another process changed the node at the same moment.
 _ROUNDS = 10
 _logger = logging.getLogger(__name__)
 _REGISTRATION_PERIOD_SECS = 1800.0
@@ -38,7 +38,7 @@ class ZKEntries:
         self._sessions: set[int] = set()
 
     def read(self, watch: Callable[[WatchedEvent], None]) -> list[tuple[str, int, str]]:
-        """(name, index, address) of every node that looks like an entry; `watch` is called once when something changes."""
+        """Return (name, index, address) of every entry. `watch` is called once when something changes."""
         try:
             children = self._await(self._client.get_children_async(self.path, watch=watch))
         except self._exceptions.NoNodeError:
@@ -52,15 +52,15 @@ class ZKEntries:
             try:
                 data, _ = self._await(self._client.get_async(f"{self.path}/{child}", watch=watch))
             except self._exceptions.NoNodeError:
-                continue  # gone since the list was read; the watch on the list will tell
+                continue  # removed since the list was read, which triggers the watch on the list
             found.append((name, int(index), (data or b"").decode(errors="replace")))
         return found
 
     def publish(self, name: str, index: int, addr: str, *, replace: bool) -> bool:
         """Make the node of an entry this session's own, with `addr` as data.
 
-        If `replace` is off and it belongs to a living session of another process with another address, nothing is changed
-        and the answer is False.
+        Returns False and changes nothing if `replace` is off and the node belongs to a live session of another process with
+        another address.
         """
         path, data = self._path(name, index), addr.encode()
         for _ in range(_ROUNDS):
@@ -90,7 +90,7 @@ class ZKEntries:
             if current == addr.encode():
                 self._await(self._client.delete_async(path, version=stat.version))
         except (self._exceptions.NoNodeError, self._exceptions.BadVersionError):
-            return  # gone, or a successor's
+            return  # removed, or replaced by a successor
 
     def withdraw_all(self) -> None:
         """Remove every node."""
@@ -113,9 +113,9 @@ class ZKEntries:
         return True
 
     def _take_over(self, path: str, data: bytes, version: int) -> bool:
-        """Replace a node of another session by one of this, at once; whether nobody was quicker.
+        """Replace a node of another session by one of this session, atomically. Returns False if another process was faster.
 
-        New data alone would leave it to the other session, and it would vanish with it.
+        Setting only the data would leave the node to the other session, and it would vanish with that.
         """
         transaction = self._client.transaction()
         transaction.delete(path, version=version)
@@ -124,7 +124,7 @@ class ZKEntries:
         return not any(isinstance(result, Exception) for result in results)
 
     def _session(self) -> int:
-        """The id of this session, remembered: nodes of earlier ones are this process's own."""
+        """Return the id of this session, and remember it: nodes of earlier sessions belong to this process too."""
         session = self._client.client_id
         if session is None:
             raise self._exceptions.ConnectionLoss
@@ -135,16 +135,16 @@ class ZKEntries:
         return f"{self.path}/{name}.{index}"
 
     def _await(self, result: IAsyncResult) -> Any:  # noqa: ANN401 - what it is depends on the call
-        # Without a connection the client queues calls and would wait for ever.
+        # Without a connection the client would queue calls and wait for ever.
         return result.get(timeout=self._answer_secs)
 
 
 class ZKServiceDiscovery(ServiceDiscovery):
-    """Each process is an ephemeral node `/monolith/<job>/<name>.<index>` with its address: it lives as long as its session.
+    """Each process is an ephemeral node `/monolith/<job>/<name>.<index>` with its address, which lives as long as its session.
 
-    `query` answers from a copy that watches keep up to date, also while ZooKeeper is away. One thread keeps the announcements
-    of this process right: again every `registration_period_secs`, and when a session was lost and another one begins. A
-    process whose place a successor has taken meanwhile gives it up.
+    `query` answers from a copy that watches keep up to date, also while ZooKeeper is unreachable. A thread renews the
+    announcements of this process every `registration_period_secs`, and when a session was lost and another one begins. A
+    process that a successor has replaced meanwhile gives up.
     """
 
     def __init__(
@@ -160,9 +160,9 @@ class ZKServiceDiscovery(ServiceDiscovery):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Connect; `DiscoveryError` if nobody answers within `start_secs`.
+        """Connect. Raises `DiscoveryError` if ZooKeeper does not answer within `start_secs`.
 
-        A call that ZooKeeper does not answer is tried again `max_tries` times, `delay` seconds later and later.
+        A call that ZooKeeper does not answer is tried again `max_tries` times, with waits that grow from `delay` seconds.
         """
         exceptions, retry, handlers = (import_kazoo(name) for name in ("exceptions", "retry", "handlers.threading"))
         self._failures = (exceptions.KazooException, handlers.KazooTimeoutError, retry.RetryFailedError)
@@ -177,15 +177,15 @@ class ZKServiceDiscovery(ServiceDiscovery):
             session_secs,
             clock,
         )
-        # Held while nodes are written and read: a late announcement must not undo a withdrawal, nor an older copy of the
-        # nodes replace a newer one.
+        # Held while nodes are written and read, so that a late announcement cannot undo a withdrawal and an older copy of the
+        # nodes cannot replace a newer one.
         self._lock = threading.Lock()
         self._own: dict[tuple[str, int], str] = {}
         self._known: dict[str, dict[int, str]] = {}
         self._wake = threading.Event()
         self._renew = False
         self._away_since: float | None = None
-        # Held while the client is stopped, so that it is not started again behind the back of `close`.
+        # Held while the client is stopped, so that it is not started again after `close`.
         self._stopping = threading.Lock()
         self._closed = threading.Event()
         self._client.add_listener(self._session_changed)
@@ -200,14 +200,14 @@ class ZKServiceDiscovery(ServiceDiscovery):
         self._keeper.start()
 
     def register(self, name: str, index: int, addr: str) -> None:
-        """Announce this process, instead of whoever had its place; `DiscoveryError` if ZooKeeper does not take it."""
+        """Announce this process, in place of an earlier one. Raises `DiscoveryError` if ZooKeeper does not accept it."""
         check_entry(name, index, addr)
         with self._changing():
             self._retry.copy()(self._entries.publish, name, index, addr, replace=True)
             self._own[name, index] = addr
 
     def deregister(self, name: str, index: int, addr: str) -> None:
-        """Take the announcement back."""
+        """Withdraw the announcement."""
         check_entry(name, index, addr)
         with self._changing():
             if self._own.get((name, index)) == addr:
@@ -215,7 +215,7 @@ class ZKServiceDiscovery(ServiceDiscovery):
             self._retry.copy()(self._entries.withdraw, name, index, addr)
 
     def query(self, name: str) -> dict[int, str]:
-        """Addresses of a service by index, as of the last news from ZooKeeper."""
+        """Return the addresses of a service by index, as last reported by ZooKeeper."""
         check_name(name)
         return dict(self._known.get(name, {}))
 
@@ -226,7 +226,7 @@ class ZKServiceDiscovery(ServiceDiscovery):
             self._retry.copy()(self._entries.withdraw_all)
 
     def close(self) -> None:
-        """End the session, which removes all announcements of this process, and the thread."""
+        """End the thread and the session, which removes all announcements of this process."""
         self._closed.set()
         self._wake.set()
         with self._stopping:
@@ -235,7 +235,7 @@ class ZKServiceDiscovery(ServiceDiscovery):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """For what a caller asked for: alone, and with what it did in sight afterwards."""
+        """Hold the lock for a change, and read the result afterwards so that the caller sees it."""
         if self._closed.is_set():
             raise DiscoveryError("this discovery is closed")
         try:
@@ -243,12 +243,10 @@ class ZKServiceDiscovery(ServiceDiscovery):
                 yield
                 self._retry.copy()(self._read)
         except self._failures as error:
-            raise DiscoveryError(
-                f"ZooKeeper did not do what was asked for in {self._entries.path}: {error!r}"
-            ) from error
+            raise DiscoveryError(f"the request failed in ZooKeeper, in {self._entries.path}: {error!r}") from error
 
     def _read(self) -> None:
-        """Read everything again and ask to be told of changes."""
+        """Read everything again and set watches."""
         known: dict[str, dict[int, str]] = {}
         for name, index, addr in sorted(self._entries.read(self._changed)):
             if _is_entry(name, addr):
@@ -256,12 +254,12 @@ class ZKServiceDiscovery(ServiceDiscovery):
         self._known = known
 
     def _changed(self, event: WatchedEvent) -> None:
-        # Called by the client's thread, which must go on reading from the network: the work is the keeper's.
+        # Called by the client's thread, which must keep reading from the network, so the keeper does the work.
         self._wake.set()
 
     def _session_changed(self, state: str) -> None:
         if state == "LOST":
-            self._renew = True  # what the old session announced is gone, or will be
+            self._renew = True  # the nodes of the old session are removed, or will be
         if state == "CONNECTED":
             self._away_since = None
             self._wake.set()
@@ -280,7 +278,7 @@ class ZKServiceDiscovery(ServiceDiscovery):
             due = self._refresh(due)
 
     def _refresh(self, due: float) -> float:
-        """Announce again if that is needed, and read; when to announce the next time."""
+        """Announce again if that is due, and read. Returns when to announce the next time."""
         try:
             with self._lock:
                 if self._renew:
@@ -290,16 +288,16 @@ class ZKServiceDiscovery(ServiceDiscovery):
                 self._read()
         except (*self._failures, DiscoveryError) as error:
             if not self._closed.is_set():
-                _logger.warning("could not look after %s in ZooKeeper, trying again: %r", self._entries.path, error)
+                _logger.warning("could not refresh %s in ZooKeeper, trying again: %r", self._entries.path, error)
             self._renew = True
             self._start_over_if_away()
             return min(due, self._clock() + self._delay)
         return due
 
     def _start_over_if_away(self) -> None:
-        """Begin a new session when the old one is lost anyway.
+        """Begin a new session when the old one must have expired.
 
-        A server that has lost its data turns away clients that have seen more of it, for as long as they keep their session.
+        A server that has lost its data refuses clients that have seen newer data, for as long as they keep their session.
         """
         with self._stopping:
             away = 0.0 if self._away_since is None else self._clock() - self._away_since
@@ -312,7 +310,7 @@ class ZKServiceDiscovery(ServiceDiscovery):
     def _publish_own(self) -> None:
         for (name, index), addr in list(self._own.items()):
             if not self._entries.publish(name, index, addr, replace=False):
-                _logger.warning("%s %d at %s gives up its place: a successor has taken it", name, index, addr)
+                _logger.warning("%s %d at %s gives up: a successor has replaced it", name, index, addr)
                 del self._own[name, index]
 
 

@@ -1,4 +1,4 @@
-"""Starting the processes of a job, looking after them, and ending them: on this machine, or as actors of a Ray cluster."""
+"""Starting, supervising and stopping the processes of a job, on this machine or as actors of a Ray cluster."""
 
 from monolith.cluster.launch.roles import JobRoles, Role, RoleKind
 from monolith.cluster.launch.supervisor import (

@@ -1,8 +1,8 @@
-"""Run as a script: becomes a command that the kernel ends together with the process that started it.
+"""A script that becomes a command which the kernel kills when the process that started it dies.
 
-    python tie.py PARENT COMMAND [ARGUMENT...]
+    python die_with_parent.py PARENT COMMAND [ARGUMENT...]
 
-It is run by its path, with Python's own modules alone: importing the package would cost each role a second.
+It is run by its path and uses only the standard library: importing the package would cost each role a second.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import signal
 import sys
 from collections.abc import Sequence
 
-__all__ = ["tie"]
+__all__ = ["run_command"]
 
 _PR_SET_PDEATHSIG = 1
-_NOT_FOUND = 127  # what a shell answers
+_NOT_FOUND = 127  # as a shell does
 
 
-def tie(parent: int, command: Sequence[str]) -> int:
-    """Become `command`, which dies with `parent`; returns an exit code if that cannot be."""
+def run_command(parent: int, command: Sequence[str]) -> int:
+    """Become `command`, which dies with `parent`. Returns an exit code if that fails."""
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        sys.stderr.write("this system does not tie a process to the one that started it\n")
+        sys.stderr.write("this system cannot end a process together with its parent\n")
         return 1
-    if os.getppid() != parent:  # it died before it could be asked to
+    if os.getppid() != parent:  # it died before the call above
         return 1
     try:
         os.execvp(command[0], list(command))
@@ -34,4 +34,4 @@ def tie(parent: int, command: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(tie(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(run_command(int(sys.argv[1]), sys.argv[2:]))

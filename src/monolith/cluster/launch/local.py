@@ -1,4 +1,4 @@
-"""`LocalRoles`: the roles of a job as processes of this machine, which find each other through files."""
+"""`LocalRoles`: the roles of a job as child processes on this machine, which find each other through files."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from monolith.cluster.launch import die_with_parent as tie
+from monolith.cluster.launch import die_with_parent
 from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE, Pulse
 from monolith.cluster.launch.roles import JobRoles, Role
 
 __all__ = ["ChildProcess", "LineCutter", "LocalRoles", "OnLine"]
 
-_MOST = 4096  # characters of a line that are shown; the log has all of it
+_MOST = 4096  # characters of a line that are shown, while the log has all of it
 _END = re.compile(rb"[\r\n]+")
 _LAST_LINES = 20
-_PIECE_BYTES = 1 << 16
-# For the kernel to end a process that was killed, and for what it wrote to be read.
+_CHUNK_BYTES = 1 << 16
+# For the kernel to end a process that was killed, and for its output to be read.
 _KILL_SECS = 10.0
 OnLine = Callable[[Role, str], None]
-"""Hears of each line that a role writes; called by threads."""
+"""Called with each line that a role writes, by threads."""
 _RETRY_WAIT = "MONOLITH_RETRY_WAIT_IN_SECS"
 
 
 class LineCutter:
-    """Turns pieces of output into lines of text.
+    """Turns chunks of output into lines of text.
 
-    A carriage return ends a line too, as progress bars write it. Bytes that are no text and signs that would command a
-    terminal become a replacement character: a role speaks to whoever watches, and no more.
+    A carriage return ends a line too, as progress bars write it. Bytes that are not text, and control characters, become a
+    replacement character, so that a role cannot control the terminal.
 
     Example:
         >>> cutter = LineCutter()
@@ -48,7 +48,7 @@ class LineCutter:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that `data` completes."""
+        """Return the lines that `data` completes."""
         *lines, self._rest = _END.split(self._rest + data)
         if len(self._rest) > 4 * _MOST:
             lines.append(self._rest)
@@ -56,7 +56,7 @@ class LineCutter:
         return [text for text in map(_shown, lines) if text]
 
     def rest(self) -> list[str]:
-        """The line that was begun and not ended, if there is one."""
+        """Return the last line if it was not ended."""
         text, self._rest = _shown(self._rest), b""
         return [text] if text else []
 
@@ -67,10 +67,10 @@ def _shown(line: bytes) -> str:
 
 
 class ChildProcess:
-    """A command in a session of its own: an interrupt at the terminal reaches only who started it, which ends it in order.
+    """A command in a session of its own, so that an interrupt at the terminal reaches only the process that started it.
 
-    If that process dies, however it does, the kernel ends this one. Everything it writes goes to `log` as it is, and line by line
-    to `on_line`, which a thread calls. The processes it has started in its session end with it.
+    If that process dies in any way, the kernel kills the command. Its output goes to `log` unchanged, and line by line to
+    `on_line`, which a thread calls. Processes that it started in its session end with it.
 
     Example:
         >>> import sys, tempfile
@@ -91,8 +91,8 @@ class ChildProcess:
         folder: Path | None = None,
         on_line: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Start it in `folder`, by default this process's own; `environment` is added to this process's own."""
-        self._command = [sys.executable, "-IS", tie.__file__, str(os.getpid()), *command]
+        """Start it in `folder`, by default the working directory, with `environment` added to that of this process."""
+        self._command = [sys.executable, "-IS", die_with_parent.__file__, str(os.getpid()), *command]
         self._pulse = Pulse()
         heartbeat = {HEARTBEAT_VARIABLE: self._pulse.variable}
         self._environment = {"PYTHONUNBUFFERED": "1", **os.environ, **(environment or {}), **heartbeat}
@@ -103,7 +103,7 @@ class ChildProcess:
         self._started = threading.Event()
         self._failure: OSError | None = None
         self._popen: subprocess.Popen[bytes]
-        # The kernel ties the process to the thread that starts it: to one that lives exactly as long.
+        # The kernel kills the process when the thread that started it ends, so that thread lives exactly as long.
         self._thread = threading.Thread(target=self._run, name=f"output of {log.stem}", daemon=True)
         self._thread.start()
         self._started.wait()
@@ -113,7 +113,7 @@ class ChildProcess:
 
     @property
     def last_lines(self) -> list[str]:
-        """The end of what it has written."""
+        """The last lines of its output."""
         return list(self._lines)
 
     @property
@@ -123,14 +123,14 @@ class ChildProcess:
             return 0.0 if self._code is not None else self._pulse.silence(self._popen.pid)
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal, when it has ended and all it wrote has been read; None while it runs."""
+        """Return its exit code, negative for a signal, once it has ended and its output was read. None while it runs."""
         with self._reaping:
             if self._code is None and _has_ended(self._popen.pid, block=False):
                 self._reap()
         return self._code
 
     def wait(self, timeout: float) -> int | None:
-        """Wait until it has ended, `timeout` seconds at most; its exit code, None if it runs on."""
+        """Wait up to `timeout` seconds until it has ended. Returns its exit code, or None if it still runs."""
         self._thread.join(timeout)
         return self.poll()
 
@@ -139,19 +139,19 @@ class ChildProcess:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL to its session, and wait until it is gone."""
+        """Send SIGKILL to its session, and wait until it has ended."""
         self._signal(signal.SIGKILL, group=True)
         self._thread.join(_KILL_SECS)
         self.poll()
 
     def _signal(self, number: signal.Signals, *, group: bool = False) -> None:
         with self._reaping, suppress(ProcessLookupError):
-            # Once it is reaped, its number may be someone else's.
+            # Once it is reaped, another process may have its id.
             if self._code is None:
                 (os.killpg if group else os.kill)(self._popen.pid, number)
 
     def _reap(self) -> None:
-        # While it is not reaped its group keeps its number. What is left of the group would hold the pipe open.
+        # Until it is reaped its group keeps its id. Other processes of the group would keep the pipe open.
         with suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
         self._thread.join(_KILL_SECS)
@@ -186,11 +186,11 @@ class ChildProcess:
         assert self._popen.stdout is not None
         cutter = LineCutter()
         with self._popen.stdout as output:
-            while piece := os.read(output.fileno(), _PIECE_BYTES):
-                # A full disk must not stop the role: what it writes is still shown.
+            while chunk := os.read(output.fileno(), _CHUNK_BYTES):
+                # A full disk must not stop the role, and its output is still shown.
                 with suppress(OSError):
-                    log.write(piece)
-                self._show(cutter.feed(piece))
+                    log.write(chunk)
+                self._show(cutter.feed(chunk))
         self._show(cutter.rest())
 
     def _show(self, lines: Sequence[str]) -> None:
@@ -200,7 +200,7 @@ class ChildProcess:
 
 
 def _has_ended(pid: int, *, block: bool) -> bool:
-    """Whether a child has ended; it stays to be reaped."""
+    """Tell whether a child has ended, without reaping it."""
     flags = os.WEXITED | os.WNOWAIT | (0 if block else os.WNOHANG)
     with suppress(ChildProcessError):  # reaped already
         return os.waitid(os.P_PID, pid, flags) is not None
@@ -208,7 +208,7 @@ def _has_ended(pid: int, *, block: bool) -> bool:
 
 
 class LocalRoles:
-    """Starts roles here. What each writes goes to `<log_dir>/<role>.log`, after what an earlier life of it wrote.
+    """Starts roles on this machine. The output of each is appended to `<log_dir>/<role>.log`.
 
     Example:
         >>> import tempfile
@@ -220,17 +220,17 @@ class LocalRoles:
     """
 
     def __init__(self, job: JobRoles, log_dir: Path, *, on_line: OnLine = lambda role, line: None) -> None:
-        """Nothing is started yet."""
+        """Prepare to start the roles of `job`."""
         self._job, self._log_dir, self._on_line = job, log_dir.resolve(), on_line
-        # Of this launch alone: addresses that an earlier one left behind lead nowhere, or to strangers.
+        # For this launch only: addresses of an earlier launch may belong to other processes now.
         self._folder = self._log_dir / f"discovery-{job.uuid}"
 
     def start(self, role: Role) -> ChildProcess:
         """Start a role, in a process that ends with this one."""
-        # Whoever can write here can send workers, and their token, elsewhere.
+        # Everyone who can write here can redirect workers, and their token, to other addresses.
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         discovery = {"MONOLITH_DISCOVERY_TYPE": "file", "MONOLITH_DISCOVERY_FOLDER": str(self._folder)}
-        # A role on this machine is back as soon as its first restart.
+        # A role on this machine is back after its first restart.
         patience = {_RETRY_WAIT: os.environ.get(_RETRY_WAIT, str(self._job.liveness.backoff_secs))}
         return ChildProcess(
             [sys.executable, *self._job.python_args(role)],
@@ -240,7 +240,7 @@ class LocalRoles:
         )
 
     def close(self) -> None:
-        """Remove what the discovery has written; logs stay."""
+        """Remove the files of the discovery. Logs stay."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> LocalRoles:

@@ -25,35 +25,35 @@ from monolith.errors import ConfigError
 
 __all__ = ["Look", "RayPlacement", "RayProcess", "RayRoles", "RoleActor", "must_say_host"]
 
-_KEPT_LINES = 1000  # what may wait for a launcher that does not look
+_KEPT_LINES = 1000  # lines kept for a launcher that does not read them
 _LAST_LINES = 20
 _LOOK_SECS = 0.5  # an actor answers at once when there is news, else after this time
 _PATIENCE_SECS = 60.0
 _LOST, _NEVER_STARTED = -9, -15
-# Rows and batches do not go through Ray: its store of objects may be as small as Ray allows.
+# Rows and batches do not pass through Ray, so its object store may be as small as Ray allows.
 _OBJECT_STORE_BYTES = 80 * 2**20
 
 
 @dataclass(frozen=True)
 class Look:
-    """A role as its actor sees it."""
+    """The state of a role, as its actor reports it."""
 
     life: str
-    """Differs from one life of the actor to the next."""
+    """Identifies an incarnation of the actor."""
     pid: int | None
     code: int | None
     lines: tuple[str, ...]
-    """Those that are new."""
+    """The new lines."""
     next: int
-    """What to ask for the next time."""
+    """The line to start from the next time."""
     silence: float = 0.0
     """Seconds since the role last showed that it is alive. 0 if it never has."""
 
 
 class RoleActor:
-    """Has started the process of a role when it is made: an actor that Ray starts again starts its role again.
+    """Starts the process of a role in its constructor, so an actor that Ray restarts starts its role again.
 
-    The process ends with the actor, however that ends.
+    The process ends with the actor, however that ends. The class does not use Ray itself.
 
     Example:
         >>> import tempfile
@@ -89,18 +89,18 @@ class RoleActor:
         )
 
     def look(self, life: str = "", after: int = 0, *, wait: float = 0.0) -> Look:
-        """What is new since line `after` of `life`; waits for news for up to `wait` seconds."""
+        """Return what is new since line `after` of incarnation `life`. Waits up to `wait` seconds for new lines."""
         after = after if life == self._life else 0
         with self._changed:
             self._changed.wait_for(lambda: len(self._lines) + self._dropped > after, timeout=wait)
-        code = self._child.poll()  # before the lines: with the code come the last of them
+        code = self._child.poll()  # before the lines, so that the last of them come with the code
         with self._changed:
             new = tuple(self._lines[max(after - self._dropped, 0) :])
             count = self._dropped + len(self._lines)
             return Look(self._life, self._child.pid, code, new, count, self._child.silence)
 
     def ask_to_end(self) -> None:
-        """Let the role end in order."""
+        """Ask the role to end."""
         self._child.ask_to_end()
 
     def _hear(self, line: str) -> None:
@@ -114,10 +114,10 @@ class RoleActor:
 
 
 class RayProcess:
-    """Asks an actor again and again how its role is, one question at a time, and never waits for the answer.
+    """Polls an actor for the state of its role, one request at a time, without waiting for the answer.
 
-    Ray starts an actor again that was lost, and its role with it: the answer then has another life. One that Ray has given up
-    counts as killed.
+    Ray restarts an actor that was lost, and its role with it, and the answer then has another `life`. An actor that Ray has
+    given up counts as killed.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class RayProcess:
         return list(self._lines)
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs, waits for a place, or is on its way back."""
+        """Return its exit code, or None while it runs, waits for a machine, or is restarted."""
         if self._code is not None:
             return self._code
         if self._question is None:
@@ -156,11 +156,11 @@ class RayProcess:
             self._hear(answered[0])
         elif not self._life and self._clock() >= self._complain_at:
             self._complain_at = math.inf
-            self._say("has not started yet: does a machine of the cluster have room for it?")
+            self._say("has not started yet: does a machine of the cluster have enough resources for it?")
         return self._code
 
     def ask_to_end(self) -> None:
-        """Ask the role; an actor that has not started yet never will."""
+        """Ask the role to end. An actor that has not started yet is ended."""
         if self._life:
             self._actor.ask_to_end.remote()
         else:
@@ -174,7 +174,7 @@ class RayProcess:
         try:
             self._take(self._ray.get(answer))
         except self._ray.exceptions.ActorUnavailableError:
-            return  # asked again with the next poll
+            return  # the next poll asks again
         except self._ray.exceptions.RayError as error:
             self._say(f"the actor of this role is lost: {str(error).strip().splitlines()[0]}")
             self._end(_LOST)
@@ -193,14 +193,14 @@ class RayProcess:
         self._on_line(line)
 
     def _end(self, code: int) -> None:
-        """Its place in the cluster is free from now on."""
+        """End the actor, which frees its resources in the cluster."""
         if self._code is None:
             self._code = code
             self._ray.kill(self._actor, no_restart=True)
 
 
 class RayPlacement(Config):
-    """What each role takes of a machine; Ray waits until one has it.
+    """The resources of each role. Ray waits until a machine has them.
 
     Example:
         >>> RayPlacement(worker_cpus=4.0).cpus(JobRoles(num_ps=2, num_workers=3, uuid="job", worker_args=()))
@@ -217,18 +217,18 @@ class RayPlacement(Config):
     """GPUs of a worker."""
 
     def cpus(self, job: JobRoles) -> float:
-        """Processors of a whole job."""
+        """Return the processors of a whole job."""
         return job.num_ps * self.ps_cpus + job.num_workers * self.worker_cpus
 
     def options(self, role: Role) -> dict[str, Any]:
-        """What Ray is told of a role's place: servers go as far apart as the cluster is wide."""
+        """Return the options for Ray. Servers are spread over the machines of the cluster."""
         if role.kind is RoleKind.PS:
             return {"num_cpus": self.ps_cpus, "memory": self.ps_memory, "scheduling_strategy": "SPREAD"}
         return {"num_cpus": self.worker_cpus, "num_gpus": self.worker_gpus}
 
 
 class RayRoles:
-    """Starts roles in a Ray cluster: the one at `address`, or one of this machine alone that ends with this object.
+    """Starts roles in the Ray cluster at `address`, or in one on this machine that ends with this object.
 
     Ray restarts a role that is lost with its actor or machine. The supervisor restarts a role that fails by itself, and ends the
     job if both together exceed the restart budget of `job.liveness`.
@@ -243,7 +243,7 @@ class RayRoles:
         placement: RayPlacement | None = None,
         on_line: OnLine = lambda role, line: None,
     ) -> None:
-        """Join or start the cluster; no role is started yet."""
+        """Join or start the cluster. No role is started yet."""
         self._job, self._log_dir, self._on_line = job, log_dir.resolve(), on_line
         self._placement = placement or RayPlacement()
         self._session = _session(address, self._placement.cpus(job))
@@ -256,13 +256,13 @@ class RayRoles:
             raise
 
     def start(self, role: Role) -> RayProcess:
-        """Make the actor of a role; it starts when a machine has room for it."""
+        """Create the actor of a role, which starts when a machine has the resources."""
         discovery = {"MONOLITH_DISCOVERY_TYPE": "ray", "MONOLITH_RAY_ADDRESS": self._session.address}
         actor = (
             self._ray.remote(RoleActor)
             .options(
                 name=f"{self._job.uuid}-{role.file_name}-{os.urandom(4).hex()}",
-                # Without a limit: the supervisor counts them, and ends the role when there were too many.
+                # Without a limit: the supervisor counts restarts and ends the role after too many.
                 max_restarts=-1 if self._job.liveness.restarts else 0,
                 max_task_retries=-1,
                 **self._placement.options(role),
@@ -278,7 +278,7 @@ class RayRoles:
         return RayProcess(actor, lambda line: self._on_line(role, line))
 
     def close(self) -> None:
-        """Leave the cluster; actors that are left end with that."""
+        """Leave the cluster, which ends the remaining actors."""
         self._discovery.close()
         self._session.close()
 
@@ -292,7 +292,7 @@ class RayRoles:
 def _session(address: str | None, cpus: float) -> RaySession:
     if address is not None:
         return RaySession(address)
-    # Ray counts processors, it does not hand them out: on one machine, a job larger than it runs all the same.
+    # Ray counts processors but does not reserve them, so a job may be larger than this machine.
     enough = max(math.ceil(cpus), os.cpu_count() or 1)
     return RaySession(None, num_cpus=enough, object_store_memory=_OBJECT_STORE_BYTES)
 
@@ -302,7 +302,7 @@ def _hosts(ray: Any) -> set[str]:  # noqa: ANN401 - an untyped package
 
 
 def must_say_host(ps_args: tuple[str, ...], hosts: set[str]) -> bool:
-    """Whether servers must listen where other machines reach them, and have not been told where."""
+    """Tell whether servers must listen on an address for other machines and `ps_args` does not name one."""
     if len(hosts) <= 1 or "--host" in ps_args:
         return False
     if "--tls-cert" not in ps_args:
@@ -314,5 +314,5 @@ def must_say_host(ps_args: tuple[str, ...], hosts: set[str]) -> bool:
 
 
 def _passed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of our environment a role on another machine gets: what was meant for it, and where Python looks for modules."""
+    """Return the variables that a role on another machine gets: those of Monolith, and PYTHONPATH."""
     return {name: text for name, text in environ.items() if name.startswith("MONOLITH_") or name == "PYTHONPATH"}

@@ -1,4 +1,4 @@
-"""Heartbeats of a role to its launcher, over a pipe: a process that is stopped or whose interpreter hangs sends none."""
+"""What a role reports to its launcher: heartbeats over a pipe, and an exit code that says that a restart would not help."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STOPPED_STATES = ("T", "t")
 _BEAT, _LAST_BEAT = b".", b"-"
 _MANY = 1 << 16
 WRONG_USAGE = 2
-"""Wrong usage, configuration or data. `monolith` ends with it, and so does a script after `tell_wrong_usage`."""
+"""Exit code for wrong usage, configuration or data, of `monolith` and of a script after `tell_wrong_usage`."""
 
 
 class Pulse:
@@ -47,7 +47,7 @@ class Pulse:
         return f"{self.write_end}:{os.fstat(self.write_end).st_ino}"
 
     def started(self) -> None:
-        """Let go of the role's end, which the role has by now."""
+        """Close the write end, which the role has inherited."""
         self._close(self.write_end)
 
     def silence(self, pid: int) -> float:
@@ -139,9 +139,9 @@ def _is_stopped(pid: int) -> bool:
 
 
 def tell_wrong_usage() -> None:
-    """From now on, a `ConfigError` or `CheckpointMismatchError` that nobody catches ends this process with `WRONG_USAGE`.
+    """Let an uncaught `ConfigError` or `CheckpointMismatchError` end this process with `WRONG_USAGE`.
 
-    It is printed as before: `sys.excepthook` is called first. Calling this again is harmless.
+    It is printed as usual: `sys.excepthook` is called first. Calling this again is harmless.
     """
     before = sys.excepthook
 

@@ -1,4 +1,4 @@
-"""Who is in a job: its roles, and what each is told in its environment."""
+"""`JobRoles`: the roles of a job, and the environment of each."""
 
 from __future__ import annotations
 
@@ -62,36 +62,36 @@ class JobRoles(Config):
     num_ps: Annotated[int, Field(ge=0)] = 1
     """Parameter servers."""
     num_workers: Annotated[int, Field(ge=1)] = 1
-    """Workers; worker 0 is the chief."""
+    """Workers. Worker 0 is the chief."""
     uuid: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
-    """What this run of the job is known by; another for every launch."""
+    """Name of this launch of the job, different for every launch."""
     worker_args: tuple[str, ...]
-    """What Python gets to run a worker: a script or `-m` and a module, and its arguments."""
+    """Arguments of Python for a worker: a script or `-m` and a module, and its arguments."""
     ps_args: tuple[str, ...] = ()
     """Further options of `monolith ps`."""
     token: Token = None
-    """What servers ask for and workers send. It reaches the roles in their environment, never on a command line."""
+    """Token that workers send to servers. Roles get it in their environment, never on a command line."""
     model_dir: str | None = None
-    """Where the model is saved, and what servers hold: a folder that all processes see. None: servers keep all in memory."""
+    """Shared folder of the model and of the state of servers. With None servers keep their state in memory only."""
     liveness: Liveness = Liveness()
     """When a role counts as hung, how often it is restarted, and how long the others wait for it."""
     accept_loss: bool = False
-    """Continue when a server cannot restore what it held: it restores the newest checkpoint, or starts empty."""
+    """Continue when a server cannot restore its state: it restores the newest checkpoint, or starts empty."""
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """All of them, servers first."""
+        """All roles, servers first."""
         servers = tuple(Role(RoleKind.PS, index) for index in range(self.num_ps))
         return servers + tuple(Role(RoleKind.WORKER, index) for index in range(self.num_workers))
 
     def python_args(self, role: Role) -> list[str]:
-        """What Python gets to run `role`."""
+        """Return the arguments of Python for `role`."""
         if role.kind is RoleKind.WORKER:
             return list(self.worker_args)
         return ["-m", "monolith.cli", RoleKind.PS.value, *self.ps_args]
 
     def environment(self, role: Role, discovery: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The variables that make a process `role`; `discovery` has those that say how the others are found."""
+        """Return the variables that make a process `role`, with those of `discovery`, through which it finds the others."""
         shared = {} if self.model_dir is None else {"MONOLITH_MODEL_DIR": self.model_dir}
         secret = reveal(self.token)
         token = {} if secret is None else {TOKEN_VARIABLE: secret}
@@ -102,7 +102,7 @@ class JobRoles(Config):
             "MONOLITH_NUM_PS": str(self.num_ps),
             "MONOLITH_NUM_WORKERS": str(self.num_workers),
             "MONOLITH_UUID": self.uuid,
-            # Whoever supervises the roles ends the servers, when all workers have ended well.
+            # The launcher ends the servers when all workers have succeeded.
             "MONOLITH_SUPERVISED": "true",
             "MONOLITH_LIVENESS": self.liveness.model_dump_json(),
             **shared,

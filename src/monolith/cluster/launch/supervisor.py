@@ -1,7 +1,8 @@
-"""`Supervisor`: when the processes of a job are started, restarted and ended. Processes and the clock are passed in, so every
-rule here is tested without either.
+"""`Supervisor`: when the processes of a job are started, restarted and ended.
 
-    running ──── all workers ended well ─────────────────────┐
+Processes and the clock are passed in, so that every rule is tested without them.
+
+    running ──── all workers succeeded ──────────────────────┐
        │                                                     v
        └── a role failed, or stop was asked ──> workers end ──> servers end ──> over
 """
@@ -30,9 +31,9 @@ class RoleProcess(Protocol):
     """A running role, wherever it runs."""
 
     pid: int | None
-    """Its process id; None where it is not known yet."""
+    """Its process id, or None while it is not known."""
     restarted: int
-    """Restarts that whoever runs it has made by itself."""
+    """Restarts that its runtime, such as Ray, has made by itself."""
 
     @property
     def silence(self) -> float:
@@ -40,28 +41,28 @@ class RoleProcess(Protocol):
 
     @property
     def last_lines(self) -> list[str]:
-        """The end of what it has written."""
+        """The last lines of its output."""
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Return its exit code, negative for a signal, or None while it runs."""
 
     def ask_to_end(self) -> None:
-        """Let it end in order."""
+        """Ask it to end."""
 
     def kill(self) -> None:
-        """End it at once, with everything it has started."""
+        """Kill it, with all processes that it started."""
 
 
 class RoleState(StrEnum):
-    """Where a role is in its life."""
+    """The state of a role."""
 
     RUNNING = "running"
     WAITING = "waiting"
-    """It failed, and is started again a little later."""
+    """It failed and will be restarted."""
     ENDING = "ending"
     """It was asked to end."""
     ENDED = "ended"
-    """It ended well, or because it was asked to."""
+    """It succeeded, or ended because it was asked to."""
     FAILED = "failed"
     KILLED = "killed"
     """It did not end in time when asked."""
@@ -73,17 +74,17 @@ class EventKind(StrEnum):
     STARTED = "started"
     RESTARTING = "restarting"
     RESTARTED = "restarted"
-    """Whoever runs it has started it again by itself."""
+    """Its runtime, such as Ray, has restarted it."""
     ENDED = "ended"
     FAILED = "failed"
     KILLED = "killed"
     STOPPING = "stopping"
-    """The job ends before its workers have."""
+    """The job stops before its workers have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing that happened."""
+    """A change of the state of a role or the job."""
 
     kind: EventKind
     role: Role | None = None
@@ -97,7 +98,7 @@ class Event:
 
 @dataclass
 class RoleStatus:
-    """A role as it is now; the supervisor alone changes it."""
+    """The current state of a role. Only the supervisor changes it."""
 
     role: Role
     state: RoleState = RoleState.WAITING
@@ -107,9 +108,9 @@ class RoleStatus:
     restarts: int = 0
     """All restarts so far."""
     restarted_at: deque[float] = field(default_factory=deque)
-    """When those were that still count: not longer ago than the restart window."""
+    """Times of the restarts within the restart window."""
     restarts_of_process: int = 0
-    """Restarts that were not made by the supervisor, since it last started the role."""
+    """Restarts by the runtime since the supervisor last started the role."""
     code: int | None = None
     asked_at: float | None = None
 
@@ -134,7 +135,7 @@ class Outcome:
 
     @property
     def is_success(self) -> bool:
-        """Whether every worker did its work."""
+        """Whether every worker succeeded."""
         return self.failed is None and self.stopped is None
 
 
@@ -149,8 +150,8 @@ class Failure(NamedTuple):
 class Supervisor:
     """Starts, restarts and ends the roles of a job. Call `step` repeatedly until it returns True. The first call starts them.
 
-    A role is restarted if it fails while the job runs, as often as `liveness` allows, unless its exit code is `WRONG_USAGE`: that
-    would be the same again. A worker has failed if its exit code is not 0. A server has failed if it ended without being asked
+    A role is restarted if it fails while the job runs, as often as `liveness` allows, unless its exit code is `WRONG_USAGE`. A
+    worker has failed if its exit code is not 0. A server has failed if it ended without being asked
     to, whatever its exit code: workers still need it. A role that hangs is killed, and has failed.
 
     Example:
@@ -189,17 +190,17 @@ class Supervisor:
 
     @property
     def outcome(self) -> Outcome:
-        """How the job ended, or would if it ended now."""
+        """The outcome of the job, or what it would be if it ended now."""
         role, code, reason = self._failed or (None, None, None)
         return Outcome(failed=role, code=code, reason=reason, stopped=self._stop_reason)
 
     def request_stop(self, reason: str) -> None:
-        """End all in order with the next `step`; asked a second time, at once. Safe in a signal handler."""
+        """Stop the job with the next `step`. A second request kills all roles. Safe in a signal handler."""
         self._kill_now = self._stop_reason is not None
         self._stop_reason = self._stop_reason or reason
 
     def step(self) -> bool:
-        """Look at every role, do what is due; whether all is over."""
+        """Check every role and do what is due. Returns whether the job is over."""
         for status in self.statuses:
             self._look_at(status)
         if not self._stopping and (self._stop_reason is not None or self._failed is not None):
@@ -209,12 +210,12 @@ class Supervisor:
             self._end(workers)
         if any(status.state not in _OVER for status in workers):
             return False
-        # Servers last: a worker that ends in order still pushes and saves.
+        # Servers last: a worker that is ending still pushes and saves.
         self._end(servers)
         return all(status.state in _OVER for status in servers)
 
     def kill_all(self) -> None:
-        """End every process at once, in no order: for when supervising itself has failed."""
+        """Kill every process, for the case that supervising itself has failed."""
         for status in self.statuses:
             if status.is_alive and status.process is not None:
                 status.process.kill()
@@ -234,7 +235,7 @@ class Supervisor:
             self._start_role(status)
 
     def _note_restarts(self, status: RoleStatus, process: RoleProcess) -> None:
-        """Count the restarts that whoever runs the role has made by itself."""
+        """Count the restarts that the runtime of the role has made."""
         new = process.restarted - status.restarts_of_process
         if new <= 0:
             return
@@ -294,7 +295,7 @@ class Supervisor:
         self._report(Event(kind=EventKind.STOPPING, reason=reason))
 
     def _end(self, statuses: Sequence[RoleStatus]) -> None:
-        """Ask those that run to end, and end those that were asked long enough ago."""
+        """Ask running roles to end, and kill those whose grace period is over."""
         for status in statuses:
             if status.state is RoleState.WAITING:
                 status.state = RoleState.ENDED
