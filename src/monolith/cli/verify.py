@@ -10,12 +10,12 @@ from rich.console import Console
 
 from monolith.cli.options import Json
 from monolith.cli.output import show
-from monolith.state.inspect import verify as verify_folder
+from monolith.state.inspect import verify
 
-__all__ = ["verify"]
+__all__ = ["verify_run"]
 
 
-def verify(
+def verify_run(
     path: Annotated[
         str, typer.Argument(help="The model_dir of a run, a checkpoint, or the folder of a log.", metavar="RUN")
     ],
@@ -28,7 +28,7 @@ def verify(
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with console.status("verifying ...") as status:
-        found = verify_folder(path, progress=lambda what: status.update(f"verifying {what}"))
+        found = verify(path, progress=lambda what: status.update(f"verifying {what}"))
     if as_json:
         show(asdict(found), as_json=True)
     else:

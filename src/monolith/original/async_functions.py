@@ -71,10 +71,10 @@ class AsyncFunctionManager:
         is_async: bool | None = None,
         queue_name: str = "async_queue",
     ) -> None:
-        """Run what `queue_name` has waiting, and leave `target(*args, **kwargs)` waiting there.
+        """Run the call that waits in `queue_name`, and queue `target(*args, **kwargs)` in its place.
 
-        Give each purpose its own `queue_name`; use it once a step. `is_async` overrides the manager's for this call: False
-        runs `target` now, after all that its queue has waiting.
+        Give each purpose its own `queue_name`, and use it once a step. `is_async` overrides that of the manager for this call:
+        False runs `target` now, after everything that waits in its queue.
         """
         call = (target, tuple(args), dict(kwargs or {}))
         self._advance(queue_name)
@@ -85,7 +85,7 @@ class AsyncFunctionManager:
         _run(call)
 
     def drain(self) -> None:
-        """Run all that is waiting, in the order of the queues' first use; afterwards nothing is under way."""
+        """Run everything that waits, in the order in which the queues were first used. Nothing is in progress afterwards."""
         try:
             for queue_name in list(self._waiting):
                 self._advance(queue_name)

@@ -28,7 +28,7 @@ def copy_file(
     max_retries: int = 5,
     sleep: Sleep = time.sleep,
 ) -> bool:
-    """Copy one file; whether it is there now, which with `skip_nonexist` it is not if there was none to copy.
+    """Copy one file. Returns False if `skip_nonexist` is set and there was nothing to copy.
 
     A failed copy is tried again up to `max_retries` times, after 0.1, 0.2, 0.4, ... seconds.
 
@@ -61,7 +61,7 @@ def copy_recursively(
     max_retries: int = 5,
     sleep: Sleep = time.sleep,
 ) -> int:
-    """Copy a folder with all it holds in place of what is at `dst`; how many files.
+    """Copy a folder with everything in it in place of what is at `dst`. Returns the number of files.
 
     Without a folder `src`, nothing happens and `dst` stays, unless `skip_nonexist` is False. `max_workers` files are copied at
     the same time. `InvalidArgumentError` if one of the two is, or holds, the other, and then nothing has changed.

@@ -49,10 +49,10 @@ def import_dump(
     """A new table from a single-table dump of the original, the files `<prefix>-00000-of-00001` and so on.
 
     Args:
-        prefix: path or URL; several for a table that was spread over parameter servers. If an id occurs more than once,
+        prefix: path or URL. Give several for a table that was spread over parameter servers. If an id occurs more than once,
             the last one counts, in the order of prefixes and files.
         config: the table to build. Its dims and optimizers must be those of the dump.
-        admission: the filter of the new table; rows of the dump are not asked about.
+        admission: the filter of the new table, which is not applied to the rows of the dump.
         optimizer_state: False takes the weights only, for a table with other optimizers.
         progress: called with the bytes read so far, and with all there are.
 
@@ -94,7 +94,7 @@ def import_multi_dump(
 
     Args:
         prefix: path or URL of `<prefix>-00000-of-00001` and `<prefix>.meta-00000-of-00001`, or several of them.
-        configs: the tables to build, by their names in the dump; others in the dump are skipped.
+        configs: the tables to build, by their names in the dump. Other tables of the dump are skipped.
         admission: filters of the new tables, by the same names.
         optimizer_state, progress: as in `import_dump`.
 
@@ -190,13 +190,13 @@ def _joined(blocks: Iterable[bytes]) -> Iterator[bytes]:
 def export_dump(
     table: EmbeddingTable, prefix: str, *, shards: int | None = None, progress: Progress | None = None
 ) -> list[Path]:
-    """Write a table as a single-table dump of the original and return its files; see `import_dump`.
+    """Write a table as a single-table dump of the original and return its files. See `import_dump`.
 
     Args:
-        table: training goes on beside it; each row is whole.
+        table: it may be trained meanwhile. Each row is consistent.
         prefix: path of the files without `-00000-of-00001`, in the original's checkpoints
             `model.ckpt-<step>.assets/<table name>` with `-` for `:` and `/`.
-        shards: number of files; None takes one per million rows, at most 4.
+        shards: number of files, by default one per million rows and at most 4.
         progress: called with the rows written so far, and with all there are.
     """
     count = _checked_shards(shards, len(table))
@@ -218,7 +218,7 @@ def export_multi_dump(
 ) -> list[Path]:
     """Write tables as one multi-table dump of the original, under their names, and return its files.
 
-    Arguments are as in `export_dump`; the `.meta` files are written beside the others.
+    Arguments are as in `export_dump`. The `.meta` files are written next to the others.
     """
     total = sum(len(table) for table in tables)
     count = _checked_shards(shards, total)

@@ -43,22 +43,22 @@ _MAX_TIME = 2**32 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentState:
-    """What the dump keeps for the optimizer of one segment."""
+    """The state of the optimizer of one segment in a dump."""
 
     segment: int
     """Position among the table's segments."""
     kind: str
-    """The optimizer, in our words."""
+    """The kind of the optimizer."""
     field: str
     """Its field of SingleOptimizerDump."""
     number: int | None
-    """The number of that field; None if the original has no such optimizer."""
+    """The number of that field, or None if the original has no such optimizer."""
     slots: tuple[tuple[str, int, int | None], ...]
-    """Name, field number and width of each slot; no width for an int64."""
+    """Name, field number and width of each slot. An int64 has no width."""
 
 
 def segment_states(config: TableConfig) -> list[SegmentState]:
-    """One per segment with an element in OptimizerDump: all but moving_average, which has no state and writes none."""
+    """Return the state of each segment that has an element in OptimizerDump: all but moving_average, which has no state."""
     states = []
     for i, segment in enumerate(config.segments):
         optimizer = segment.optimizer.base if isinstance(segment.optimizer, DelayCompensation) else segment.optimizer
@@ -91,7 +91,7 @@ def _slots(message: Descriptor, dim: int) -> Iterator[tuple[str, int, int | None
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordLayout:
-    """Where everything lies in records of one shape."""
+    """The byte layout of records of one shape."""
 
     dtype: np.dtype[np.void]
     """Columns `id`, `values`, `times` and each slot by name, between bytes that are always the same."""
@@ -112,7 +112,7 @@ class RecordLayout:
         return self.dtype.itemsize
 
     def matches(self, records: np.ndarray) -> np.ndarray:
-        """Which of `records`, uint8 [n, size], have this shape: bool [n]."""
+        """Tell which of `records`, uint8 [n, size], have this shape, as bool [n]."""
         fits: np.ndarray = ((records & self.mask) == self.template).all(axis=1)
         return fits
 
@@ -120,7 +120,7 @@ class RecordLayout:
     def build(
         cls, dim: int, states: Sequence[SegmentState], *, time_width: int | None, step_widths: Sequence[int]
     ) -> RecordLayout:
-        """The shape of records with varints of these widths; no time if `time_width` is None."""
+        """Return the layout of records with varints of these widths, without a time if `time_width` is None."""
         record = _Message()
         record.fixed64("id", 1)
         record.floats("values", 2, dim)
@@ -156,9 +156,9 @@ def _optimizer_dump(states: Sequence[SegmentState], step_widths: list[int]) -> _
 
 
 def layouts_by_size(dim: int, states: Sequence[SegmentState]) -> dict[int, list[RecordLayout]]:
-    """Every shape that records of such a table take, by their size, without those that nobody writes.
+    """Return the layouts that records of such a table can have, by size.
 
-    Tables with several int64 slots have too many; theirs are left to protobuf's own parser.
+    Tables with several int64 slots would have too many, so protobuf's own parser reads them.
     """
     known = [state for state in states if state.number is not None]
     steps = sum(width is None for state in known for *_, width in state.slots)
@@ -176,7 +176,7 @@ def layouts_by_size(dim: int, states: Sequence[SegmentState]) -> dict[int, list[
 
 
 def varint_widths(values: np.ndarray) -> np.ndarray:
-    """How many bytes each non-negative int64 takes as a varint.
+    """Return the number of bytes of each non-negative int64 as a varint.
 
     Example:
         >>> varint_widths(np.array([0, 127, 128, 2**62])).tolist()
@@ -248,7 +248,7 @@ def _varint(value: int) -> bytes:
 class EntryReader:
     """Reads the rows of one table. A record that does not fit the table is refused with its number and the reason.
 
-    `optimizer_state`: False reads the weights only; every row then starts with fresh optimizer state, as it also does where
+    With `optimizer_state=False` only the weights are read. Rows then start with fresh optimizer state, as they also do where
     a record has none.
     """
 
@@ -281,7 +281,7 @@ class EntryReader:
     def _read_matching(
         self, layout: RecordLayout, records: Records, places: np.ndarray, rows: RowColumns
     ) -> np.ndarray:
-        """Read those of `places` that have this shape; the others are returned."""
+        """Read those of `places` that have this shape. Returns the others."""
         if not len(places):
             return places
         windows = sliding_window_view(np.frombuffer(records.data, np.uint8), layout.size)

@@ -45,7 +45,7 @@ _MAX_RECORD = 128 << 20
 
 
 def shard_name(prefix: str, shard: int, shards: int) -> str:
-    """The name of one file of a dump.
+    """Return the name of one file of a dump.
 
     Example:
         >>> shard_name("model.ckpt-7.assets/user", 0, 2)
@@ -55,7 +55,7 @@ def shard_name(prefix: str, shard: int, shards: int) -> str:
 
 
 def find_shards(prefix: str) -> list[str]:
-    """The files of the dump `prefix`, a path or URL, in order. Other files beside them are ignored.
+    """Return the files of the dump `prefix`, a path or URL, in order. Other files in the folder are ignored.
 
     Raises `InvalidArgumentError` if there is none, `CorruptFileError` if some are missing or belong to different dumps.
     """
@@ -68,7 +68,7 @@ def find_shards(prefix: str) -> list[str]:
     totals = sorted({int(match[2]) for match in found})
     if len(totals) > 1:
         raise CorruptFileError(
-            f"{prefix}: files of dumps with {' and '.join(map(str, totals))} parts lie side by side; remove the older ones"
+            f"{prefix}: files of dumps with {' and '.join(map(str, totals))} parts are in one folder; remove the older ones"
         )
     (shards,) = totals
     parts = {int(match[1]): match[0] for match in found}
@@ -81,12 +81,12 @@ def find_shards(prefix: str) -> list[str]:
 
 
 def has_dump(prefix: str) -> bool:
-    """Whether there is any file of a dump of that name."""
+    """Tell whether there is any file of a dump of that name."""
     return bool(_parts(prefix))
 
 
 def _parts(prefix: str) -> list[re.Match[str]]:
-    """The names of the files of a dump, with number and total as groups."""
+    """Return the names of the files of a dump, with number and total as groups."""
     folder, _, base = prefix.rpartition("/")
     pattern = re.compile(re.escape(base) + r"-(\d{5,9})-of-(\d{5,9})")
     return [match for name in _names(folder) if (match := pattern.fullmatch(name))]
@@ -103,7 +103,7 @@ def _names(folder: str) -> list[str]:
 
 
 class DumpFiles:
-    """Opens the files of a dump one after another and tells how much of all has been read."""
+    """Opens the files of a dump one after another and reports how much has been read."""
 
     def __init__(self, paths: list[str], progress: Progress | None = None) -> None:
         self.paths = paths
@@ -112,7 +112,7 @@ class DumpFiles:
 
     @contextlib.contextmanager
     def reading(self, path: str) -> Iterator[Callable[[int], bytes]]:
-        """Gives a function that reads up to so many bytes of `path`, none at the end."""
+        """Yield a function that reads up to a number of bytes of `path`, and none at the end."""
         try:
             with fsspec.open(checked_location(path), "rb") as file:
                 yield lambda size: self._counted(file.read(size))
@@ -137,13 +137,13 @@ def _size(path: str) -> int:
 
 
 def plain_pieces(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """The bytes under `read` in pieces of a few megabytes."""
+    """Yield the bytes of a plain file in chunks of a few megabytes."""
     while piece := read(_PIECE):
         yield piece
 
 
 def unpacked_blocks(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
-    """The plain bytes of the stream under `read`, block by block; damage is a `CorruptFileError`."""
+    """Yield the plain bytes of a snappy stream, block by block. Raises `CorruptFileError` if it is damaged."""
     while header := read(4):
         size = struct.unpack(">I", header)[0] if len(header) == 4 else -1
         if size > _MAX_PACKED:
@@ -168,7 +168,7 @@ def _unpacked(packed: bytes, name: str) -> bytes:
 
 
 def _plain_size(packed: bytes) -> int | None:
-    """The varint that snappy data begins with."""
+    """Return the varint that snappy data begins with."""
     size = 0
     for i, byte in enumerate(packed[:5]):
         size |= (byte & 0x7F) << (7 * i)
@@ -178,7 +178,7 @@ def _plain_size(packed: bytes) -> int | None:
 
 
 class SnappyStreamWriter:
-    """Packs what is written into blocks; `finish` writes the last one, which may be short."""
+    """Compresses what is written into blocks. `finish` writes the last one, which may be short."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write, self._plain = write, bytearray()
@@ -192,7 +192,7 @@ class SnappyStreamWriter:
         del self._plain[:full]
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the rest."""
         if self._plain:
             self._pack(bytes(self._plain))
         self._plain.clear()
@@ -204,10 +204,10 @@ class SnappyStreamWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Some consecutive records of a file."""
+    """Consecutive records of a file."""
 
     data: bytes
-    """Where they lie, among other bytes."""
+    """The bytes that contain them."""
     starts: np.ndarray
     """int64 [n]: where each record begins in `data`."""
     ends: np.ndarray
@@ -218,11 +218,11 @@ class Records:
     """Number of the first of them in the file."""
 
     def where(self, place: int) -> str:
-        """The file and the number of a record, for messages."""
+        """Return the file and the number of a record, for messages."""
         return f"{self.name}: record {self.first + place}"
 
     def part(self, begin: int, end: int) -> Records:
-        """The records [begin, end) of these."""
+        """Return the records [begin, end) of these."""
         return Records(
             data=self.data,
             starts=self.starts[begin:end],
@@ -233,7 +233,7 @@ class Records:
 
 
 def split_records(pieces: Iterable[bytes], name: str) -> Iterator[Records]:
-    """The records of a stream that arrives in pieces; damage is a `CorruptFileError`."""
+    """Yield the records of a stream that arrives in chunks. Raises `CorruptFileError` if it is damaged."""
     reader = _Splitter(name)
     for piece in pieces:
         records = reader.add(piece)
@@ -305,7 +305,7 @@ class _Splitter:
 
 
 def framed(records: np.ndarray) -> bytes:
-    """Records of one size, uint8 [n, size], with lengths and checksums.
+    """Return records of one size, uint8 [n, size], with lengths and checksums.
 
     Example:
         >>> framed(np.zeros((0, 8), np.uint8))

@@ -1,6 +1,6 @@
 """`FeatureList`: the features of a data stream as the original's feature_list.conf describes them.
 
-One thing a line, as `key=value` pairs with spaces, commas or semicolons between; lines that begin with # are comments:
+One entry a line, as `key=value` pairs with spaces, commas or semicolons between. Lines that begin with # are comments:
 
     column_name: uid, item_id
     cache_column: gid
@@ -48,23 +48,23 @@ def _whole(value: object) -> object:
 
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Truth = Annotated[bool, BeforeValidator(_truth)]
-Whole = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+WholeNumber = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 
 
 class ListedFeature(Config):
     """One feature of the stream: where its ids come from and what they look like."""
 
     feature_name: Annotated[str, Field(min_length=1)]
-    """Its name, often with "fc_" or "f_" in front; "fc_a-fc_b" for the combination of two."""
+    """Its name, often with "fc_" or "f_" in front, or "fc_a-fc_b" for the combination of two."""
     depend: Words = ()
     """Columns it is made of."""
     method: str | None = None
     """How it is made of them."""
-    slot: Whole | None = None
+    slot: WholeNumber | None = None
     """The slot of its ids."""
     args: Words = ()
     """Arguments of the method."""
-    feature_version: Whole | None = None
+    feature_version: WholeNumber | None = None
     """Whether its ids are fids v1 (also if None) or v2."""
     shared: Truth = False
     """Whether all rows of a batch have the same."""
@@ -72,7 +72,7 @@ class ListedFeature(Config):
     """Keys under which it is cached."""
     need_raw: Truth = False
     """Whether its value before hashing is kept."""
-    feature_id: Whole | None = None
+    feature_id: WholeNumber | None = None
     """A number for it."""
     input_optional: Annotated[tuple[bool, ...], BeforeValidator(_truths)] = ()
     """For each of `depend`, whether it may be missing."""
@@ -87,7 +87,7 @@ class ListedFeed(Config):
     """Its name."""
     shared: Truth = False
     """Whether all rows of a batch have the same."""
-    feature_id: Whole | None = None
+    feature_id: WholeNumber | None = None
     """A number for it."""
 
 
@@ -98,9 +98,9 @@ class ListedCache(Config):
     """The column that is cached."""
     cache_name: str | None = None
     """Its name."""
-    capacity: Whole | None = None
+    capacity: WholeNumber | None = None
     """Entries it holds."""
-    timeout: Whole | None = None
+    timeout: WholeNumber | None = None
     """Seconds they are held."""
     cache_type: str | None = None
     """Kind of cache."""
@@ -143,7 +143,7 @@ class FeatureList:
 
     @classmethod
     def parse(cls, text: str, *, where: str = "feature list") -> Self:
-        """The list of a text; an error names its line, after `where`."""
+        """Parse the text of a list. An error names the line, after `where`."""
         features, feeds, caches, columns = [], [], [], set()
         for number, line in enumerate(text.splitlines(), start=1):
             line = line.strip()

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Flow:
-    """The batches of one flow: those of the source, with its rows only; ones without any are left out."""
+    """The batches of one flow: those of the source, with only the rows of the flow. Batches without any are skipped."""
 
     def __init__(self, split: FlowSplit, name: str) -> None:
         self._split, self._name = split, name
@@ -36,9 +36,9 @@ class Flow:
 
 
 class FlowSplit:
-    """A source that is read once for several flows, each with a queue for what another one's reader came upon.
+    """A source that is read once for several flows, each with a queue for rows that the reader of another flow has read.
 
-    A reader that needs a row of its own while another flow's queue is full waits for that flow's reader. If that is the same
+    A reader that needs a row while the queue of another flow is full waits for the reader of that flow. If both are the same
     thread it would wait for ever, so it gets an error.
     """
 
@@ -51,7 +51,7 @@ class FlowSplit:
         self._keys, self._column, self._queue_size = dict(keys), column, queue_size
         self._queues: dict[str, deque[Batch]] = {name: deque() for name in keys}
         self._readers: dict[str, int] = {}
-        """The thread that each flow was last read by."""
+        """The thread that last read each flow."""
         self._changed = threading.Condition()
         self._ended = False
         self.dropped = 0
@@ -72,8 +72,8 @@ class FlowSplit:
                     self._route()
                 elif any(self._readers.get(other) == threading.get_ident() for other in full):
                     raise InvalidArgumentError(
-                        f"flow {full[0]!r} has {self._queue_size} batches waiting, and this thread reads {name!r}; read them by "
-                        "merge_flow or threads of their own, or give a larger queue_size"
+                        f"flow {full[0]!r} has {self._queue_size} batches queued, and this thread reads {name!r}; read each flow "
+                        "in its own thread or through merge_flow, or give a larger queue_size"
                     )
                 else:
                     self._changed.wait()
@@ -106,7 +106,7 @@ def split_flow(
     column: str = "data_source_key",
     queue_size: int = 1024,
 ) -> FlowSplit:
-    """The rows of `source` by the flow their data source key names; up to `queue_size` batches of each wait for their reader.
+    """Split the rows of `source` into flows by their data source key. Up to `queue_size` batches of each are queued.
 
     `flows` are names, whose keys are those of `data_source_key`, or keys by name.
 
@@ -128,17 +128,17 @@ def _keys(batch: Batch, column: str) -> torch.Tensor:
 
 
 class MergedFlows:
-    """Batches of several sources in turn; see `merge_flow`."""
+    """Batches of several sources in turn. See `merge_flow`."""
 
     def __init__(self, sources: Sequence[Iterable[Batch]], *, queue_size: int) -> None:
         if not sources or queue_size < 0:
             raise InvalidArgumentError(f"expected sources and queue_size >= 0, got {len(sources)} and {queue_size}")
         self._sources, self._queue_size = list(sources), queue_size
         self._left = list(range(len(self._sources)))
-        """Sources that have not ended; whose turn it is comes first."""
+        """Sources that have not ended, in the order of their turns."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Go on after the last batch given out; a new loop starts sources that have ended again."""
+        """Continue after the last batch returned. A new loop restarts sources that have ended."""
         if self._queue_size == 0:
             yield from self._in_turn()
         else:
@@ -156,15 +156,15 @@ class MergedFlows:
                 yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the sources and whose turn it is; only where they wait for each other (`queue_size=0`)."""
+        """Return the states of the sources and whose turn it is. Only with `queue_size=0`."""
         if self._queue_size:
             raise InvalidArgumentError(
-                "queue_size: who comes first depends on threads; take 0 for a state to go on from"
+                "queue_size: expected 0 for a state to resume from, as otherwise the order depends on threads"
             )
         return {"left": list(self._left), "sources": [_stateful(source).state_dict() for source in self._sources]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Resume where `state` was taken."""
         if len(state["sources"]) != len(self._sources):
             raise InvalidArgumentError(
                 f"state: expected {len(self._sources)} sources, got {len(state['sources'])}; merge the same ones"
@@ -175,7 +175,7 @@ class MergedFlows:
 
 
 def merge_flow(sources: Sequence[Iterable[Batch]], *, queue_size: int = 1024) -> MergedFlows:
-    """The batches of all sources, one of each in turn, until all have ended.
+    """Return the batches of all sources, one of each in turn, until all have ended.
 
     A thread reads each source up to `queue_size` batches ahead, and a source that has none ready loses its turn. With
     `queue_size=0` there are no threads, every turn is waited for, and the state can be saved.
@@ -190,7 +190,7 @@ def merge_flow(sources: Sequence[Iterable[Batch]], *, queue_size: int = 1024) ->
 
 
 class _ReadAhead:
-    """A thread and a queue for each source, and one place where all who wait are woken."""
+    """A thread and a queue for each source, with one condition for all waiters."""
 
     def __init__(self, sources: Sequence[Iterable[Batch]], size: int) -> None:
         self._size = size
@@ -221,7 +221,7 @@ class _ReadAhead:
             yield batch
 
     def close(self) -> None:
-        """Let the threads end as soon as their reads return."""
+        """Let the threads end when their reads return."""
         if not self._bound.is_here:
             return
         with self._changed:
@@ -254,7 +254,7 @@ def _stateful(source: Iterable[Batch]) -> Any:  # noqa: ANN401 - anything with a
 class CacheOneDataset(Generic[T]):
     """The elements of a source, each with whether it is the last one.
 
-    The state is that of the source behind the last element handed out: the one looked ahead at is read again.
+    The state is that of the source after the last element returned. The element that was read ahead is read again.
 
     Example:
         >>> list(CacheOneDataset([1, 2, 3]))
@@ -266,12 +266,12 @@ class CacheOneDataset(Generic[T]):
     def __init__(self, source: Iterable[T]) -> None:
         self._source = source
         self._ahead: tuple[T, Any] | None = None
-        """The element that was looked at and not handed out, and the source's state behind it."""
+        """The element that was read ahead, and the state of the source after it."""
         self._state: Any = None
-        """The source's state behind the last element handed out; None: where the source is."""
+        """The state of the source after the last element returned, or None for its current state."""
 
     def __iter__(self) -> Iterator[tuple[T, bool]]:
-        """Go on after the last element handed out."""
+        """Continue after the last element returned."""
         for element in self._source:
             held, self._ahead = self._ahead, (element, self._place())
             if held is not None:
@@ -286,14 +286,14 @@ class CacheOneDataset(Generic[T]):
         return element
 
     def state_dict(self) -> dict[str, Any]:
-        """The source's state behind the last element handed out."""
+        """Return the state of the source after the last element returned."""
         state = self._place() if self._state is None else self._state
         if state is None:
             raise InvalidArgumentError(f"source: a {type(self._source).__name__} has no state_dict and load_state_dict")
         return dict(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Resume where `state` was taken."""
         if not hasattr(self._source, "load_state_dict"):
             raise InvalidArgumentError(f"source: a {type(self._source).__name__} has no state_dict and load_state_dict")
         self._source.load_state_dict(state)

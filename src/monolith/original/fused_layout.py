@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Outputs = dict[str, torch.Tensor | tuple[torch.Tensor, ...]]
-"""Tensors by output name, sorted; a tuple, one per slice, for `OutType.NONE`."""
+"""Tensors by output name, sorted. A tuple with one tensor per slice for `OutType.NONE`."""
 
 
 class PoolingType(IntEnum):
@@ -48,7 +48,7 @@ class PoolingType(IntEnum):
 
 
 class OutType(IntEnum):
-    """How slices [rows, d] become an output: side by side, stacked [rows, slices, d], added, or left apart."""
+    """How slices [rows, d] become an output: concatenated, stacked [rows, slices, d], added, or separate."""
 
     CONCAT = 0
     STACK = 1
@@ -73,12 +73,12 @@ class FeatureConfig(Config):
     pooling_type: PoolingType = PoolingType.SUM
     """How the ids of a row become one entry."""
     max_sequence_length: Annotated[int, Field(ge=0)] = 0
-    """Ids kept of each row with `FIRSTN`; 0 otherwise."""
+    """Ids kept of each row with `FIRSTN`, otherwise 0."""
 
     @model_validator(mode="after")
     def _length_of_sequences(self) -> Self:
         if (self.pooling_type == PoolingType.FIRSTN) != (self.max_sequence_length > 0):
-            raise ValueError("max_sequence_length > 0 goes with pooling_type FIRSTN, and that with it")
+            raise ValueError("expected max_sequence_length > 0 with pooling_type FIRSTN, and 0 with the others")
         return self
 
     @property
@@ -119,7 +119,7 @@ class FeatureConfigs(Config):
     """Features and outputs of a model.
 
     Sequences (`FIRSTN`, [rows, n, d]) may be put together with sequences of the same length only: CONCAT gives
-    [rows, n, sum of d], STACK [rows, slices, n, d]; ADDN refuses them.
+    [rows, n, sum of d], STACK [rows, slices, n, d]. ADDN refuses them.
 
     Example:
         >>> configs = FeatureConfigs(
@@ -181,7 +181,7 @@ class FeatureConfigs(Config):
             raise ValueError(f"{where}: {out.out_type.name} needs slices of one dim, got {dims}")
 
     def shapes(self, output: str) -> tuple[tuple[int, ...], ...]:
-        """The shape of each tensor of an output, -1 standing for the rows of the batch."""
+        """Return the shape of each tensor of an output, with -1 for the rows of the batch."""
         out = self.out_configs[output]
         length = [self.feature_configs[part.feature_name].max_sequence_length for part in out.slice_configs]
         dims, count = [part.dim for part in out.slice_configs], len(out.slice_configs)
@@ -198,7 +198,7 @@ class FeatureConfigs(Config):
 
 
 def layout_name(slice_name: str, features: Iterable[str]) -> str:
-    """The original's name of an output: the slice's name, and the MD5 of the sorted feature names joined by commas.
+    """Return the original's name of an output: the slice's name, and the MD5 of the sorted feature names joined by commas.
 
     Example:
         >>> layout_name("vec", ["user", "item"])
@@ -211,9 +211,9 @@ def layout_name(slice_name: str, features: Iterable[str]) -> str:
 def features_of(
     configs: FeatureConfigs, *, segments: Mapping[str, tuple[Segment, ...]] | None = None
 ) -> tuple[Feature, ...]:
-    """The features, sorted by name, for an `EmbeddingBagCollection`; one table for all that name it.
+    """Return the features, sorted by name, for an `EmbeddingBagCollection`, with one table for all that name it.
 
-    `segments` gives, by table, optimizers and initializers to the slices of a row; a table not named gets the defaults.
+    `segments` gives, by table, optimizers and initializers to the slices of a row. A table not named gets the defaults.
 
     Example:
         >>> config = FeatureConfig(table="t", slice_dims=(1, 4), pooling_type=PoolingType.MEAN)
@@ -239,7 +239,7 @@ def features_of(
 
 
 def arrange(configs: FeatureConfigs, embeddings: Mapping[str, BatchColumn]) -> Outputs:
-    """The outputs, made of the embeddings of the features: [rows, dim], or [rows, n, dim] for sequences; differentiable.
+    """Return the outputs made of the embeddings of the features, [rows, dim], or [rows, n, dim] for sequences.
 
     Example:
         >>> feature = FeatureConfig(table="t", slice_dims=(1, 2))
@@ -257,7 +257,7 @@ _Pieces = dict[tuple[int, int], torch.Tensor]
 
 
 def _pieces(name: str, configs: FeatureConfigs, embeddings: Mapping[str, BatchColumn]) -> _Pieces:
-    """An embedding cut at every end of a slice, by (start, end).
+    """Return an embedding split at every end of a slice, by (start, end).
 
     One split for all slices: its gradient is one concatenation, where each slice alone would add a whole padded embedding.
     """
@@ -280,7 +280,7 @@ def _put_together(out: OutConfig, pieces: Mapping[str, _Pieces]) -> torch.Tensor
 
 
 def join_slices(parts: Sequence[torch.Tensor], out_type: OutType) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """Tensors [rows, d] as one output, see `OutType`.
+    """Join tensors [rows, d] into one output. See `OutType`.
 
     Example:
         >>> join_slices([torch.zeros(2, 3), torch.zeros(2, 3)], OutType.STACK).shape

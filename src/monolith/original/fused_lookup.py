@@ -38,7 +38,7 @@ _Member = TypeVar("_Member", bound=IntEnum)
 
 
 def feature_configs_from_proto(message: layout_pb2.FeatureConfigs) -> FeatureConfigs:
-    """Check and take over a message; shapes in it, which are optional, must be those that follow from the slices.
+    """Check and convert a message. Its shapes, which are optional, must be those that follow from the slices.
 
     Example:
         >>> from monolith.proto import layout_pb2
@@ -59,7 +59,7 @@ def feature_configs_from_proto(message: layout_pb2.FeatureConfigs) -> FeatureCon
 
 
 def feature_configs_to_proto(configs: FeatureConfigs) -> layout_pb2.FeatureConfigs:
-    """The message, with the shape of every output; what its readers derive is left out.
+    """Return the message, with the shape of every output.
 
     Example:
         >>> configs = FeatureConfigs(feature_configs={"user": FeatureConfig(table="t", slice_dims=(1, 4))}, out_configs={})
@@ -82,9 +82,9 @@ def feature_configs_to_proto(configs: FeatureConfigs) -> layout_pb2.FeatureConfi
 
 
 def batch_from_examples(message: example_pb2.ExampleBatch, names: Iterable[str]) -> Batch:
-    """The fids of features `names` as `Ragged` columns; v1 fids become v2.
+    """Return the fids of features `names` as `Ragged` columns, with v1 fids converted to v2.
 
-    A feature shared by all rows is repeated for each; one that is missing has no ids in any row.
+    A feature shared by all rows is repeated for each. One that is missing has no ids in any row.
 
     Example:
         >>> from monolith.proto import example_pb2
@@ -148,10 +148,10 @@ def _member(kind: type[_Member], number: int, where: str) -> _Member:
 
 
 class FusedLayout(nn.Module):
-    """Look up the features of `configs`, and put their slices together as its outputs say.
+    """Look up the features of `configs`, and arrange their slices into its outputs.
 
-    The rows, one lookup per table, and their training are those of `embeddings`, an `EmbeddingBagCollection`; `segments` gives
-    their optimizers by table, see `monolith.original.fused_layout.features_of`.
+    `embeddings`, an `EmbeddingBagCollection`, looks up the rows, once per table, and trains them. `segments` gives their
+    optimizers by table, see `monolith.original.fused_layout.features_of`.
 
     Shapes: a batch, or an ExampleBatch message, of B rows gives, by output name, CONCAT [B, sum of d], STACK [B, slices, d],
     ADDN [B, d], and NONE a tuple of one [B, d] per slice. For FIRSTN features there is an n before d.
@@ -183,6 +183,6 @@ class FusedLayout(nn.Module):
         self.embeddings = EmbeddingBagCollection(features_of(configs, segments=segments), store, seed=seed)
 
     def forward(self, batch: Mapping[str, BatchColumn] | example_pb2.ExampleBatch) -> Outputs:
-        """Look up and arrange."""
+        """Look up the features and arrange the outputs."""
         columns = batch if isinstance(batch, Mapping) else batch_from_examples(batch, self.configs.feature_configs)
         return arrange(self.configs, self.embeddings(columns))

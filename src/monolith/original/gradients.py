@@ -26,9 +26,9 @@ def propagate_back_gradients(
     The graph is kept, so this may be called again on the same variables.
 
     Args:
-        grads_and_vars: the pairs; gradients of several variables add up.
+        grads_and_vars: the pairs. Gradients of several variables add up.
         xs: what the variables were computed from.
-        valid_var_set: variables that may occur; None or an empty set allows all.
+        valid_var_set: variables that may occur. None or an empty set allows all.
 
     Returns:
         One gradient per x, None for an x that no variable depends on.

@@ -21,12 +21,14 @@ __all__ = [
     "unpack_tensors",
 ]
 
-Shape = Sequence[int | None]
-"""Sizes of the dimensions; one may be None: whatever is left."""
+ReshapeTo = Sequence[int | None]
+"""Sizes of the dimensions. One may be None, to be inferred."""
 Tensors = Mapping[str, torch.Tensor]
 
 
-def static_reshape(inputs: Sequence[torch.Tensor], shapes: Sequence[Shape]) -> tuple[list[torch.Tensor], torch.Tensor]:
+def static_reshape(
+    inputs: Sequence[torch.Tensor], shapes: Sequence[ReshapeTo]
+) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Each input in its shape, as a view where possible, and the number of elements of each, int64 [n].
 
     Example:
@@ -40,7 +42,7 @@ def static_reshape(inputs: Sequence[torch.Tensor], shapes: Sequence[Shape]) -> t
     return outputs, torch.tensor([output.numel() for output in outputs], dtype=torch.int64)
 
 
-def _reshape(name: str, tensor: torch.Tensor, shape: Shape) -> torch.Tensor:
+def _reshape(name: str, tensor: torch.Tensor, shape: ReshapeTo) -> torch.Tensor:
     if sum(size is None for size in shape) > 1:
         raise InvalidArgumentError(f"{name}: expected at most one None in its shape, got {tuple(shape)}")
     try:
@@ -63,10 +65,10 @@ class StaticReshapeNBuilder:
 
     def __init__(self) -> None:
         self._inputs: list[torch.Tensor] = []
-        self._shapes: list[Shape] = []
+        self._shapes: list[ReshapeTo] = []
 
-    def add(self, input: torch.Tensor, shape: Shape) -> int:  # noqa: A002 - the original's name
-        """Add one tensor; returns its place in the outputs."""
+    def add(self, input: torch.Tensor, shape: ReshapeTo) -> int:  # noqa: A002 - the original's name
+        """Add one tensor. Returns its index in the outputs."""
         self._inputs.append(input)
         self._shapes.append(tuple(shape))
         return len(self._inputs) - 1
@@ -98,9 +100,9 @@ def pack_tensors(keyed_tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def unpack_tensors(
-    keyed_shape: Mapping[str, Shape], packed: tuple[torch.Tensor, torch.Tensor]
+    keyed_shape: Mapping[str, ReshapeTo], packed: tuple[torch.Tensor, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """What `pack_tensors` packed, by name, in the given shapes; views of the packed tensor.
+    """Return what `pack_tensors` packed, by name, in the given shapes, as views of the packed tensor.
 
     Example:
         >>> unpack_tensors({"a": (2,), "b": (None, 2)}, (torch.tensor([1, 2, 3, 4]), torch.tensor([2, 2])))
@@ -130,7 +132,7 @@ def pack_typed_keyed_tensors(keyed_tensors_list: Sequence[Tensors]) -> list[torc
 
 
 def unpack_packed_tensors(
-    keyed_shape_list: Sequence[Mapping[str, Shape]], packed: Sequence[torch.Tensor]
+    keyed_shape_list: Sequence[Mapping[str, ReshapeTo]], packed: Sequence[torch.Tensor]
 ) -> list[dict[str, torch.Tensor]]:
     """The dicts that `pack_typed_keyed_tensors` packed.
 
@@ -180,7 +182,7 @@ def merge_dicts(dicts: Sequence[Tensors]) -> dict[str, torch.Tensor]:
 
 
 def maybe_squeeze_3d_tensor(x: Ragged) -> Ragged:
-    """A `Ragged` [rows, 1, k] as [rows, k]; one of numbers, [rows, (n)], as it is.
+    """Return a `Ragged` [rows, 1, k] as [rows, k], and one of numbers, [rows, (n)], unchanged.
 
     Example:
         >>> maybe_squeeze_3d_tensor(Ragged(torch.tensor([[1, 2], [3, 4]]), [0, 1, 2])).to_lists()

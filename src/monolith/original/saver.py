@@ -72,7 +72,7 @@ class PsMonitor:
 
 
 def _save_stores(path: StrPath, stores: Mapping[str, Store]) -> dict[str, str]:
-    """Save each store into a folder of its own; their names inside of the assets of the checkpoint `path`."""
+    """Save each store into a folder of its own. Returns their names in the assets of the checkpoint `path`."""
     if not stores:
         return {}
     if is_remote(path):
@@ -89,7 +89,7 @@ def _save_stores(path: StrPath, stores: Mapping[str, Store]) -> dict[str, str]:
 def _prepare_stores(
     path: StrPath, saved: Mapping[str, object], stores: Mapping[str, Store], *, only_fresh: bool
 ) -> list[Callable[[], None]]:
-    """Read and check what `stores` get; calling the answers puts it in place.
+    """Read and check the state for `stores`. Returns functions that install it.
 
     With `only_fresh`, the shards or servers of a store that have their state keep it.
     """
@@ -118,20 +118,20 @@ class PartialRecoverySaver:
 
     Args:
         variables: by name, or pairs of name and value such as `model.named_parameters()`.
-        max_to_keep: checkpoints that stay, see `CheckpointHistory`; None or 0 keeps all.
+        max_to_keep: checkpoints that stay, see `CheckpointHistory`. None or 0 keeps all.
         keep_checkpoint_every_n_hours: one in so many hours stays for good.
         sharded: write the variables of each shard (see `shard_of`) as a state of its own. Any saver restores either form.
-        shard_of: number of the shard that a variable lies on, by its name; one that is not named lies on none.
+        shard_of: number of the shard of a variable, by its name. A variable that is not named has none.
         reshape: let a tensor be restored into one with as many elements in another shape.
         pad_step_number: write steps with 8 digits, so that names sort.
         allow_empty: let a saver have no variables, and save and restore nothing.
-        defer_build: take no variables yet; `build` names them before the first use.
+        defer_build: use no variables until `build` names them.
         save_relative_paths: name checkpoints in the index relative to it, so that the folder may be moved.
         skip_save: let `save` write nothing and return None.
         exempt_checkpoint_paths: checkpoints that are never removed and do not count for `max_to_keep`.
-        model_dir: where `monolith_checkpoint` names further ones; by default the folder of each save.
-        ps_monitor: restore only variables of shards that are not initialised, and of a sharded store only such shards; without
-            one, all.
+        model_dir: where `monolith_checkpoint` names further ones, by default the folder of each save.
+        ps_monitor: restore only variables of shards that are not initialised, and of a sharded store only such shards. By
+            default all.
         clock: seconds since 1970.
 
     Example:
@@ -219,9 +219,9 @@ class PartialRecoverySaver:
         latest_filename: str = INDEX,
         write_state: bool = True,
     ) -> str | None:
-        """Write a checkpoint at `save_path`, followed by "-<global_step>" if there is one; its path, complete and durable.
+        """Write a checkpoint at `save_path`, followed by "-<global_step>" if there is one. Returns its path when it is durable.
 
-        The folder it lies in is made if it is missing. `write_state=False` leaves index and retention alone.
+        A missing folder is created. `write_state=False` leaves index and retention alone.
         """
         variables = self._built("save")
         if self.skip_save or not variables:
@@ -247,7 +247,7 @@ class PartialRecoverySaver:
         return path
 
     def restore(self, save_path: StrPath) -> None:
-        """Give the variables the values of the checkpoint at `save_path`; on an error none has changed."""
+        """Give the variables the values of the checkpoint at `save_path`. On an error none has changed."""
         variables = self._built("restore")
         if not variables:
             return

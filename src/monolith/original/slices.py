@@ -1,4 +1,4 @@
-"""`EmbeddingSlices`: declare what a model eats slice by slice, in the original's words, and get the layout that serves it."""
+"""`EmbeddingSlices`: declare the inputs of a model slice by slice, as in the original, and get their `FusedLayout`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from monolith.table.config import Segment
 
 __all__ = ["EmbeddingSlices", "SliceLookup"]
 
-Name = int | str
-"""A feature; an integer n stands for the name `fc_slot_<n>`."""
-Names = Sequence[Name] | Sequence[tuple[str, int]] | Mapping[Name, int] | Sequence[list[int]]
+FeatureName = int | str
+"""The name of a feature. An integer n stands for `fc_slot_<n>`."""
+Names = Sequence[FeatureName] | Sequence[tuple[str, int]] | Mapping[FeatureName, int] | Sequence[list[int]]
 _Group = list[tuple[str, int]]
 
 _JOINS = {"add_n": OutType.ADDN, "concat": OutType.CONCAT, "stack": OutType.STACK, None: OutType.NONE}
@@ -35,12 +35,12 @@ _POOLINGS = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN, "first_n": Poolin
 
 @dataclass(frozen=True, kw_only=True)
 class SliceLookup:
-    """Where one declared lookup finds its tensors among the outputs of a `FusedLayout`."""
+    """Finds the tensors of one declared lookup in the outputs of a `FusedLayout`."""
 
     outputs: tuple[str, ...]
     """The outputs it is made of: one for all features, or one per group."""
     groups_by: OutType | None
-    """How groups are put together; None without groups."""
+    """How groups are joined, or None without groups."""
 
     def __call__(self, outputs: Outputs) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """The slices: "add_n" [rows, d], "concat" [rows, sum of d], "stack" [rows, n, d], None a tuple of [rows, d]."""
@@ -75,15 +75,15 @@ class EmbeddingSlices:
 
     def create_embedding_feature_column(
         self,
-        name: Name,
+        name: FeatureName,
         *,
         combiner: Literal["sum", "mean", "first_n"] = "sum",
         max_seq_length: int = 0,
-        shared_name: Name | None = None,
+        shared_name: FeatureName | None = None,
     ) -> None:
-        """Say how a feature is pooled, and whose rows and slices it shares; a feature that is not described sums its own.
+        """Set how a feature is pooled, and whose rows and slices it shares. Other features have their own rows and sum them.
 
-        `max_seq_length` goes with "first_n": ids kept of each row.
+        `max_seq_length` is the number of ids kept of each row with "first_n".
         """
         table = _named(name if shared_name is None else shared_name)
         described = (table, _POOLINGS[combiner], max_seq_length)
@@ -99,13 +99,13 @@ class EmbeddingSlices:
         group_out_type: Literal["add_n", "concat"] = "add_n",
         out_type: Literal["add_n", "concat", "stack"] | None = None,
     ) -> SliceLookup:
-        """Declare the slice `slice_name` of each of `features`, put together by `out_type`; None leaves them apart.
+        """Declare the slice `slice_name` of each of `features`, joined by `out_type`. None keeps them separate.
 
         Args:
-            features: names; or pairs of name and dim; or a mapping of name to dim; or groups, lists of integers, each of which
+            features: names, or pairs of name and dim, or a mapping of name to dim, or groups, lists of integers, each of which
                 is made one by `group_out_type` first.
             slice_name: names the slice in every feature.
-            segment: initializer, optimizer and dim of the slice; dims that `features` say come first.
+            segment: initializer, optimizer and dim of the slice. Dims in `features` take precedence.
         """
         grouped, groups = _groups(features, None if segment is None else segment.dim)
         join = _JOINS[group_out_type if grouped else out_type]
@@ -156,12 +156,12 @@ class EmbeddingSlices:
         return SliceConfig(feature_name=feature, start=start, end=start + segment.dim)
 
 
-def _named(name: Name) -> str:
+def _named(name: FeatureName) -> str:
     return f"fc_slot_{name}" if isinstance(name, int) else name
 
 
 def _groups(features: Names, dim: int | None) -> tuple[bool, list[_Group]]:
-    """Whether `features` are groups, and the names and dims of each; without groups all are in one."""
+    """Return whether `features` are groups, and the names and dims of each group. Without groups all are in one."""
     if not features:
         raise ConfigError("features: expected at least one, got none")
     if isinstance(features, Mapping):

@@ -21,7 +21,7 @@ TOUCHED_KEY_SET_CONCURRENCY_LEVEL = 1024
 
 
 class TouchedKeySet:
-    """Ids written since the last `steal`, at most `capacity` + 1 of them; thread safe.
+    """Ids written since the last `steal`, at most `capacity` + 1 of them. Thread-safe.
 
     When an id arrives and the set holds more than `capacity` ids, the whole set is cleared first: information is lost
     by design, as back-pressure, and `insert` says how much. What never forgets is `EmbeddingTable.track_changes`.
@@ -48,16 +48,16 @@ class TouchedKeySet:
         self.core = _core.TouchedKeySet(capacity, concurrency_level)
 
     def insert(self, ids: Ids) -> int:
-        """Add int64 ids of any shape in row-major order; return how many ids were dropped."""
+        """Add int64 ids of any shape in row-major order. Returns the number of ids that were dropped."""
         return self.core.insert(id_array(ids).reshape(-1))
 
     def steal(self) -> torch.Tensor:
-        """All ids, int64 [n] in no particular order; the set is empty afterwards."""
+        """Return all ids, int64 [n] in no particular order, and empty the set."""
         return torch.from_numpy(self.core.steal())
 
     @property
     def nbytes(self) -> int:
-        """Memory held now; next to nothing before the first insert."""
+        """Bytes of memory in use, almost none before the first insert."""
         return self.core.nbytes
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class TouchedKeySet:
 
 
 def create_touched_key_set(capacity: int, concurrency_level: int, name_suffix: str = "") -> TouchedKeySet:
-    """A new `TouchedKeySet` named "MonolithTouchedKeySet" + `name_suffix`; sets are never shared by name.
+    """Return a new `TouchedKeySet` named "MonolithTouchedKeySet" + `name_suffix`. Sets are never shared by name.
 
     Example:
         >>> create_touched_key_set(1000, 1, "_user")

@@ -22,7 +22,7 @@ Variables = Mapping[str, Saveable] | Iterable[tuple[str, Saveable]]
 
 
 def named_variables(variables: Variables) -> dict[str, Saveable]:
-    """`variables` by name; two of one name, or one under two names, are an error.
+    """Return `variables` by name. Two of one name, or one under two names, are an error.
 
     Example:
         >>> list(named_variables(nn.Linear(2, 1).named_parameters()))
@@ -59,7 +59,7 @@ def saved_value(variable: Variable) -> State:
 def load_variables(
     variables: Mapping[str, Variable], saved: Mapping[str, State], *, reshape: bool = False, where: str
 ) -> None:
-    """Give `variables` the values that were `saved`; everything is checked before anything changes.
+    """Give `variables` the values that were `saved`. Everything is checked before anything changes.
 
     Example:
         >>> v0 = torch.zeros(2)

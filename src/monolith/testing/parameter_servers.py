@@ -16,7 +16,7 @@ _COMMAND = (sys.executable, "-c", "import sys; from monolith.cli import main; sy
 
 
 class ServerProcess:
-    """One `monolith ps`, or another verb that serves, on a free port of this machine; it has started when this is made."""
+    """A process of `monolith ps` or another serving verb on a free port. It has started when the constructor returns."""
 
     def __init__(self, options: Sequence[str] = (), *, verb: str = "ps") -> None:
         self._options = (verb, "--json", *options)
@@ -45,7 +45,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def pause(self) -> None:
-        """Stop it where it is; returns when it stands still."""
+        """Suspend it (SIGSTOP). Returns when it is suspended."""
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
@@ -65,7 +65,7 @@ class ServerProcess:
         self._start()
 
     def stop(self, *, timeout: float = 60.0) -> int:
-        """Ask it to end and wait for it; returns the exit code."""
+        """Ask it to end and wait for it. Returns the exit code."""
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout)
 
@@ -80,7 +80,7 @@ class ServerProcess:
 
 @contextmanager
 def server_process(*options: str, verb: str = "ps") -> Iterator[ServerProcess]:
-    """A server process for the length of a block; `options` are those of `monolith ps`, or of another `verb`."""
+    """Run a server process for the time of a block. `options` are those of `monolith ps`, or of another `verb`."""
     server = ServerProcess(options, verb=verb)
     try:
         yield server

@@ -18,7 +18,7 @@ from typing import Self
 
 from monolith.errors import MonolithError
 
-__all__ = ["ConsulServer", "LocalServer", "ServerError", "ZooKeeperServer", "free_ports"]
+__all__ = ["ConsulServer", "LocalServer", "ServerStartError", "ZooKeeperServer", "free_ports"]
 
 _START_SECS = 60.0
 _STOP_SECS = 20.0
@@ -27,8 +27,8 @@ _JARS = Path("/usr/share/java")
 _PORTS = range(15_000, 32_768)
 
 
-class ServerError(MonolithError):
-    """A server for tests cannot be started; the message has the end of its log."""
+class ServerStartError(MonolithError):
+    """A server for tests could not be started. The message has the end of its log."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -49,7 +49,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class LocalServer(ABC):
-    """A server as a child process. It keeps its port and data from one start to the next; leaving the block ends it."""
+    """A server as a child process. It keeps its port and data across restarts, and ends with the block."""
 
     ports_needed = 1
 
@@ -94,7 +94,7 @@ class LocalServer(ABC):
         return self
 
     def stop(self, *, kill: bool = False) -> None:
-        """End it, in order or by SIGKILL, and return when it is gone; its data stays."""
+        """End it, by SIGTERM or SIGKILL, and wait until it has ended. Its data stays."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -112,7 +112,7 @@ class LocalServer(ABC):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop(kill=True)
                 end = self.log.read_text(errors="replace")[-2000:]
-                raise ServerError(f"{type(self).__name__} does not answer at {self.address}:\n{end}")
+                raise ServerStartError(f"{type(self).__name__} does not answer at {self.address}:\n{end}")
             time.sleep(0.05)
 
     def __enter__(self) -> Self:
@@ -153,7 +153,7 @@ class ZooKeeperServer(LocalServer):
             return False
 
     def forget(self) -> None:
-        """Remove all data, sessions included; only while it is stopped."""
+        """Remove all data, including sessions. Only while it is stopped."""
         shutil.rmtree(self.folder / "data", ignore_errors=True)
 
 

@@ -55,7 +55,7 @@ def test_a_missing_part(tmp_path: Path) -> None:
 def test_parts_of_two_dumps(tmp_path: Path) -> None:
     prefix = write_dump(tmp_path / "t", [entry(1, [1])], [entry(2, [2])])
     write_dump(tmp_path / "t", [entry(3, [3])])
-    with pytest.raises(CorruptFileError, match=r"dumps with 1 and 2 parts lie side by side"):
+    with pytest.raises(CorruptFileError, match=r"dumps with 1 and 2 parts are in one folder"):
         import_dump(prefix, CONFIG)
 
 
@@ -65,7 +65,7 @@ def test_parts_of_two_dumps(tmp_path: Path) -> None:
 def test_numbers_that_make_no_sense(name: str, tmp_path: Path) -> None:
     prefix = write_dump(tmp_path / "t", [entry(1, [1])])
     (tmp_path / name).write_bytes(b"")
-    with pytest.raises(CorruptFileError, match=r"side by side|two files for one part|expected 1 parts, found 2"):
+    with pytest.raises(CorruptFileError, match=r"in one folder|two files for one part|expected 1 parts, found 2"):
         import_dump(prefix, CONFIG)
 
 

@@ -44,7 +44,7 @@ def test_one_thread_that_would_wait_for_itself_is_told() -> None:
     split = split_flow([batch([1], number) for number in range(5)] + [batch([2], 9)], {"a": 1, "b": 2}, queue_size=2)
     a = iter(split["a"])
     next(a)
-    with pytest.raises(InvalidArgumentError, match=r"flow 'a' has 2 batches waiting, and this thread reads 'b'"):
+    with pytest.raises(InvalidArgumentError, match=r"flow 'a' has 2 batches queued, and this thread reads 'b'"):
         next(iter(split["b"]))
     assert numbers(a) == [1, 2, 3, 4]
     assert numbers(iter(split["b"])) == [9]
@@ -114,7 +114,7 @@ def _gone(name: str) -> bool:
 
 
 def test_threads_leave_no_state_to_go_on_from() -> None:
-    with pytest.raises(InvalidArgumentError, match="queue_size: who comes first"):
+    with pytest.raises(InvalidArgumentError, match="queue_size: expected 0 for a state"):
         merge_flow([IteratorSource([])]).state_dict()
 
 

@@ -71,9 +71,12 @@ def test_outputs_that_cannot_be(out_type: OutType, slices: list[tuple[str, int, 
         (lambda: FeatureConfig(table="t", slice_dims=(0,)), "FeatureConfig.slice_dims"),
         (
             lambda: FeatureConfig(table="t", slice_dims=(1,), pooling_type=PoolingType.FIRSTN),
-            "max_sequence_length > 0 goes with",
+            "expected max_sequence_length > 0 with",
         ),
-        (lambda: FeatureConfig(table="t", slice_dims=(1,), max_sequence_length=3), "max_sequence_length > 0 goes with"),
+        (
+            lambda: FeatureConfig(table="t", slice_dims=(1,), max_sequence_length=3),
+            "expected max_sequence_length > 0 with",
+        ),
         (lambda: OutConfig(slice_configs=()), "OutConfig.slice_configs"),
         (
             lambda: FeatureConfigs(

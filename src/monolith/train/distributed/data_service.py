@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve_data", "service_dispatcher", "service_source"]
 
-FOLDER = "data_service"
+JOURNAL_FOLDER = "data_service"
 """The folder of the model_dir with the dispatcher's journal."""
 
 
@@ -37,7 +37,7 @@ def _scheduled(config: RunnerConfig, environ: Mapping[str, str] = os.environ) ->
             stack.enter_context(
                 scheduler.data_service(
                     listen=listen,
-                    folder=Path(config.model_dir, FOLDER) if keeps else None,
+                    folder=Path(config.model_dir, JOURNAL_FOLDER) if keeps else None,
                     reads=config.use_dataservice,
                     num_extra_workers=config.num_extra_dsworker_on_gpu_worker,
                 )
