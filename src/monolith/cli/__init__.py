@@ -1,19 +1,146 @@
-"""The command line `monolith`."""
+"""The command line `monolith`: its verbs, its exit codes, and SIGUSR1."""
 
 from __future__ import annotations
 
+import faulthandler
+import importlib
+import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from inspect import getdoc  # a verb has the name inspect
+from typing import Annotated, TextIO
 
-__all__ = ["main"]
+import typer
+
+from monolith.console import log_to_stderr
+from monolith.errors import (
+    CheckpointMismatchError,
+    ConfigError,
+    CorruptFileError,
+    InvalidArgumentError,
+    LogGapError,
+    MonolithError,
+    SchemaError,
+    StorageError,
+)
+
+__all__ = ["add_siguser1_handler", "main"]
+
+_EXIT_CODES: dict[type[MonolithError], int] = {
+    CheckpointMismatchError: 2,
+    ConfigError: 2,
+    InvalidArgumentError: 2,
+    LogGapError: 2,
+    SchemaError: 2,
+    CorruptFileError: 3,
+    StorageError: 4,
+}
+_EXIT_CODE_HELP = (
+    "Exit codes: 0 success, 1 failure, 2 wrong usage, configuration or data, 3 damaged file, "
+    "4 file refused by the operating system, 130 interrupted after saving. "
+    "SIGUSR1 prints the stacks of all threads to stderr."
+)
+
+
+_VERBS = {
+    "train": "train",
+    "evaluate": "trained_model",
+    "predict": "trained_model",
+    "export": "trained_model",
+    "inspect": "inspect",
+    "import-table": "exchange",
+    "export-table": "exchange",
+    "launch": "launch",
+    "ps": "ps",
+    "rebalance": "ps",
+    "probe": "ps",
+    "dispatcher": "data_service",
+    "data-worker": "data_service",
+    "checkpoint": "checkpoint",
+    "log": "log",
+    "verify": "verify:verify_run",
+    "env": "env",
+}
+"""The module of each verb, and its function if it has another name, in the order of the help.
+
+Only the module of the verb in use is imported, to start quickly."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: what the `monolith` script calls.
+    """Run one command line and return its exit code. The script `monolith` calls it.
 
     0 is success, 1 a failure such as a diverged training, 2 wrong usage, configuration or data, 3 a damaged file, 4 a file that
     the operating system refused, and 130 an interrupt.
     """
-    from monolith.cli.app import run
+    arguments = sys.argv[1:] if arguments is None else arguments
+    app = typer.Typer(
+        name="monolith",
+        help="Train, serve and inspect recommendation models with collisionless embedding tables.",
+        epilog=_EXIT_CODE_HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        # Plain text: rich would cut long option names at 80 columns.
+        rich_markup_mode=None,
+    )
+    # With a callback it stays a program of verbs, even if only one is added.
+    app.callback()(_options)
+    for name in arguments[:1] if arguments and arguments[0] in _VERBS else _VERBS:
+        _add(app, name)
+    add_siguser1_handler()
+    log_to_stderr()
+    try:
+        typer.main.get_command(app)(args=list(arguments), prog_name="monolith")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except MonolithError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command line speaks to a person
+        return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)
+    return 0
 
-    return run(sys.argv[1:] if arguments is None else arguments)
+
+def add_siguser1_handler(file: TextIO | None = None) -> None:
+    """Print the stacks of all threads to `file`, by default stderr, on SIGUSR1, then call the handler that was set before.
+
+    It works even while all threads run compiled code. Calling it again is harmless.
+    """
+    stream = file or sys.__stderr__
+    if stream is None:  # a process without a terminal or log has nowhere to print to
+        return
+    previous = signal.getsignal(signal.SIGUSR1)
+    # A handler set after an earlier call has replaced ours without faulthandler noticing, so register again.
+    faulthandler.unregister(signal.SIGUSR1)
+    if previous is not None:
+        signal.signal(signal.SIGUSR1, previous)
+    # Chaining to the default action would end the process.
+    faulthandler.register(signal.SIGUSR1, file=stream, all_threads=True, chain=callable(previous))
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"monolith {version('monolith-torch')}\n")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+def _add(app: typer.Typer, name: str) -> None:
+    module, _, function = _VERBS[name].partition(":")
+    verb = getattr(importlib.import_module(f"monolith.cli.{module}"), function or name.replace("-", "_"))
+    if isinstance(verb, typer.Typer):
+        app.add_typer(verb)
+    else:
+        # What follows the script of a launch belongs to the script.
+        app.command(name, help=_paragraphs(verb), context_settings={"allow_interspersed_args": name != "launch"})(verb)
+
+
+def _paragraphs(verb: object) -> str:
+    """Return the docstring of a verb with one line for each paragraph, for the help to wrap."""
+    return "\n\n".join(" ".join(part.split()) for part in (getdoc(verb) or "").split("\n\n"))

@@ -22,9 +22,10 @@ from rich.console import Console
 
 from monolith.cli.launch_view import JsonView, LaunchView, LinesView, TableView, event_text
 from monolith.cli.options import Json, size_in_bytes
-from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, Supervisor
 from monolith.cluster.launch.local import LocalRoles, OnLine
 from monolith.cluster.launch.ray import RayPlacement, RayRoles
+from monolith.cluster.launch.roles import JobRoles, Role
+from monolith.cluster.launch.supervisor import Event, EventKind, Outcome, Supervisor
 from monolith.cluster.liveness import Liveness
 from monolith.errors import ConfigError
 from monolith.state.storage import is_remote

@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, RoleKind, RoleState, RoleStatus
+from monolith.cluster.launch.roles import JobRoles, Role, RoleKind
+from monolith.cluster.launch.supervisor import Event, EventKind, Outcome, RoleState, RoleStatus
 
 __all__ = ["JsonView", "LaunchView", "LinesView", "TableView", "event_text"]
 

@@ -154,7 +154,7 @@ def _flush_secs(text: str) -> float | None:
 
 
 def _serve(given: dict[str, Any], grace: float, as_json: bool) -> NoReturn:
-    from monolith.cluster import monolith_discovery
+    from monolith.cluster.discovery.config import monolith_discovery
     from monolith.cluster.launch.reporting import beating
     from monolith.ps import ParameterServer, ServerConfig
     from monolith.train.distributed.config import RunnerConfig

@@ -18,7 +18,7 @@ _SAME = {
         ServiceDiscoveryType TfConfigServiceDiscovery ZKServiceDiscovery add_mpi_exception_hook check_port clear_zk_path
         concat_ip_and_port default_zk_servers deregister_all get_discovery get_local_host get_local_ip get_local_server_addr
         is_ipv4_supported is_ipv6_address is_ipv6_only monolith_discovery retry_with_socket_error""",
-    "monolith.cli.app": "add_siguser1_handler",
+    "monolith.cli": "add_siguser1_handler",
     "monolith.original.nested": "NestedTensors",
     "monolith.data.prefetch": "enqueue_dicts_with_queue_return",
     "monolith.features.ragged": "fused_value_rowids",
@@ -88,7 +88,7 @@ _RENAMED = {
     "isabs": ("monolith.state.paths", "is_absolute"),
     "local_train": ("monolith.train", "Estimator.train"),
     "params": ("monolith.config", "Config"),
-    "print_stack_trace": ("monolith.cli.app", "add_siguser1_handler"),
+    "print_stack_trace": ("monolith.cli", "add_siguser1_handler"),
     "profile_it": ("monolith.train.hooks", "ProfilerHook"),
     "run": ("monolith.train", "Estimator"),
     "with_params": ("monolith.config", "Config"),

@@ -1,6 +1,5 @@
 """Helpers for tests: table configurations and fault injection, for our own tests and for users'."""
 
-from monolith.testing.damage import bit_flips, scrambles, truncations
-from monolith.testing.tables import every_optimizer, sgd_table_config
+from monolith.testing.tables import bit_flips, every_optimizer, scrambles, sgd_table_config, truncations
 
 __all__ = ["bit_flips", "every_optimizer", "scrambles", "sgd_table_config", "truncations"]

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from monolith.cli import main
-from monolith.cli.app import _VERBS
+from monolith.cli import _VERBS, main
 from monolith.cli.job import RESTORE_FIELDS
 from monolith.train import RunConfig
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from monolith.cli.app import add_siguser1_handler
+from monolith.cli import add_siguser1_handler
 from monolith.cli.train import stop_on_interrupt
 
 
