@@ -131,7 +131,7 @@ class Feature(Config):
         elif (self.dim is None) == (not self.segments):
             raise ValueError("give either dim or segments, or shared_with another feature")
         if self.segments and self.model_fields_set & _OF_DIM:
-            raise ValueError(f"{', '.join(sorted(self.model_fields_set & _OF_DIM))}: say it in each of the segments")
+            raise ValueError(f"{', '.join(sorted(self.model_fields_set & _OF_DIM))}: set it in each segment")
         return self
 
     @model_validator(mode="after")

@@ -149,7 +149,7 @@ class EmbeddingBagCollection(nn.Module):
         rows = sum(map(len, self.store.tables.values()))
         if rows:
             raise InvalidArgumentError(
-                f"use_store: the collection has {rows:,} rows in this process, which would be left behind; choose its store "
+                f"use_store: the collection has {rows:,} rows in this process, which would be lost; choose its store "
                 "before training, or restore a checkpoint into the other one"
             )
         self._check_store(store)

@@ -175,7 +175,7 @@ class _Step:
         if not self.operator.startswith("aten.slice"):
             _refuse_maxsize([*self.args, *self.kwargs.values()])
         if self.name in known:
-            raise ValueError(f"step {self.name!r} is there twice")
+            raise ValueError(f"step {self.name!r} is defined twice")
         known.add(self.name)
 
     def connect(self, args: list[object], kwargs: dict[str, object]) -> None:

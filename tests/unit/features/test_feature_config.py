@@ -40,7 +40,7 @@ def test_schedules_are_one_for_all_or_one_for_each() -> None:
     [
         ({}, "give either dim or segments"),
         ({"dim": 4, "segments": (Segment(dim=4),)}, "give either dim or segments"),
-        ({"segments": (Segment(dim=4),), "optimizer": Adagrad()}, "optimizer: say it in each of the segments"),
+        ({"segments": (Segment(dim=4),), "optimizer": Adagrad()}, "optimizer: set it in each segment"),
         ({"shared_with": "b", "slot": 3}, "slot: decided by the feature it is shared_with"),
         ({"shared_with": "b", "optimizer": SGD()}, "optimizer: decided by the feature"),
         ({"dim": 4, "pooling": "first_n"}, "max_length goes with pooling"),

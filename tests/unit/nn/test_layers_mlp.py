@@ -53,7 +53,7 @@ def test_an_unknown_activation_names_the_nearest() -> None:
     with pytest.raises(InvalidArgumentError, match="unknown name 'leaky_relu'; did you mean 'leakyrelu'"):
         make_activation("leaky_relu", 3)
     instance: Any = nn.ReLU()
-    with pytest.raises(InvalidArgumentError, match="what makes a module when called"):
+    with pytest.raises(InvalidArgumentError, match="a callable that makes a module"):
         make_activation(instance, 3)
 
 

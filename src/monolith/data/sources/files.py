@@ -50,7 +50,7 @@ def _range(kind: str, first: str, last: str) -> Iterator[str]:
         yield from map(str, range(int(first), int(last) + 1))
         return
     if len(first) != len(last) or len(first) not in (8, 10):
-        raise InvalidArgumentError(f"DATE({first},{last}): expected YYYYMMDD or YYYYMMDDHH, twice the same")
+        raise InvalidArgumentError(f"DATE({first},{last}): expected YYYYMMDD or YYYYMMDDHH, both in the same form")
     layout, step = (
         ("%Y%m%d", datetime.timedelta(days=1)) if len(first) == 8 else ("%Y%m%d%H", datetime.timedelta(hours=1))
     )

@@ -168,7 +168,7 @@ class Source(ABC):
         wrong = [key for key in {**expected, **state} if type(state.get(key)) is not type(expected.get(key))]
         if wrong:
             raise InvalidArgumentError(
-                f"state[{wrong[0]!r}]: expected the keys {', '.join(sorted(expected))} with integers and texts as "
+                f"state[{wrong[0]!r}]: expected the keys {', '.join(sorted(expected))} with integers and strings as "
                 f"{type(self).__name__}.state_dict() gives them, got {state.get(wrong[0])!r}"
             )
         for key in ("shard_index", "shard_count"):

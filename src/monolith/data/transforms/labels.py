@@ -283,7 +283,7 @@ class MultiLabelGen(Config):
         if not self.use_origin_label and not self.pos_actions:
             raise ValueError("pos_actions: expected at least one")
         if self.task_num is not None and self.task_num <= max(self.head_to_index.values()):
-            raise ValueError(f"task_num: {self.task_num} tasks have no place {max(self.head_to_index.values())}")
+            raise ValueError(f"task_num: {self.task_num} tasks have no index {max(self.head_to_index.values())}")
         return self
 
     def __call__(self, batch: Batch) -> Batch:

@@ -111,7 +111,7 @@ def make_activation(activation: Activation, width: int) -> nn.Module:
     made = None if isinstance(activation, nn.Module) or not callable(activation) else activation()
     if not isinstance(made, nn.Module):
         raise InvalidArgumentError(
-            f"activation: expected a name or what makes a module when called without arguments, as nn.ReLU, got {activation!r}"
+            f"activation: expected a name or a callable that makes a module, such as nn.ReLU, got {activation!r}"
         )
     return made
 
