@@ -28,7 +28,7 @@ from monolith.config import Config
 from monolith.durable import write_durably
 from monolith.errors import ConfigError, CorruptFileError, StorageError
 
-__all__ = ["HEAD", "Head", "HeadWriter", "PrunedNumbers", "add_pruned", "read_head", "read_pruned"]
+__all__ = ["HEAD", "HeadWriter", "LogHead", "PrunedNumbers", "add_pruned", "read_head", "read_pruned"]
 
 HEAD = "head"
 """Name of the file with the last segment, in the folder of the log."""
@@ -46,14 +46,14 @@ _MAGIC = b"MONOHEAD"
 _Sequence = Annotated[int, Field(ge=1, lt=2**63)]
 
 
-class Head(NamedTuple):
+class LogHead(NamedTuple):
     """The last segment that was committed."""
 
     sequence: int
     checksum: int
 
 
-def read_head(folder: Path) -> Head | None:
+def read_head(folder: Path) -> LogHead | None:
     """Read the last segment committed to the log in `folder`. Returns None if there is no head, or nothing was committed.
 
     Raises:
@@ -64,9 +64,9 @@ def read_head(folder: Path) -> Head | None:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     with HeadWriter(Path(folder)) as head:
-        ...         head.write(Head(7, 1234))
+        ...         head.write(LogHead(7, 1234))
         ...     read_head(Path(folder))
-        Head(sequence=7, checksum=1234)
+        LogHead(sequence=7, checksum=1234)
     """
     path = folder / HEAD
     try:
@@ -98,7 +98,7 @@ class HeadWriter:
         self.last = max((head for head in (first, second) if head is not None), default=None)
         """What is written now."""
 
-    def write(self, head: Head) -> None:
+    def write(self, head: LogHead) -> None:
         """Replace the older of the two records, and sync it if the last sync was a second ago."""
         body = _RECORD.pack(_MAGIC, *head)
         record = (body + _SEAL.pack(_core.crc32c(body))).ljust(_SECTOR, b"\0")
@@ -137,7 +137,7 @@ class HeadWriter:
         self.close()
 
 
-def _records(data: bytes, path: Path) -> tuple[Head | None, Head | None]:
+def _records(data: bytes, path: Path) -> tuple[LogHead | None, LogHead | None]:
     """Decode both records. None stands for one that was never written, or was being written during a power cut."""
     slots = data[:_SECTOR], data[_SECTOR : 2 * _SECTOR]
     first, second = map(_record, slots)
@@ -149,12 +149,12 @@ def _records(data: bytes, path: Path) -> tuple[Head | None, Head | None]:
     return first, second
 
 
-def _record(slot: bytes) -> Head | None:
+def _record(slot: bytes) -> LogHead | None:
     body = slot[: _RECORD.size]
     if len(slot) < _RECORD.size + _SEAL.size or _SEAL.unpack_from(slot, _RECORD.size)[0] != _core.crc32c(body):
         return None
     magic, sequence, checksum = _RECORD.unpack(body)
-    return Head(sequence, checksum) if magic == _MAGIC else None
+    return LogHead(sequence, checksum) if magic == _MAGIC else None
 
 
 class _Pruned(Config):

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from monolith.durable import sync_to_disk
 from monolith.errors import InvalidArgumentError, MonolithError, StorageError
-from monolith.log.bounds import Head, HeadWriter
+from monolith.log.bounds import HeadWriter, LogHead
 from monolith.log.commit import (
     LoggedTables,
     Tables,
@@ -315,7 +315,7 @@ class ChangeLog:
             # Only now: a successor that comes later reads this segment, one that came before may have missed it.
             self.require_own()
             # If this fails the segment stays, because the head may already name it. The next commit does not continue it.
-            self._head.write(Head(sequence, info.checksum))
+            self._head.write(LogHead(sequence, info.checksum))
         except BaseException as error:
             commit.tables.rollback()
             if isinstance(error, MonolithError) or not isinstance(error, Exception):

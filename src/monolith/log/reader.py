@@ -89,15 +89,16 @@ class LogReader:
             return None
         return f"{self.folder / HEAD} is missing or empty: whether the newest segment is there cannot be verified"
 
-    def require_committed(self, known: Mapping[int, int] | None = None) -> None:
+    def require_committed(self, known: Mapping[int, int] | None = None) -> bool:
         """Raise `LogGapError` if the last committed segment is missing, and `CorruptFileError` if it was replaced.
 
         `known` are checksums by sequence number, of segments that need not be opened because they are verified elsewhere.
+        Returns whether there is a head, without which nothing is known about the last segment.
         """
         head = read_head(self.folder)  # before the folder is listed: a writer may add to both
         newest = self.newest
         if head is None or head.sequence < newest:
-            return
+            return head is not None
         if head.sequence > newest:
             there = f"the newest that is there is {segment_name(newest)}" if newest else "there is no segment at all"
             raise LogGapError(
@@ -108,6 +109,7 @@ class LogReader:
             raise CorruptFileError(
                 f"{self.folder / segment_name(newest)}: is not the segment that was committed; files of two runs were mixed"
             )
+        return True
 
     def info(self, sequence: int) -> SegmentInfo:
         """Return the header of segment `sequence`. Raises `LogGapError` if it does not exist."""

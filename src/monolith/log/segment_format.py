@@ -7,6 +7,7 @@ covers the checksum of every other part, so parts of two files never pass for on
 from __future__ import annotations
 
 import json
+import re
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,7 @@ __all__ = [
 ]
 
 _ENDING = ".segment"
+_NAME = re.compile(r"([0-9]{20})\.segment")
 _VERSION = 1
 _MAGIC, _PIECE_MAGIC, _STATE_MAGIC, _FOOTER_MAGIC = b"MONOSEGM", b"PIEC", b"STAT", b"LEND"
 
@@ -266,10 +268,8 @@ def sequence_of(name: str) -> int | None:
         >>> sequence_of("00000000000000000007.segment"), sequence_of("7.segment")
         (7, None)
     """
-    digits = name.removesuffix(_ENDING)
-    if len(digits) != 20 or not (digits.isascii() and digits.isdecimal()) or segment_name(int(digits)) != name:
-        return None
-    return int(digits)
+    found = _NAME.fullmatch(name)
+    return None if found is None else int(found[1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from monolith.errors import InvalidArgumentError
 from monolith.state.index import (
-    INDEX,
+    CHECKPOINT_INDEX,
     CheckpointState,
     mark_restored,
     read_checkpoint_state,
@@ -30,7 +30,7 @@ def get_checkpoint_state(
     *,
     restore_ckpt: str | None = None,
     training: bool = False,
-    filename: str = INDEX,
+    filename: str = CHECKPOINT_INDEX,
     attempts: int = 5,
     sleep: Callable[[float], None] = time.sleep,
 ) -> CheckpointState | None:
@@ -50,7 +50,7 @@ def get_checkpoint_state(
         'memory://redirect/model.ckpt-30'
     """
     state = read_patiently(folder, filename, attempts=attempts, sleep=sleep)
-    if state is None or restore_ckpt is None or filename != INDEX:
+    if state is None or restore_ckpt is None or filename != CHECKPOINT_INDEX:
         return state
     if training and (followed := restore_marker(folder)) is not None:
         warn_if_ignored(restore_ckpt, followed, folder)

@@ -18,7 +18,7 @@ from monolith.original.variables import (
     named_variables,
     saved_value,
 )
-from monolith.state.index import INDEX, MONOLITH_INDEX, RESTORE_MARKER, get_monolith_checkpoint_state
+from monolith.state.index import CHECKPOINT_INDEX, MONOLITH_INDEX, RESTORE_MARKER, get_monolith_checkpoint_state
 from monolith.state.locks import in_use
 from monolith.state.model_dir import ModelDir, remove_assets
 from monolith.state.paths import base_name, parent_folder, reading_below
@@ -182,7 +182,7 @@ class PartialRecoverySaver:
             self.build(variables or {})
 
     def build(self, variables: Variables) -> None:
-        """Say what is saved, once."""
+        """Name what is saved, once."""
         if self._variables is not None:
             raise InvalidArgumentError("build: the saver has its variables already")
         named = named_variables(variables)
@@ -216,7 +216,7 @@ class PartialRecoverySaver:
         save_path: StrPath,
         global_step: int | None = None,
         *,
-        latest_filename: str = INDEX,
+        latest_filename: str = CHECKPOINT_INDEX,
         write_state: bool = True,
     ) -> str | None:
         """Write a checkpoint at `save_path`, followed by "-<global_step>" if there is one. Returns its path when it is durable.
@@ -269,7 +269,7 @@ class PartialRecoverySaver:
                 put_in_place()
 
     def setup_ps_initialized_state(self) -> None:
-        """Mark all shards of the monitor, if there is one: from now on they have state worth keeping."""
+        """Mark all shards of the monitor, if there is one, as having state to keep."""
         if self.ps_monitor is not None:
             self.ps_monitor.setup_ps_initialized_state()
 
@@ -335,7 +335,7 @@ def _names_of_exempt(paths: Iterable[StrPath]) -> tuple[str, ...]:
 def _require_free_name(path: str, index: str) -> None:
     """Refuse the name of a file that a folder of checkpoints has, or will have."""
     name = base_name(path)
-    if name in (index, INDEX, MONOLITH_INDEX, RESTORE_MARKER) or name.startswith("ckpt.info-"):
+    if name in (index, CHECKPOINT_INDEX, MONOLITH_INDEX, RESTORE_MARKER) or name.startswith("ckpt.info-"):
         raise InvalidArgumentError(
             f"save_path: {name!r} is the name of another file in a folder of checkpoints; use another name, such as "
             f"{parent_folder(path)}/model.ckpt"

@@ -52,7 +52,7 @@ def named_variables(variables: Variables) -> dict[str, Saveable]:
 
 
 def saved_value(variable: Variable) -> State:
-    """What is written for it."""
+    """Return what is written for a variable."""
     return variable.detach() if isinstance(variable, Tensor) else dict(variable.state_dict())
 
 

@@ -23,8 +23,8 @@ from monolith.state.paths import absolute_path, base_name, parent_folder, relati
 from monolith.state.storage import StrPath, open_folder
 
 __all__ = [
+    "CHECKPOINT_INDEX",
     "CheckpointState",
-    "INDEX",
     "MONOLITH_INDEX",
     "MonolithCheckpointState",
     "RESTORE_MARKER",
@@ -47,7 +47,7 @@ __all__ = [
     "write_monolith_checkpoint_state",
 ]
 
-INDEX = "checkpoint"
+CHECKPOINT_INDEX = "checkpoint"
 """Name of the file that lists the checkpoints of a folder."""
 MONOLITH_INDEX = "monolith_checkpoint"
 """Name of the file with the checkpoints that must stay."""
@@ -85,7 +85,7 @@ class MonolithCheckpointState:
     """Which of the original's tables wrote it. New files say `MULTI_CUCKOO_HASH_MAP`, the original's default."""
 
 
-def read_checkpoint_state(folder: StrPath | ModelDir, filename: str = INDEX) -> CheckpointState | None:
+def read_checkpoint_state(folder: StrPath | ModelDir, filename: str = CHECKPOINT_INDEX) -> CheckpointState | None:
     """Read the index of `folder`. Returns None if there is none, and raises `CorruptFileError` if it cannot be parsed.
 
     Example:
@@ -113,7 +113,7 @@ def read_checkpoint_state(folder: StrPath | ModelDir, filename: str = INDEX) -> 
 
 
 def write_checkpoint_state(
-    folder: StrPath | ModelDir, state: CheckpointState, filename: str = INDEX, *, relative: bool = True
+    folder: StrPath | ModelDir, state: CheckpointState, filename: str = CHECKPOINT_INDEX, *, relative: bool = True
 ) -> None:
     """Replace the index of `folder`. Paths inside of it are written `relative` to it, so the folder may be moved."""
 
@@ -289,7 +289,9 @@ def redirect(state: CheckpointState, restore_ckpt: str, folder: StrPath | ModelD
     """
     chosen = _listed(state, restore_ckpt)
     if chosen is None:
-        _log.warning("restore_ckpt %r is not listed in %s/%s; the newest is used", restore_ckpt, folder, INDEX)
+        _log.warning(
+            "restore_ckpt %r is not listed in %s/%s; the newest is used", restore_ckpt, folder, CHECKPOINT_INDEX
+        )
         return None
     if chosen == state.model_checkpoint_path:
         _log.info("restore_ckpt %r is the newest checkpoint of %s anyway", restore_ckpt, folder)
@@ -361,7 +363,11 @@ def adopt_restore_dir(
 
 
 def read_patiently(
-    folder: StrPath | ModelDir, filename: str = INDEX, *, attempts: int = 5, sleep: Callable[[float], None] = time.sleep
+    folder: StrPath | ModelDir,
+    filename: str = CHECKPOINT_INDEX,
+    *,
+    attempts: int = 5,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> CheckpointState | None:
     """Read the index of `folder` like `read_checkpoint_state`, but retry on errors: it may just be being replaced."""
     for attempt in range(attempts):

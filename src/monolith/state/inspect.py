@@ -219,7 +219,7 @@ def verify(path: StrPath, *, progress: Callable[[str], object] = lambda what: No
     elif isinstance(folder, LocalFolder) and any(map(sequence_of, folder.names())):
         _verify_log(LogReader(folder.path), found, progress)
     else:
-        _verify_model_dir(ModelDir(path), found, progress)
+        _verify(ModelDir(path), found, progress)
     if not (found.checkpoints or found.snapshots or found.segments or found.problems or found.servers):
         raise InvalidArgumentError(
             f"{folder}: expected a model_dir, a checkpoint or the folder of a log; there is nothing"
@@ -227,7 +227,7 @@ def verify(path: StrPath, *, progress: Callable[[str], object] = lambda what: No
     return found
 
 
-def _verify_model_dir(home: ModelDir, found: Verification, progress: Callable[[str], object]) -> None:
+def _verify(home: ModelDir, found: Verification, progress: Callable[[str], object]) -> None:
     top = home.folder
     for name in top.names():
         inside = top.inside(name)
@@ -246,9 +246,9 @@ def _verify_model_dir(home: ModelDir, found: Verification, progress: Callable[[s
         _verify_newest(home, found)
         for name in top.inside(SERVERS).names():
             found.servers += 1
-            _verify_model_dir(ModelDir(f"{home}/{SERVERS}/{name}"), found, progress)
+            _verify(ModelDir(f"{home}/{SERVERS}/{name}"), found, progress)
         if top.inside(DENSE_ONLY).names():
-            _verify_model_dir(ModelDir(f"{home}/{DENSE_ONLY}"), found, progress)
+            _verify(ModelDir(f"{home}/{DENSE_ONLY}"), found, progress)
 
 
 def _verify_newest(home: ModelDir, found: Verification) -> None:
@@ -266,7 +266,7 @@ def _verify_newest(home: ModelDir, found: Verification) -> None:
 
 
 def _verify_checkpoint(home: ModelDir, name: str, found: Verification, progress: Callable[[str], object]) -> None:
-    folder = home.folder.inside(name)
+    folder = home.inside(name)
     progress(str(folder))
     found.checkpoints += 1
     with _noting(found, folder):
@@ -279,7 +279,7 @@ def _verify_checkpoint(home: ModelDir, name: str, found: Verification, progress:
 
 
 def _verify_snapshot(home: ModelDir, name: str, found: Verification, progress: Callable[[str], object]) -> None:
-    folder = home.folder.inside(f"{SNAPSHOTS}/{name}")
+    folder = home.inside(f"{SNAPSHOTS}/{name}")
     if folder.size(MANIFEST) is None:
         found.unfinished.append(str(folder))
         return

@@ -180,8 +180,7 @@ def read_sealed(folder: Folder, kind: type[AnyManifest]) -> tuple[AnyManifest, F
 
 def check_sizes(folder: Folder, files: tuple[FileEntry, ...]) -> None:
     """Raise `CorruptFileError` if one of `files` is missing in `folder` or has another size."""
-    for entry in files:
-        found = folder.size(entry.name)
+    for entry, found in zip(files, folder.sizes([entry.name for entry in files]), strict=True):
         if found != entry.size:
             state = "is missing" if found is None else f"has {found} bytes"
             raise CorruptFileError(f"{folder}/{entry.name}: expected {entry.size} bytes, but the file {state}")

@@ -115,6 +115,8 @@ class ModelDir:
         self._log = LogReader(self.folder.path / LOG) if isinstance(self.folder, LocalFolder) else None
         self._manifests: dict[str, tuple[FileVersion, Sealed, FileEntry]] = {}
         self._others: dict[str, ModelDir] = {}
+        self._folders: dict[str, Folder] = {}
+        self._names = (self.path, str(self.folder))
 
     @classmethod
     def of(cls, model_dir: StrPath | ModelDir) -> ModelDir:
@@ -129,12 +131,18 @@ class ModelDir:
     def home_of(self, checkpoint: StrPath) -> ModelDir:
         """Return the model_dir that a checkpoint is in, which is this one unless another run or a server has written it."""
         parent = parent_folder(checkpoint)
-        if parent in (self.path, str(self.folder)):
+        if parent in self._names:
             return self
         return self._others.setdefault(parent, ModelDir(parent))
 
+    def inside(self, name: str) -> Folder:
+        """Return the folder of checkpoint `name`, or of `snapshots/<name>`."""
+        if name not in self._folders:
+            self._folders[name] = self.folder.inside(name)
+        return self._folders[name]
+
     def __str__(self) -> str:
-        return str(self.folder)
+        return self._names[1]
 
     def __repr__(self) -> str:
         return f"ModelDir({self.path!r})"
@@ -173,7 +181,7 @@ class ModelDir:
 
     def write(self, name: str, manifest: Sealed) -> FileEntry:
         """Complete the checkpoint, or `snapshots/<name>`, by writing its manifest. Returns the entry of the manifest file."""
-        folder = self.folder.inside(name)
+        folder = self.inside(name)
         entry = write_sealed(folder, manifest)
         self._remember(name, folder.version(MANIFEST), manifest, entry)
         return entry
@@ -187,7 +195,7 @@ class ModelDir:
 
     def snapshots(self) -> list[str]:
         """List the names of all snapshots, complete or not, oldest first."""
-        return self.folder.inside(SNAPSHOTS).names()
+        return self.inside(SNAPSHOTS).names()
 
     def check(self, name: str) -> Manifest:
         """Return the manifest of checkpoint `name` if all its files exist with their sizes.
@@ -195,7 +203,7 @@ class ModelDir:
         Contents are verified when they are read. Raises `CorruptFileError` if something is missing.
         """
         manifest = self._read(name, Manifest)[0]
-        check_sizes(self.folder.inside(name), manifest.files)
+        check_sizes(self.inside(name), manifest.files)
         check_sizes(self.folder, manifest.segments)
         if manifest.snapshot is not None:
             folder, snapshot = self.snapshot_of(manifest)
@@ -213,7 +221,7 @@ class ModelDir:
         snapshot, found = self._read(name, SnapshotManifest)
         if found.checksum != listed.checksum:
             raise CorruptFileError(f"{self.folder}/{listed.name}: its checksum is wrong; the file was altered")
-        return self.folder.inside(name), snapshot
+        return self.inside(name), snapshot
 
     def parts(self, name: str) -> list[str]:
         """Return the paths of the checkpoints that servers have written for checkpoint `name`.
@@ -225,7 +233,7 @@ class ModelDir:
         paths = self._named_parts(name, manifest)
         for path, entry in zip(paths, manifest.parts, strict=True):
             home, listed = self.home_of(path), entry.model_copy(update={"name": MANIFEST})
-            check_sizes(home.folder.inside(base_name(path)), (listed,))
+            check_sizes(home.inside(base_name(path)), (listed,))
             part, found = home._read(base_name(path), Manifest)
             if found != listed:
                 raise CorruptFileError(f"{path}/{MANIFEST}: its checksum is wrong; the file was altered")
@@ -235,7 +243,7 @@ class ModelDir:
 
     def state(self, name: str, part: str = "state") -> dict[str, State]:
         """Read the state that checkpoint `name` has under the name `part`. Raises `CorruptFileError` if it was altered."""
-        manifest, folder = self.manifest(name), self.folder.inside(name)
+        manifest, folder = self.manifest(name), self.inside(name)
         if part not in manifest.states:
             known = ", ".join(map(repr, manifest.states))
             raise CorruptFileError(f"{folder}: has no state {part!r}; it has {known}")
@@ -301,7 +309,7 @@ class ModelDir:
 
         Its manifest is removed first, so a half-removed checkpoint is never taken for a whole one.
         """
-        folder = self.folder.inside(name)
+        folder = self.inside(name)
         paths: list[str] = []
         if folder.size(MANIFEST) is not None:
             try:
@@ -311,10 +319,11 @@ class ModelDir:
         folder.remove(MANIFEST)
         for path in paths:
             home = self.home_of(path)
-            home.folder.inside(base_name(path)).remove(MANIFEST)
+            home.inside(base_name(path)).remove(MANIFEST)
             home.folder.remove(base_name(path))
         self.folder.remove(name)
         self._manifests.pop(name, None)
+        self._folders.pop(name, None)
 
     def _through(self, name: str, sequence: int, damaged: list[str]) -> Lineage | None:
         """Find the way through snapshot `name`. Returns None if it is not on the way, and notes in `damaged` why."""
@@ -323,7 +332,7 @@ class ModelDir:
             snapshot, entry = self._read(place, SnapshotManifest)
             if not snapshot.sequence < snapshot.closed_by <= sequence:
                 return None
-            check_sizes(self.folder.inside(place), snapshot.files)
+            check_sizes(self.inside(place), snapshot.files)
             segments = self.log.chain(sequence, snapshot.sequence)
         except LogGapError:
             return None  # of another line, or behind a gap: an older one may do
@@ -353,7 +362,7 @@ class ModelDir:
         return paths
 
     def _read(self, name: str, kind: type[AnyManifest]) -> tuple[AnyManifest, FileEntry]:
-        folder = self.folder.inside(name)
+        folder = self.inside(name)
         version = folder.version(MANIFEST)
         known = self._manifests.get(name)
         if known is not None and known[0] == version and isinstance(known[1], kind):

@@ -1,8 +1,8 @@
 """The state of a dense optimizer in a checkpoint: slots by parameter name, and hyperparameters both declared and current.
 
 A checkpoint never overrules the code. It has the hyperparameters as the code had declared them and as they were when it was
-made. On restore, one that the code declares otherwise now takes the code's value; one that the code declares as before, and that
-something has moved since (a learning-rate scheduler), continues where it was.
+made. On restore, one that the code declares differently now takes the code's value. One that the code declares as before, and
+that something has moved since (a learning-rate scheduler), continues where it was.
 """
 
 from __future__ import annotations
@@ -384,7 +384,9 @@ def _reconcile(
         last = [settings.get(key, _MISSING) for settings in current]
         mine = now.get(key, _MISSING)
         everywhere = (*first, *last, here.get(key))
-        if isinstance(mine, float | int | str) and all(type(v) is type(mine) and v == mine for v in everywhere):
+        if (mine is None or isinstance(mine, float | int | str)) and all(
+            type(v) is type(mine) and v == mine for v in everywhere
+        ):
             continue
         if not all(_same(value, mine) for value in first):
             changes.append(f"{where}: {key} was declared as {_shown(first)}, {_code_says(mine)}")
@@ -457,7 +459,12 @@ def complete_slots(slots: Mapping[str, Any], group: Settings) -> dict[str, Any]:
 
 
 def _settings(group: Settings) -> dict[str, Any]:
-    return {key: plain_setting(value) for key, value in group.items() if key not in _NO_SETTINGS}
+    plain = (bool, int, float, str)
+    return {
+        key: value if value is None or isinstance(value, plain) else plain_setting(value)
+        for key, value in group.items()
+        if key not in _NO_SETTINGS
+    }
 
 
 def plain_setting(value: Any) -> Any:  # noqa: ANN401 - a hyperparameter is whatever an optimizer takes

@@ -86,7 +86,7 @@ class RestorePoint:
         """The folder of the checkpoint, or the model_dir if the log has everything."""
         if self.checkpoint is None:
             return self.home.folder
-        return self.home.home_of(self.checkpoint).folder.inside(base_name(self.checkpoint))
+        return self.home.home_of(self.checkpoint).inside(base_name(self.checkpoint))
 
     def state(self) -> dict[str, State]:
         """Read the dense state of that moment. From the log, the position in the data is under `source`."""
@@ -212,7 +212,7 @@ class _Damaged:
 
 
 def _listing(model_dir: ModelDir) -> list[list[str]]:
-    return [model_dir.folder.names(), model_dir.folder.inside(LOG).names(), model_dir.snapshots()]
+    return [model_dir.folder.names(), model_dir.inside(LOG).names(), model_dir.snapshots()]
 
 
 def _scan(model_dir: ModelDir, *, newest_only: bool = False) -> tuple[list[RestorePoint], list[_Damaged]]:
@@ -253,8 +253,7 @@ def _scan_log(
     reader = model_dir.log
     sequences = reader.sequences()
     try:
-        reader.require_committed(known)
-        if (unknown := reader.unknown_end()) is not None:
+        if not reader.require_committed(known) and (unknown := reader.unknown_end()) is not None:
             _log.warning("%s", unknown)
     except LogGapError as error:
         damaged.append(_Damaged(sequence=reader.committed(), error=error))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, StorageError
 from monolith.log import LogReader, prune
 from monolith.log.segment_format import sequence_of
-from monolith.state.index import INDEX, CheckpointState, read_checkpoint_state, write_checkpoint_state
+from monolith.state.index import CHECKPOINT_INDEX, CheckpointState, read_checkpoint_state, write_checkpoint_state
 from monolith.state.locks import claimed
 from monolith.state.manifest import MANIFEST, Manifest, SnapshotManifest
 from monolith.state.model_dir import SNAPSHOTS, ModelDir, remove_assets, remove_checkpoint
@@ -81,7 +81,7 @@ class CheckpointHistory:
             with contextlib.suppress(CorruptFileError, StorageError):
                 self._entries.append((path, self._home_of(path).check(base_name(path)).time))
 
-    def recover_from_index(self, folder: StrPath | ModelDir, filename: str = INDEX) -> None:
+    def recover_from_index(self, folder: StrPath | ModelDir, filename: str = CHECKPOINT_INDEX) -> None:
         """Take over what the index of `folder` lists, and when it last kept one for good."""
         state = read_checkpoint_state(folder, filename)
         if state is None:
@@ -97,7 +97,7 @@ class CheckpointHistory:
         folder: StrPath | ModelDir,
         *,
         exempt: Collection[str] = (),
-        filename: str = INDEX,
+        filename: str = CHECKPOINT_INDEX,
         relative: bool = True,
     ) -> list[str]:
         """Add a complete checkpoint, write the index of `folder`, and remove expired checkpoints. Returns their paths.
@@ -232,7 +232,7 @@ def remove_unreachable(
     for name, snapshot in snapshots.items():
         # One that is newer than all checkpoints was completed for a checkpoint that is being written.
         if name not in needs.snapshots and snapshot.closed_by <= newest:
-            folder = home.folder.inside(SNAPSHOTS)
+            folder = home.inside(SNAPSHOTS)
             folder.inside(name).remove(MANIFEST)
             folder.remove(name)
             removed.append(name)

@@ -239,7 +239,7 @@ class PendingCheckpoint:
             if self.snapshot is not None:
                 self.snapshot.abandon()
             if self.mark is not None:
-                folder = self.model_dir.folder.inside(self.name)
+                folder = self.model_dir.inside(self.name)
                 if folder.size(MANIFEST) is None:
                     self.model_dir.folder.remove(self.name)
                 else:
@@ -248,7 +248,7 @@ class PendingCheckpoint:
 
     def _open(self) -> Folder:
         """Begin to write. This is done late, because making a folder durable takes longer than a step may."""
-        folder = self.model_dir.folder.inside(self.name)
+        folder = self.model_dir.inside(self.name)
         if self.mark is None:
             self.mark = WriterMark(folder)
             self.generation = f".{secrets.token_hex(4)}" if set(folder.names()) - {MARK} else ""

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -60,6 +60,9 @@ class Folder(Protocol):
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes, or None if it does not exist."""
+
+    def sizes(self, names: Sequence[str]) -> list[int | None]:
+        """Return the size of each file in bytes, or None for one that does not exist."""
 
     def version(self, name: str) -> FileVersion | None:
         """Return what changes whenever the file does. None if it does not exist, or the store cannot tell."""
@@ -146,8 +149,18 @@ class LocalFolder:
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes, or None if it does not exist."""
-        version = self.version(name)
-        return None if version is None else version[1]
+        return self.sizes([name])[0]
+
+    def sizes(self, names: Sequence[str]) -> list[int | None]:
+        """Return the size of each file in bytes, or None for one that does not exist."""
+        sizes: list[int | None] = []
+        for name in names:
+            try:
+                path = self.path / name if _PLAIN.fullmatch(name) else self._path(name)
+                sizes.append(path.stat().st_size if path.is_file() else None)
+            except OSError as error:
+                raise self._refused("read", name, error) from error
+        return sizes
 
     def version(self, name: str) -> FileVersion | None:
         """Return what changes whenever the file does, or None if it does not exist."""
@@ -279,6 +292,10 @@ class RemoteFolder:
             except FileNotFoundError:
                 return None
             return int(found["size"]) if found["type"] == "file" else None
+
+    def sizes(self, names: Sequence[str]) -> list[int | None]:
+        """Return the size of each object in bytes, or None for one that does not exist."""
+        return [self.size(name) for name in names]
 
     def version(self, name: str) -> FileVersion | None:
         """Return None: stores have no version that all of them share."""

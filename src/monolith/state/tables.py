@@ -304,7 +304,7 @@ def open_source(source: StrPath | RestorePoint) -> TableSource:
 
 def _of_checkpoint(model_dir: ModelDir, path: str) -> TableSource:
     name = base_name(path)
-    manifest, folder = model_dir.check(name), model_dir.folder.inside(name)
+    manifest, folder = model_dir.check(name), model_dir.inside(name)
     rows, files = _rows_of(manifest, folder, model_dir)
     ranges = ALL if manifest.buckets is None else tuple(range(*pair) for pair in manifest.buckets)
     own = TableSource(

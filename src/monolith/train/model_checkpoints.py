@@ -16,7 +16,7 @@ __all__ = ["ModelCheckpoints"]
 
 
 class ModelCheckpoints:
-    """Saves and restores a model, its embedding tables, its optimizer and the place in the data, in one folder.
+    """Saves and restores a model, its embedding tables, its optimizer and the position in the data, in one folder.
 
     A checkpoint costs what changed since the last one, is durable when `save` returns, and is the same that `Trainer` writes and
     continues from.
@@ -27,8 +27,8 @@ class ModelCheckpoints:
         optimizer: of the dense parameters.
         scheduler: of the optimizer's learning rates. If it is not given the rates continue where they were, but a scheduler that
             the loop makes counts from its beginning.
-        source: what the batches come from, if it can tell its place: anything with `state_dict` and `load_state_dict`.
-        max_to_keep: checkpoints that stay; None keeps all.
+        source: what the batches come from, if it has a position: anything with `state_dict` and `load_state_dict`.
+        max_to_keep: checkpoints that stay. None keeps all.
 
     Example:
         >>> import tempfile
@@ -57,7 +57,10 @@ class ModelCheckpoints:
         self._source = source
 
     def restore(self) -> int:
-        """Continue from the newest checkpoint; the steps made until then, 0 if there is none. On an error nothing has changed."""
+        """Continue from the newest checkpoint. Returns the steps made until then, 0 if there is none.
+
+        On an error nothing has changed.
+        """
         self._trainer.restore(training=True)
         place = self._trainer.source_state
         if self._source is not None and place is not None:
@@ -65,7 +68,7 @@ class ModelCheckpoints:
         return self._trainer.step
 
     def save(self, step: int, *, event_time: int = 0) -> str:
-        """Save between two steps, `step` of which have been made; the path of the checkpoint, which is durable then."""
+        """Save between two steps, after `step` steps. Returns the path of the checkpoint, which is durable then."""
         self._trainer.step, self._trainer.event_time = step, event_time
         self._trainer.source_state = None if self._source is None else dict(self._source.state_dict())
         return str(self._trainer.save())

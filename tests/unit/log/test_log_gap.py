@@ -16,7 +16,7 @@ from monolith import LogGapError, MonolithError
 from monolith.cli import main
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.log import ChangeLog, LogReader, prune
-from monolith.log.bounds import HEAD, Head, HeadWriter, read_head
+from monolith.log.bounds import HEAD, HeadWriter, LogHead, read_head
 from monolith.log.segment_format import segment_name
 from monolith.ps import ParameterServer, ServerConfig
 from monolith.state import (
@@ -239,16 +239,16 @@ def test_a_torn_head_still_names_the_segment_synced_last(tmp_path: Path) -> None
     writer = HeadWriter(tmp_path, clock=lambda: now[0])
     for sequence, seconds in ((1, 0.0), (2, 0.4), (3, 0.9), (4, 1.0), (5, 1.1), (6, 1.2)):
         now[0] = seconds
-        writer.write(Head(sequence, 9))
-        assert read_head(tmp_path) == Head(sequence, 9), "every write is seen at once"
+        writer.write(LogHead(sequence, 9))
+        assert read_head(tmp_path) == LogHead(sequence, 9), "every write is seen at once"
     data = bytearray((tmp_path / HEAD).read_bytes())
     newer = max((0, 512), key=lambda slot: data[slot + 8])
     data[newer : newer + 512] = bytes(512)  # a power cut
     (tmp_path / HEAD).write_bytes(data)
-    assert read_head(tmp_path) == Head(4, 9)
+    assert read_head(tmp_path) == LogHead(4, 9)
     with HeadWriter(tmp_path) as again:
-        again.write(Head(7, 9))
-    assert read_head(tmp_path) == Head(7, 9)
+        again.write(LogHead(7, 9))
+    assert read_head(tmp_path) == LogHead(7, 9)
 
 
 def test_the_head_is_synced_once_a_second_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_the_head_is_synced_once_a_second_and_at_the_end(tmp_path: Path, monkeyp
     now = [0.0]
     with HeadWriter(tmp_path, clock=lambda: now[0]) as writer:
         for sequence in range(1, 26):
-            writer.write(Head(sequence, 0))
+            writer.write(LogHead(sequence, 0))
             now[0] += 0.1
         assert len(synced) == 3
     assert len(synced) == 4

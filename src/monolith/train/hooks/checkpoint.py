@@ -24,7 +24,7 @@ __all__ = ["NoFirstSaveCheckpointSaverHook", "PendingSave", "TrainerSaver", "log
 ATTEMPTS = 2
 """How often a save is tried before it counts as failed."""
 INTERRUPTIONS = 10
-"""How often it is begun because a server was started again before: a server that dies of saving must not be asked for ever."""
+"""How often a save is begun again because a server was restarted. A server may die of saving, so there is a limit."""
 
 MetricSink = Callable[[str, float, Mapping[str, str]], None]
 """Called with name, value and tags."""
@@ -36,10 +36,10 @@ class PendingSave(Protocol):
     """A save whose content is decided and which is not written yet."""
 
     def finish(self) -> str:
-        """Write it, on any thread; its path once it is durable. An `OSError` means that it may be tried again."""
+        """Write it, on any thread. Returns its path once it is durable. An `OSError` means that it may be tried again."""
 
     def hurry(self) -> None:
-        """Write at full speed from now on: somebody waits."""
+        """Write at full speed from now on, because a caller waits."""
 
 
 class TrainerSaver(Protocol):
@@ -50,13 +50,13 @@ class TrainerSaver(Protocol):
         """What is saved: everything, or everything but the tables."""
 
     def is_saved(self, trainer: Trainer) -> bool:
-        """Whether the state the trainer is in has been saved, by whichever hook."""
+        """Return whether the current state of the trainer has been saved, by whichever hook."""
 
     def prepare(self) -> Future[Any] | None:
-        """Begin what should be done before the state is taken, and can be done beside training; None if there is nothing."""
+        """Begin what should be done before the state is taken, while training continues. Returns None if there is nothing."""
 
     def begin(self, trainer: Trainer) -> PendingSave:
-        """Take the state as it is now, between two steps; waits for what `prepare` began, and raises its error."""
+        """Take the state as it is now, between two steps. Waits for what `prepare` began, and raises its error."""
 
 
 def log_metric(name: str, value: float, tags: Mapping[str, str]) -> None:
@@ -97,23 +97,23 @@ class _Request:
 class NoFirstSaveCheckpointSaverHook(Hook):
     """Saves every `save_secs` seconds or `save_steps` steps, when `trigger_save` is called, and when the run ends.
 
-    A save takes the state between two steps and is written on a thread while training goes on; at most one at a time, a later
-    one waits its turn. It is tried again once after an `OSError`; a second one ends the run, or with `ignore_save_errors` is
-    logged. A server that was started again meanwhile does not count as one, up to ten times: servers come back. A state that has
-    been saved is not saved again: a dense-only save is left out at a step with a full one.
+    A save takes the state between two steps and is written on a thread while training continues, one at a time. It is tried
+    again once after an `OSError`. A second one ends the run, or with `ignore_save_errors` is logged. A server that was restarted
+    meanwhile does not count as an error, up to ten times, because servers come back. A state that has been saved is not saved
+    again, so a dense-only save is skipped at a step with a full one.
 
-    At the end of a run that broke, what is being written is finished and nothing new is saved.
+    At the end of a run that failed, what is being written is finished and nothing new is saved.
 
     Args:
         saver: takes and writes the state.
-        save_secs: seconds between two saves; give this or `save_steps`, or neither to save only when asked and at the end.
+        save_secs: seconds between two saves. Give this or `save_steps`, or neither to save only when asked and at the end.
         save_steps: steps between two saves.
         no_first_save: do not save at the start of a run, before its first step.
         listeners: see `CheckpointSaverListener`.
         guard_listeners: called before the first and after the last attempt of a save, even if all fail.
-        ignore_save_errors: go on training without the save.
+        ignore_save_errors: continue training without the save.
         background: False writes before the next step.
-        on_metric: told "save_checkpoint" (1) and "save_checkpoint_time" (seconds), tagged with the mode, after each save.
+        on_metric: called with "save_checkpoint" (1) and "save_checkpoint_time" (seconds), tagged with the mode, after each save.
         clock: seconds since 1970.
         tide: settings of the window of `SecondOrStepTimerWithTideSetting`: `tide_start_hour` and so on.
 
@@ -155,7 +155,7 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         self._lock = threading.Lock()
 
     def after_start(self, trainer: Trainer) -> None:
-        """Begin to count; save unless told not to."""
+        """Begin to count, and save unless `no_first_save` is set."""
         self._training_thread = threading.get_ident()
         for listener in (*self._guards, *self._listeners):
             listener.begin(trainer)
@@ -166,12 +166,12 @@ class NoFirstSaveCheckpointSaverHook(Hook):
             self._save(trainer)
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
-        """Look after the save that is being written; start one that is due or asked for."""
+        """Check the save that is being written, and start one that is due or requested."""
         self._advance(trainer)
         self._serve_requests(trainer)
         if self._running is None and self.timer is not None and self.timer.should_trigger_for_step(trainer.step):
             preparing = self._saver.prepare() if self._background else None
-            # Due it stays: the step at which everything is ready will be the one that is saved.
+            # It stays due: the step at which everything is ready is the one that is saved.
             if preparing is not None and not preparing.done():
                 return
             self._start(trainer)
@@ -179,7 +179,7 @@ class NoFirstSaveCheckpointSaverHook(Hook):
                 self._advance(trainer, wait=True)
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
-        """Finish what is being written; after a run that did not break, save the state it ended in."""
+        """Finish what is being written. After a run that did not fail, save the state it ended in."""
         try:
             if error is not None:
                 self._finish_after(error, trainer)
@@ -200,9 +200,9 @@ class NoFirstSaveCheckpointSaverHook(Hook):
     def trigger_save(
         self, trainer: Trainer, *, ignore_save_errors: bool = False, timeout: float | None = None
     ) -> str | None:
-        """Save now, and return when it is durable: the path of the newest save.
+        """Save now. Returns the path of the newest save once it is durable.
 
-        In the training thread, in a hook for one, it is done at once; any other thread waits until the current step is over.
+        In the training thread, for example in a hook, it is done at once. Any other thread waits until the current step is over.
 
         Args:
             trainer: the one that is saved.
@@ -295,7 +295,7 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         )
 
     def _advance(self, trainer: Trainer, *, wait: bool = False) -> None:
-        """Take the result of the save that is being written, if it is there; try again if it failed."""
+        """Take the result of the save that is being written, if it has ended, and try again if it failed."""
         while self._running is not None and (wait or self._running.written.done()):
             done, self._running = self._running, None
             if wait:
@@ -332,7 +332,7 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         self._on_metric("save_checkpoint_time", self._clock() - done.started, tags)
 
     def _finish_after(self, error: BaseException, trainer: Trainer) -> None:
-        """The run broke: let what is being written end, and keep its own error from hiding why the run broke."""
+        """After a run has failed, let what is being written end, and keep its error from hiding that of the run."""
         done, self._running = self._running, None
         if done is None:
             return

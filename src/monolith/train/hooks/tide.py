@@ -29,7 +29,9 @@ def utc_now() -> datetime:
 
 
 class TideWindow(Config):
-    """From `start` to `end` of every day, UTC, whole minutes; `end` is outside. It may span midnight; start = end is all day.
+    """From `start` to `end` of every day, in UTC and whole minutes, `end` excluded. It may span midnight.
+
+    If both are equal it is the whole day.
 
     Example:
         >>> night = TideWindow(start=TimeOfDay(22, 30), end=TimeOfDay(6))
@@ -93,7 +95,7 @@ class CustomGlobalStepWaiterHook(Hook):
         self.wait(trainer.request_stop)
 
     def wait(self, request_stop: Callable[[str], None]) -> None:
-        """Return when the worker may start, or has asked to stop; at once if it has started before."""
+        """Return when the worker may start or has asked to stop, and at once if it has started before."""
         deadline: float | None = None
         while not self._started:
             if self.window is not None and not self.window.contains(self._now().time()):
@@ -116,11 +118,11 @@ class CustomGlobalStepWaiterHook(Hook):
 class SecondOrStepTimerWithTideSetting:
     """Says whether something that was done at one step is due again at another.
 
-    With a tide window (`tide_start_hour`, `tide_end_hour` and `tide_every_secs`, all of them), `tide_every_secs` alone counts
-    outside of it; inside, and without one, `every_secs` or `every_steps`.
+    With a tide window (`tide_start_hour`, `tide_end_hour` and `tide_every_secs`, all of them), only `tide_every_secs`
+    counts outside of it. Inside, and without a window, `every_secs` or `every_steps` count.
 
     Args:
-        every_secs: seconds between two triggers; give this or `every_steps`.
+        every_secs: seconds between two triggers. Give this or `every_steps`.
         every_steps: steps between two triggers.
         tide_start_hour: the window in UTC, with `tide_start_minute`.
         tide_end_hour: first hour outside of it, with `tide_end_minute`.
@@ -184,7 +186,7 @@ class SecondOrStepTimerWithTideSetting:
         return self._last_step
 
     def should_trigger_for_step(self, step: int) -> bool:
-        """Whether `step` is due; never twice for the same step."""
+        """Return whether `step` is due. It never is twice."""
         if not self._enabled or step == self._last_step:
             return False
         if self._last_step is None:
@@ -198,7 +200,7 @@ class SecondOrStepTimerWithTideSetting:
         return self.every_steps is not None and step >= self._last_step + self.every_steps
 
     def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
-        """Note that `step` triggers; seconds and steps since the trigger before, None if it is the first."""
+        """Record that `step` triggers. Returns the seconds and steps since the last trigger, None for the first one."""
         now = self._clock()
         elapsed = (None, None) if self._last_step is None else (now - self._last_time, step - self._last_step)
         self._last_step, self._last_time = step, now
