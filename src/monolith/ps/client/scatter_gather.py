@@ -30,9 +30,9 @@ __all__ = [
     "CutBags",
     "DistinctIds",
     "FIRST_PAUSE",
+    "Indices",
     "LONGEST_PAUSE",
     "Part",
-    "Places",
     "Some",
     "are_long",
     "run_parts",
@@ -78,8 +78,8 @@ class DistinctIds:
     bags: Bags
     ids: np.ndarray
     sizes: list[int]
-    places: np.ndarray
-    """int64 [n]: `ids[places]` are the ids of the bags."""
+    inverse: np.ndarray
+    """int64 [n]: `ids[inverse]` are the ids of the bags."""
     pooling: ClassVar[Literal["none", "sum"]] = "none"
 
     @classmethod
@@ -89,16 +89,16 @@ class DistinctIds:
         Example:
             >>> bags = Bags(table="t", ids=np.array([7, 5, 7]), offsets=np.array([0, 3]))
             >>> split = DistinctIds.of(bags, np.zeros(4096, dtype=np.int64), 1)
-            >>> split.ids.tolist(), split.places.tolist()
+            >>> split.ids.tolist(), split.inverse.tolist()
             ([7, 5], [0, 1, 0])
         """
         distinct, inverse, _ = _core.unique_with_inverse(bags.ids)
         if count == 1:
-            return cls(bags=bags, ids=distinct, sizes=[len(distinct)], places=inverse)
+            return cls(bags=bags, ids=distinct, sizes=[len(distinct)], inverse=inverse)
         order, sizes = split_by_owner(distinct, owners, count)
-        place_of = np.empty_like(order)
-        place_of[order] = np.arange(len(order))
-        return cls(bags=bags, ids=distinct[order], sizes=sizes, places=place_of[inverse])
+        position_of = np.empty_like(order)
+        position_of[order] = np.arange(len(order))
+        return cls(bags=bags, ids=distinct[order], sizes=sizes, inverse=position_of[inverse])
 
     def asked(self, some: Some) -> list[np.ndarray]:
         """Ids."""
@@ -106,12 +106,12 @@ class DistinctIds:
 
     def pooled(self, answers: Sequence[tuple[Some, np.ndarray]]) -> torch.Tensor:
         """Pooled from the rows of the distinct ids."""
-        return pool_rows(self._joined(answers), self.places, self.bags)
+        return pool_rows(self._joined(answers), self.inverse, self.bags)
 
     def pushed(self, values: np.ndarray) -> Callable[[Some], list[np.ndarray]]:
         """Ids, and the sum of each id's gradients."""
         summed = np.empty((len(self.ids), values.shape[1]), dtype=np.float32)
-        _core.sum_places(_of_sums(values, self.bags), self.places, self.bags.offsets, summed)
+        _core.sum_places(_of_sums(values, self.bags), self.inverse, self.bags.offsets, summed)
         return lambda some: [self.ids[some], summed[some]]
 
     def _joined(self, answers: Sequence[tuple[Some, np.ndarray]]) -> np.ndarray:
@@ -204,7 +204,7 @@ def _of_sums(values: np.ndarray, bags: Bags) -> np.ndarray:
     return values if bags.pooling == "sum" else values * pooling_factors(bags)
 
 
-Places = tuple["np.ndarray | slice", ...]
+Indices = tuple["np.ndarray | slice", ...]
 """For each table of a call, which of its ids."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
@@ -218,7 +218,7 @@ class Part:
     link: Link
     version: int
     """Of its buckets, as this worker knows them."""
-    places: Places
+    indices: Indices
     round: int
     """0 for the first attempt of the call."""
 
@@ -231,7 +231,7 @@ def run_parts(
     begin: Callable[[Part], Exchange],
     *,
     timeout: float,
-) -> list[tuple[Places, Frame]]:
+) -> list[tuple[Indices, Frame]]:
     """Send each server of `route` its part. Returns the answers, each with the indices of its ids.
 
     `ids` of each table are in the order of the route's groups, `sizes` has the size of each group. A part is refused before
@@ -239,16 +239,16 @@ def run_parts(
     numbers. Every server of the route is called, also those without an id.
     """
     deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
-    waiting: list[Places | None] = [_slices(sizes, number) for number in range(route.groups)]
-    answers: list[tuple[Places, Frame]] = []
+    waiting: list[Indices | None] = [_slices(sizes, number) for number in range(route.groups)]
+    answers: list[tuple[Indices, Frame]] = []
     attempt = 0
     while waiting:
         parts = [
-            Part(link=link, version=version, places=places, round=attempt)
-            for link, version, places in zip(route.links, route.versions, waiting, strict=False)
-            if places is not None
+            Part(link=link, version=version, indices=indices, round=attempt)
+            for link, version, indices in zip(route.links, route.versions, waiting, strict=False)
+            if indices is not None
         ]
-        refused: list[Places] = [places for places in waiting[len(route.links) :] if places is not None]
+        refused: list[Indices] = [indices for indices in waiting[len(route.links) :] if indices is not None]
         kept: set[Link] = set()
         outcomes = finish_each([begin(part) for part in parts])
         failures = [
@@ -258,9 +258,9 @@ def run_parts(
             raise failures[0]
         for part, outcome in zip(parts, outcomes, strict=True):
             if isinstance(outcome, Frame):
-                answers.append((part.places, outcome))
+                answers.append((part.indices, outcome))
             else:
-                refused.append(part.places)
+                refused.append(part.indices)
                 kept.add(part.link)
         if not refused:
             return answers
@@ -274,23 +274,23 @@ def run_parts(
     return answers
 
 
-def _slices(sizes: Sequence[Sequence[int]], number: int) -> Places:
+def _slices(sizes: Sequence[Sequence[int]], number: int) -> Indices:
     return tuple(slice(sum(of_table[:number]), sum(of_table[: number + 1])) for of_table in sizes)
 
 
 def _split_again(
-    ids: Sequence[np.ndarray], refused: Sequence[Places], route: Route, kept: set[Link]
-) -> list[Places | None]:
+    ids: Sequence[np.ndarray], refused: Sequence[Indices], route: Route, kept: set[Link]
+) -> list[Indices | None]:
     """Split the refused ids again by the groups of `route`. None for a server without a part."""
     tables = []
     for table, of_table in enumerate(ids):
-        places = np.concatenate([np.arange(len(of_table))[part[table]] for part in refused])
-        order, sizes = split_by_owner(of_table[places], route.owners, route.groups)
-        tables.append(np.split(places[order], np.cumsum(sizes)[:-1]))
-    groups: list[Places | None] = []
+        indices = np.concatenate([np.arange(len(of_table))[part[table]] for part in refused])
+        order, sizes = split_by_owner(of_table[indices], route.owners, route.groups)
+        tables.append(np.split(indices[order], np.cumsum(sizes)[:-1]))
+    groups: list[Indices | None] = []
     for number in range(route.groups):
-        places_of = tuple(of_table[number] for of_table in tables)
+        indices_of = tuple(of_table[number] for of_table in tables)
         # A server that has refused its part has not seen the step, and sees it even if nothing is left for it.
-        asked = any(len(one) for one in places_of) or (number < len(route.links) and route.links[number] in kept)
-        groups.append(places_of if asked else None)
+        asked = any(len(one) for one in indices_of) or (number < len(route.links) and route.links[number] in kept)
+        groups.append(indices_of if asked else None)
     return groups

@@ -27,8 +27,8 @@ from monolith.ps.client.scatter_gather import (
     BagSplit,
     CutBags,
     DistinctIds,
+    Indices,
     Part,
-    Places,
     are_long,
     run_parts,
     split_by_owner,
@@ -159,12 +159,12 @@ class ServerStore(BucketGroup):
 
         def begin(part: Part) -> Exchange:
             text = _lookup_text(reads, self.config.wire, part.version)
-            asked = [split.asked(some) for split, some in zip(splits, part.places, strict=True)]
+            asked = [split.asked(some) for split, some in zip(splits, part.indices, strict=True)]
             return part.link.begin(Call.LOOKUP, text, [array for arrays in asked for array in arrays])
 
         answers = self._run(route, splits, begin)
         return [
-            split.pooled([(places[at], widen(frame.arrays[at], split.bags.table)) for places, frame in answers])
+            split.pooled([(indices[at], widen(frame.arrays[at], split.bags.table)) for indices, frame in answers])
             for at, split in enumerate(splits)
         ]
 
@@ -243,7 +243,7 @@ class ServerStore(BucketGroup):
                 event_time=event_time,
                 map=part.version,
             )
-            pushed = [part_of(some) for part_of, some in zip(parts_of, part.places, strict=True)]
+            pushed = [part_of(some) for part_of, some in zip(parts_of, part.indices, strict=True)]
             arrays = [array for *whole, rows in pushed for array in (*whole, narrowed(rows, self.config.wire))]
             return part.link.begin(Call.APPLY_GRADIENTS, apply.model_dump_json(), arrays)
 
@@ -262,8 +262,8 @@ class ServerStore(BucketGroup):
         wanted = id_array(ids)
         order, answers = self._each(Call.REINITIALIZE, table, wanted.reshape(-1), None, event_time)
         existed = np.empty(wanted.size, dtype=np.int32)
-        for places, frame in answers:
-            existed[order[places[0]]] = frame.arrays[0]
+        for indices, frame in answers:
+            existed[order[indices[0]]] = frame.arrays[0]
         return torch.from_numpy(existed).reshape(wanted.shape)
 
     def _write(self, call: Call, table: str, ids: Ids, values: Values, event_time: int) -> None:
@@ -272,7 +272,7 @@ class ServerStore(BucketGroup):
 
     def _each(
         self, call: Call, table: str, ids: np.ndarray, values: np.ndarray | None, event_time: int
-    ) -> tuple[np.ndarray, list[tuple[Places, Frame]]]:
+    ) -> tuple[np.ndarray, list[tuple[Indices, Frame]]]:
         """Call each server with its own part of `ids`. Returns the order of the ids in the calls, and the answers."""
         self._keep_order()
         route = self._routes.current
@@ -281,7 +281,7 @@ class ServerStore(BucketGroup):
 
         def begin(part: Part) -> Exchange:
             write = messages.TableWrite(push=push_of(part.round), table=table, event_time=event_time, map=part.version)
-            (at,) = part.places
+            (at,) = part.indices
             arrays = [ids[at]] if values is None else [ids[at], values[order[at]]]
             return part.link.begin(call, write.model_dump_json(), arrays)
 
@@ -289,7 +289,7 @@ class ServerStore(BucketGroup):
 
     def _run(
         self, route: Route, splits: Sequence[BagSplit], begin: Callable[[Part], Exchange]
-    ) -> list[tuple[Places, Frame]]:
+    ) -> list[tuple[Indices, Frame]]:
         ids, sizes = [split.ids for split in splits], [split.sizes for split in splits]
         return run_parts(self._routes, route, ids, sizes, begin, timeout=self.config.timeout)
 
