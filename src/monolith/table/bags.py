@@ -69,7 +69,7 @@ class Gradient:
     values: torch.Tensor
     """float32 [bags, dim]."""
     learning_rates: tuple[float, ...] | None = None
-    """One per segment; None takes those of the table."""
+    """One per segment. None takes those of the table."""
     snapshot: torch.Tensor | None = None
     """float32 [n, dim], what each id of `bags` was when it was looked up. For tables with `DelayCompensation`."""
 

@@ -112,8 +112,8 @@ class FollowedLog:
 class Store(Protocol):
     """All tables of a model by name, wherever their rows are. Callers never ask for its class.
 
-    Rows are either here, in `tables`, and then the caller logs, saves and restores them; or with other processes (`remote`),
-    which do all that themselves: `begin_save` and `begin_restore` ask them to.
+    Rows are either here, in `tables`, where the caller logs, saves and restores them, or in other processes (`remote`), which do
+    all that themselves when `begin_save` and `begin_restore` ask them to.
 
     A call takes effect before it returns. `lookup` may run concurrently with any other call.
     """
@@ -126,7 +126,7 @@ class Store(Protocol):
     def collective(self) -> frozenset[str]:
         """Names of the methods that all processes of the run must call together, as often and in the same order.
 
-        A store whose rows are spread over the ranks of a run needs them; one process alone would wait for ever.
+        A store whose rows are spread over the ranks of a run has some. One process that calls them alone waits for ever.
         """
 
     @property
@@ -318,23 +318,23 @@ class LocalStore:
         self._table(table).assign_add(ids, values, event_time=event_time)
 
     def reinitialize(self, table: str, ids: Ids, *, event_time: int = 0) -> torch.Tensor:
-        """Reset value and state of `ids`; int32 [n]: 1 it had a row, 0 it is new."""
+        """Reset value and optimizer state of `ids`. Returns int32 [n]: 1 if the id had a row, 0 if it is new."""
         return self._table(table).reinitialize(ids, event_time=event_time)
 
     def evict(self, *, now: int | Mapping[str, int] | None = None) -> dict[str, int]:
-        """Remove expired rows of all tables at event time `now`, by default each table's newest; how many, by table."""
+        """Remove expired rows of all tables at event time `now`, by default each table's newest. Returns how many, by table."""
         moments = now if isinstance(now, Mapping) else dict.fromkeys(self._tables, now)
         return {name: table.evict(now=moments[name]) for name, table in self._tables.items()}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write all tables and admission filters into a new folder, which appears complete and durable or not at all.
 
-        Safe beside training; each table is as it was at some moment of the call.
+        Safe during training. Each table is as it was at some moment of the call.
         """
         write_store(self._tables, folder)
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
-        """Replace the rows of all tables by those that a store saved; on an error nothing has changed.
+        """Replace the rows of all tables by those that a store saved. On an error nothing has changed.
 
         The folder must hold every table of the store, with the same rows: dims, optimizers, seed. Learning rates, expiry and
         thresholds are those of the store. Further tables of the folder are left alone.

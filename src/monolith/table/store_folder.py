@@ -22,7 +22,7 @@ from monolith.urls import local_path
 
 __all__ = ["StoreIndex", "read_store", "write_store"]
 
-INDEX = "store.json"
+STORE_INDEX = "store.json"
 
 
 class StoreIndex(Config):
@@ -74,11 +74,11 @@ def _write_files(tables: Mapping[str, EmbeddingTable], folder: Path) -> None:
         table.save(folder / _file(name, "table"))
     filtered = tuple(name for name, table in tables.items() if table.admission is not None)
     index = StoreIndex(tables=tuple(tables), admission=filtered)
-    write_durably(folder / INDEX, index.model_dump_json().encode())
+    write_durably(folder / STORE_INDEX, index.model_dump_json().encode())
 
 
 def _read_index(folder: Path) -> StoreIndex:
-    path = folder / INDEX
+    path = folder / STORE_INDEX
     try:
         text = path.read_text()
     except OSError as error:

@@ -25,7 +25,7 @@ SAVE_SECS = 600.0
 
 
 class RunConfig(Config):
-    """How to run a model; every field is also a key of a configuration file and of `--set` on the command line.
+    """How to run a model. Every field is also a key of a configuration file and of `--set` on the command line.
 
     Example:
         >>> RunConfig(model_dir="runs/ctr", clip_norm=10.0).log_step_count_steps
@@ -44,25 +44,25 @@ class RunConfig(Config):
     """The model_dir of another run of the same model: a run that finds nothing in its own model_dir starts with that run's
     weights and rows. The global step, the dense optimizer and the place in the data begin anew."""
     save_checkpoints_steps: Annotated[int, Field(ge=1)] | None = None
-    """Steps between two checkpoints; give this or `save_checkpoints_secs`."""
+    """Steps between two checkpoints. Give this or `save_checkpoints_secs`."""
     save_checkpoints_secs: NonNegative | None = None
-    """Seconds between two checkpoints; 0 saves only at the end. With neither of the two: 600."""
+    """Seconds between two checkpoints. 0 saves only at the end. Without this and `save_checkpoints_steps`: 600."""
     dense_only_save_checkpoints_steps: Annotated[int, Field(ge=1)] | None = None
-    """Steps between two checkpoints without tables, in the folder `dense_only` of model_dir; none by default."""
+    """Steps between two checkpoints without tables, in the folder `dense_only` of model_dir. None by default."""
     dense_only_save_checkpoints_secs: Positive | None = None
     """Seconds between two checkpoints without tables."""
     checkpoints_max_to_keep: _Count | None = 10
-    """Checkpoints that stay; None or 0 keeps all. Those that `monolith_checkpoint` names as exempt do not count."""
+    """Checkpoints to keep. None or 0 keeps all. Those that `monolith_checkpoint` names as exempt do not count."""
     keep_checkpoint_every_n_hours: Positive = 10000.0
     """Of the checkpoints that would go, one in so many hours stays for good."""
     log_flush_secs: Positive | None = None
     """Seconds between two entries of the change log, each a point to continue from: what a crash costs at most. None writes
     them with checkpoints only."""
     save_share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Part of a processor's time that writing changed rows takes beside training, which it slows; 1 writes as fast as it can.
-    With less than 1, up to 256 MiB of rows are read into memory first."""
+    """Share of one processor that writing changed rows may take while training goes on, which it slows down. 1 writes as fast as
+    possible. With less than 1, up to 256 MiB of rows are read into memory first."""
     ignore_save_errors: bool = False
-    """Go on training when a checkpoint could not be written in two tries; the next one holds what it missed."""
+    """Continue training when two attempts to write a checkpoint have failed. The next checkpoint has what this one lacks."""
     tide_start_hour: _Hour | None = None
     """Start of the daily window, UTC, in which the machines are safe. Outside of it, checkpoints come every `tide_save_secs`."""
     tide_start_minute: _Minute = 0
@@ -79,14 +79,14 @@ class RunConfig(Config):
     restore_dir without a checkpoint is logged, and the run starts without one."""
     restore_ckpt: str | None = None
     """Name of a checkpoint, as model.ckpt-3000, to go back to. Training does so once, and leaves the file `restore_ckpt` in
-    model_dir to know; a different one that comes later is ignored and logged until that file is removed. Evaluation and
+    model_dir to know. A different name that is given later is ignored and logged until that file is removed. Evaluation and
     prediction go back every time."""
     restore_to: Moment | None = None
     """A moment to go back to: step=N, time=UNIX_SECONDS or sequence=N means the newest restore point, checkpoint or entry of the
     change log, that is no later. Training does so once for each value, evaluation and prediction every time."""
     clear_nn: bool = False
-    """Once, restore tables only and let dense parameters and optimizer start anew; the file `clear_nn` in model_dir says that
-    it has been done."""
+    """Once, restore tables only and let dense parameters and optimizer start from the beginning. The file `clear_nn` in model_dir
+    marks that it has been done."""
     continue_training: bool = False
     """With `clear_nn`, keep the global step instead of starting at 0."""
     reload_alias_map: dict[str, str] = {}
@@ -98,10 +98,10 @@ class RunConfig(Config):
     allow_new_tables: bool = False
     """Let a table that the checkpoint does not have start empty, instead of refusing the checkpoint."""
     allow_new_segments: bool = False
-    """Let tables to which segments were added, or from which some were removed, take over what is left of their rows; what is
-    new in a row is initialised."""
+    """Let tables to which segments were added, or from which some were removed, keep what is left of their rows. What is new
+    in a row is initialised."""
     resume_data: bool = True
-    """Continue in the data where the saved run stopped; False when the next run is given other data."""
+    """Continue in the data where the saved run stopped. False when the next run is given other data."""
     epochs: Annotated[int, Field(ge=1)] | None = 1
     """Passes over the data. A run that has made them all is finished: started again, it says so and makes no step. None repeats
     the data until the steps are made."""
@@ -109,26 +109,26 @@ class RunConfig(Config):
     """Threads of torch and of the tables in this process. None: as many as torch has, and no more than the processors that
     this process may use, limits of its container included."""
     clip_norm: Positive | None = 1000.0
-    """Largest joint norm of all gradients, dense and sparse together, or what `clip_type` says; None does not clip."""
+    """Largest joint norm of all gradients, dense and sparse together, or what `clip_type` says. None does not clip."""
     clip_type: ClipType = "global_norm"
     """What `clip_norm` limits, see `monolith.nn.clip_grads_`."""
     sparse_clip_norm: Positive | None = None
     """A limit of the sparse gradients' own."""
     sparse_norm_warmup_steps: Annotated[int, Field(ge=1)] | None = None
-    """Steps over which the limit of the sparse gradients rises to what it is, in equal parts; for `clip_type` global_norm."""
+    """Steps over which the limit of the sparse gradients rises linearly to its full value. Only for `clip_type` global_norm."""
     dense_weight_decay: NonNegative = 0.0
     """Added to the gradient of each dense parameter after clipping, times the parameter."""
     embedding_prefetch_capacity: _Count = 0
-    """Batches read ahead by a background thread; 0 reads in the step loop."""
+    """Batches read ahead by a background thread. 0 reads in the step loop."""
     enable_embedding_postpush: bool = False
     """Apply sparse gradients while the next step computes: faster, and each lookup misses the step before."""
     event_time: str | None = None
-    """Column of event times, seconds since 1970; the newest of a batch becomes the time of the rows it updates."""
+    """Column of event times, seconds since 1970. The newest of a batch becomes the time of the rows it updates."""
     log_step_count_steps: Annotated[int, Field(ge=1)] = 100
     """Steps between two lines of progress, each counted by all workers together: `monolith train` prints them, `Estimator.train`
     logs them at INFO."""
     save_summary_steps: Annotated[int, Field(ge=1)] = 100
-    """Steps between two TensorBoard points; they are written only with a model_dir."""
+    """Steps between two TensorBoard points, which are written only with a model_dir."""
     model_name: str = ""
     """Name of the model in what is written about it. Empty: the name of its class."""
     deep_insight_dir: str | None = None
@@ -141,7 +141,7 @@ class RunConfig(Config):
     stop_on_nan: bool = True
     """Raise `DivergedError` for a loss or gradient that is NaN or infinite, before it reaches any weight."""
     seed: int | None = None
-    """For torch's generators at the start of a run; None leaves them alone."""
+    """For torch's generators at the start of a run. None leaves them alone."""
     export_dir_base: str = "exported_models"
     """Folder of exports, inside model_dir unless it is absolute."""
 
@@ -176,7 +176,7 @@ class RunConfig(Config):
 
     @property
     def dense_only_save_every(self) -> dict[str, Any]:
-        """The period of checkpoints without tables; empty if there are none."""
+        """The interval of checkpoints without tables. Empty if there are none."""
         periods = {
             "save_steps": self.dense_only_save_checkpoints_steps,
             "save_secs": self.dense_only_save_checkpoints_secs,

@@ -42,9 +42,9 @@ class Estimator:
 
     `model` is an `nn.Module` from batch to logits. It may also have:
 
-    - `heads`, what it predicts; by default one binary head "output" with the column "label"
+    - `heads`, what it predicts, by default one binary head "output" with the column "label"
     - `input_fn(mode)`, batches to "train", "eval" or "predict" with, for methods that are given no source
-    - `configure_optimizer()`, its dense optimizer, or a pair of that and a learning-rate scheduler; by default Adam with learning
+    - `configure_optimizer()`, its dense optimizer, or a pair of that and a learning-rate scheduler, by default Adam with learning
       rate 0.001
     - `extra_loss(batch, logits)`, a scalar added to the loss
 
@@ -86,7 +86,7 @@ class Estimator:
         self.config, self.runner = _with_one_folder(
             config or RunConfig(), RunnerConfig.from_env() if runner is None else runner
         )
-        """How the run is spread over processes; by default what the environment says."""
+        """How the run is spread over processes, by default what the environment says."""
         made, scheduler = _configured(model) if optimizer is None else (optimizer, None)
         self.trainer = Trainer(model, made, scheduler=scheduler, heads=heads, config=self._own_config())
         self._example: Batch | None = None
@@ -113,12 +113,12 @@ class Estimator:
         max_steps: int | None = None,
         hooks: Sequence[Hook] = (),
     ) -> int:
-        """Train for `steps` more steps, or until the global step is `max_steps`, or the data ends; returns the global step.
+        """Train for `steps` more steps, or until the global step is `max_steps` or the data ends. Returns the global step.
 
         With a model_dir, the run continues from what is saved there and is saved now and then and when it ends.
 
         Where `runner` says that this process is one of several, it does its part of a run over servers and returns when that is
-        over, see `distributed_train`; a server serves. Afterwards the rows are gone with the servers. Where it says that the run
+        over, see `distributed_train`. A server serves. Afterwards the rows are gone with the servers. Where it says that the run
         is local and has servers, those are in this process, until `close`.
 
         With `runner.use_dataservice`, `source` or what `input_fn` returns is a `DatasetConfig`, which is read through the data
@@ -139,10 +139,10 @@ class Estimator:
     def evaluate(
         self, source: Iterable[Batch] | None = None, *, steps: int | None = None, hooks: Sequence[Hook] = ()
     ) -> dict[str, float]:
-        """The metrics of every head over the data, or its first `steps` batches: `<head>/<metric>` -> value.
+        """Return the metrics of every head over the data, or its first `steps` batches: `<head>/<metric>` -> value.
 
         Beside the heads' own metrics there are `<head>/loss`, the mean per example, `<head>/examples`, and `global_step`.
-        Hooks see every batch; those that wait for the global step to grow wait in vain.
+        Hooks see every batch. The global step does not grow.
         """
         metrics, seen = HeadMetrics(self.heads), 0
         data = self.data("eval", source)
@@ -168,7 +168,7 @@ class Estimator:
     ) -> Iterator[dict[str, Tensor]]:
         """Yield predictions by head, one example at a time, or with `yield_single_examples=False` one batch.
 
-        `predict_keys` selects heads; names of dense columns of the batch are passed through beside them. Hooks see every
+        `predict_keys` selects heads. Names of dense columns of the batch are passed through with them. Hooks see every
         batch before its predictions come, with a loss of NaN, and end when the last is taken or the iterator is closed.
         """
         data = self.data("predict", source)
@@ -183,11 +183,11 @@ class Estimator:
                     yield {name: tensor[row] for name, tensor in chosen.items()}
 
     def export_saved_model(self, folder: str | Path | None = None, *, example: Batch | None = None) -> Path:
-        """Write a version that `monolith.serve.load` reads without the model's code; returns its folder.
+        """Write a version that `monolith.serve.load` reads without the model's code. Returns its folder.
 
         Args:
-            folder: the export gets a numbered folder in it; None means `config.export_dir_base` in the model_dir.
-            example: a batch to trace the model with; None takes the last one seen, or one of `input_fn("predict")`.
+            folder: the export gets a numbered folder in it. None means `config.export_dir_base` in the model_dir.
+            example: a batch to trace the model with. None takes the last one seen, or one of `input_fn("predict")`.
         """
         from monolith.serve.export import export_model
 
@@ -197,7 +197,7 @@ class Estimator:
         return export_model(self.model, self._example_batch(example), base, heads=self.heads, step=self.trainer.step)
 
     def close(self) -> None:
-        """End the servers in this process, if it has started some; what they hold is in the model_dir, or gone."""
+        """Stop the servers in this process, if it has started some. What they hold is in the model_dir, or lost."""
         if self._local_servers is not None:
             self._local_servers.close()
 

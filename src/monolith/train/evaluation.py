@@ -79,10 +79,10 @@ class HeadMetrics:
 def forward_passes(
     trainer: Trainer, source: Iterable[Batch], *, steps: int | None, hooks: Sequence[Hook] = (), labelled: bool
 ) -> Generator[tuple[Batch, dict[str, Tensor]]]:
-    """Yield each batch, or the first `steps`, with the logits that the trainer's model has for it; nothing is trained.
+    """Yield each batch, or the first `steps`, with the logits that the trainer's model has for it. Nothing is trained.
 
-    Of the hooks all moments but `before_update` are called; `trainer.step` stays. Their `StepResult` has the loss if the
-    batches are `labelled`, otherwise NaN. A stop that they request ends this pass only.
+    All moments of the hooks but `before_update` are called, and `trainer.step` stays the same. Their `StepResult` has the loss if
+    the batches are `labelled`, otherwise NaN. A stop that they request ends this pass only.
 
     Example:
         >>> from torch import nn

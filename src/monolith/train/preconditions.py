@@ -15,7 +15,7 @@ __all__ = ["is_resumable", "require_limits", "require_optimizer", "require_sched
 
 
 def is_resumable(source: Iterable[Batch]) -> bool:
-    """Whether a source can tell its place and go back to it; raise if it is no source at all."""
+    """Return whether a source has a position that it can return to. Raises if it is no source at all."""
     if not isinstance(source, Iterable):
         raise InvalidArgumentError(f"source: expected an iterable of batches, got {type(source).__name__}")
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")

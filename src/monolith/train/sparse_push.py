@@ -1,4 +1,4 @@
-"""When sparse gradients reach their tables: at the end of the step, or one step late beside the next backward pass."""
+"""What a step sends to its stores: gradients, now or one step late, and the position in the data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from monolith.state_bytes import State, pack_state, unpack_state
 from monolith.table.bags import Gradient
 from monolith.table.store import MAX_POSITION, Position, Store
 
-__all__ = ["Place", "SparsePush", "WorkerPositions"]
+__all__ = ["ResumePoint", "SparsePush", "WorkerPositions"]
+
+_log = logging.getLogger(__name__)
+_NO_TENSORS = save({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ class SparsePush:
         self._running: Future[None] | None = None
 
     def push(self, step: int, event_time: int, position: Position | None = None) -> None:
-        """Apply, or keep for later, what backward has collected; `position` says to servers which batch it is of."""
+        """Apply, or keep for later, what backward has collected. `position` tells servers which batch it is of."""
         taken: list[tuple[Store, Sequence[Gradient]]] = []
         together: dict[int, list[Gradient]] = {}
         for collection in self._collections:
@@ -83,7 +86,7 @@ class SparsePush:
             self._running, self._kept = self._thread.submit(_apply, self._kept), []
 
     def finish(self) -> None:
-        """Wait for what `start` began; its error, if any, is raised here."""
+        """Wait for what `start` began. Its error, if any, is raised here."""
         if self._running is not None:
             running, self._running = self._running, None
             running.result()
@@ -95,7 +98,7 @@ class SparsePush:
         _apply(kept)
 
     def drain(self) -> None:
-        """Settle and let the thread go."""
+        """Settle and stop the thread."""
         try:
             self.settle()
         finally:
@@ -109,24 +112,20 @@ def _apply(updates: list[_Update]) -> None:
         update.store.apply(update.gradients, step=update.step, event_time=update.event_time, position=update.position)
 
 
-_log = logging.getLogger(__name__)
-_NO_TENSORS = save({})
-
-
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a worker goes on."""
+class ResumePoint:
+    """Where a worker continues."""
 
     batches: int
     """Batches trained before."""
     state: State
-    """Of its source; None: at the beginning."""
+    """State of its source. None: at the beginning."""
     epochs: int = 0
     """Complete passes over the data."""
 
 
 class WorkerPositions:
-    """Counts the batches of a worker and tells the servers; does nothing unless a store is on servers and names its worker.
+    """Counts the batches of a worker and reports them to the servers, if a store records positions.
 
     When a worker dies, some buckets have had its last batches and others have not. Its successor, of the same name, begins after
     the last batch that all buckets and dense parameters have had. Those that have had more are left out by the servers.
@@ -140,7 +139,7 @@ class WorkerPositions:
 
     def __init__(self) -> None:
         self.batches = 0
-        """Batches trained in all lives of the worker."""
+        """Batches trained in all incarnations of the worker."""
         self._stores: list[Store] = []
         self._resume = True
         self._current: Position | None = None
@@ -151,7 +150,7 @@ class WorkerPositions:
         """Whether servers are told at all."""
         return bool(self._stores)
 
-    def begin(self, stores: Sequence[Store], *, resume: bool = True) -> Place | None:
+    def begin(self, stores: Sequence[Store], *, resume: bool = True) -> ResumePoint | None:
         """Count batches on the servers of `stores` from now on. Returns where an earlier incarnation stopped, if there was one.
 
         Without `resume` the data is not that of the earlier one, or cannot go back: its batches are counted behind the last one
@@ -165,7 +164,7 @@ class WorkerPositions:
         if not resume:
             self.batches = last_batch
             epochs = min((position.epochs for position in behind), default=0)
-            return Place(batches=self.batches, state=None, epochs=epochs) if behind else None
+            return ResumePoint(batches=self.batches, state=None, epochs=epochs) if behind else None
         if not behind:
             if not last_batch:
                 # The count of a checkpoint is that of the worker that wrote it, which may have been another one.
@@ -176,7 +175,7 @@ class WorkerPositions:
             _log.warning("the source of this worker has no position to resume from: its data starts from the beginning")
             return None
         state = None if last.state is None else _decoded(last.state)
-        return Place(batches=last.batches, state=state, epochs=last.epochs)
+        return ResumePoint(batches=last.batches, state=state, epochs=last.epochs)
 
     def tell(self, state: State, epochs: int = 0) -> Position | None:
         """The position of the batch that is trained now: the state of its source behind it, and the passes before this one."""

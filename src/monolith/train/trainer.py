@@ -1,4 +1,4 @@
-"""`Trainer`: the step loop with hooks. A plain PyTorch loop does the same; this one adds stopping, resuming and watching."""
+"""`Trainer`: the step loop with hooks. A plain PyTorch loop does the same. This one adds stopping, resuming and monitoring."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StepResult:
     loss: Tensor
     """What `backward` starts from, a scalar: the sum over the examples for heads that sum. NaN while predicting."""
     grad_norm: Tensor | None
-    """Joint norm of all gradients before clipping, scalar; None without clipping."""
+    """Joint norm of all gradients before clipping, scalar. None without clipping."""
     logits: dict[str, Tensor]
     """By head, before the update: predictions for examples the model had not seen."""
     batch: Batch
@@ -115,9 +115,9 @@ class Trainer:
         self.save_listeners: tuple[CheckpointSaverListener, ...] = ()
         """Called around every full save of a run."""
         self.save_guards: tuple[CheckpointSaverListener, ...] = ()
-        """Called around all tries of a full save, whatever becomes of it."""
+        """Called before the first and after the last attempt of a full save, even if all fail."""
         self.on_save_metric: MetricSink = log_metric
-        """Told how often and how long saves are; see `NoFirstSaveCheckpointSaverHook`."""
+        """Called with the count and duration of saves. See `NoFirstSaveCheckpointSaverHook`."""
         self.before_saving: list[Callable[[], None]] = []
         """Called before the state is taken, to apply what waits for the next step. See `AsyncFunctionManager.hooks`."""
         self.step = 0
@@ -142,7 +142,7 @@ class Trainer:
         self.event_time = 0
         """The newest event time trained, if `config.event_time` names the column."""
         self.source_state: object = None
-        """The place in the data after the last run, if its source can tell it."""
+        """The position in the data after the last run, if its source has one."""
         self._reading: Prefetch | None = None
         self._loaded_place: object = None
         self._shares = 1
@@ -182,7 +182,7 @@ class Trainer:
         return None if self._saving is None else self._saving.model_dir
 
     def tables(self) -> dict[str, list[EmbeddingTable]]:
-        """The tables in this process by the name they have in checkpoints; several of one name are its shards."""
+        """Return the tables in this process by the name they have in checkpoints. Several of one name are its shards."""
         stores = self.stores
         if len(stores) == 1:
             return {name: [table] for name, table in stores[0].tables.items()}
@@ -190,18 +190,18 @@ class Trainer:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one whenever the state that would be saved is another one."""
+        """Changes whenever the state that would be saved changes."""
         return self._rounds, self.step
 
     def table_stats(self) -> dict[str, TableStats]:
-        """The size of every table by name; with several stores, their numbers come before the names."""
+        """Return the size of every table by name. With several stores, their numbers come before the names."""
         stores = self.stores
         if len(stores) == 1:
             return stores[0].stats()
         return {f"{n}/{name}": stats for n, store in enumerate(stores) for name, stats in store.stats().items()}
 
     def request_stop(self, reason: str) -> None:
-        """End the run before the next step; the first reason given is kept."""
+        """End the run before the next step. The first reason given is kept."""
         self.stop_reason = self.stop_reason or reason
 
     def interrupt(self, reason: str) -> None:
@@ -246,7 +246,7 @@ class Trainer:
         return self.step
 
     def train_step(self, batch: Batch) -> StepResult:
-        """Make one step; of the hooks only `before_update` is called."""
+        """Make one step. Of the hooks only `before_update` is called."""
         batch = as_batch(batch)
         self.model.train()
         self._discard_gradients()
@@ -335,10 +335,9 @@ class Trainer:
         return None if self._saving is None else self._saving.save()
 
     def restore(self, *, training: bool = False) -> bool:
-        """Load what the configuration says, once, before the first step; whether this call did.
+        """Load what the configuration says, once, before the first step. Returns whether this call did.
 
-        `training` follows wishes such as `restore_ckpt` otherwise than evaluation does; it looks again if a call without it has
-        come before.
+        With `training`, fields such as `restore_ckpt` are followed as training does, also after a call without it.
         """
         if not self._must_restore(training):
             return False
@@ -478,7 +477,7 @@ class Trainer:
                 if self._reading is not None:
                     self.source_state = self._reading.state_dict()
             except MemoryLimitError:
-                # Nothing more fits: what was learned so far is kept, and somebody must make room.
+                # Nothing more fits: what was learned so far is saved, and the operator must free memory.
                 self._save_what_there_is()
                 raise
             finally:

@@ -25,12 +25,16 @@ __all__ = [
     "WorkerBarrier",
 ]
 
+SAVE = "Save"
+"""The action of a barrier that is placed for a save."""
+_log = logging.getLogger(__name__)
+
 Callback = Callable[[str], None]
 """Called with the action a barrier was placed for."""
 
 
 class BarrierAlreadyPlacedError(MonolithError):
-    """Someone else holds the workers; wait until they are let go."""
+    """Another caller holds the workers. Wait until it releases them."""
 
 
 @runtime_checkable
@@ -45,22 +49,22 @@ class WorkerBarrier(Protocol):
         """Workers, the chief included."""
 
     def place(self, action: str = "") -> None:
-        """Hold every worker that comes by; `BarrierAlreadyPlacedError` if they are held already."""
+        """Hold every worker that arrives. Raises `BarrierAlreadyPlacedError` if they are held already."""
 
     def remove(self) -> None:
-        """Let all go; harmless without a barrier."""
+        """Release all workers. Harmless without a barrier."""
 
     def is_placed(self) -> bool:
         """Whether workers are being held."""
 
     def wait(self, index: int, callbacks: Sequence[Callback] = ()) -> bool:
-        """Worker `index` comes by: if there is a barrier, call `callbacks` with its action and return when it is removed.
+        """Worker `index` arrives: if there is a barrier, call `callbacks` with its action and wait until it is removed.
 
-        Whether there was one.
+        Returns whether there was one.
         """
 
     def unblocked(self) -> list[int]:
-        """Workers that have not come by yet, the chief (0) if there is no barrier."""
+        """Return the workers that have not arrived yet, with the chief (0) if there is no barrier."""
 
 
 class LocalBarrier:
@@ -91,7 +95,7 @@ class LocalBarrier:
         return len(self._blocked)
 
     def place(self, action: str = "") -> None:
-        """Hold every worker that comes by, then call the chief's callbacks."""
+        """Hold every worker that arrives, then call the chief's callbacks."""
         with self._changed:
             if self._blocked[0]:
                 raise BarrierAlreadyPlacedError(f"there is a barrier already, for {self._action!r}")
@@ -101,7 +105,7 @@ class LocalBarrier:
             callback(action)
 
     def remove(self) -> None:
-        """Let all go."""
+        """Release all workers."""
         with self._changed:
             self._blocked[0] = False
             self._changed.notify_all()
@@ -111,14 +115,14 @@ class LocalBarrier:
         return self._blocked[0]
 
     def wait(self, index: int, callbacks: Sequence[Callback] = ()) -> bool:
-        """Worker `index` comes by; returns when it may go on."""
+        """Worker `index` arrives. Returns when it may continue."""
         if not 0 < index < self.capacity:
             raise InvalidArgumentError(f"index: expected a worker from 1 to {self.capacity - 1}, got {index}")
         with self._changed:
             if not self._blocked[0]:
                 return False
             action = self._action
-        # Before it counts as blocked: who waits for all to be blocked may rely on their callbacks' effects.
+        # Before it counts as blocked: a caller that waits for all to be blocked may rely on the effects of their callbacks.
         for callback in callbacks:
             callback(action)
         with self._changed:
@@ -130,17 +134,17 @@ class LocalBarrier:
         return True
 
     def unblocked(self) -> list[int]:
-        """Workers that have not come by yet, the chief (0) if there is no barrier."""
+        """Return the workers that have not arrived yet, with the chief (0) if there is no barrier."""
         with self._changed:
             return [index for index, blocked in enumerate(self._blocked) if not blocked]
 
     def wait_all_blocked(self, timeout: float | None = None) -> bool:
-        """Return when every worker is held, or `timeout` seconds have passed; whether they are."""
+        """Wait until every worker is held, at most `timeout` seconds. Returns whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: all(self._blocked), timeout)
 
     def wait_none_blocked(self, timeout: float | None = None) -> bool:
-        """Return when nobody is held any more, or `timeout` seconds have passed; whether that is so."""
+        """Wait until no worker is held, at most `timeout` seconds. Returns whether none is."""
         with self._changed:
             return self._changed.wait_for(lambda: not any(self._blocked), timeout)
 
@@ -181,7 +185,7 @@ class RemoteBarrier:
         return self._capacity
 
     def place(self, action: str = "") -> None:
-        """Hold every worker that comes by, then call the chief's callbacks."""
+        """Hold every worker that arrives, then call the chief's callbacks."""
         placed, barrier = self._client.place_barrier(action)
         if not placed:
             raise BarrierAlreadyPlacedError(f"there is a barrier already, for {barrier.action!r}")
@@ -189,7 +193,7 @@ class RemoteBarrier:
             callback(action)
 
     def remove(self) -> None:
-        """Let all go."""
+        """Release all workers."""
         self._client.remove_barrier()
 
     def is_placed(self) -> bool:
@@ -197,13 +201,13 @@ class RemoteBarrier:
         return self._client.members().barrier is not None
 
     def wait(self, index: int, callbacks: Sequence[Callback] = ()) -> bool:
-        """Worker `index` comes by; returns when it may go on."""
+        """Worker `index` arrives. Returns when it may continue."""
         if not 0 < index < self._capacity:
             raise InvalidArgumentError(f"index: expected a worker from 1 to {self._capacity - 1}, got {index}")
         barrier = self._client.newest().barrier
         if barrier is None:
             return False
-        # Before it counts as held: who waits for all to be held may rely on their callbacks' effects.
+        # Before it counts as held: a caller that waits for all to be held may rely on the effects of their callbacks.
         for callback in callbacks:
             callback(barrier.action)
         while self._client.hold(barrier.number):
@@ -215,12 +219,6 @@ class RemoteBarrier:
         found = self._client.members()
         chief = [] if found.barrier is not None else [0]
         return chief + [m.index for m in found.members if m.index and m.alive and m.phase == "running" and not m.held]
-
-
-SAVE = "Save"
-"""The action of a barrier that is placed for a save."""
-
-_log = logging.getLogger(__name__)
 
 
 class BarrierHook(Hook):
@@ -243,7 +241,7 @@ class BarrierHook(Hook):
 
 
 class BarrierSaverListener(CheckpointSaverListener):
-    """In the chief, best as a guard listener: place a barrier before a save, remove it when the state is taken, or cannot be.
+    """In the chief, best as a guard listener: place a barrier before a save, and remove it when the state is taken or cannot be.
 
     A save does not wait for ever: after `max_pending_seconds` it goes on and logs who is not held. A barrier that someone else
     has placed is left to them.
@@ -251,7 +249,7 @@ class BarrierSaverListener(CheckpointSaverListener):
     Args:
         barrier: holds the workers.
         max_pending_seconds: how long a save waits until all are held.
-        step: the global step; `trainer.step` becomes it while the workers are held.
+        step: returns the global step, which `trainer.step` becomes while the workers are held.
         monotonic: seconds.
         sleep: waits.
 

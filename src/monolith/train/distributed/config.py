@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunnerConfig(DiscoveryConfig):
-    """How the processes of a run are cut out, find each other and deal with failures; `RunConfig` is what they do.
+    """Which processes a run has, how they find each other and how they deal with failures. `RunConfig` is what they do.
 
     Every field is a key of `runner:` in a configuration file, of `--set runner.<field>`, and the environment variable
     MONOLITH_<FIELD>. See `from_env`.
@@ -80,8 +80,8 @@ class RunnerConfig(DiscoveryConfig):
     index: _Count = 0
     """Its number among those of its kind. Worker 0 is the chief: it restores, saves, and ends the servers."""
     num_ps: _Count = 0
-    """Parameter servers that hold the tables. In a local run they are inside this process, to look into such a run; 0: the
-    tables are its own."""
+    """Parameter servers that hold the tables. In a local run they are threads of this process, for debugging. With 0 the
+    tables are in the process itself."""
     num_workers: Annotated[int, Field(ge=1)] = 1
     """Workers, the chief included. With several, dense parameters are on the servers too."""
     num_extra_ps: _Count = 0
@@ -90,21 +90,21 @@ class RunnerConfig(DiscoveryConfig):
     """Servers that are started in case others do not come: those that are there first are taken, the list is kept in
     `<model_dir>/ps_cluster_dir`."""
     model_dir: str = ""
-    """Where the run is kept, a path that all processes see; needed unless the run is local. The same as `RunConfig.model_dir`,
-    or one of the two."""
+    """Where the run is kept, a path that all processes see. Needed unless the run is local. Give this or `RunConfig.model_dir`,
+    or both with the same value."""
     chief_timeout_secs: NonNegative = 1800.0
     """Seconds without a step of any worker after which the chief, at the end, does not wait for workers that are alive. The
     run then fails."""
     session_creation_timeout_secs: Positive = 7200.0
     """Seconds that a worker waits at the start for the chief to restore."""
     start_timeout_secs: NonNegative = 60.0
-    """Seconds that the chief waits at the start for workers that have not come yet; they may still come later."""
+    """Seconds that the chief waits at the start for workers that have not joined. They may still join later."""
     supervised: bool = False
     """A launcher supervises the processes: it ends the servers when all workers have ended well, and the chief does not."""
     liveness: Liveness = Liveness()
     """How soon a process counts as dead, when it is replaced, and how long the others wait for that."""
     operation_timeout_in_ms: Annotated[int, Field(ge=-1)] = -1
-    """Milliseconds that a call to a server may take; -1 leaves it to `client.timeout`."""
+    """Milliseconds that a call to a server may take. -1 leaves it to `client.timeout`."""
     partial_recovery: bool | None = None
     """Continue when a server has lost what it held, restoring only that server from the newest checkpoint: what was trained on
     it since is lost. False ends the run with `ServerLostError`. None: as `enable_realtime_training`."""
@@ -121,7 +121,7 @@ class RunnerConfig(DiscoveryConfig):
     max_slow_start_wait_minute: NonNegative = 10.0
     """Minutes that it waits for that at most, and up to ten more at random."""
     max_pending_seconds_for_barrier: NonNegative = 30.0
-    """Seconds that a checkpoint waits for all workers to stand between two steps; then it is taken without the others."""
+    """Seconds that a checkpoint waits until all workers are between two steps. Then it is taken without the others."""
     benchmark_secs: Positive = 120.0
     """Seconds for which servers are measured when there are extra ones."""
     ps_str_overridden: str = ""
@@ -134,9 +134,9 @@ class RunnerConfig(DiscoveryConfig):
     num_extra_dsworker_on_gpu_worker: _Count = 0
     """Data workers that each worker starts beside itself, under the MLP scheduler."""
     client: ClientConfig = ClientConfig()
-    """How workers talk to servers; `worker` and `epoch` are given by the run."""
+    """How workers talk to servers. `worker` and `epoch` are given by the run."""
     server: ServerConfig = ServerConfig()
-    """How a server of this run listens; port and folder are given by the run, and the host by schedulers that know it."""
+    """How a server of this run listens. Port and folder are given by the run, and the host by schedulers that know it."""
 
     @property
     def is_chief(self) -> bool:
@@ -180,15 +180,15 @@ class RunnerConfig(DiscoveryConfig):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, *, defaults: RunnerConfig | None = None) -> Self:
-        """What the environment says, and `defaults` where it says nothing.
+        """Return what the environment says, and `defaults` where it says nothing.
 
-        A field is MONOLITH_<FIELD>, `client`, `server` and `liveness` as JSON; MONOLITH_PS_TOKEN is the token of both. Which
+        A field is MONOLITH_<FIELD>, `client`, `server` and `liveness` as JSON. MONOLITH_PS_TOKEN is the token of both. Which
         process this is may also come from TF_CONFIG, the MLP scheduler, `mpirun`, `torchrun` or `srun`. A process that is alone
         and has no servers is a local run.
 
         Raises:
             ConfigError: a value does not fit, a variable is misspelt, or the process is one of several workers without servers.
-                Those would be independent runs; `is_local` says that they are meant to be.
+                Those would be independent runs, which `is_local` declares as intended.
 
         Example:
             >>> RunnerConfig.from_env({}).is_local
@@ -220,7 +220,7 @@ def require_known_variables(environ: Mapping[str, str], fields: Iterable[str]) -
     """Refuse a MONOLITH_ variable that nothing reads and whose name is close to one that is read.
 
     `fields` are the variables of the configuration. A name that resembles none of them may be the user's own, so it is only
-    logged as a warning. Kubernetes sets variables for every service, also for one called `monolith-...`; they are left alone.
+    logged as a warning. Kubernetes sets variables for every service, also for one called `monolith-...`. Those are ignored.
 
     Raises:
         ConfigError: with the variable that was probably meant.

@@ -92,7 +92,7 @@ def service_source(source: TrainingData, config: RunnerConfig, dispatcher: str) 
     """Return what a worker trains on: `source` itself, or with `use_dataservice` the batches that `dispatcher` hands out.
 
     Raises:
-        ConfigError: with `use_dataservice`, `source` would be read by this process; without it, `source` is a `DatasetConfig`.
+        ConfigError: with `use_dataservice`, `source` would be read by this process. Without it, `source` is a `DatasetConfig`.
     """
     if not config.use_dataservice:
         if isinstance(source, Config):

@@ -33,7 +33,7 @@ def run_with_retries(
 
     After a temporary failure both are called again, `wait_secs` later. That is done without a limit while nothing is lost: the
     network was bad, or a server is being restarted, here or elsewhere. A server that has lost what it held is accepted
-    `max_losses` times; then the failure is raised. `on_failover` is called with the number of failures so far.
+    `max_losses` times. Then the failure is raised. `on_failover` is called with the number of failures so far.
 
     Example:
         >>> clusters, calls = iter([("a:1",), ("a:1",)]), []

@@ -44,116 +44,14 @@ if TYPE_CHECKING:
 
 __all__ = ["HeartBeat", "ServerListFile", "distributed_train", "shut_down", "tell_scheduler"]
 
-FOLDER = "ps_cluster_dir"
+SERVER_LISTS = "ps_cluster_dir"
 """The folder of the model_dir with one file for each job."""
 DEFAULT_NAME = "ps_info"
 """The file of a job without a name."""
-
-
-class ServerListFile:
-    """An `AddressList`: addresses with commas in `<model_dir>/ps_cluster_dir/<uuid>`, written as a whole.
-
-    Example:
-        >>> servers = ServerListFile("memory://run", uuid="job-7")
-        >>> servers.read()
-        ()
-        >>> servers.write(["10.0.0.7:2222", "10.0.0.8:2222"])
-        >>> ServerListFile("memory://run", uuid="job-7").read()
-        ('10.0.0.7:2222', '10.0.0.8:2222')
-    """
-
-    def __init__(self, model_dir: str, *, uuid: str = "") -> None:
-        self._name = uuid or DEFAULT_NAME
-        # It becomes the name of a file: nothing that leads elsewhere.
-        if not re.fullmatch(r"[\w.:@+-]+", self._name) or not self._name.strip("."):
-            raise ConfigError(f"RunnerConfig.uuid: expected letters, digits and _.:@+-, got {uuid!r}")
-        self._folder = f"{model_dir.rstrip('/')}/{FOLDER}"
-
-    def read(self) -> tuple[str, ...]:
-        """The addresses; none if there is no file."""
-        folder = open_folder(self._folder)
-        if folder.size(self._name) is None:
-            return ()
-        return tuple(filter(None, folder.read(self._name).decode(errors="replace").strip().split(",")))
-
-    def write(self, addresses: Sequence[str]) -> None:
-        """Replace the file."""
-        open_folder(self._folder).write(self._name, ",".join(addresses).encode())
-
-
 SHUTDOWN_SECS = 10.0
 """Seconds that a server has to confirm that it will stop. Then the run ends without it."""
 BEAT_SECS = 30.0
 """Seconds between two heartbeats of the chief."""
-
-
-def shut_down(addresses: Sequence[str], config: ClientConfig, *, timeout: float = SHUTDOWN_SECS) -> list[str]:
-    """Ask all servers to stop, in parallel and once. Returns those that did not answer, which are not waited for.
-
-    Example:
-        >>> from monolith.ps import ParameterServer
-        >>> with ParameterServer() as server:
-        ...     shut_down([server.address], ClientConfig()), server.wait(timeout=10)
-        ([], True)
-    """
-    patient = config.model_copy(update={"timeout": timeout})
-
-    def hears(address: str) -> bool:
-        link = link_to(address, patient)
-        try:
-            link.call(BasicCall.SHUTDOWN)
-        except MonolithError as error:
-            _log.warning("server %s did not confirm that it stops: %s", address, error)
-            return False
-        finally:
-            link.close()
-        return True
-
-    # A thread for each: a server that accepts a connection and never answers must not delay the others.
-    with ThreadPoolExecutor(max(1, len(addresses)), thread_name_prefix="monolith-shut-down") as threads:
-        heard = list(threads.map(hears, addresses))
-    return [address for address, told in zip(addresses, heard, strict=True) if not told]
-
-
-def tell_scheduler(error: BaseException | None, *, environ: Mapping[str, str] = os.environ) -> None:
-    """Tell the schedulers that started this process, if any, that the run has succeeded or which error broke it."""
-    for scheduler in schedulers_of(environ):
-        scheduler.job_ended(error)
-
-
-class HeartBeat:
-    """Reports to `metric` at intervals that the run is going on, and at the end that it has stopped.
-
-    Example:
-        >>> with HeartBeat(lambda name, value, tags: print(name, dict(tags))):
-        ...     pass
-        training_heart_beat {'type': 'running'}
-        training_heart_beat {'type': 'stopped'}
-    """
-
-    def __init__(self, metric: MetricSink, *, every_secs: float = BEAT_SECS) -> None:
-        self._metric, self._every_secs = metric, every_secs
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="monolith-training-heart-beat", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._tell("running")
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stopped.set()
-        self._thread.join()
-        self._tell("stopped")
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._every_secs):
-            self._tell("running")
-
-    def _tell(self, state: str) -> None:
-        self._metric("training_heart_beat", 1, {"type": state})
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -168,7 +66,7 @@ def distributed_train(
     hooks: Sequence[Hook] = (),
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Be the process of a run that `config` says; returns when its part is over, with the global step.
+    """Do the part of this process in a run, as `config` says. Returns the global step when that part is over.
 
     A server serves until the chief ends it, a process of the data service until worker 0 has ended.
 
@@ -296,6 +194,104 @@ class _Worker:
             everyone = dict.fromkeys([*self._servers, *self.formation.announced()])
             shut_down(list(everyone), client_config(config, 0))
         tell_scheduler(failure)
+
+
+class ServerListFile:
+    """An `AddressList`: addresses with commas in `<model_dir>/ps_cluster_dir/<uuid>`, written as a whole.
+
+    Example:
+        >>> servers = ServerListFile("memory://run", uuid="job-7")
+        >>> servers.read()
+        ()
+        >>> servers.write(["10.0.0.7:2222", "10.0.0.8:2222"])
+        >>> ServerListFile("memory://run", uuid="job-7").read()
+        ('10.0.0.7:2222', '10.0.0.8:2222')
+    """
+
+    def __init__(self, model_dir: str, *, uuid: str = "") -> None:
+        self._name = uuid or DEFAULT_NAME
+        # It becomes the name of a file: nothing that leads elsewhere.
+        if not re.fullmatch(r"[\w.:@+-]+", self._name) or not self._name.strip("."):
+            raise ConfigError(f"RunnerConfig.uuid: expected letters, digits and _.:@+-, got {uuid!r}")
+        self._folder = f"{model_dir.rstrip('/')}/{SERVER_LISTS}"
+
+    def read(self) -> tuple[str, ...]:
+        """Return the addresses, none if there is no file."""
+        folder = open_folder(self._folder)
+        if folder.size(self._name) is None:
+            return ()
+        return tuple(filter(None, folder.read(self._name).decode(errors="replace").strip().split(",")))
+
+    def write(self, addresses: Sequence[str]) -> None:
+        """Replace the file."""
+        open_folder(self._folder).write(self._name, ",".join(addresses).encode())
+
+
+def shut_down(addresses: Sequence[str], config: ClientConfig, *, timeout: float = SHUTDOWN_SECS) -> list[str]:
+    """Ask all servers to stop, in parallel and once. Returns those that did not answer, which are not waited for.
+
+    Example:
+        >>> from monolith.ps import ParameterServer
+        >>> with ParameterServer() as server:
+        ...     shut_down([server.address], ClientConfig()), server.wait(timeout=10)
+        ([], True)
+    """
+    patient = config.model_copy(update={"timeout": timeout})
+
+    def hears(address: str) -> bool:
+        link = link_to(address, patient)
+        try:
+            link.call(BasicCall.SHUTDOWN)
+        except MonolithError as error:
+            _log.warning("server %s did not confirm that it stops: %s", address, error)
+            return False
+        finally:
+            link.close()
+        return True
+
+    # A thread for each: a server that accepts a connection and never answers must not delay the others.
+    with ThreadPoolExecutor(max(1, len(addresses)), thread_name_prefix="monolith-shut-down") as threads:
+        heard = list(threads.map(hears, addresses))
+    return [address for address, told in zip(addresses, heard, strict=True) if not told]
+
+
+def tell_scheduler(error: BaseException | None, *, environ: Mapping[str, str] = os.environ) -> None:
+    """Tell the schedulers that started this process, if any, that the run has succeeded or which error broke it."""
+    for scheduler in schedulers_of(environ):
+        scheduler.job_ended(error)
+
+
+class HeartBeat:
+    """Reports to `metric` at intervals that the run is going on, and at the end that it has stopped.
+
+    Example:
+        >>> with HeartBeat(lambda name, value, tags: print(name, dict(tags))):
+        ...     pass
+        training_heart_beat {'type': 'running'}
+        training_heart_beat {'type': 'stopped'}
+    """
+
+    def __init__(self, metric: MetricSink, *, every_secs: float = BEAT_SECS) -> None:
+        self._metric, self._every_secs = metric, every_secs
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="monolith-training-heart-beat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._tell("running")
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._tell("stopped")
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._every_secs):
+            self._tell("running")
+
+    def _tell(self, state: str) -> None:
+        self._metric("training_heart_beat", 1, {"type": state})
 
 
 @contextmanager

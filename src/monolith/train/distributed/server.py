@@ -63,7 +63,7 @@ def place_server(config: ServerConfig, runner: RunnerConfig, discovery: ServiceD
 
 @contextmanager
 def announced(server: ParameterServer, runner: RunnerConfig, discovery: ServiceDiscovery) -> Iterator[str]:
-    """Others find `server` for the time of a block; its address, as they know it."""
+    """Announce `server` during a block. Yields its address as others know it."""
     host = get_local_host() if server.config.host in _ANY_ADDRESS else server.config.host
     address = concat_ip_and_port(host, server.port)
     discovery.register("ps", runner.index, address)
@@ -114,7 +114,7 @@ def wait_for_end(server: ParameterServer, runner: RunnerConfig, *, clock: Callab
 
 
 def _earlier_port(host: str, address: str | None) -> int:
-    """The port of `address`, if it was on this host and is free; else 0."""
+    """Return the port of `address` if it was on this host and is free, else 0."""
     if address is None:
         return 0
     earlier_host, port = split_address(address)

@@ -331,7 +331,7 @@ class GlobalStepHook(Hook):
     """Makes `trainer.step` the number of steps of all workers together.
 
     During training it is that of the step before, so that no step waits for the answer. At the start and at the end it is
-    exact; in the chief the hook must come after `ChiefSyncHook`, which waits until nobody makes further steps.
+    exact. In the chief the hook must come after `ChiefSyncHook`, which waits until nobody makes further steps.
 
     Example:
         >>> from monolith.ps import ParameterServer

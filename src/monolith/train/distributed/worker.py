@@ -37,9 +37,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Placement", "WorkerAttempt", "client_config", "tables_of_model"]
 
+_POLL_SECS = 0.2
+
+Meet = Callable[[Sequence[str], ClientConfig, Callable[[], Sequence[str]]], Coordination]
+"""Becomes a member of the run, in the epoch of a configuration. Arguments: the addresses of the servers, how to talk to them, and
+where they are now."""
+_log = logging.getLogger(__name__)
+
 
 def tables_of_model(model: nn.Module) -> list[DeclaredTable]:
-    """The tables that all collections of `model` need; `ConfigError` if two have one of the same name.
+    """Return the tables that all collections of `model` need. Raises `ConfigError` if two have one of the same name.
 
     Example:
         >>> from monolith.features import Feature
@@ -62,7 +69,7 @@ def tables_of_model(model: nn.Module) -> list[DeclaredTable]:
 
 
 class Placement:
-    """Moves what `trainer` trains onto servers; may be done again with others after a failure."""
+    """Moves what `trainer` trains onto servers, and after a failure onto others."""
 
     def __init__(self, trainer: Trainer, *, dense: bool) -> None:
         self._trainer = trainer
@@ -75,7 +82,7 @@ class Placement:
             group_optimizers(self._optimizer)
 
     def use(self, store: ServerStore) -> list[Hook]:
-        """Train on `store` from now on; the hooks that this needs."""
+        """Train on `store` from now on. Returns the hooks that this needs."""
         for collection in embedding_collections(self._trainer.model):
             # What a failed step has left would be applied a second time, or never.
             collection.discard_gradients()
@@ -100,15 +107,6 @@ class _AdoptSettings(Hook):
         # A scheduler of the trainer knows the rate of every step by itself.
         if trainer.scheduler is None and isinstance(trainer.optimizer, ServerOptimizer):
             trainer.optimizer.adopt_settings()
-
-
-_POLL_SECS = 0.2
-
-Meet = Callable[[Sequence[str], ClientConfig, Callable[[], Sequence[str]]], Coordination]
-"""Becomes a member of the run, in the epoch of a configuration. Arguments: the addresses of the servers, how to talk to them, and
-where they are now."""
-
-_log = logging.getLogger(__name__)
 
 
 def client_config(config: RunnerConfig, epoch: int, *, launch: str = "") -> ClientConfig:
@@ -136,11 +134,11 @@ def client_config(config: RunnerConfig, epoch: int, *, launch: str = "") -> Clie
 
 
 class WorkerAttempt:
-    """Trains `trainer` as worker `config.index`; called with the addresses of servers, after a failure again.
+    """Trains `trainer` as worker `config.index`. Called with the addresses of the servers, and again after a failure.
 
     Args:
-        find: returns where the servers are now: one that was started again elsewhere is found without another attempt.
-        meet: makes this worker a member of the run; by default it meets the others at the servers.
+        find: returns where the servers are now, so that one that was restarted elsewhere is found without another attempt.
+        meet: makes this worker a member of the run. By default it joins at the servers.
     """
 
     def __init__(
@@ -180,7 +178,7 @@ class WorkerAttempt:
         self._first = True
 
     def __call__(self, servers: Sequence[str]) -> int:
-        """Train on `servers` until the data or the steps end; the global step."""
+        """Train on `servers` until the data or the steps end. Returns the global step."""
         epoch = self._epoch()
         talking = client_config(self._config, epoch, launch=self._config.uuid if self._trainer.named_by_launch else "")
         with ExitStack() as open_now:
@@ -213,7 +211,7 @@ class WorkerAttempt:
         return ServerStore(servers, self._placement.tables, config=talking, find=lambda: list(self._find()))
 
     def _require_folders(self, store: ServerStore) -> None:
-        """Said before the first step, and not when the first checkpoint cannot be written."""
+        """Raise before the first step, and not when the first checkpoint cannot be written."""
         if self._trainer.config.model_dir is None:
             return
         without = [a for a, one in zip(store.addresses, store.health(), strict=True) if not one["folder"]]

@@ -14,7 +14,7 @@ __all__ = ["Cached", "FetchCachedVariablesHook"]
 
 
 class Cached(Protocol):
-    """Values read from a copy; `monolith.ps` has one whose origin is on servers."""
+    """Values read from a copy. `monolith.ps.CachedParameters` has one whose origin is on servers."""
 
     def fetch(self) -> None:
         """Begin to take the values of the origin."""

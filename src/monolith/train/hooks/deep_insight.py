@@ -42,7 +42,7 @@ class DeepInsightHook(Hook):
         target: a text stream, or the path of a file to append to.
         model_name: identifies the model in the records.
         sample_ratio: part of the examples that is written, from 0 to 1.
-        heads: names of the heads that are written; all by default.
+        heads: names of the heads that are written, all by default.
         uid: column of user ids.
         req_time: column of request times.
         extra_fields: further columns to write, under `extra`.

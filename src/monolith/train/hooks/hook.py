@@ -20,7 +20,7 @@ class Hook:
     """Subclass it and override the moments you need.
 
     Order of a run: `begin` of every hook, restore, `after_start` of every hook, then for each step `before_step` of every
-    hook, the step with `before_update` of every hook inside, `after_step` of every hook; at last `end` of every hook.
+    hook, the step with `before_update` of every hook inside, `after_step` of every hook, and at last `end` of every hook.
     Within a moment hooks run in the order they were given. `evaluate` and `predict` have the same moments, without
     `before_update`.
 
@@ -35,13 +35,13 @@ class Hook:
     """
 
     def begin(self, trainer: Trainer) -> None:
-        """The run starts; earlier state is not restored yet."""
+        """The run starts. Earlier state is not restored yet."""
 
     def after_start(self, trainer: Trainer) -> None:
-        """State is restored, `trainer.step` is that of the last step made; no data has been read."""
+        """State is restored, `trainer.step` is that of the last step made, and no data has been read."""
 
     def before_step(self, trainer: Trainer) -> None:
-        """A step may follow; its batch is not drawn yet, so waiting here holds back no data."""
+        """A step may follow. Its batch is not drawn yet, so waiting here holds back no data."""
 
     def before_update(self, trainer: Trainer, loss: Tensor, grad_norm: Tensor | None) -> None:
         """Loss and gradients (after clipping) are known, no weight has changed: raise to keep it so.
@@ -72,7 +72,7 @@ class EverySteps:
         self._asked: int | None = None
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time at `step`; the first time, whether `step` is a multiple."""
+        """Return whether it is time at `step`. The first time, whether `step` is a multiple."""
         before = step - 1 if self._asked is None else self._asked
         self._asked = step
         return step // self._every > before // self._every
@@ -93,7 +93,7 @@ def overriding(hooks: Iterable[Hook], moment: str) -> list[Hook]:
 
 @contextmanager
 def hooks_running(hooks: Sequence[Hook], trainer: Trainer, start: Callable[[], object]) -> Iterator[None]:
-    """Call `begin` of every hook, `start`, `after_start` of every hook; then, after the body, `end` of all that began.
+    """Call `begin` of every hook, `start` and `after_start` of every hook, and after the body `end` of all that began.
 
     Example:
         >>> class Diary(Hook):
@@ -132,12 +132,12 @@ class CheckpointSaverListener:
     """Subclass it and override the moments you need.
 
     Order of one save: `before_save` of every listener, the cut, `after_cut` of every listener, writing, `after_save` of every
-    listener, all in the order they were given; a save that is tried again starts over with `before_save`. When the run ends,
-    after the last save, `end` of every listener in the same order. All of it in the training thread, between steps; a save
-    that is written in the background lets steps pass between `after_cut` and `after_save`.
+    listener, all in the order they were given. A save that is tried again starts over with `before_save`. When the run ends,
+    after the last save, `end` of every listener in the same order. All of it in the training thread, between steps. With a save
+    that is written in the background, steps are made between `after_cut` and `after_save`.
 
-    Guard listeners are called for a save and for each of its attempts: `before_save` of each in order; for every attempt
-    `before_cut` of each in order and, as soon as the state is taken, `after_cut` of each in reverse order; and last
+    Guard listeners are called for a save and for each of its attempts: first `before_save` of each in order, then for every
+    attempt `before_cut` of each in order and, as soon as the state is taken, `after_cut` of each in reverse order, and last
     `after_save` of each in reverse order, even if all attempts fail. An error in a guard's own methods is logged.
 
     Example:
@@ -150,7 +150,7 @@ class CheckpointSaverListener:
         """The run has started and is restored."""
 
     def before_save(self, trainer: Trainer, step: int) -> None:
-        """The state of `step` is about to be saved; raise to keep it from being."""
+        """The state of `step` is about to be saved. Raise to prevent it."""
 
     def before_cut(self, trainer: Trainer, step: int) -> None:
         """Of guards: an attempt is about to take the state."""
@@ -159,7 +159,7 @@ class CheckpointSaverListener:
         """The state of `step` is taken: what happens from now on is not part of it."""
 
     def after_save(self, trainer: Trainer, step: int) -> None:
-        """The state of `step` is saved and durable; `trainer.request_stop` ends the run here."""
+        """The state of `step` is saved and durable. `trainer.request_stop` ends the run here."""
 
     def end(self, trainer: Trainer, step: int) -> None:
         """The run is over at `step`."""

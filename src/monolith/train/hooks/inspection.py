@@ -115,9 +115,9 @@ class ColumnStatistics:
     empty: float
     """Share of rows without an entry."""
     distinct: float | None
-    """Share of distinct values among the values, for integers; None for floats and without values."""
+    """Share of distinct values among the values, for integers. None for floats and without values."""
     mean: float | None
-    """Mean of the values, for floats; None for integers and without values."""
+    """Mean of the values, for floats. None for integers and without values."""
     invalid: int
     """NaN and infinite values."""
 

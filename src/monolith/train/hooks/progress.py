@@ -64,7 +64,7 @@ class LoggingHook(Hook):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressReport:
-    """The state of a run at one step; loss and AUC are those of examples the model had not been trained on yet."""
+    """The state of a run at one step. Loss and AUC are those of examples that the model had not been trained on yet."""
 
     step: int
     examples: int
@@ -150,7 +150,7 @@ class ProgressHook(Hook):
 
 
 def json_lines(stream: TextIO) -> Callable[[ProgressReport], None]:
-    """Write each report as one line of JSON; numbers that JSON lacks become null.
+    """Write each report as one line of JSON. Numbers that JSON lacks become null.
 
     Example:
         >>> import sys

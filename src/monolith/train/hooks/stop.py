@@ -16,7 +16,7 @@ __all__ = ["NanGuardHook", "StopAtStepHook"]
 
 
 class StopAtStepHook(Hook):
-    """Stop after `num_steps` more steps, or when the global step reaches `last_step`; exactly one of them.
+    """Stop after `num_steps` more steps, or when the global step reaches `last_step`. Give exactly one of them.
 
     Example:
         >>> StopAtStepHook(last_step=100)
