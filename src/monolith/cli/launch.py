@@ -147,7 +147,7 @@ def _run(supervisor: Supervisor, view: LaunchView, events: list[Event], lines: L
         over = False
         while not over:
             over = supervisor.step()
-            # Lines first: what a role wrote comes before the news that it has ended.
+            # Lines first: the output of a role is shown before the event that it has ended.
             while not lines.empty():
                 view.line(*lines.get())
             for event in events:
@@ -202,21 +202,21 @@ def _worker_args(target: str, arguments: Sequence[str], *, module: bool) -> list
     if module:
         return ["-m", target, *arguments]
     if not Path(target).is_file():
-        raise ConfigError(f"TARGET: there is no file {target!r}; for a module give --module")
+        raise ConfigError(f"TARGET: there is no file {target!r}; give --module for a module")
     if target.endswith((".yaml", ".yml")):
         return ["-m", "monolith.cli", "train", target, *arguments]
     return [target, *arguments]
 
 
 def _liveness(text: str | None, **flags: float | None) -> Liveness:
-    """The limits of the option, or else of the environment, with those that have a flag of their own."""
+    """Return the limits of the option, or else of the environment, overridden by those with a flag of their own."""
     text = os.environ.get(LIVENESS_VARIABLE, "{}") if text is None else text
     try:
         given = json.loads(text)
     except ValueError:
         given = None
     if not isinstance(given, dict):
-        raise ConfigError(f'--liveness: expected JSON as {{"hang_secs": 60}}, got {text!r}')
+        raise ConfigError(f'--liveness: expected JSON such as {{"hang_secs": 60}}, got {text!r}')
     named = {name: value for name, value in flags.items() if value is not None}
     return Liveness.from_json(json.dumps({**given, **named}))
 

@@ -1,5 +1,4 @@
-"""How `monolith launch` shows a job: a live table below the coloured lines of its roles on a terminal, plain lines elsewhere,
-one JSON object a line for programs."""
+"""Views of a job for `monolith launch`: a live table on a terminal, plain lines elsewhere, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -33,25 +32,25 @@ _STATE_COLOURS = {
 
 
 class LaunchView(ABC):
-    """Shown a job while it runs."""
+    """Shows a job while it runs."""
 
     @abstractmethod
     def begin(self, job: JobRoles, logs: Path) -> None:
-        """The job is about to start."""
+        """Called before the job starts."""
 
     @abstractmethod
     def event(self, event: Event) -> None:
-        """Something happened."""
+        """Called for every event."""
 
     @abstractmethod
     def line(self, role: Role, text: str) -> None:
-        """A role has written a line."""
+        """Called for every line that a role writes."""
 
-    def over(self, outcome: Outcome) -> None:  # noqa: B027 - the exit code and the events have said it
-        """The job has ended."""
+    def over(self, outcome: Outcome) -> None:  # noqa: B027 - the exit code and the events report it
+        """Called when the job has ended."""
 
-    def refresh(self) -> None:  # noqa: B027 - most views have nothing that grows older
-        """A moment has passed."""
+    def refresh(self) -> None:  # noqa: B027 - most views show no time
+        """Called at short intervals."""
 
 
 class JsonView(LaunchView):
@@ -61,12 +60,12 @@ class JsonView(LaunchView):
         self._stream = stream
 
     def begin(self, job: JobRoles, logs: Path) -> None:
-        """Write what it is known by."""
+        """Write the name and size of the job."""
         shape = {"ps": job.num_ps, "workers": job.num_workers}
         self._write({"event": "launching", "uuid": job.uuid, **shape, "model_dir": job.model_dir, "log_dir": str(logs)})
 
     def event(self, event: Event) -> None:
-        """Write what of it is known."""
+        """Write its known fields."""
         known = {
             name: value for name, value in vars(event).items() if value is not None and name not in ("kind", "role")
         }
@@ -95,21 +94,21 @@ class JsonView(LaunchView):
 
 
 class LinesView(LaunchView):
-    """Every line behind the name of its role."""
+    """Prints every line after the name of its role."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def begin(self, job: JobRoles, logs: Path) -> None:
-        """Say where the logs are."""
+        """Print where the logs are."""
         self._print(None, f"{job.uuid}: {job.num_ps} ps, {job.num_workers} workers, logs in {logs}", "dim")
 
     def event(self, event: Event) -> None:
-        """Say it in a sentence."""
+        """Print it as a sentence."""
         self._print(event.role, event_text(event), "dim")
 
     def line(self, role: Role, text: str) -> None:
-        """Show it."""
+        """Print it."""
         self._print(role, text, "")
 
     def _print(self, role: Role | None, text: str, style: str) -> None:
@@ -119,7 +118,7 @@ class LinesView(LaunchView):
 
 
 class TableView(LinesView, AbstractContextManager["TableView"]):
-    """The same lines, and below them a table of all roles that is always of this moment."""
+    """Prints the same lines, with a live table of all roles below them."""
 
     def __init__(self, console: Console, statuses: Sequence[RoleStatus], clock: Callable[[], float]) -> None:
         super().__init__(console)
@@ -135,7 +134,7 @@ class TableView(LinesView, AbstractContextManager["TableView"]):
         self._live.stop()
 
     def line(self, role: Role, text: str) -> None:
-        """Show it, and keep it for the table."""
+        """Print it, and keep it for the table."""
         self._last[role] = text
         super().line(role, text)
 
@@ -144,7 +143,7 @@ class TableView(LinesView, AbstractContextManager["TableView"]):
         self._live.refresh()
 
     def table(self) -> Table:
-        """All roles as they are now."""
+        """Return the current state of all roles."""
         table = Table(expand=True)
         for name in ("role", "pid", "state", "uptime", "restarts"):
             table.add_column(name, no_wrap=True, justify="left" if name in ("role", "state") else "right")
@@ -166,7 +165,7 @@ class TableView(LinesView, AbstractContextManager["TableView"]):
 
 
 def event_text(event: Event) -> str:
-    """An event in a sentence.
+    """Describe an event in a sentence.
 
     Example:
         >>> event_text(Event(kind=EventKind.FAILED, role=Role(RoleKind.WORKER, 0), code=-9))

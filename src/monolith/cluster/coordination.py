@@ -1,4 +1,4 @@
-"""`Coordination`: what the workers of a run know in common, behind one interface: who is alive, barriers, the global step.
+"""`Coordination`: the shared state of the workers of a run: which are alive, barriers, and the global step.
 
 There are two implementations. `monolith.ps.client.coordination_client` keeps it on the parameter servers, and
 `monolith.cluster.zookeeper_coordination` in ZooKeeper.
@@ -24,7 +24,7 @@ class Barrier(Config):
     """Holds every worker that reaches it until it is removed."""
 
     number: _Whole
-    """Tells it apart from earlier ones."""
+    """Distinguishes it from earlier barriers."""
     action: str
     """What the workers are held for."""
 
@@ -64,13 +64,13 @@ class StepCounter(Protocol):
     """The global step, for a `Coordination` that does not know it itself."""
 
     def now(self) -> int:
-        """Ask for it."""
+        """Return the global step."""
 
     def report(self) -> int:
-        """Ask for it without waiting for the answer. Returns that of the call before."""
+        """Request it without waiting for the answer. Returns the answer of the previous call."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 class Coordination(Protocol):
@@ -80,7 +80,7 @@ class Coordination(Protocol):
 
     Raises:
         StalePushError: a newer incarnation of this worker has joined. This process should end.
-        ServerError: whoever keeps the common state cannot be reached.
+        ServerError: the parameter servers or ZooKeeper cannot be reached.
     """
 
     @property
@@ -102,7 +102,7 @@ class Coordination(Protocol):
     def place_barrier(self, action: str) -> tuple[bool, Barrier]:
         """Hold the other workers. Returns whether this call placed the barrier, and the current barrier.
 
-        A barrier falls with the worker that placed it.
+        A barrier is removed when the worker that placed it dies.
         """
 
     def remove_barrier(self) -> None:

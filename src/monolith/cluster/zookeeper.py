@@ -162,7 +162,7 @@ def _remove_if_stale(client: KazooClient, path: str, now: float) -> None:
         client.delete(path, recursive=True)
         _logger.info("removed %s, unchanged for nine weeks", path)
     except import_kazoo("exceptions").KazooException as error:
-        # Others may be clearing it too, or it may be protected; it is in nobody's way.
+        # Another process may be removing it too, or it may be protected. It does no harm.
         _logger.info("left %s as it is: %r", path, error)
 
 

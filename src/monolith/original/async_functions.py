@@ -1,4 +1,4 @@
-"""Work of one step done during the next: the update of a step that the following step need not wait for."""
+"""`AsyncFunctionManager`: calls of one step that run during the next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 
 
 class AsyncFunctionManager:
-    """Runs functions one call late: each call of a queue runs the call before it and leaves its own waiting.
+    """Runs functions one call late: each call on a queue runs the previous call and queues its own.
 
     After n calls exactly n - 1 have run. The last one is run by `drain`, by leaving a `with` block without an error, or by a
     `Trainer` that was given `hooks`. Calls that are still waiting when the manager is dropped are logged as lost.
@@ -52,7 +52,7 @@ class AsyncFunctionManager:
 
     @property
     def hooks(self) -> list[Hook]:
-        """Hooks that let a `Trainer` drain the manager before each save and at the end, and drop what waits after an error.
+        """Hooks by which a `Trainer` drains the manager before each save and at the end, and drops queued calls after an error.
 
         Example:
             >>> from torch import nn
@@ -119,7 +119,7 @@ class AsyncFunctionManager:
         self.end(failed=error is not None)
 
     def end(self, *, failed: bool) -> None:
-        """Drain, or, if what the calls were made for has `failed`, drop them: they may hold wrong results."""
+        """Run the queued calls, or drop them if the run has `failed`, as they may hold wrong results."""
         if failed and self._waiting:
             _log.warning("%d calls that waited for the next step are dropped after an error", len(self._waiting))
             self._waiting.clear()

@@ -64,7 +64,10 @@ def copy_recursively(
     """Copy a folder with everything in it in place of what is at `dst`. Returns the number of files.
 
     Without a folder `src`, nothing happens and `dst` stays, unless `skip_nonexist` is False. `max_workers` files are copied at
-    the same time. `InvalidArgumentError` if one of the two is, or holds, the other, and then nothing has changed.
+    the same time.
+
+    Raises:
+        InvalidArgumentError: one of the two is, or contains, the other. Nothing has changed then.
 
     Example:
         >>> copy_recursively("memory://nothing", "memory://there")
@@ -75,7 +78,7 @@ def copy_recursively(
     if not source.isdir(source_root):
         if skip_nonexist:
             return 0
-        raise InvalidArgumentError(f"src: {os.fspath(src)!r} is no folder")
+        raise InvalidArgumentError(f"src: {os.fspath(src)!r} is not a folder")
     source_root, target_root = source_root.rstrip("/"), target_root.rstrip("/")
     _require_apart(source, source_root, target, target_root)
     folders, files = _tree(source, source_root)
@@ -113,25 +116,27 @@ def _copy_once(src: str, dst: str, overwrite: bool, skip_nonexist: bool) -> bool
     with reader:
         target.makedirs(target_path.rpartition("/")[0] or "/", exist_ok=True)
         with target.open(target_path, "wb") as writer:
-            while piece := reader.read(1 << 22):
-                writer.write(piece)
+            while chunk := reader.read(1 << 22):
+                writer.write(chunk)
     return True
 
 
 def _require_apart(
     source: fsspec.AbstractFileSystem, source_root: str, target: fsspec.AbstractFileSystem, target_root: str
 ) -> None:
-    """Refuse two folders of which one is, or holds, the other: what is at the target is removed before it is copied to."""
+    """Refuse two folders of which one is, or contains, the other, because the target is removed before the copy."""
     if _is_within(source, source_root, target, target_root):
-        raise InvalidArgumentError(f"dst: {target_root!r} is, or lies inside of, src, {source_root!r}")
+        raise InvalidArgumentError(f"dst: {target_root!r} is, or is inside of, src, {source_root!r}")
     if _is_within(target, target_root, source, source_root):
-        raise InvalidArgumentError(f"dst: {target_root!r} holds src, {source_root!r}, which would be removed with it")
+        raise InvalidArgumentError(
+            f"dst: {target_root!r} contains src, {source_root!r}, which would be removed with it"
+        )
 
 
 def _is_within(
     outer_store: fsspec.AbstractFileSystem, outer: str, inner_store: fsspec.AbstractFileSystem, inner: str
 ) -> bool:
-    """Whether `inner` is `outer` or lies below it, also by way of symbolic links and mounts."""
+    """Tell whether `inner` is `outer` or inside of it, also through symbolic links and mounts."""
     if type(outer_store) is not type(inner_store):
         return False
     if not isinstance(outer_store, LocalFileSystem):
@@ -143,7 +148,7 @@ def _is_within(
 
 
 def _tree(files: fsspec.AbstractFileSystem, root: str) -> tuple[list[str], list[str]]:
-    """Names of all folders and all files under `root`, each beginning with a slash."""
+    """Return the names of all folders and all files under `root`, each beginning with a slash."""
     folders: list[str] = []
     names: list[str] = []
     for path, found in files.find(root, withdirs=True, detail=True).items():

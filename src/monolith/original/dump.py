@@ -105,7 +105,7 @@ def import_multi_dump(
     contents = [_contents(path) for each in prefixes for path in find_shards(f"{each}.meta")]
     if len(files.paths) != len(contents):
         raise CorruptFileError(
-            f"{prefix}: {len(files.paths)} files of rows, but {len(contents)} .meta files beside them"
+            f"{prefix}: {len(files.paths)} files of rows, but {len(contents)} .meta files next to them"
         )
     _check_names(prefixes, configs, contents)
     readers = {name: EntryReader(config, optimizer_state=optimizer_state) for name, config in configs.items()}

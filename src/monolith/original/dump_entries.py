@@ -81,7 +81,7 @@ def segment_states(config: TableConfig) -> list[SegmentState]:
 
 def _slots(message: Descriptor, dim: int) -> Iterator[tuple[str, int, int | None]]:
     for field in message.fields:
-        if field.name == "last_update_step":  # declared by the original, written and read by nobody
+        if field.name == "last_update_step":  # declared by the original, but never written or read
             continue
         if field.type == FieldDescriptor.TYPE_INT64:
             yield field.name, field.number, None

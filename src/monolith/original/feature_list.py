@@ -59,7 +59,7 @@ class ListedFeature(Config):
     depend: Words = ()
     """Columns it is made of."""
     method: str | None = None
-    """How it is made of them."""
+    """Method by which it is made of them."""
     slot: WholeNumber | None = None
     """The slot of its ids."""
     args: Words = ()
@@ -134,7 +134,7 @@ class FeatureList:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """The list of a file."""
+        """Read the list from a file."""
         try:
             text = Path(path).read_text()
         except OSError as error:
@@ -165,7 +165,7 @@ class FeatureList:
         return cls(features, feeds=feeds, caches=caches, columns=columns)
 
     def __getitem__(self, key: str | int) -> ListedFeature:
-        """The feature of a name, with or without its prefix, or the first one of a slot."""
+        """Return the feature of a name, with or without its prefix, or the first one of a slot."""
         found = self._find(key)
         if found is None:
             near = nearest_name(str(key), self.features)
@@ -183,11 +183,11 @@ class FeatureList:
         return len(self.features)
 
     def of_slot(self, slot: int) -> list[ListedFeature]:
-        """All features of a slot."""
+        """Return all features of a slot."""
         return [feature for feature in self if feature.slot == slot]
 
     def names_of(self, fids: Iterable[int]) -> tuple[str, ...]:
-        """The features that hold these fids, v1 or v2 as each feature says: columns a filter by fids has to read."""
+        """Return the features that these fids, v1 or v2, belong to: the columns that a filter by fids reads."""
         names: dict[str, None] = {}
         for fid in fids:
             bits = fid % 2**64

@@ -1,4 +1,4 @@
-"""Gradients of inputs from gradients of what was computed of them, for training parts of a model by hand."""
+"""Backpropagation from given gradients, for training parts of a model by hand."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def propagate_back_dict_gradients(
     x_to_key: Mapping[Tensor, Key],
     valid_var_set: Iterable[Tensor] | None = None,
 ) -> dict[Key, list[tuple[Tensor | None, Tensor]]]:
-    """`propagate_back_gradients` for the keys of `x_to_key`, as pairs (gradient, x) grouped by its values.
+    """Call `propagate_back_gradients` for the keys of `x_to_key`. Returns pairs (gradient, x) grouped by its values.
 
     Example:
         >>> x = torch.tensor(8.0, requires_grad=True)

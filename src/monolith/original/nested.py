@@ -29,7 +29,7 @@ class _Place:
 class NestedTensors:
     """The tensors inside lists, tuples and dicts, to be sent, copied or replaced as a flat list.
 
-    Leaves are tensors, `Ragged` (two tensors each: values and row splits) and constants: bool, int, str, None and
+    Leaves are tensors, `Ragged` (two tensors each: values and offsets) and constants: bool, int, str, None and
     `torch.nn.Parameter`, which stay where they are. Subclasses of dict and named tuples keep their type. The same object in
     several places is one entry of the list. The structure given is not changed.
 
@@ -47,16 +47,16 @@ class NestedTensors:
         self._tensors: list[torch.Tensor] = []
         self._ragged: list[Ragged] = []
         self._others: list[Any] = []
-        # Objects are told apart by id; the lists above keep them alive, so no id is used twice.
+        # Objects are identified by id, and the lists above keep them alive, so no id is used twice.
         self._places: dict[int, _Place] = {}
         self._skeleton = _map_leaves(nested, self._place)
 
     def get_tensors(self) -> list[torch.Tensor]:
-        """The tensors in order of appearance, then values and row splits of each `Ragged`."""
+        """Return the tensors in order of appearance, then values and offsets of each `Ragged`."""
         return self._tensors + [part for ragged in self._ragged for part in (ragged.values, ragged.offsets)]
 
     def get_nested_result(self, tensors: Sequence[torch.Tensor]) -> Nested:
-        """The structure with `tensors` in the places of `get_tensors()`."""
+        """Return the structure with `tensors` in place of those of `get_tensors()`."""
         dense, flat = tensors[: len(self._tensors)], tensors[len(self._tensors) :]
         if len(tensors) != len(self._tensors) + 2 * len(self._ragged):
             raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""Many tensors in one: flat, in the order of their names, with their sizes, so that one transfer carries them all."""
+"""Packing many tensors into one, in the order of their names, with their sizes, for a single transfer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Tensors = Mapping[str, torch.Tensor]
 def static_reshape(
     inputs: Sequence[torch.Tensor], shapes: Sequence[ReshapeTo]
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Each input in its shape, as a view where possible, and the number of elements of each, int64 [n].
+    """Return each input in its shape, as a view where possible, and the number of elements of each, int64 [n].
 
     Example:
         >>> outputs, sizes = static_reshape([torch.zeros(5), torch.zeros(4, 10)], [(None, 1), (2, 5, None)])
@@ -74,12 +74,12 @@ class StaticReshapeNBuilder:
         return len(self._inputs) - 1
 
     def build(self) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """`static_reshape` of all that was added."""
+        """Return `static_reshape` of all tensors that were added."""
         return static_reshape(self._inputs, self._shapes)
 
 
 def pack_tensors(keyed_tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-    """All elements in one tensor [total], in the order of the sorted names, and the size of each, int64 [names].
+    """Return all elements in one tensor [total], in the order of the sorted names, and the size of each, int64 [names].
 
     Example:
         >>> pack_tensors({"b": torch.tensor([[3, 4]]), "a": torch.tensor([1, 2])})
@@ -118,7 +118,7 @@ def unpack_tensors(
 
 
 def pack_typed_keyed_tensors(keyed_tensors_list: Sequence[Tensors]) -> list[torch.Tensor]:
-    """One packed tensor per dict, each dict of one dtype, and at the end the sizes of all, int64.
+    """Return one packed tensor per dict, each dict of one dtype, and at the end the sizes of all, int64.
 
     Example:
         >>> pack_typed_keyed_tensors([{"a": torch.tensor([1.0])}, {"b": torch.tensor([2, 3])}])
@@ -134,7 +134,7 @@ def pack_typed_keyed_tensors(keyed_tensors_list: Sequence[Tensors]) -> list[torc
 def unpack_packed_tensors(
     keyed_shape_list: Sequence[Mapping[str, ReshapeTo]], packed: Sequence[torch.Tensor]
 ) -> list[dict[str, torch.Tensor]]:
-    """The dicts that `pack_typed_keyed_tensors` packed.
+    """Return the dicts that `pack_typed_keyed_tensors` packed.
 
     Example:
         >>> unpack_packed_tensors([{"a": (1,)}, {"b": (2,)}], [torch.tensor([1.0]), torch.tensor([2, 3]), torch.tensor([1, 2])])
@@ -153,7 +153,7 @@ def unpack_packed_tensors(
 
 
 def split_tensors_with_type(keyed_tensors: Tensors) -> list[dict[str, torch.Tensor]]:
-    """One dict per dtype, in the order of the dtypes' names, so that all sides agree on it.
+    """Return one dict per dtype, in the order of the dtypes' names, so that all processes agree on it.
 
     Example:
         >>> split_tensors_with_type({"a": torch.tensor(1), "b": torch.tensor(2.0), "c": torch.tensor(3)})
@@ -166,7 +166,7 @@ def split_tensors_with_type(keyed_tensors: Tensors) -> list[dict[str, torch.Tens
 
 
 def merge_dicts(dicts: Sequence[Tensors]) -> dict[str, torch.Tensor]:
-    """One dict of all entries: the inverse of `split_tensors_with_type`. A name in two of them is an error.
+    """Return one dict of all entries, the inverse of `split_tensors_with_type`. A name in two of them is an error.
 
     Example:
         >>> merge_dicts([{"a": torch.tensor(1)}, {"b": torch.tensor(2.0)}])

@@ -119,7 +119,7 @@ class PartialRecoverySaver:
     Args:
         variables: by name, or pairs of name and value such as `model.named_parameters()`.
         max_to_keep: checkpoints that stay, see `CheckpointHistory`. None or 0 keeps all.
-        keep_checkpoint_every_n_hours: one in so many hours stays for good.
+        keep_checkpoint_every_n_hours: one checkpoint in this many hours is kept for good.
         sharded: write the variables of each shard (see `shard_of`) as a state of its own. Any saver restores either form.
         shard_of: number of the shard of a variable, by its name. A variable that is not named has none.
         reshape: let a tensor be restored into one with as many elements in another shape.
@@ -199,7 +199,7 @@ class PartialRecoverySaver:
         return self._history.last_checkpoints
 
     def set_last_checkpoints_with_time(self, last_checkpoints_with_time: Iterable[tuple[str, float]]) -> None:
-        """Take over the history of another saver, so that retention goes on where it stopped."""
+        """Take over the history of another saver, so that retention continues where it stopped."""
         self._history.set_last_checkpoints_with_time(last_checkpoints_with_time)
 
     def recover_last_checkpoints(self, checkpoint_paths: Iterable[StrPath]) -> None:
@@ -291,7 +291,7 @@ class PartialRecoverySaver:
         return path
 
     def _states(self, variables: Mapping[str, Variable]) -> tuple[dict[str, State], dict[str, State]]:
-        """The state of what lies on no shard, and one part per shard."""
+        """Return the state of the variables without a shard, and one part per shard."""
         values = {name: saved_value(value) for name, value in variables.items()}
         if not self.sharded:
             return {"variables": values}, {}

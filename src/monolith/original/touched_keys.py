@@ -1,4 +1,4 @@
-"""`TouchedKeySet`: the bounded set of ids written since somebody last asked."""
+"""`TouchedKeySet`: a bounded set of the ids written since it was last read."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class ServerProcess:
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Resume it after `pause`."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:

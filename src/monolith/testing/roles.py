@@ -1,4 +1,4 @@
-"""Roles of a job without processes, for tests of what supervises them."""
+"""Scripted roles of a job without processes, for tests of the supervisor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ScriptedProcess"]
 
 @dataclass
 class ScriptedProcess:
-    """A process that ends when the test says so, and remembers what it was asked."""
+    """A process that ends when the test calls `exit`, and records what it was asked."""
 
     pid: int | None = 1
     restarted: int = 0
@@ -24,13 +24,13 @@ class ScriptedProcess:
         self.code = code
 
     def poll(self) -> int | None:
-        """What `exit` was called with."""
+        """Return the code that `exit` was called with."""
         return self.code
 
     def ask_to_end(self) -> None:
-        """Note it."""
+        """Record the request."""
         self.asked = True
 
     def kill(self) -> None:
-        """Note it, and end."""
+        """Record it, and end."""
         self.killed, self.code = True, -9

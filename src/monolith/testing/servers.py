@@ -23,7 +23,7 @@ __all__ = ["ConsulServer", "LocalServer", "ServerStartError", "ZooKeeperServer",
 _START_SECS = 60.0
 _STOP_SECS = 20.0
 _JARS = Path("/usr/share/java")
-# Below those that systems give to whoever asks for any, connections included.
+# Below the ephemeral ports, which the system gives to connections and to servers on port 0.
 _PORTS = range(15_000, 32_768)
 
 
@@ -32,7 +32,7 @@ class ServerStartError(MonolithError):
 
 
 def free_ports(count: int) -> list[int]:
-    """Different TCP ports of 127.0.0.1 that nobody listens on just now, nor gets from the system by chance a moment later.
+    """Return different TCP ports of 127.0.0.1 that are free and outside of the range of ephemeral ports.
 
     Example:
         >>> len(set(free_ports(3)))
@@ -73,11 +73,11 @@ class LocalServer(ABC):
 
     @abstractmethod
     def command(self, ports: list[int]) -> list[str]:
-        """What to run so that it serves on `ports`."""
+        """Return the command that serves on `ports`."""
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether it serves."""
+        """Tell whether it serves."""
 
     def start(self) -> Self:
         """Start, and return when it answers."""
@@ -168,7 +168,7 @@ class ConsulServer(LocalServer):
         self.program = program
 
     def command(self, ports: list[int]) -> list[str]:
-        """The agent, without the services nobody here asks for."""
+        """Return the command of the agent, without services that tests do not use."""
         names = ("-http-port", "-server-port", "-serf-lan-port", "-serf-wan-port")
         numbers = [part for name, port in zip(names, ports, strict=True) for part in (name, str(port))]
         return [self.program, "agent", "-dev", "-bind", "127.0.0.1", "-client", "127.0.0.1", *numbers,

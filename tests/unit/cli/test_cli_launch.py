@@ -16,7 +16,7 @@ from monolith.transport.tokens import reveal
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["nowhere.py"], "TARGET: there is no file 'nowhere.py'; for a module give --module"),
+        (["nowhere.py"], "TARGET: there is no file 'nowhere.py'; give --module for a module"),
         (["--on", "mesos", "work.py"], "--on: expected local, ray or ray=ADDRESS, got 'mesos'"),
         (["--on", "local=here", "work.py"], "--on: expected local, ray or ray=ADDRESS, got 'local=here'"),
         (
@@ -24,7 +24,7 @@ from monolith.transport.tokens import reveal
             "--ps-args: expected options as a shell takes them, No closing quotation",
         ),
         (["--ps-memory", "much", "work.py"], "--ps-memory: expected a size such as 8GiB"),
-        (["--liveness", "hang_secs=3", "work.py"], "--liveness: expected JSON as"),
+        (["--liveness", "hang_secs=3", "work.py"], "--liveness: expected JSON such as"),
         (["--liveness", '{"hang_sec": 3}', "work.py"], "Liveness.hang_sec: unknown field; did you mean 'hang_secs'?"),
         (["--grace", "5", "work.py"], "Liveness: grace_secs must be greater than lease_secs, 5 > 30"),
     ],

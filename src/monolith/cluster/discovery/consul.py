@@ -260,7 +260,7 @@ class ConsulServiceDiscovery(ServiceDiscovery):
         self._cache = None
 
     def _entry_id(self, name: str, index: int, addr: str) -> str:
-        # With the address: who is replaced on the same machine must not keep its successor's entry alive.
+        # With the address, so that a process that was replaced on the same machine cannot keep its successor's entry alive.
         return f"{self._consul_id}-{name}-{index}-{addr}"
 
     def _wait_until_visible(self, name: str, index: int, addr: str) -> None:
@@ -269,7 +269,7 @@ class ConsulServiceDiscovery(ServiceDiscovery):
             if self._clock() + pause > deadline:
                 raise DiscoveryError(
                     f"{name} {index} at {addr} is registered but not shown by Consul after {self._visible_secs:g} seconds; "
-                    "is this host blacklisted, or the place taken again and again by another process?"
+                    "is this host blacklisted, or does another process keep registering the same index?"
                 )
             self._sleep(pause)
             pause = min(2 * pause, self._retry_time)
@@ -279,7 +279,7 @@ class ConsulServiceDiscovery(ServiceDiscovery):
         return self.query_all().get(name, {}).get(index)
 
     def _ask(self, call: Callable[[], Result]) -> Result:
-        """What the agent answers, tried again while the network fails."""
+        """Return what the agent answers, with retries while the network fails."""
         try:
             return retry_with_socket_error(call, sleep=self._sleep, uniform=self._uniform)
         except DiscoveryError:
@@ -302,14 +302,14 @@ class ConsulServiceDiscovery(ServiceDiscovery):
         except DiscoveryError:
             entries = self._agent.entries(self._consul_id)
             if any((entry.name, entry.index) == (name, index) and entry.addr != addr for entry in entries):
-                _logger.warning("%s %d at %s gives up its place: a successor has taken it", name, index, addr)
+                _logger.warning("%s %d at %s gives up: a successor has replaced it", name, index, addr)
                 del self._own[name, index]
                 return
             self._agent.add(self._consul_id, self._entry_id(name, index, addr), name, index, addr, ttl_secs=self._ttl)
-            _logger.info("%s %d at %s was forgotten by Consul and is registered again", name, index, addr)
+            _logger.info("%s %d at %s was lost by Consul and is registered again", name, index, addr)
 
 
 def deregister_all(consul_id: str, *, address: str | None = None) -> None:
-    """Remove every entry of a job from Consul, whoever made it."""
+    """Remove every entry of a job from Consul, also those of other processes."""
     with ConsulServiceDiscovery(consul_id, address=address) as discovery:
         discovery.deregister_all()

@@ -49,7 +49,7 @@ class RaySession:
         # Usage statistics are not sent unless the user asks for it.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if address is None and "ray" not in sys.modules:
-            # Read when Ray is imported. Newer releases ask for a token by themselves, older ones if told so.
+            # Read when Ray is imported. Newer releases require a token by default, older ones only with this setting.
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         self._ray = import_ray()
         _require_someone(address)
@@ -102,7 +102,7 @@ class Registry:
     """
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
-        """`clock` puts announcements in order, also those made to an earlier life of this actor."""
+        """`clock` orders the registrations, also those made to an earlier incarnation of this actor."""
         self._clock = clock
         self._entries: dict[EntryKey, Entry] = {}
 
