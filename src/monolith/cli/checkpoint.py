@@ -19,6 +19,7 @@ from monolith.state.index import (
     with_exempt,
     write_monolith_checkpoint_state,
 )
+from monolith.state.model_dir import ModelDir
 from monolith.state.paths import base_name
 from monolith.state.restore_points import RestorePoint, restore_points
 from monolith.state.retention import drop_checkpoint
@@ -39,10 +40,11 @@ def list_checkpoints(model_dir: ModelDirArgument, as_json: Json = False) -> None
 
     Oldest first. --restore-to of `monolith train` chooses one.
     """
-    exempt = {base_name(path) for path in _exempt(model_dir).exempt_model_checkpoint_paths}
-    index = read_checkpoint_state(model_dir)
+    home = ModelDir(model_dir)
+    exempt = {base_name(path) for path in _exempt(home).exempt_model_checkpoint_paths}
+    index = read_checkpoint_state(home)
     newest = None if index is None else index.model_checkpoint_path
-    points = [_described(point, exempt, newest) for point in restore_points(model_dir)]
+    points = [_described(point, exempt, newest) for point in restore_points(home)]
     if not points:
         raise InvalidArgumentError(f"{model_dir}: expected the model_dir of a saved run; it has nothing to restore")
     if as_json:
@@ -69,20 +71,22 @@ def list_checkpoints(model_dir: ModelDirArgument, as_json: Json = False) -> None
 @checkpoint.command()
 def keep(model_dir: ModelDirArgument, name: CheckpointName) -> None:
     """Keep a checkpoint for good, so that training never removes it."""
-    write_monolith_checkpoint_state(model_dir, with_exempt(_exempt(model_dir), _path(model_dir, name)))
+    home = ModelDir(model_dir)
+    write_monolith_checkpoint_state(home, with_exempt(_exempt(home), _path(home, name)))
 
 
 @checkpoint.command()
 def remove(model_dir: ModelDirArgument, name: CheckpointName) -> None:
     """Remove a checkpoint, unless it is the newest, kept, or in use."""
-    path = _path(model_dir, name)
-    if base_name(path) in {base_name(kept) for kept in _exempt(model_dir).exempt_model_checkpoint_paths}:
+    home = ModelDir(model_dir)
+    path = _path(home, name)
+    if base_name(path) in {base_name(kept) for kept in _exempt(home).exempt_model_checkpoint_paths}:
         raise InvalidArgumentError(f"{name}: is kept for good; remove it from {model_dir}/monolith_checkpoint first")
-    drop_checkpoint(path, model_dir)
+    drop_checkpoint(path, home)
 
 
-def _exempt(model_dir: str) -> MonolithCheckpointState:
-    return get_monolith_checkpoint_state(model_dir) or MonolithCheckpointState()
+def _exempt(home: ModelDir) -> MonolithCheckpointState:
+    return get_monolith_checkpoint_state(home) or MonolithCheckpointState()
 
 
 def _described(point: RestorePoint, exempt: set[str], newest: str | None) -> dict[str, object]:
@@ -98,10 +102,10 @@ def _described(point: RestorePoint, exempt: set[str], newest: str | None) -> dic
     }
 
 
-def _path(model_dir: str, name: str) -> str:
-    paths = [point.checkpoint for point in restore_points(model_dir) if point.checkpoint is not None]
+def _path(home: ModelDir, name: str) -> str:
+    paths = [point.checkpoint for point in restore_points(home) if point.checkpoint is not None]
     for path in paths:
         if base_name(path) == base_name(name):
             return path
     known = ", ".join(map(base_name, paths)) or "none"
-    raise InvalidArgumentError(f"{name}: {model_dir} has no such checkpoint; it has {known}")
+    raise InvalidArgumentError(f"{name}: {home.path} has no such checkpoint; it has {known}")

@@ -13,7 +13,7 @@ from monolith.cli.options import Json
 from monolith.cli.output import show
 from monolith.errors import InvalidArgumentError, MonolithError
 from monolith.serve.predictor import load
-from monolith.state import RestorePoint, find_restore_point, inspect_checkpoint, read_row, restore_points
+from monolith.state import ModelDir, RestorePoint, find_restore_point, inspect_checkpoint, read_row, restore_points
 from monolith.state.inspect import CheckpointInspection
 from monolith.state.manifest import MANIFEST
 from monolith.state.storage import is_remote, open_folder
@@ -50,8 +50,9 @@ def _answer(path: str, id_: int | None) -> dict[str, object]:
         )
     if _is_checkpoint(path):
         return {"kind": "checkpoint", **_checkpoint(path, id_)}
-    points = restore_points(path)
-    return _run(path, points, id_) if points else _export(path, id_)
+    home = ModelDir(path)
+    points = restore_points(home)
+    return _run(home, points, id_) if points else _export(path, id_)
 
 
 def _is_checkpoint(path: str) -> bool:
@@ -59,12 +60,12 @@ def _is_checkpoint(path: str) -> bool:
     return folder.size(MANIFEST) is not None and b'"format":"monolith-checkpoint"' in folder.read(MANIFEST)
 
 
-def _run(path: str, points: list[RestorePoint], id_: int | None) -> dict[str, object]:
+def _run(home: ModelDir, points: list[RestorePoint], id_: int | None) -> dict[str, object]:
     checkpoints = [point for point in points if point.checkpoint is not None]
     answer: dict[str, object] = {
         "kind": "run",
         "step": points[-1].step,
-        "problem": _problem(path),
+        "problem": _problem(home),
         "restore_points": len(points),
         "checkpoints": [point.step for point in checkpoints],
         "log_sequence": points[-1].sequence,
@@ -75,10 +76,10 @@ def _run(path: str, points: list[RestorePoint], id_: int | None) -> dict[str, ob
     return answer
 
 
-def _problem(path: str) -> str | None:
+def _problem(home: ModelDir) -> str | None:
     """Return why a run would not resume from its newest state, or None."""
     try:
-        find_restore_point(path)
+        find_restore_point(home)
     except MonolithError as error:
         return str(error)
     return None

@@ -153,7 +153,7 @@ class CheckpointHistory:
         return ModelDir.around(path) if self._model_dir is None else self._model_dir.home_of(path)
 
 
-def drop_checkpoint(path: str, folder: StrPath) -> None:
+def drop_checkpoint(path: str, folder: StrPath | ModelDir) -> None:
     """Take one checkpoint out of the index of `folder` and remove it. The newest, or one that is being read, is refused."""
     state = read_checkpoint_state(folder)
     if state is not None and base_name(path) == base_name(state.model_checkpoint_path):
@@ -163,7 +163,7 @@ def drop_checkpoint(path: str, folder: StrPath) -> None:
             raise InvalidArgumentError(f"{path}: is in use; try again later")
         if state is not None:
             write_checkpoint_state(folder, _without(state, path))
-        remove_checkpoint(path)
+        ModelDir.of(folder).home_of(path).remove(base_name(path))
         remove_assets(path)
 
 
