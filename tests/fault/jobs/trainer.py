@@ -21,8 +21,7 @@ from comparison import assert_same_rows, initial_rows
 from monolith import EmbeddingTable
 from monolith.features import Batch, Feature
 from monolith.nn import EmbeddingBagCollection
-from monolith.original.checkpoint_state import get_checkpoint_state
-from monolith.state.index import read_checkpoint_state
+from monolith.state.index import read_checkpoint_state, read_patiently
 from monolith.table import SGD, Adagrad, Zeros
 from monolith.train import Head, RunConfig, StepResult, Trainer
 from monolith.train.hooks import Hook
@@ -165,7 +164,7 @@ def check(folder: Path, least: int) -> int:
     """Everything the trainer would continue with is of one step."""
     trainer = _trainer(folder / "model")
     # An index that cannot be read is read again after a while; nobody is replacing this one.
-    with patch("monolith.train.restoring.get_checkpoint_state", partial(get_checkpoint_state, sleep=lambda _: None)):
+    with patch("monolith.train.restoring.read_patiently", partial(read_patiently, sleep=lambda _: None)):
         trainer.restore()
     step = trainer.step
     assert step >= least, f"restored step {step}, but {least} had been kept"
