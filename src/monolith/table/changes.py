@@ -1,4 +1,4 @@
-"""What changed in a table: a cut, read piece by piece while training goes on."""
+"""What changed in a table: a cut, read in chunks during training."""
 
 from __future__ import annotations
 

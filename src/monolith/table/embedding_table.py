@@ -124,7 +124,7 @@ class EmbeddingTable:
     """A table of embeddings for any int64 ids: unbounded, collisionless, trained in place by its own optimizer.
 
     Lookups never insert: an id without a row reads its initial value, a pure function of (seed, table name, id). The first
-    gradient, or an `assign`, gives it a row. Every call takes a batch, releases the GIL, and may run beside any other.
+    gradient, or an `assign`, gives it a row. Every call takes a batch, releases the GIL, and may run concurrently with any other.
     `ids` are int64 tensors, arrays or sequences. Values and gradients are float32. A process can hold some four billion rows of
     one table (2**32 row numbers). Parameter servers hold a larger one.
 
@@ -476,7 +476,7 @@ class EmbeddingTable:
 
     @property
     def replacements(self) -> int:
-        """How often `take_over` gave it other rows: who follows its changes has to begin anew then."""
+        """How often `take_over` gave it other rows: a reader of its changes has to start from a snapshot then."""
         return self._replacements
 
     def insert_rows(self, ids: Ids, times: Ids, rows: Values) -> None:

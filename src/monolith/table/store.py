@@ -183,7 +183,7 @@ class Store(Protocol):
     def prepare_restore(self, folder: str | os.PathLike[str], *, only_fresh: bool = False) -> Callable[[], None]:
         """Read and check what `restore` would. Returns a function that puts it in place and does not fail.
 
-        With `only_fresh`, whoever holds rows that are to be kept (`is_initialised`) keeps them.
+        With `only_fresh`, holders whose rows are to be kept (`is_initialised`) keep them.
         """
 
     def begin_save(self, path: str, *, step: int) -> StoreSave:
@@ -218,7 +218,7 @@ class Store(Protocol):
         """Return the change logs that other processes keep of the rows. Rows in `tables` are in the log of the run."""
 
     def close(self) -> None:
-        """Release connections and threads. The rows stay with whoever holds them."""
+        """Release connections and threads. The rows stay where they are."""
 
 
 class LocalStore:

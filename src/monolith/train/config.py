@@ -42,7 +42,7 @@ class RunConfig(Config):
     ends. None keeps nothing."""
     warm_start_from: Location | None = None
     """The model_dir of another run of the same model: a run that finds nothing in its own model_dir starts with that run's
-    weights and rows. The global step, the dense optimizer and the place in the data begin anew."""
+    weights and rows. The global step, the dense optimizer and the position in the data start from the beginning."""
     save_checkpoints_steps: Annotated[int, Field(ge=1)] | None = None
     """Steps between two checkpoints. Give this or `save_checkpoints_secs`."""
     save_checkpoints_secs: NonNegative | None = None
@@ -59,7 +59,7 @@ class RunConfig(Config):
     """Seconds between two entries of the change log, each a point to continue from: what a crash costs at most. None writes
     them with checkpoints only."""
     save_share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Share of one processor that writing changed rows may take while training goes on, which it slows down. 1 writes as fast as
+    """Share of one processor that writing changed rows may take during training, which it slows down. 1 writes as fast as
     possible. With less than 1, up to 256 MiB of rows are read into memory first."""
     ignore_save_errors: bool = False
     """Continue training when two attempts to write a checkpoint have failed. The next checkpoint has what this one lacks."""

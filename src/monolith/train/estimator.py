@@ -118,7 +118,7 @@ class Estimator:
         With a model_dir, the run continues from what is saved there and is saved now and then and when it ends.
 
         Where `runner` says that this process is one of several, it does its part of a run over servers and returns when that is
-        over, see `distributed_train`. A server serves. Afterwards the rows are gone with the servers. Where it says that the run
+        over, see `distributed_train`. A server serves. Afterwards the rows are lost with the servers. Where it says that the run
         is local and has servers, those are in this process, until `close`.
 
         With `runner.use_dataservice`, `source` or what `input_fn` returns is a `DatasetConfig`, which is read through the data
@@ -214,7 +214,7 @@ class Estimator:
     def _training_data(self, source: TrainingData | None) -> TrainingData:
         if source is not None:
             return source
-        # The same one for every call, so that each goes on where the last stopped.
+        # The same one for every call, so that each continues where the last stopped.
         if self._train_source is None:
             self._train_source = self.data("train")
         return self._train_source

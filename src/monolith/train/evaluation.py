@@ -127,7 +127,7 @@ def _seen(trainer: Trainer, hooks: Sequence[Hook], batch: Batch, logits: dict[st
 
 
 def _asked_to_stop(trainer: Trainer, hooks: Sequence[Hook], moment: Callable[[Hook], None]) -> bool:
-    # A hook of a training run may evaluate: what that run has been told must outlive the evaluation.
+    # A hook of a training run may evaluate: its own stop reason must survive the evaluation.
     outer, trainer.stop_reason = trainer.stop_reason, None
     try:
         for hook in hooks:

@@ -147,7 +147,7 @@ class WorkerPositions:
 
     @property
     def active(self) -> bool:
-        """Whether servers are told at all."""
+        """Whether positions are reported to servers at all."""
         return bool(self._stores)
 
     def begin(self, stores: Sequence[Store], *, resume: bool = True) -> ResumePoint | None:

@@ -216,7 +216,7 @@ class Trainer:
         """Train until the data has ended `config.epochs` times, `steps` more steps are made, or the global step is `max_steps`.
 
         With `config.model_dir` the run continues from what is saved there, and is saved now and then and when it ends. So is
-        the place in the data, if the source can tell it: the saved one is loaded into `source` before the first step. A run
+        the position in the data, if the source has one: the saved one is loaded into `source` before the first step. A run
         that has made all its epochs before it was restored makes no step and says so, unless `steps` asks for more. A second call
         in the same process is a new pass over its data. The trainer's own hooks, which save, come after those given to it.
 
@@ -287,10 +287,10 @@ class Trainer:
             apply()
 
     def state_dict(self) -> dict[str, object]:
-        """Everything but the tables: the step, dense parameters, the optimizer, random numbers, the place in the data."""
-        told = {"batches": self._positions.batches} if self._positions.active else {}
+        """Everything but the tables: the step, dense parameters, the optimizer, random numbers, the position in the data."""
+        batches = {"batches": self._positions.batches} if self._positions.active else {}
         return {
-            **told,
+            **batches,
             "step": self.step,
             "epochs": self.epochs,
             "workers": self.num_workers,

@@ -243,8 +243,8 @@ class BarrierHook(Hook):
 class BarrierSaverListener(CheckpointSaverListener):
     """In the chief, best as a guard listener: place a barrier before a save, and remove it when the state is taken or cannot be.
 
-    A save does not wait for ever: after `max_pending_seconds` it goes on and logs who is not held. A barrier that someone else
-    has placed is left to them.
+    A save does not wait for ever: after `max_pending_seconds` it continues and logs who is not held. A barrier that another
+    caller has placed is left to that caller.
 
     Args:
         barrier: holds the workers.

@@ -132,7 +132,7 @@ class RunnerConfig(DiscoveryConfig):
     data_service_dispatcher: str = ""
     """`host:port` of the data service's dispatcher. Empty: the one that the MLP scheduler started."""
     num_extra_dsworker_on_gpu_worker: _Count = 0
-    """Data workers that each worker starts beside itself, under the MLP scheduler."""
+    """Data workers that each worker starts on its own machine, under the MLP scheduler."""
     client: ClientConfig = ClientConfig()
     """How workers talk to servers. `worker` and `epoch` are given by the run."""
     server: ServerConfig = ServerConfig()
@@ -150,7 +150,7 @@ class RunnerConfig(DiscoveryConfig):
 
     @property
     def recovers(self) -> bool:
-        """Whether the run goes on when a server was replaced."""
+        """Whether the run continues when a server was replaced."""
         return self.enable_realtime_training if self.partial_recovery is None else self.partial_recovery
 
     @property

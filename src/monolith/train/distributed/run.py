@@ -133,9 +133,9 @@ class _Worker:
     def train(self, attempt: WorkerAttempt) -> int:
         failure: BaseException | None = None
         try:
-            with ExitStack() as beside:
+            with ExitStack() as meanwhile:
                 if self._config.is_chief:
-                    beside.enter_context(HeartBeat(self._trainer.on_save_metric))
+                    meanwhile.enter_context(HeartBeat(self._trainer.on_save_metric))
                 step = run_with_retries(
                     attempt,
                     self._form,
@@ -252,7 +252,7 @@ def shut_down(addresses: Sequence[str], config: ClientConfig, *, timeout: float 
     # A thread for each: a server that accepts a connection and never answers must not delay the others.
     with ThreadPoolExecutor(max(1, len(addresses)), thread_name_prefix="monolith-shut-down") as threads:
         heard = list(threads.map(hears, addresses))
-    return [address for address, told in zip(addresses, heard, strict=True) if not told]
+    return [address for address, answered in zip(addresses, heard, strict=True) if not answered]
 
 
 def tell_scheduler(error: BaseException | None, *, environ: Mapping[str, str] = os.environ) -> None:
@@ -262,7 +262,7 @@ def tell_scheduler(error: BaseException | None, *, environ: Mapping[str, str] = 
 
 
 class HeartBeat:
-    """Reports to `metric` at intervals that the run is going on, and at the end that it has stopped.
+    """Reports to `metric` at intervals that the run is alive, and at the end that it has stopped.
 
     Example:
         >>> with HeartBeat(lambda name, value, tags: print(name, dict(tags))):

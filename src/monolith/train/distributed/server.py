@@ -169,7 +169,7 @@ class LocalServers:
             raise
 
     def close(self) -> None:
-        """End the servers: what they hold is in the model_dir, or gone."""
+        """Stop the servers. What they hold is in the model_dir, or lost."""
         self._open.close()
 
 

@@ -106,7 +106,7 @@ class ChiefSyncHook(Hook):
 
     A worker that is dead may be replaced: it is waited for as long as a replacement may take. The run is saved first, since
     the launcher may have to end the job instead. After an error, or if the chief itself was asked to stop, nobody is waited
-    for: whoever succeeds the chief does.
+    for: the successor of the chief waits for them.
 
     Args:
         states: how far the workers are.

@@ -74,7 +74,7 @@ class Placement:
     def __init__(self, trainer: Trainer, *, dense: bool) -> None:
         self._trainer = trainer
         self.tables: Sequence[DeclaredTable] = tables_of_model(trainer.model)
-        """What the servers have to be told of."""
+        """What has to be declared to the servers."""
         self._optimizer = trainer.dense.optimizer if dense else None
         if self._optimizer is not None:
             trainer.dense.declare()
@@ -157,7 +157,7 @@ class WorkerAttempt:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._trainer, self._config = trainer, config
-        # Data that cannot go back goes on with the next batch after a failure, and not with the first.
+        # Data that cannot be rewound continues with the next batch after a failure, and not with the first.
         self._source: Iterable[Batch] = source if is_resumable(source) else iter(source)
         self._steps, self._max_steps, self._hooks = steps, max_steps, tuple(hooks)
         self._find, self._epoch, self._clock, self._sleep = find, epoch, clock, sleep

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 class LoggingHook(Hook):
     """Log progress every `every_steps` steps at level INFO, and why the run ended.
 
-    An error is left to whoever catches it: the log only has the step at which it came. `Estimator.train` adds this hook unless
+    An error is left to its handler: the log only has the step at which it was raised. `Estimator.train` adds this hook unless
     it is given a `LoggingHook` or a `ProgressHook`.
 
     Example:
