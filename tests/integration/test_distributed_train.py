@@ -11,7 +11,7 @@ import torch
 
 from cluster_threads import BATCH, Cluster
 from monolith.cluster import HostServiceDiscovery
-from monolith.data.sources.source import Position, Source
+from monolith.data.sources.source import Source, SourcePosition
 from monolith.errors import ConfigError, DeadlineExceededError, StalePushError
 from monolith.features import Batch
 from monolith.ps import ParameterServer, ServerOptimizer, ServerStore
@@ -31,10 +31,10 @@ class Shares(list[Batch]):
 class Three(Source):
     """Three batches, which begin anew when they have ended."""
 
-    def _start(self) -> Position:
+    def _start(self) -> SourcePosition:
         return {"next": 0}
 
-    def _read(self, position: Position) -> Iterator[tuple[Batch, Position]]:
+    def _read(self, position: SourcePosition) -> Iterator[tuple[Batch, SourcePosition]]:
         for number in range(int(position["next"]), 3):
             yield BATCH, {"next": number + 1}
 
