@@ -162,7 +162,7 @@ class ServerKeys:
 
     def _ask(self, call: Call, message: Config) -> dict[str, Any]:
         while True:
-            # Whichever incarnation of the server answers: it has kept its keys, or they are set again.
+            # Any incarnation of the server may answer: it has kept its keys, or they are set again.
             self._link.instance = 0
             try:
                 answer: dict[str, Any] = json.loads(self._link.call(call, message.model_dump_json()).text)

@@ -23,7 +23,7 @@ __all__ = ["BucketGroup"]
 
 
 class BucketGroup(ServerGroup):
-    """Links to the servers that own the buckets now. Base of `ServerStore`, where the arguments are described."""
+    """Links to the servers that own the buckets. Base of `ServerStore`, which describes the arguments."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class BucketGroup(ServerGroup):
 
     @property
     def ownership(self) -> OwnershipMap:
-        """Which server owns which buckets, as far as this worker knows."""
+        """Return which server owns which buckets, as far as this worker knows."""
         return self._routes.current.map()
 
     def rebalance(
@@ -86,7 +86,7 @@ class BucketGroup(ServerGroup):
             rebalance_buckets(current, wanted, links, report=report, timeout=self.config.timeout)
             return self._routes.settled().map()
         finally:
-            # Those that were given buckets are servers of the group by now.
+            # Servers that were given buckets belong to the group by now.
             while self._candidates:
                 self._candidates.popitem()[1].close()
 
@@ -123,18 +123,18 @@ class BucketGroup(ServerGroup):
         while (missing := _missing(joined := self._joined())) is not None:
             if time.monotonic() >= deadline:
                 raise UnavailableError(f"positions: no server that answers has {missing}; start all servers")
-            # It has arrived between two questions, or the server that has it is new.
+            # It arrived between two calls, or its server is new.
             time.sleep(FIRST_PAUSE)
             self._routes.after(self._routes.current)
         return joined
 
     def _keep(self, links: list[Link], left: list[Link]) -> None:
-        # Closed in the end: other threads may still wait for an answer.
+        # Closed at the end: other threads may still wait for an answer.
         self._retired += left
         self.links = links
 
     def _returned(self, address: str) -> Link | None:
-        """Return the link to a server that had left the group: a new one each time would use up the server's streams."""
+        """Return the link to a server that had left the group. A new one each time would use up the server's streams."""
         link = next((link for link in self._retired if link.address == address), None)
         if link is not None:
             self._retired.remove(link)
@@ -149,7 +149,7 @@ class BucketGroup(ServerGroup):
             link.call(Call.JOIN, self._join_text(), timeout=min(seconds, self.config.timeout))
             self._declare_to(link)
         except (UnavailableError, DeadlineExceededError, ServerRestartedError):
-            # The last: it has died between the two calls.
+            # ServerRestartedError: the server died between the two calls.
             link.close()
             return None
         except BaseException:
@@ -159,7 +159,7 @@ class BucketGroup(ServerGroup):
 
 
 def _missing(joined: Sequence[Joined]) -> str | None:
-    """Buckets or a dense parameter that none of the servers has. None: there are none."""
+    """Return buckets or a dense parameter that no server has. None if nothing is missing."""
     nobody = ranges_of(~mask_of(pair for one in joined for pair in one.ranges))
     if nobody:
         return f"the buckets {list(nobody)}"

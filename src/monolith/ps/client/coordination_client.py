@@ -1,4 +1,4 @@
-"""`CoordinationClient`: the `Coordination` of a run that keeps it on its parameter servers, as one worker sees it."""
+"""`CoordinationClient`: the `Coordination` of a run that parameter servers keep, as one worker sees it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class HostLink:
 
     @property
     def address(self) -> str:
-        """Where the owner was found last."""
+        """The last known address of the owner."""
         return self._link.address
 
     def call(self, call: Call, message: Config | None = None, *, timeout: float | None = None) -> Frame:
@@ -111,7 +111,7 @@ class HostLink:
         limit = self._link.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
         while True:
-            # Whichever incarnation of the server answers: every call says all that it has to know.
+            # Any incarnation of the server may answer: every call is self-contained.
             self._link.instance = 0
             try:
                 return self._link.call(call, text, timeout=max(0.001, deadline - time.monotonic()))
@@ -186,12 +186,12 @@ class ServerSteps:
         self._asked: Exchange | None = None
 
     def now(self) -> int:
-        """Ask for it."""
+        """Return the global step."""
         self._step = int(json.loads(self._link.call(Call.GLOBAL_STEP).text)["step"])
         return self._step
 
     def report(self) -> int:
-        """Ask for it without waiting for the answer. Returns that of the call before."""
+        """Ask for the global step without waiting. Returns the answer to the call before."""
         asked, self._asked = self._asked, None
         answer = None if asked is None else self._link.answered(asked)
         if answer is not None:
@@ -270,12 +270,12 @@ class CoordinationClient:
         self._greet()
 
     def members(self) -> Members:
-        """Ask for all workers, the global step and the barrier."""
+        """Return all workers, the global step and the barrier."""
         self._seen = self._take_report()
         return Members.from_json(self._link.call(Call.MEMBERS).text)
 
     def report(self) -> Seen:
-        """Ask for the global step and the barrier without waiting for the answer. Returns that of the report before."""
+        """Ask for the global step and the barrier without waiting. Returns the answer to the report before."""
         self._seen = self._take_report()
         self._report = self._link.send(Call.GREET, self._who())
         self._reported = True
@@ -305,7 +305,7 @@ class CoordinationClient:
         return held
 
     def end_run(self) -> None:
-        """In the chief, after a success: forget all workers, so that none counts as finished in the next run."""
+        """Forget all workers, so that none counts as finished in the next run. Called by the chief after a success."""
         self._link.call(Call.END_RUN, self._who())
 
     def stay(self, seconds: float) -> None:
@@ -314,7 +314,7 @@ class CoordinationClient:
         self._link.call(Call.GREET, self._who(), timeout=STAY_SECONDS)
 
     def close(self) -> None:
-        """Stop renewing the lease, which ends by itself."""
+        """Stop renewing the lease, which then expires."""
         self._closed.set()
         self._thread.join()
         if self._report is not None:

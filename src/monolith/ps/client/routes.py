@@ -42,12 +42,12 @@ QUERY_SECONDS = 2.0
 
 
 def ask_buckets(link: Link) -> Buckets:
-    """What the server says about itself."""
+    """Return what the server owns."""
     return Buckets.from_json(link.call(Call.BUCKETS).text)
 
 
 def ask_each(links: Sequence[Link]) -> dict[Link, Frame | Exception]:
-    """What each answers."""
+    """Ask all servers at once. Returns the answer or the error of each."""
     seconds = [min(link.timeout, QUERY_SECONDS) for link in links]
     outcomes = finish_each(
         [link.begin(Call.BUCKETS, "{}", timeout=limit) for link, limit in zip(links, seconds, strict=True)]
@@ -72,7 +72,7 @@ def misses_dense(told: Iterable[Buckets | None]) -> bool:
 
 
 def destinations_of(told: Iterable[Buckets | None]) -> set[str]:
-    """Where those that answered have given something, or are giving it."""
+    """Return the addresses to which these servers have moved something, or are moving it."""
     known = [one for one in told if one is not None]
     return {address for one in known for address in one.gave} | {one.giving.taker for one in known if one.giving}
 
@@ -83,21 +83,21 @@ def has_left(told: Buckets) -> bool:
 
 
 POLL_SECONDS = 0.05
-"""Seconds between two looks at buckets that are in transit."""
+"""Seconds between two checks of buckets in transit."""
 SILENT = 5.0
 """Seconds until a server that did not answer, and to which buckets were once moved, is asked again."""
 LOOKS = 5
-"""How often buckets must be missing before they are."""
+"""How many checks in a row must find buckets missing before that is an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """How requests are split, at one moment."""
+    """How requests are split at one moment."""
 
     links: tuple[Link, ...]
-    """Servers that own something."""
+    """Servers that own buckets."""
     versions: tuple[int, ...]
-    """Of the buckets of each."""
+    """The version of the buckets of each."""
     owners: np.ndarray
     """int64 [NUM_BUCKETS]: the index of the link of each bucket. The number of links if the bucket is in transit."""
 
@@ -107,7 +107,7 @@ class Route:
         return len(self.links) + bool((self.owners == len(self.links)).any())
 
     def map(self) -> OwnershipMap:
-        """Return the same as a value that can be shown and kept."""
+        """Return the route as a map that can be shown and stored."""
         return OwnershipMap(
             servers=tuple(
                 OwnedByServer(address=link.address, version=version, ranges=ranges_of(self.owners == number))
@@ -154,7 +154,7 @@ class ServerRoutes:
         self._missed: set[str] = set()
         self._silent: dict[str, float] = {}
         self.current = Route(links=(), versions=(), owners=np.zeros(NUM_BUCKETS, dtype=np.int64))
-        """The newest."""
+        """The newest route."""
 
     def begin(self, first: OwnershipMap, *, replace_lost: bool = False) -> None:
         """Assign `first` to servers that have never owned anything, unless others own something else already.
@@ -164,7 +164,7 @@ class ServerRoutes:
         links = list(self._links())
         told = [ask_buckets(link) for link in links]
         if all(one.version == 0 or one.ranges == mine.ranges for one, mine in zip(told, first.servers, strict=True)):
-            # All begin with the same server, so that of two who disagree one is refused before it has changed anything.
+            # In the order of addresses: of two clients that disagree, one is refused before it has changed anything.
             for link, one, mine in sorted(zip(links, told, first.servers, strict=True), key=lambda e: e[0].address):
                 if one.version == 0 and not self._given(link, mine.ranges):
                     break
@@ -181,7 +181,7 @@ class ServerRoutes:
             self._forget_lost_dense()
 
     def after(self, route: Route) -> Route:
-        """Return a newer one than `route`."""
+        """Return a newer route than `route`."""
         with self._lock:
             if self.current is route:
                 self._fetch()
@@ -222,7 +222,7 @@ class ServerRoutes:
             self._given(link, ranges_of(mask))
 
     def _forget_lost_dense(self) -> None:
-        """Let dense parameters be declared again that were given to servers that are lost."""
+        """Let dense parameters be declared again whose servers are lost."""
         told = {link: ask_buckets(link) for link in self._links()}
         held = {name for one in told.values() for name in one.dense}
         for link, one in told.items():
@@ -258,7 +258,7 @@ class ServerRoutes:
         for link in links:
             answer = asked.get(link)
             if isinstance(answer, ServerRestartedError) and not self._had(link):
-                # It had nothing of ours, and has lost it.
+                # It held nothing of this group.
                 self._let_go(link)
             else:
                 told[link] = self._claimed_again(link, buckets_in(answer))
@@ -295,7 +295,7 @@ class ServerRoutes:
         return mask
 
     def _follow(self, told: dict[Link, Buckets | None]) -> dict[Link, Buckets | None]:
-        """Servers that buckets were given to, and that this worker does not know yet."""
+        """Return the servers to which buckets were moved, and that this worker does not know yet."""
         found: dict[Link, Buckets | None] = {}
         now = time.monotonic()
         asked = {link.address for link in told} | {at for at, since in self._silent.items() if now - since < SILENT}
@@ -309,7 +309,7 @@ class ServerRoutes:
                 continue
             answer = ask_each([link])[link]
             if isinstance(answer, ServerRestartedError | UnavailableError | DeadlineExceededError):
-                # Gone since it was joined.
+                # It has stopped since it was joined.
                 self._silent[address] = now
                 self._let_go(link)
                 continue
@@ -342,7 +342,7 @@ class ServerRoutes:
             if one is not None:
                 link.server, link.left = one.server, has_left(one)
             elif link in claims:
-                # It does not answer, and others own all that it had.
+                # It does not answer, and other servers own all its buckets.
                 link.left = not claims[link].anything
         self._keep([link for link in told if not link.left], [link for link in told if link.left])
         self._known = claims

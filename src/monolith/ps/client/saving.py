@@ -91,7 +91,7 @@ def _entry(saved: Saved, model_dir: str) -> FileEntry:
 
 def save_servers(links: Sequence[Link], path: StrPath, *, step: int = 0) -> None:
     """Write a checkpoint of what the servers hold. It is complete and durable when this returns."""
-    # Names in the folders of servers must not meet, whatever folders the checkpoints are in.
+    # Names in the folders of servers must be unique, whatever folders the checkpoints are in.
     saves = begin_server_saves(links, path, step=step, name=f"{base_name(path)}.{secrets.token_hex(4)}")
     begin_checkpoint(path, state={}, step=step, servers=saves.finish).finish()
 
@@ -137,16 +137,16 @@ class ServerShard:
     link: Link
 
     def is_initialised(self) -> bool:
-        """Whether it holds a state that is worth keeping."""
+        """Whether it holds trained or restored state."""
         return json.loads(self.link.call(Call.IS_INITIALISED).text)["initialised"] is True
 
     def mark_initialised(self) -> None:
-        """Say that it does."""
+        """Mark its state as initialised."""
         self.link.call(Call.MARK_INITIALISED)
 
 
 def server_shards(links: Sequence[Link]) -> list[ServerShard]:
-    """Return each server by itself."""
+    """Return each server as a shard."""
     return [ServerShard(link=link) for link in links]
 
 
@@ -203,7 +203,7 @@ class RemoteLog:
         self._link, self._piece = link, piece
 
     def state(self) -> LogState:
-        """Where the log is, and how many ids wait for the next commit."""
+        """Return the sequence number and folder of the log, and how many ids wait for the next commit."""
         return LogState.from_json(self._link.call(Call.LOG_STATE).text)
 
     def flush(self) -> int:

@@ -73,12 +73,7 @@ FIND_SECONDS = 2.0
 
 
 class ClientConfig(Config):
-    """How a worker talks to its servers.
-
-    Example:
-        >>> ClientConfig(worker="worker-0", epoch=2, wire="bfloat16").timeout
-        30.0
-    """
+    """How a worker connects to its servers."""
 
     config_group: ClassVar[str] = "run"
 
@@ -90,7 +85,7 @@ class ClientConfig(Config):
     """Name of the launch of the job that the worker belongs to. Workers of one launch must declare the same settings of tables
     and optimizers, and those of the next may declare others. "": servers use the last declaration, and log the change."""
     timeout: Positive = 30.0
-    """Seconds a call may take, retries included."""
+    """Seconds that a call may take, including retries."""
     wire: Wire = "float32"
     """Precision of rows and gradients in messages. 16 bits halve the traffic, and round."""
     token: Token = None
@@ -101,11 +96,11 @@ class ClientConfig(Config):
     """How frames are sent: "socket", or "flight", which can encrypt. None: Flight with `tls_root_certs`, sockets without. Must
     match the servers."""
     pool_on_servers: bool = True
-    """Whether bags with at least two ids for each server are summed by the servers: less travels. The sums of several servers
-    are then added by the worker, in another order than one table would. False: rows travel, and are always pooled here."""
+    """Whether the servers sum bags with at least two ids for each server, which sends less. The worker then adds the sums of
+    several servers, in another order than one table would. False: rows are sent, and always pooled by the worker."""
     ordered: bool = True
-    """Whether a change waits for lookups begun before it, so that a run can be repeated bit by bit. False lets both go on at
-    the same time: rows read ahead then have the update before them, or not yet."""
+    """Whether a change waits for lookups that began before it, so that runs are reproducible bit for bit. False lets both run
+    concurrently: prefetched rows may or may not have the update before them."""
     max_streams: Annotated[int, Field(ge=1)] = 4
     """Streams to each server, and so the number of threads of this process that can call it at the same time."""
     on_restart: Literal["rejoin", "raise"] = "rejoin"
@@ -164,17 +159,17 @@ class ServerGroup:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the servers are now."""
+        """Their addresses."""
         return tuple(link.address for link in self.links)
 
     @property
     def worker(self) -> str:
-        """The name it has joined with."""
+        """The name under which it has joined."""
         return self._worker
 
     @property
     def epoch(self) -> int:
-        """The epoch it has joined in."""
+        """The epoch in which it has joined."""
         return self._epoch
 
     def declare(self, tables: Iterable[TableConfig | DeclaredTable]) -> None:
@@ -216,15 +211,15 @@ class ServerGroup:
         return {name: sum(count[name] for count in counts) for name in moments}
 
     def health(self) -> list[dict[str, object]]:
-        """What each server says about itself: tables, bytes, whether it is initialised, seconds since it started."""
+        """Return the health report of each server: tables, bytes, whether it is initialised, seconds since it started."""
         return [json.loads(frame.text) for frame in self._ask_all(BasicCall.HEALTH)]
 
     def is_initialised(self) -> bool:
-        """Whether every server has been given its state since it started."""
+        """Whether every server holds trained or restored state since it started."""
         return all(json.loads(frame.text)["initialised"] for frame in self._ask_all(Call.IS_INITIALISED))
 
     def mark_initialised(self) -> None:
-        """From now on, until it is started again, each server has state that is worth keeping."""
+        """Mark the state of every server as initialised, until it is started again."""
         self._ask_all(Call.MARK_INITIALISED)
 
     def count_from(self, step: int) -> None:
@@ -276,7 +271,7 @@ class ServerGroup:
         """Find the servers that now own these buckets. Here there are none."""
 
     def rejoin(self) -> None:
-        """After `ServerRestartedError`: take the servers as they are now, and declare the tables to those that are new."""
+        """Rejoin all servers after a `ServerRestartedError`, and declare the tables to those that are new."""
         for link in self.links:
             link.instance = 0
         self._join()
@@ -307,13 +302,13 @@ class ServerGroup:
         last_batch = max((position.batches for position in found), default=0)
         if not last_batch or any(position.epoch == self.epoch for position in found):
             return WorkerProgress(last_batch=last_batch)
-        # Only pushes to tables say that the data ended, so of a batch that everything has had the buckets know more.
+        # Only pushes to tables record the end of the data, so of a batch that everything has had the buckets know more.
         last = [min(buckets, key=lambda position: (position.batches, position.ended))] if buckets else []
         behind = min([*last, *parameters], key=lambda position: position.batches)
         return WorkerProgress(behind=behind, last_batch=last_batch)
 
     def shut_down_servers(self) -> None:
-        """Ask all servers to end."""
+        """Ask all servers to stop."""
         self._ask_all(BasicCall.SHUTDOWN)
 
     def close(self) -> None:
@@ -344,11 +339,11 @@ class ServerGroup:
                 link.server = ask_buckets(link).server
 
     def _joined_all(self) -> list[messages.Joined]:
-        """What the servers know about this worker, together about everything they hold."""
+        """Return what the servers know about this worker. Together they cover all buckets and parameters."""
         return self._joined()
 
     def _joined(self) -> list[messages.Joined]:
-        """What each server knows about this worker."""
+        """Return what each server knows about this worker."""
         return [messages.Joined.from_json(frame.text) for frame in self._ask_all(Call.JOIN, self._join_text())]
 
     def _join_text(self) -> str:
@@ -358,7 +353,7 @@ class ServerGroup:
         """Rejoin a server that has restored itself since the incarnation `meant`."""
         with self._rejoining:
             if link.instance != meant:
-                return  # another thread has done it
+                return  # another thread has rejoined it
             link.instance = 0
             link.call(Call.JOIN, self._join_text())
             self._declare_to(link)
@@ -369,7 +364,7 @@ class ServerGroup:
             link.call(Call.DECLARE_TABLES, declare.model_dump_json())
 
     def _look_for(self, link: Link) -> None:
-        """Ask whether the server of `link` is at another address now."""
+        """Check whether the server of `link` has moved to another address."""
         if self._find is not None:
             soon = self.config.model_copy(update={"timeout": min(self.config.timeout, FIND_SECONDS)})
             follow_server(link, self.addresses, self._find, lambda address: link_to(address, soon))
@@ -379,7 +374,7 @@ class ServerGroup:
         return Push(worker=self._worker, epoch=self._epoch, sequence=next(self._sequences))
 
     def push_by_round(self) -> Callable[[int], Push]:
-        """Number one change that is sent in parts: all parts of a round have one number, and every further round a new one."""
+        """Return a function that numbers the rounds of a change that is sent in parts. All parts of a round have one number."""
         made: dict[int, Push] = {}
 
         def push_of(attempt: int) -> Push:

@@ -1,4 +1,4 @@
-"""Dense parameters that live on servers, and copies of them that a worker's model reads."""
+"""Dense parameters on servers, and the copies of them that a worker's model reads."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ServerParameters:
 
         answers = self._routes.ask(Call.DECLARE_DENSE, self._names, declare, values)
         self.created = any(json.loads(frame.text)["created"] for _, frame in answers)
-        """Whether this worker was the first."""
+        """Whether this worker created them."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -143,13 +143,13 @@ class ServerParameters:
                 unchanged=tuple(name for name in part.names if name not in gradients),
             ).model_dump_json()
 
-        # Parameters without a gradient have had the batch, too: a successor of this worker need not go back to find one.
+        # Parameters without a gradient also count as having had the batch, so that a successor need not go back to it.
         self._send(Call.APPLY_DENSE, gradients, text, also=() if position is None else self._names)
 
     def load(self, states: Mapping[str, Mapping[str, object]]) -> None:
         """Replace parameters, optimizers and their state by those of a server's checkpoint, by name."""
         for name, state in states.items():
-            # One at a time: with its slots a parameter may fill a frame.
+            # One at a time: a parameter with its optimizer state may fill a frame.
             packed, push_of = pack_state({name: dict(state)}), self._group.push_by_round()
             parts = [packed.structure, packed.tensor_bytes()]
             self._routes.ask(
@@ -230,7 +230,7 @@ class CachedParameters:
     ) -> None:
         self._parameters = dict(module.named_parameters())
         self.optimizer = optimizer
-        """That of the code: its groups have the hyperparameters."""
+        """The optimizer of the code, whose groups have the hyperparameters."""
         held = {id(parameter) for parameter in self._parameters.values()}
         if missing := sum(id(p) not in held for one in optimizer.param_groups for p in one["params"]):
             raise ConfigError(
@@ -390,15 +390,16 @@ class ServerOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._cached.push()
-        # Where torch's schedulers look whether the optimizer comes before them.
+        # Torch's schedulers check this to see that the optimizer steps before them.
         self.local._opt_called = True  # type: ignore[attr-defined]
         return loss
 
 
 def _latest(key: str, held: Sequence[messages.DenseSettings]) -> Any:  # noqa: ANN401 - a hyperparameter
-    """Return the value that a hyperparameter of several parameters has come to.
+    """Return one value for a hyperparameter that may differ between parameters.
 
-    They differ if a worker died between two servers, and for those that have had no gradient since a scheduler moved the others.
+    They differ if a worker died between two servers, and for those that have had no gradient since a scheduler changed the
+    others.
     """
     values = [one.current.settings[key] for one in held]
     moved = [value for value, one in zip(values, held, strict=True) if value != one.declared.settings[key]]

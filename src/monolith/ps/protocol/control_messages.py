@@ -1,4 +1,4 @@
-"""The JSON text of the calls that save and restore a server, and that read its log."""
+"""The messages of calls that save and restore servers, read their logs, and move buckets: the JSON text as typed objects."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class SaveBegun(Config):
     dense: tuple[WireName, ...] = ()
     """The dense parameters that workers train there."""
     moving_dense: tuple[WireName, ...] = ()
-    """Those that it holds and was giving to another server."""
+    """Those that were in transit to another server."""
     gave_dense: tuple[WireName, ...] = ()
-    """Those that it gave away before."""
+    """Those that were moved away before."""
 
 
 class WaitForSave(Config):
@@ -90,11 +90,11 @@ class WaitForSave(Config):
 
 
 class Saved(Config):
-    """What became of a save."""
+    """The state of a save."""
 
     done: bool
     folder: str = ""
-    """The checkpoint's, absolute."""
+    """The folder of the checkpoint, absolute."""
     manifest: FileEntry | None = None
 
 
@@ -106,7 +106,7 @@ class Restore(Config):
     """
 
     path: _Path
-    """Of the checkpoint whose parts the servers have written, or of any other."""
+    """A checkpoint of any number of servers, or of none."""
     token: WireInt
     wait: _Wait = 0.0
     aliases: dict[WireName, WireName] = {}
@@ -126,7 +126,7 @@ class CommitRestore(Config):
 
 
 class LogState(Config):
-    """Answer: where a server's log is."""
+    """Answer: the state of a server's log."""
 
     sequence: WireInt
     """The last number committed."""
@@ -163,18 +163,18 @@ _MoveWait = Annotated[float, Field(ge=0, le=300)]
 
 
 class OwnBuckets(Config):
-    """Own these from the start: refused if the server has ever owned others."""
+    """Own these buckets from the start. Refused if the server has ever owned others."""
 
     ranges: BucketRanges
     lost_dense: tuple[WireName, ...] = ()
-    """Dense parameters that the server gave to others that are lost: they may be declared again."""
+    """Dense parameters that were moved to servers that are lost. They may be declared again."""
 
 
 class OutgoingTransfer(Config):
-    """Buckets, or dense parameters, in transit to another server: neither of the two answers for them."""
+    """Buckets or dense parameters in transit to another server. Neither of the two servers answers for them."""
 
     number: WireInt
-    """Which transfer of the source this is."""
+    """Counts the transfers of the source."""
     taker: Address
     server: WireInt
     """The destination's identity."""
@@ -187,7 +187,7 @@ class OutgoingTransfer(Config):
     """The positions of each worker in them at the time of the transfer, as a ledger. Not sent to clients."""
 
     def __str__(self) -> str:
-        """What it is, in words."""
+        """Describe it in words."""
         if self.buckets is not None:
             return f"the buckets {self.buckets}"
         return f"the dense parameters {', '.join(map(repr, self.dense[:3]))}{', ...' if len(self.dense) > 3 else ''}"
@@ -197,9 +197,9 @@ class Buckets(Config):
     """Answer to `Call.BUCKETS`: what a server owns."""
 
     server: WireInt
-    """Its identity: kept with its folder, and by no other server."""
+    """Its identity, which is unique and kept in its folder."""
     version: WireInt
-    """Grows when it gives buckets away or gains some. 0: it has never owned any."""
+    """Grows when it loses or gains buckets. 0: it has never owned any."""
     ranges: BucketRanges
     giving: OutgoingTransfer | None = None
     gave: tuple[Address, ...] = ()
@@ -211,7 +211,7 @@ class Buckets(Config):
     dense_bytes: tuple[WireInt, ...] = ()
     """The size of each."""
     gave_dense: tuple[WireName, ...] = ()
-    """Dense parameters that it gave to others."""
+    """Dense parameters that were moved to other servers."""
 
 
 class MoveBuckets(Config):
@@ -228,7 +228,7 @@ class MoveBuckets(Config):
 
 
 class Moved(Config):
-    """What became of a move."""
+    """The state of a move."""
 
     buckets: BucketRange | None = None
     dense: tuple[WireName, ...] = ()
@@ -258,9 +258,9 @@ class InstallBuckets(Config):
     """
 
     giver: WireInt
-    """Its identity."""
+    """The identity of the source."""
     number: WireInt
-    """Counts its transfers."""
+    """Counts the transfers of the source."""
     server: WireInt
     """The identity of the destination."""
     rebalance: WireInt
@@ -283,14 +283,14 @@ class InstallBuckets(Config):
 
 
 class Installed(Config):
-    """What became of an install."""
+    """Answer to `InstallBuckets`."""
 
     again: bool
-    """It had been done before."""
+    """Whether it was installed before."""
 
 
 class RefuseTransfer(Config):
-    """Never install this transfer, unless that has happened. Answer: `Refused`."""
+    """Never install this transfer, unless it is installed already. Answer: `Refused`."""
 
     giver: WireInt
     number: WireInt
@@ -299,10 +299,10 @@ class RefuseTransfer(Config):
 
 
 class Refused(Config):
-    """Who owns the buckets of a transfer from now on."""
+    """Answer to `RefuseTransfer`."""
 
     installed: bool
-    """The destination: it had installed them, and that is durable."""
+    """Whether the destination had installed the transfer, durably, and owns it."""
 
 
 class TakeBack(Config):
@@ -316,12 +316,12 @@ class TakeBack(Config):
 
 
 class TakenBack(Config):
-    """What became of the transfer that was in transit."""
+    """Answer to `TakeBack`."""
 
     found: bool = False
-    """Whether there was one."""
+    """Whether a transfer was in transit."""
     arrived: bool = False
-    """The destination has it, and keeps it."""
+    """Whether the destination has it, and keeps it."""
     missing: str | None = None
     """Why the destination cannot be reached. The transfer is still in transit."""
     pending: bool = False

@@ -127,7 +127,7 @@ class DenseOptimizer(Config):
 
 
 def make_optimizer(config: DenseOptimizer, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-    """Return the optimizer of `parameters` that `config` describes. `ConfigError` if its class refuses a value or a shape."""
+    """Return the optimizer of `parameters` that `config` describes. Raises `ConfigError` if its class refuses it."""
     try:
         return _CLASSES[config.name](parameters, **config.settings)
     except (TypeError, ValueError) as error:
@@ -137,10 +137,10 @@ def make_optimizer(config: DenseOptimizer, parameters: Sequence[torch.Tensor]) -
 def group_optimizers(
     optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]] | None = None
 ) -> list[DenseOptimizer]:
-    """What each parameter group of `optimizer` is on servers, with the hyperparameters it has now, or those of `groups`.
+    """Return the server's optimizer of each parameter group, with its current hyperparameters, or those of `groups`.
 
     Raises:
-        ConfigError: servers have no such optimizer, or do not do a part of it.
+        ConfigError: servers do not have the optimizer, or do not support a part of it.
 
     Example:
         >>> adam = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.01)
@@ -163,7 +163,7 @@ def group_optimizers(
 
 
 def state_numbers(config: DenseOptimizer, shape: Sequence[int]) -> int:
-    """How many numbers a parameter takes at most with the state of its optimizer.
+    """Return how many numbers a parameter takes at most with the state of its optimizer.
 
     Example:
         >>> state_numbers(DenseOptimizer.of(torch.optim.SGD), [10, 2])

@@ -93,7 +93,7 @@ class ParametersAt(Config):
 
 
 class Push(Config):
-    """Who changes something, and which of its changes this is: applied at most once."""
+    """Identifies a change, which is applied at most once."""
 
     worker: WireName
     epoch: WireInt
@@ -103,12 +103,12 @@ class Push(Config):
 
 
 class Join(Config):
-    """A worker begins: pushes of its earlier epochs are refused from now on."""
+    """A worker starts. Pushes of its earlier epochs are refused from now on."""
 
     worker: WireName
     epoch: WireInt
     nonce: WireInt
-    """Drawn by the process: two processes with one name and one epoch are noticed."""
+    """Drawn by the process, to detect two processes with the same name and epoch."""
 
 
 class Joined(Config):
@@ -119,30 +119,30 @@ class Joined(Config):
     """
 
     restored: WireInt
-    """The sequence number of the log that the server has restored itself to. 0: it has not."""
+    """The sequence number of the log to which the server has restored itself. 0 if it has not."""
     known: bool
     """Whether the server had met the worker in an earlier epoch."""
     ranges: BucketRanges
-    """The buckets that the server owns or is giving away."""
+    """The buckets that the server owns or is moving away."""
     tables: tuple[BucketsAt, ...]
-    """How far the worker is in them. Buckets that are not named have had no batch."""
+    """The positions of the worker in them. Buckets that are not named have had no batch."""
     parameters: tuple[WireName, ...]
-    """The dense parameters that the server holds or is giving away."""
+    """The dense parameters that the server holds or is moving away."""
     gave: tuple[WireName, ...]
-    """The dense parameters that it has given to others."""
+    """The dense parameters that it has moved to other servers."""
     dense: tuple[ParametersAt, ...]
-    """How far the worker is in its dense parameters. Those that are not named have had no batch."""
+    """The positions of the worker in its dense parameters. Those that are not named have had no batch."""
 
 
 class DeclaredTable(Config):
-    """A table the server is to hold."""
+    """A table to create on the server."""
 
     config: Annotated[TableConfig, AfterValidator(_named_safely)]
     admission: SlidingAdmission | ProbabilisticAdmission | None = None
 
 
 class DeclareTables(Config):
-    """Tables to make. Those that are there take the hyperparameters given here. Answer: `{"changes": [text]}`."""
+    """Tables to create. Existing ones use the hyperparameters given here. Answer: `{"changes": [text]}`."""
 
     tables: tuple[DeclaredTable, ...]
     run: Run = ""
@@ -173,7 +173,7 @@ class TableGradient(Config):
 
 
 class Apply(Config):
-    """One optimizer step for each table and id."""
+    """Make one optimizer step for each table and id."""
 
     push: Push
     position: Position | None = None
@@ -202,7 +202,7 @@ class ReadRows(Config):
     table: WireName
     ranges: BucketRanges
     map: WireInt = 0
-    """The version of the server's buckets that the sender knows. 0: it does not know who owns what."""
+    """The version of the server's buckets that the client knows. 0: read without checking who owns what."""
 
 
 class Evict(Config):
@@ -213,7 +213,7 @@ class Evict(Config):
 
 
 class DenseSettings(Config):
-    """The optimizer of a dense parameter, as the code of a run declares it and as it is now: a scheduler may have moved it."""
+    """The optimizer of a dense parameter, as declared by the code of a run, and as changed since by a scheduler."""
 
     declared: DenseOptimizer
     current: DenseOptimizer
@@ -230,7 +230,7 @@ class _Grouped(Config):
 
     names: tuple[WireName, ...]
     group_of: tuple[WireInt, ...] = ()
-    """For each name the number of its group."""
+    """The index of the group of each name."""
 
     def _require_groups(self, groups: int) -> None:
         if groups and len(self.group_of) != len(self.names):
@@ -250,7 +250,7 @@ class DeclareDense(_Grouped):
 
     groups: Annotated[tuple[DenseSettings, ...], Field(min_length=1)]
     replace_other: bool = False
-    """Start a parameter that another class of optimizer trains again from these values, instead of refusing."""
+    """Start a parameter again from these values if another class of optimizer trains it, instead of refusing."""
     run: Run = ""
 
     @model_validator(mode="after")
@@ -260,13 +260,13 @@ class DeclareDense(_Grouped):
 
 
 class ReadDense(Config):
-    """Answer: the values, in order."""
+    """Read values. Answer: the values, in order."""
 
     names: tuple[WireName, ...]
 
 
 class ReadDenseSettings(Config):
-    """Answer: `DenseSettingsOf` the names."""
+    """Read the optimizers. Answer: `DenseSettingsOf` the names."""
 
     names: tuple[WireName, ...]
 
@@ -280,16 +280,16 @@ class DenseSettingsOf(Config):
 
 
 class ApplyDense(_Grouped):
-    """One step of their optimizer for each. Arrays: gradients, in order."""
+    """Make one step of their optimizer for each parameter. Arrays: gradients, in order."""
 
     push: Push
     position: Position | None = None
     """The batch that the gradients belong to. Parameters that have had it from an earlier epoch of the worker do not get it
     again."""
     groups: tuple[DenseOptimizer, ...] = ()
-    """The hyperparameters of this step, and of those that come without any. None: those of the step before."""
+    """The hyperparameters of this and the following steps. None: those of the step before."""
     unchanged: tuple[WireName, ...] = ()
-    """Parameters for which the batch has no gradient: they have had it, too."""
+    """Parameters without a gradient in this batch. They count as having had it."""
 
     @model_validator(mode="after")
     def _has_groups(self) -> ApplyDense:
@@ -310,11 +310,11 @@ class AssignDense(Config):
     push: Push
     names: tuple[WireName, ...]
     add: bool = False
-    """Add to the values there are."""
+    """Add to the current values."""
 
 
 class Measure(Config):
-    """Compute for a while, to see how fast the server is. Answer: `{"throughput": rounds per second}`."""
+    """Measure the speed of the server. Answer: `{"throughput": rounds per second}`."""
 
     seconds: Annotated[Positive, Field(le=300)]
 
@@ -323,15 +323,16 @@ _Value = Annotated[str, Field(max_length=65536)]
 
 
 class Greet(Config):
-    """Who calls. Every call has it and renews the worker's lease, so a server that was started again knows its workers soon.
+    """Identifies the calling worker. Every call has it and renews the worker's lease, so a restarted server soon knows its
+    workers.
 
-    Answer of a call that has nothing else: `Seen`.
+    Answer of a call that has no other: `Seen`.
     """
 
     index: Annotated[int, Field(ge=0, lt=65536)]
     """Number of the worker. 0 is the chief."""
     epoch: WireInt
-    """Which incarnation of the worker it is. From the moment a larger one is seen, smaller ones are refused."""
+    """The incarnation of the worker. Once a larger one was seen, smaller ones are refused."""
     lease: Annotated[Positive, Field(le=86400)]
     """Seconds for which the worker counts as alive after each call."""
     phase: Phase = "joined"
@@ -340,12 +341,12 @@ class Greet(Config):
 
 
 class PlaceBarrier(Config):
-    """Hold all workers. Answer: `{"placed": bool, "barrier": Barrier}`, with the barrier that is there then."""
+    """Hold all workers. Answer: `{"placed": bool, "barrier": Barrier}`, with the current barrier."""
 
     who: Greet
     action: Annotated[str, Field(max_length=255)] = ""
     token: WireInt
-    """Drawn by the caller: the same one again, because the answer was lost, finds the barrier placed."""
+    """Drawn by the client. A retry with the same token finds the barrier placed."""
 
 
 class Hold(Config):

@@ -41,7 +41,7 @@ class _Worker:
 
 
 class _Shared(Config):
-    """What moves with the first bucket."""
+    """The state that moves with the first bucket."""
 
     run: str = ""
     workers: tuple[Greet, ...] = ()
@@ -49,12 +49,12 @@ class _Shared(Config):
     placed_by: tuple[int, int] | None = None
     """Index and epoch of the worker that placed the barrier."""
     token: WireInt = 0
-    """That of the call which placed it."""
+    """The token of the call that placed it."""
     barriers: WireInt = 0
 
 
 class _Kept(Config):
-    """What survives the process."""
+    """The durable state."""
 
     shared: _Shared = _Shared()
     keys: dict[str, str] = {}
@@ -108,7 +108,7 @@ class ServerCoordination:
         return sum(len(key) + len(value) + _ENTRY_BYTES for key, value in keys) + _ENTRY_BYTES * len(self._workers)
 
     def greet(self, who: Greet) -> Seen:
-        """Take note of a worker, or that it is still there."""
+        """Record a worker, or renew its lease."""
         with self._lock:
             self._greet(who)
             return Seen(step=self._step(), barrier=self._standing())
@@ -202,8 +202,8 @@ class ServerCoordination:
             self._keys = dict(kept.keys)
             self._load(kept.shared)
             if CHIEF in self._workers and self._workers[CHIEF].phase == "running":
-                # Of a job that died as a whole: workers of the next one must wait until their own chief has restored. A chief
-                # that still runs says so again with its next call.
+                # Left by a job that died as a whole. Workers of the next one must wait until their own chief has restored. One
+                # that still runs reports its phase with its next call.
                 self._workers[CHIEF].phase = "joined"
 
     def _greet(self, who: Greet) -> _Worker:
@@ -303,7 +303,7 @@ class CoordinationFile:
             self._number = self._taken(earlier[-1] + 1 if earlier else 1)
             texts = (self._path(number).read_text() for number in reversed(earlier))
             self.text = next(filter(None, texts), None)
-            """What the last incarnation has written. None: there was none."""
+            """What the last incarnation has written. None if there was none."""
         except (OSError, UnicodeDecodeError) as error:
             raise StorageError(f"{self._folder}: cannot be read: {error}") from error
         if self.text is not None:

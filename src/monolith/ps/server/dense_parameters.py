@@ -40,7 +40,7 @@ class _Parameter:
         self.values.grad = None
 
     def use(self, current: DenseOptimizer) -> None:
-        """Make the next steps with these hyperparameters."""
+        """Use these hyperparameters for the next steps."""
         if current == self.settings.current:
             return
         self.settings = self.settings.model_copy(update={"current": current})
@@ -50,7 +50,7 @@ class _Parameter:
             self.optimizer.state[self.values] = complete_slots(slots, group)
 
     def declare(self, name: str, settings: DenseSettings, run: str = "") -> None:
-        """Take the hyperparameters that are declared otherwise now. The others continue where a scheduler has moved them."""
+        """Use the hyperparameters whose declaration has changed. The others keep the values that a scheduler has set."""
         changes = self.settings.declared.differences(settings.declared)
         self.run = run if run or changes else self.run
         self.settings = self.settings.model_copy(update={"declared": settings.declared})
@@ -60,17 +60,7 @@ class _Parameter:
 
 
 class DenseParameters:
-    """Float32 tensors by name. Each call sees, and leaves, all parameters it names at one moment.
-
-    Example:
-        >>> dense, sgd = DenseParameters(), DenseOptimizer.of(torch.optim.SGD, lr=1.0)
-        >>> settings = DenseSettings(declared=sgd, current=sgd)
-        >>> dense.declare(["w"], [np.array([5.0], dtype=np.float32)], [settings])
-        True
-        >>> dense.apply(["w"], [np.array([1.0], dtype=np.float32)])
-        >>> dense.read(["w"])
-        [array([4.], dtype=float32)]
-    """
+    """Float32 tensors by name. Each call is atomic over all parameters that it names."""
 
     def __init__(self, *, require_memory: Callable[[int], None] = lambda more: None) -> None:
         self._parameters: dict[str, _Parameter] = {}
@@ -227,7 +217,7 @@ class DenseParameters:
                 self._parameter(name).declared = declared
 
     def drop(self, names: Collection[str]) -> None:
-        """Forget `names`."""
+        """Remove `names`."""
         with self._lock:
             self._parameters = {name: one for name, one in self._parameters.items() if name not in names}
 
@@ -325,7 +315,7 @@ class DenseParameters:
                 raise InvalidArgumentError(
                     f"dense parameter {name!r}: expected {list(parameter.values.shape)}, got {list(array.shape)}"
                 )
-            # A copy: the frame's memory is read-only, and torch wants to be able to write.
+            # A copy: the memory of a frame is read-only, and torch needs writable memory.
             pairs.append((parameter, torch.from_numpy(array.copy())))
         return pairs
 
@@ -339,7 +329,7 @@ class DenseParameters:
 def _parameter(values: np.ndarray, settings: DenseSettings) -> _Parameter:
     tensor = torch.from_numpy(values.copy()).requires_grad_()
     optimizer = make_optimizer(settings.declared, [tensor])
-    # Not by its constructor: a scheduler may have moved them where that refuses them.
+    # Not by its constructor, which may refuse values that a scheduler has set.
     optimizer.param_groups[0].update(settings.current.settings)
     return _Parameter(values=tensor, settings=settings, optimizer=optimizer)
 

@@ -29,9 +29,9 @@ __all__ = ["ServerFolder", "kept_identity"]
 _RESTORING = "restoring"
 """A file that exists while the folder does not yet hold what the server was given."""
 _RESTORED_TO = "restore_to"
-"""A file with the last moment that the server was sent back to."""
+"""A file with the last moment to which the server was reset."""
 _LOOK_EVERY = 64
-"""Commits after which it is looked whether a snapshot is due: that reads many files."""
+"""Commits between two checks whether a snapshot is due, which reads many files."""
 
 _logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class ServerFolder:
         self._leading = False
         self._commits = 0
         self._marked = (folder / _RESTORING).exists()
-        # Whether the log begins with rows that are in no snapshot yet: then a commit alone leads nowhere.
+        # Whether the log begins with rows that are in no snapshot yet. Then a commit alone cannot be restored from.
         self._rootless = False
         self._scan: Future[OpenSnapshot] | None = None
         self._closing = threading.Event()
@@ -97,7 +97,7 @@ class ServerFolder:
             raise
         state.tables.on_new = self._log.add_tables
         if self.restored:
-            # One that is started again and again would never commit often enough to look.
+            # A server that is restarted again and again would never commit often enough to check.
             self._snapshot_if_due()
         self._flusher: threading.Thread | None = None
         if flush_secs:
@@ -113,7 +113,7 @@ class ServerFolder:
 
     @property
     def log_folder(self) -> Path:
-        """Where the segments are."""
+        """The folder of the segments."""
         return self._log.folder
 
     @property
@@ -132,7 +132,7 @@ class ServerFolder:
             return
         version = self._state.gate.changes
         with self._moved:
-            # Whoever comes first commits for all that wait.
+            # The first thread commits for all that wait.
             self._moved.wait_for(lambda: self._durable >= version or not self._leading)
             if self._durable >= version:
                 return

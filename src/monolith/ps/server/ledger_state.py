@@ -33,7 +33,7 @@ _DONE = Answer()
 
 
 class _Outcome(Config):
-    """What a push led to, if it was not simply done."""
+    """The outcome of a push, unless it is an empty answer."""
 
     text: str = "{}"
     arrays: tuple[tuple[int, ...], ...] = ()
@@ -42,7 +42,7 @@ class _Outcome(Config):
 
 
 class KnownWorker(Config):
-    """What a ledger knows of one worker."""
+    """The record of one worker in a ledger."""
 
     epoch: WireInt
     nonce: WireInt
@@ -56,7 +56,7 @@ class KnownWorker(Config):
 
 class _Ledger(Config):
     version: Literal[2] = 2
-    """1 had one position for all buckets of a server."""
+    """Version 1 had one position for all buckets of a server."""
     workers: dict[str, KnownWorker]
     base_step: int | None = None
 
@@ -85,7 +85,8 @@ def load_ledger(ledger: PushLedger[Answer], text: str, where: str = "ledger") ->
 
 
 def progress_text(ledger: PushLedger[Answer], *, buckets: np.ndarray | None = None, names: Collection[str] = ()) -> str:
-    """How far each worker is in `buckets`, a mask, and in the dense parameters `names`, as JSON. The gate must be closed."""
+    """Return the progress of each worker in `buckets`, a mask, and in the dense parameters `names`, as JSON. The gate must be
+    closed."""
     workers = {
         name: KnownWorker(
             epoch=record.epoch,

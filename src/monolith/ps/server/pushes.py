@@ -187,7 +187,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class WorkerRecord(Generic[Answer]):
-    """What is known of one worker."""
+    """The record of one worker."""
 
     epoch: int
     nonce: int
@@ -199,7 +199,7 @@ class WorkerRecord(Generic[Answer]):
     """The last batch that each bucket has had. It outlives the epochs."""
     parameters: ParameterProgress = field(default_factory=ParameterProgress)
     """The last batch that each dense parameter has had."""
-    # Held while a push is applied: one that comes twice waits for the first, and a successor for its predecessor's last.
+    # Held while a push is applied: a duplicate waits for the first one, and a successor for its predecessor's last push.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -292,7 +292,7 @@ class PushLedger(Generic[Answer]):
         return (self.base_step or 0) + self.batches()
 
     def count_from(self, step: int) -> None:
-        """Let the global step be `step` now."""
+        """Set the global step to `step`."""
         self.base_step = step - self.batches()
 
     @property

@@ -101,7 +101,7 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
 
 
 def require_settled(state: ServerState) -> None:
-    """Raise while rows are in transit to another server: they would come back after the restore, on one of the two."""
+    """Raise while rows are in transit: after the restore one of the two servers would hold them again."""
     if state.moving():
         raise InvalidArgumentError("restore: buckets of the server are being moved; try again when the move has ended")
 
@@ -114,7 +114,7 @@ def _mask(ranges: Iterable[range] | Iterable[tuple[int, int]] | None) -> np.ndar
 
 
 def _trained_in(parts: Mapping[str, Mapping[str, State]]) -> dict[str, set[str]]:
-    """Return the dense parameters that `DenseParameters.load_state` takes from each part: from the one that trained them."""
+    """Return the dense parameters that `DenseParameters.load_state` takes from each part: from the part that trained them."""
     origin: dict[str, tuple[str, bool]] = {}
     for path, parameters in parts.items():
         for name, saved in parameters.items():
@@ -135,7 +135,7 @@ Result = TypeVar("Result")
 
 @dataclass(kw_only=True)
 class _Begun:
-    """A save, from the moment that its content is decided."""
+    """A save whose contents are fixed."""
 
     token: int
     path: str
@@ -159,7 +159,7 @@ class SaveCalls:
         self._committed: tuple[int, Future[None]] | None = None
 
     def calls(self) -> Handlers:
-        """What is called for which number."""
+        """Return the handler of each call."""
         return {
             Call.SAVE: self._begin_save,
             Call.SAVED: self._saved,
@@ -257,13 +257,13 @@ _NOT_YET = Answer(text=Saved(done=False).model_dump_json())
 
 
 class LogCalls:
-    """Only servers with a folder have a log."""
+    """The calls on the log. Only servers with a folder have one."""
 
     def __init__(self, folder: Callable[[], ServerFolder | None]) -> None:
         self._maybe = folder
 
     def calls(self) -> Handlers:
-        """What is called for which number."""
+        """Return the handler of each call."""
         return {Call.LOG_STATE: self._log_state, Call.FLUSH: self._flush, Call.READ_LOG: self._read_log}
 
     def _folder(self) -> ServerFolder:
@@ -292,7 +292,7 @@ class LogCalls:
 
 def _bytes(reader: LogReader, asked: ReadLog) -> np.ndarray:
     name = str(asked.name)
-    # The name becomes a path: nothing but a segment's name may.
+    # The name becomes a path, so only names of segments are allowed.
     if sequence_of(name) is None:
         raise InvalidArgumentError(f"name: expected that of a segment, got {name!r}")
     path = reader.folder / name

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class _Update:
-    """Gradients of one table that have been checked."""
+    """Checked gradients of one table."""
 
     table: EmbeddingTable
     ids: np.ndarray
@@ -37,7 +37,7 @@ class _Update:
     gradient: TableGradient
 
     def without(self, buckets: np.ndarray) -> _Update:
-        """Return the same but for the ids of `buckets`, a mask."""
+        """Return the same update without the ids of `buckets`, a mask."""
         kept = ~buckets[bucket_of(self.ids)]
         if self.offsets is None:
             return replace(self, ids=self.ids[kept], values=self.values[kept])
@@ -47,13 +47,13 @@ class _Update:
             self,
             ids=self.ids[kept],
             offsets=np.concatenate([[0], np.cumsum(kept)])[self.offsets],
-            # A mean is that of the whole bag.
+            # The mean is over the whole bag.
             values=self.values if bags.pooling == "sum" else self.values * pooling_factors(bags),
             gradient=self.gradient.model_copy(update={"pooling": "sum"}),
         )
 
     def for_core(self) -> TableUpdate:
-        """Return the same as the core takes it."""
+        """Return the update in the form that the core takes."""
         return self.table.pooled_update(
             self.ids,
             self.offsets,
@@ -70,16 +70,16 @@ class CheckedRead(NamedTuple):
     pooling: Pooling
     ids: np.ndarray
     offsets: np.ndarray | None
-    """None: no bags, a row for each id."""
+    """None: no bags, one row for each id."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the answer."""
+        """The shape of the answer."""
         return (len(self.ids) if self.offsets is None else len(self.offsets) - 1, self.table.dim)
 
 
 INDEX_BYTES = 34
-"""Of a row, at the average load of a growing table."""
+"""Bytes of a row, at the average load of a growing table."""
 
 
 class ServedTables:
@@ -93,7 +93,7 @@ class ServedTables:
         self._texts = 0
         self._lock = threading.Lock()
         self.on_new: Callable[[list[EmbeddingTable]], None] = lambda made: None
-        """Called with tables that are made, before anybody can write to them."""
+        """Called with new tables, before anything can be written to them."""
 
     def reconfigure(self, tables: Iterable[DeclaredTable], *, run: str = "") -> list[str]:
         """Let existing tables use the hyperparameters of `tables`. All of them or, on an error, none.
@@ -125,7 +125,7 @@ class ServedTables:
         return changes
 
     def differ(self, tables: Iterable[DeclaredTable]) -> bool:
-        """Whether some of `tables` are there with other settings."""
+        """Whether some of `tables` exist with other settings."""
         return any(self._declared.get(table.config.name, table) != table for table in tables)
 
     def declare(self, tables: Sequence[DeclaredTable], *, run: str = "") -> None:
@@ -140,7 +140,7 @@ class ServedTables:
                 raise ConfigError(f"tables: expected each table once, got {', '.join(names)}")
             self._memory.require_memory(sum(table.config.initial_capacity * 4 * table.config.dim for table in new))
             made = {table.config.name: _make(table) for table in new}
-            # Declarations take about four times as much memory as objects than as text.
+            # As objects, declarations take about four times as much memory as their text.
             texts = 4 * sum(len(table.model_dump_json()) for table in new)
             self._memory.require_memory(_nbytes(made.values()) + texts)
             if made:
@@ -153,7 +153,7 @@ class ServedTables:
                 self._run_of |= dict.fromkeys(same, run)
 
     def declared(self) -> list[DeclaredTable]:
-        """What was declared, in order."""
+        """Return the declarations, in order."""
         return list(self._declared.values())
 
     def all(self) -> list[EmbeddingTable]:
@@ -186,13 +186,13 @@ class ServedTables:
                 narrow(made, view)
 
     def apply(self, apply: Apply, arrays: Sequence[np.ndarray], *, leave_out: np.ndarray | None = None) -> None:
-        """One optimizer step for each table and id. If anything is wrong, or does not fit into memory, nothing has changed.
+        """Make one optimizer step for each table and id. If anything is wrong, or does not fit into memory, nothing has changed.
 
-        `leave_out` is a mask of buckets whose ids are not changed: they have had this batch before.
+        `leave_out` is a mask of buckets whose ids are not changed, because they have had this batch before.
         """
         updates = self._checked(apply, arrays)
         if leave_out is not None:
-            # A table without an id that is left has seen the step before.
+            # A table of which no id is left has seen the step before.
             updates = [left for update in updates if len((left := update.without(leave_out)).ids)]
         more = sum(_size_of_rows(update.table, update.ids) for update in updates)
         self._memory.require_memory(more + _size_of_position(apply), tables=len(updates))
@@ -245,7 +245,7 @@ class ServedTables:
             )
 
     def _require_fit(self, there: DeclaredTable, table: DeclaredTable) -> None:
-        """Raise unless rows and counts of the table that is there can be used with the settings of `table`."""
+        """Raise unless the rows and counts of the existing table can be used with the settings of `table`."""
         name = table.config.name
         fresh = EmbeddingTable(table.config.model_copy(update={"initial_capacity": 0}))
         kept = ("seed", "mode", "unseen", "skip_zero_rows")
@@ -266,7 +266,7 @@ class ServedTables:
             )
 
     def _filter(self, table: DeclaredTable) -> AdmissionFilter | None:
-        """Return the admission filter of a table that is there with the settings of `table`. It has the counts so far."""
+        """Return the admission filter of an existing table with the settings of `table`. It keeps its counts."""
         self._require_fit(self._declared[table.config.name], table)
         held = self._tables[table.config.name].admission
         if table.admission is None or (held is not None and held.config == table.admission):
@@ -315,7 +315,7 @@ def _nbytes(tables: Iterable[EmbeddingTable]) -> int:
 
 
 def _size_of_rows(table: EmbeddingTable, ids: np.ndarray) -> int:
-    """What the rows of `ids` take if all of them are new."""
+    """Return the bytes of the rows of `ids` if all of them are new."""
     return len(ids) * (table.row_bytes + INDEX_BYTES)
 
 
@@ -352,7 +352,7 @@ def _require_trainable(table: EmbeddingTable, gradient: TableGradient) -> None:
 
 
 def require_count(arrays: Sequence[np.ndarray], expected: int) -> None:
-    """Raise unless a frame came with `expected` arrays."""
+    """Raise unless a frame has `expected` arrays."""
     if len(arrays) != expected:
         raise InvalidArgumentError(f"arrays: expected {expected} for these tables, got {len(arrays)}")
 
