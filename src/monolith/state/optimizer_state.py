@@ -45,7 +45,7 @@ _SLOT_OF = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum": "mo
 
 
 def optimizer_name(kind: type) -> str:
-    """The public name of a class, by which checkpoints and servers know an optimizer or a scheduler.
+    """Return the public name of a class, by which checkpoints and servers know an optimizer or a scheduler.
 
     Example:
         >>> optimizer_name(torch.optim.AdamW)
@@ -58,7 +58,7 @@ def optimizer_name(kind: type) -> str:
 
 
 def parameter_names(model: nn.Module) -> dict[int, tuple[str, ...]]:
-    """By `id` of each parameter of `model` its names: one, or several if layers share it.
+    """Return the names of each parameter of `model` by its `id`. Layers that share one give it several names.
 
     Example:
         >>> list(parameter_names(nn.Linear(2, 1)).values())
@@ -71,7 +71,7 @@ def parameter_names(model: nn.Module) -> dict[int, tuple[str, ...]]:
 
 
 def declared_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The hyperparameters of each parameter group as the code declares them.
+    """Return the hyperparameters of each parameter group as the code declares them.
 
     A scheduler changes `lr` already when it is made, and keeps the declared rate as `initial_lr`.
 
@@ -91,7 +91,7 @@ def declared_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 def optimizer_state(
     optimizer: torch.optim.Optimizer, names: Mapping[int, Sequence[str]], declared: Sequence[Settings]
 ) -> dict[str, Any]:
-    """What a checkpoint keeps of `optimizer`.
+    """Return what a checkpoint stores of `optimizer`.
 
     Args:
         optimizer: that of the dense parameters.
@@ -132,7 +132,7 @@ class OptimizerPlan:
     notes: tuple[str, ...] = ()
     """What continues where it was."""
     changes: tuple[str, ...] = ()
-    """What differs from the saved run: a person should see it."""
+    """What differs from the saved run, for a person to see."""
     problems: tuple[str, ...] = ()
     """Why it cannot be done."""
     slots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -154,7 +154,7 @@ def plan_optimizer(
     *,
     renamed: Mapping[str, str] | None = None,
 ) -> OptimizerPlan:
-    """What restoring `saved`, which `optimizer_state` returned, into `optimizer` means. Changes nothing.
+    """Plan how `saved`, which `optimizer_state` returned, is restored into `optimizer`. Changes nothing.
 
     Args:
         optimizer: that of the dense parameters, as the code has made it.
@@ -192,7 +192,7 @@ def plan_optimizer(
 
 
 def scheduler_state(scheduler: LRScheduler, declared: Settings) -> dict[str, Any]:
-    """What a checkpoint keeps of a scheduler. `declared` is its `state_dict()` when the run began.
+    """Return what a checkpoint stores of a scheduler. `declared` is its `state_dict()` when the run began.
 
     Example:
         >>> sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
@@ -204,9 +204,9 @@ def scheduler_state(scheduler: LRScheduler, declared: Settings) -> dict[str, Any
 
 
 def plan_scheduler(scheduler: LRScheduler, saved: object, declared: Settings) -> OptimizerPlan:
-    """What restoring `saved`, which `scheduler_state` returned, into `scheduler` means. Changes nothing.
+    """Plan how `saved`, which `scheduler_state` returned, is restored into `scheduler`. Changes nothing.
 
-    The rule is that of hyperparameters: what the code declares otherwise than before stays as the code says, what has moved since
+    The rule is that of hyperparameters: what the code declares differently now stays as the code says, and what has moved since
     continues. A scheduler of another class starts from its beginning.
     """
     if saved is None:
@@ -234,7 +234,7 @@ def plan_scheduler(scheduler: LRScheduler, saved: object, declared: Settings) ->
 
 
 def leaves(state: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested state, each with its path. A list of plain values is one value.
+    """Yield the values of nested state, each with its path. A list of plain values is one value.
 
     Example:
         >>> list(leaves({"betas": [0.9, 0.99], "inner": [{"gamma": 0.5}]}))
@@ -252,7 +252,7 @@ def leaves(state: object, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _with_leaves(state: Any, leaves: Settings, path: str = "") -> Any:  # noqa: ANN401 - nested state
-    """A copy of `state` with other values at some paths."""
+    """Return a copy of `state` with other values at some paths."""
     if path in leaves:
         return leaves[path]
     if isinstance(state, dict):
@@ -263,7 +263,7 @@ def _with_leaves(state: Any, leaves: Settings, path: str = "") -> Any:  # noqa: 
 
 
 def other_optimizer(was: str, now: str) -> str:
-    """Why an optimizer of class `now` cannot continue from the state of one of class `was`, and the ways out.
+    """Explain why an optimizer of class `now` cannot continue from the state of class `was`, and what to do.
 
     Example:
         >>> print(other_optimizer("torch.optim.SGD", "torch.optim.Adam")[:81])
@@ -297,7 +297,7 @@ def _is_state(saved: Mapping[str, Any]) -> bool:
 def _names_by_group(
     optimizer: torch.optim.Optimizer, names: Mapping[int, Sequence[str]]
 ) -> list[list[tuple[str, ...]]]:
-    """All names of every parameter, group by group. Those that the model does not have are known by their position."""
+    """Return all names of every parameter, group by group. Those that are not in the model are named by their position."""
     return [
         [
             tuple(names.get(id(parameter), (f"group {number} parameter {place}",)))
@@ -318,7 +318,7 @@ def _saved_order(was: Mapping[str, Any]) -> list[str]:
 def _old_names(
     known: Sequence[Sequence[tuple[str, ...]]], was: Mapping[str, Any], renamed: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """For the first name of each parameter the one it was saved with, None if it was not in the optimizer."""
+    """Map the first name of each parameter to the one it was saved with, or None if it was not in the optimizer."""
     saved = set(_saved_order(was))
     found: dict[str, str | None] = {}
     for own in _flat(known):
@@ -367,7 +367,7 @@ def _plan_groups(
 def _reconcile(
     where: str, declared: Sequence[Settings], current: Sequence[Settings], now: Settings, here: Settings
 ) -> _Reconciled:
-    """What is declared as before, and was at another value than it is here, continues at that value.
+    """Continue what is declared as before, but was at another value than it is here, at that value.
 
     Args:
         where: begins each note.
@@ -444,7 +444,7 @@ def _apply(
 
 
 def complete_slots(slots: Mapping[str, Any], group: Settings) -> dict[str, Any]:
-    """The slots of a parameter, and those that a hyperparameter of `group` which was off before asks for.
+    """Return the slots of a parameter, and those that a newly enabled hyperparameter of `group` needs.
 
     Example:
         >>> sorted(complete_slots({"exp_avg_sq": torch.ones(1)}, {"amsgrad": True}))
@@ -468,7 +468,7 @@ def _settings(group: Settings) -> dict[str, Any]:
 
 
 def plain_setting(value: Any) -> Any:  # noqa: ANN401 - a hyperparameter is whatever an optimizer takes
-    """A hyperparameter as a Python value: a schedule may have computed it with tensors or NumPy.
+    """Return a hyperparameter as a Python value, since a schedule may have computed it with tensors or NumPy.
 
     Example:
         >>> plain_setting(torch.tensor(0.5)), plain_setting([np.float64(0.9), 0.99])

@@ -1,4 +1,9 @@
-"""Paths of checkpoints: local ones and fsspec URLs, absolute and relative to the folder they are named in."""
+"""Paths and URLs of checkpoints, absolute or relative to the folder they are named in, and what a manifest may refer to.
+
+A manifest names the checkpoints that parameter servers have written for it. It may refer to what is below its own model_dir and
+below the roots that the reader was given. Otherwise anyone who can write a manifest could make a process read, or remove, any
+file or URL that the process has access to.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def is_absolute(path: str | os.PathLike[str]) -> bool:
-    """Whether a path means the same from every folder: it starts at the root, or with a scheme such as `hdfs:/`.
+    """Return whether a path starts at the root or with a scheme such as `hdfs:/`, so it means the same from every folder.
 
     Example:
         >>> [is_absolute(path) for path in ("/data", "hdfs:/data", "s3://bucket", "model.ckpt-3", "a:b")]
@@ -40,7 +45,7 @@ def is_absolute(path: str | os.PathLike[str]) -> bool:
 
 
 def absolute_path(name: str, folder: str | os.PathLike[str]) -> str:
-    """What `name`, read from a file of `folder`, stands for.
+    """Return the path that `name`, which was read from a file in `folder`, stands for.
 
     Example:
         >>> absolute_path("model.ckpt-3", "/runs/a"), absolute_path("hdfs:/b/model.ckpt-3", "/runs/a")
@@ -58,7 +63,7 @@ def absolute_path(name: str, folder: str | os.PathLike[str]) -> str:
 
 
 def relative_name(path: str, folder: str | os.PathLike[str]) -> str:
-    """`path` as seen from `folder` if it lies inside, so that a file with this name may move along with the folder.
+    """Return `path` relative to `folder` if it is inside, so the folder may be moved.
 
     Example:
         >>> relative_name("/runs/a/model.ckpt-3", "/runs/a/"), relative_name("/b/model.ckpt-3", "/runs/a")
@@ -69,7 +74,7 @@ def relative_name(path: str, folder: str | os.PathLike[str]) -> str:
 
 
 def parent_folder(path: str | os.PathLike[str]) -> str:
-    """The folder that `path` lies in.
+    """Return the folder that `path` is in.
 
     Example:
         >>> parent_folder("/runs/a/model.ckpt"), parent_folder("model.ckpt"), parent_folder("/model.ckpt")
@@ -80,7 +85,7 @@ def parent_folder(path: str | os.PathLike[str]) -> str:
 
 
 def base_name(path: str | os.PathLike[str]) -> str:
-    """The last part of `path`.
+    """Return the last component of `path`.
 
     Example:
         >>> base_name("hdfs:/runs/a/model.ckpt-3/")
@@ -96,14 +101,14 @@ _given: ContextVar[tuple[str, ...]] = ContextVar("restore roots", default=())
 
 
 def restore_roots() -> tuple[str, ...]:
-    """The roots that this reader was given."""
+    """Return the roots that this reader was given."""
     named = (root.strip() for root in os.environ.get(RESTORE_ROOTS, "").split(","))
     return (*_given.get(), *(checked_location(root) for root in named if root))
 
 
 @contextmanager
 def reading_below(*roots: StrPath) -> Iterator[None]:
-    """Within the block, what this thread reads may refer to what lies below `roots`.
+    """Allow what this thread reads within the block to refer to what is below `roots`.
 
     Example:
         >>> with reading_below("/mnt/servers"):
@@ -120,12 +125,12 @@ def reading_below(*roots: StrPath) -> Iterator[None]:
 
 
 def is_allowed(path: StrPath, model_dir: StrPath) -> bool:
-    """Whether a checkpoint in `model_dir` may refer to `path`."""
+    """Return whether a checkpoint in `model_dir` may refer to `path`."""
     return is_below(path, (model_dir, *restore_roots()))
 
 
 def is_below(path: StrPath, roots: Iterable[StrPath]) -> bool:
-    """Whether `path` is one of `roots` or lies inside of one, after symbolic links.
+    """Return whether `path` is one of `roots` or inside of one, after symbolic links.
 
     Example:
         >>> is_below("s3://bucket/run/a", ["s3://bucket/run"]), is_below("s3://bucket/runs", ["s3://bucket/run"])

@@ -39,7 +39,7 @@ _FROM_FIRST = (
     "with it"
 )
 _SCHEDULED = ("lr", "momentum", "betas")
-"""What schedulers of torch move."""
+"""The hyperparameters that schedulers of torch change."""
 
 
 class DenseState:
@@ -62,12 +62,12 @@ class DenseState:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """The one that the code has made, also if servers make its steps."""
+        """The optimizer that the code has made, even if servers run its steps."""
         return self._trainer.optimizer if self.served is None else self.served.local
 
     @property
     def served(self) -> ServerOptimizer | None:
-        """The optimizer, if servers make its steps."""
+        """The optimizer, if servers run its steps."""
         optimizer = self._trainer.optimizer
         return optimizer if isinstance(optimizer, ServerOptimizer) else None
 
@@ -77,7 +77,7 @@ class DenseState:
         return self._declared
 
     def declare(self) -> None:
-        """Take the hyperparameters as they are now for those that the code declares. Only the first call does."""
+        """Record the current hyperparameters as those that the code declares. Only the first call does."""
         if self._is_declared:
             return
         self._is_declared = True
@@ -98,7 +98,7 @@ class DenseState:
         self._declared_schedule = {} if scheduler is None else deepcopy(scheduler.state_dict())
 
     def state(self) -> dict[str, Any]:
-        """The parts of a checkpoint's state: `optimizer` and, if there is one, `scheduler`."""
+        """Return the parts of a checkpoint's state: `optimizer` and, if there is one, `scheduler`."""
         optimizer, scheduler = self.optimizer, self._trainer.scheduler
         if optimizer is None:
             return {"optimizer": None}
@@ -111,7 +111,7 @@ class DenseState:
         return {"optimizer": saved, "scheduler": {**schedule, "step": self._followed}}
 
     def plan(self, state: Mapping[str, Any], renamed: Mapping[str, str] | None = None) -> OptimizerPlan:
-        """What restoring `state` does to optimizer and scheduler. Changes nothing.
+        """Plan how `state` is restored into optimizer and scheduler. Changes nothing.
 
         Args:
             state: that of a whole trainer.
@@ -159,7 +159,7 @@ class DenseState:
             self.served.install({key: plan.slots[own[0]] for key, own in names.items() if own[0] in plan.slots})
 
     def follow(self, step: int) -> None:
-        """Bring the scheduler to the global step `step`, which other workers may have moved too."""
+        """Advance the scheduler to the global step `step`, which other workers may have moved too."""
         scheduler = self._trainer.scheduler
         if scheduler is None or step <= self._followed:
             return
