@@ -38,11 +38,11 @@ class RunConfig(Config):
     config_group: ClassVar[str] = "run"
 
     model_dir: Location | None = None
-    """Where checkpoints are kept, a path or a URL: a run continues from what it finds there, saves now and then and when it
-    ends. None keeps nothing."""
+    """Folder of the checkpoints, a path or URL. A run continues from what it finds there, and saves there at intervals and when
+    it ends. None saves nothing."""
     warm_start_from: Location | None = None
-    """The model_dir of another run of the same model: a run that finds nothing in its own model_dir starts with that run's
-    weights and rows. The global step, the dense optimizer and the position in the data start from the beginning."""
+    """The model_dir of another run of the same model. A run that finds nothing in its own model_dir starts with the weights and
+    rows of that run. The global step, the dense optimizer and the position in the data start from the beginning."""
     save_checkpoints_steps: Annotated[int, Field(ge=1)] | None = None
     """Steps between two checkpoints. Give this or `save_checkpoints_secs`."""
     save_checkpoints_secs: NonNegative | None = None
@@ -54,17 +54,18 @@ class RunConfig(Config):
     checkpoints_max_to_keep: _Count | None = 10
     """Checkpoints to keep. None or 0 keeps all. Those that `monolith_checkpoint` names as exempt do not count."""
     keep_checkpoint_every_n_hours: Positive = 10000.0
-    """Of the checkpoints that would go, one in so many hours stays for good."""
+    """Hours between two checkpoints that are kept for good, of those that would be removed."""
     log_flush_secs: Positive | None = None
-    """Seconds between two entries of the change log, each a point to continue from: what a crash costs at most. None writes
-    them with checkpoints only."""
+    """Seconds between two entries of the change log, from each of which a run can continue. A crash loses at most what was
+    trained since the last one. None writes entries with checkpoints only."""
     save_share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Share of one processor that writing changed rows may take during training, which it slows down. 1 writes as fast as
+    """Share of one processor that writing changed rows may use during training, which it slows down. 1 writes as fast as
     possible. With less than 1, up to 256 MiB of rows are read into memory first."""
     ignore_save_errors: bool = False
     """Continue training when two attempts to write a checkpoint have failed. The next checkpoint has what this one lacks."""
     tide_start_hour: _Hour | None = None
-    """Start of the daily window, UTC, in which the machines are safe. Outside of it, checkpoints come every `tide_save_secs`."""
+    """Start (UTC) of the daily window in which the machines are safe. Outside of it, checkpoints are written every
+    `tide_save_secs`."""
     tide_start_minute: _Minute = 0
     """Minute of `tide_start_hour`."""
     tide_end_hour: _Hour | None = None
@@ -78,12 +79,12 @@ class RunConfig(Config):
     `restore_ckpt`, with step, optimizer and position in the data. The other run's files are read where they are. A
     restore_dir without a checkpoint is logged, and the run starts without one."""
     restore_ckpt: str | None = None
-    """Name of a checkpoint, as model.ckpt-3000, to go back to. Training does so once, and leaves the file `restore_ckpt` in
-    model_dir to know. A different name that is given later is ignored and logged until that file is removed. Evaluation and
-    prediction go back every time."""
+    """Name of a checkpoint to go back to, such as model.ckpt-3000. Training goes back once and records that in the file
+    `restore_ckpt` of model_dir. Another name is ignored with a log line until that file is removed. Evaluation and prediction
+    always go back."""
     restore_to: Moment | None = None
-    """A moment to go back to: step=N, time=UNIX_SECONDS or sequence=N means the newest restore point, checkpoint or entry of the
-    change log, that is no later. Training does so once for each value, evaluation and prediction every time."""
+    """State to go back to: step=N, time=UNIX_SECONDS or sequence=N stands for the newest checkpoint or entry of the change log
+    that is not later. Training goes back once for each value, evaluation and prediction always."""
     clear_nn: bool = False
     """Once, restore tables only and let dense parameters and optimizer start from the beginning. The file `clear_nn` in model_dir
     marks that it has been done."""
@@ -94,54 +95,55 @@ class RunConfig(Config):
     table_alias_map: dict[str, str] = {}
     """Names of tables that have changed: new name to the name in the checkpoint."""
     enable_alias_map_auto_gen: bool = True
-    """Without `reload_alias_map`, look for the old names of parameters by rules."""
+    """Without `reload_alias_map`, find the old names of parameters by rules."""
     allow_new_tables: bool = False
     """Let a table that the checkpoint does not have start empty, instead of refusing the checkpoint."""
     allow_new_segments: bool = False
     """Let tables to which segments were added, or from which some were removed, keep what is left of their rows. What is new
     in a row is initialised."""
     resume_data: bool = True
-    """Continue in the data where the saved run stopped. False when the next run is given other data."""
+    """Continue in the data where the saved run stopped. Set it to False when the next run reads other data."""
     epochs: Annotated[int, Field(ge=1)] | None = 1
-    """Passes over the data. A run that has made them all is finished: started again, it says so and makes no step. None repeats
-    the data until the steps are made."""
+    """Passes over the data. A run that has made them all is finished and makes no further step. None repeats the data until the
+    steps are made."""
     threads: Annotated[int, Field(ge=1)] | None = None
-    """Threads of torch and of the tables in this process. None: as many as torch has, and no more than the processors that
-    this process may use, limits of its container included."""
+    """Threads of torch and of the tables in this process. By default as many as torch has, but no more than the processors that
+    this process and its container may use."""
     clip_norm: Positive | None = 1000.0
     """Largest joint norm of all gradients, dense and sparse together, or what `clip_type` says. None does not clip."""
     clip_type: ClipType = "global_norm"
     """What `clip_norm` limits, see `monolith.nn.clip_grads_`."""
     sparse_clip_norm: Positive | None = None
-    """A limit of the sparse gradients' own."""
+    """Limit of the norm of the sparse gradients alone."""
     sparse_norm_warmup_steps: Annotated[int, Field(ge=1)] | None = None
     """Steps over which the limit of the sparse gradients rises linearly to its full value. Only for `clip_type` global_norm."""
     dense_weight_decay: NonNegative = 0.0
-    """Added to the gradient of each dense parameter after clipping, times the parameter."""
+    """Weight decay of dense parameters, added to their gradients after clipping."""
     embedding_prefetch_capacity: _Count = 0
-    """Batches read ahead by a background thread. 0 reads in the step loop."""
+    """Batches that a background thread prefetches. 0 reads in the step loop."""
     enable_embedding_postpush: bool = False
-    """Apply sparse gradients while the next step computes: faster, and each lookup misses the step before."""
+    """Apply sparse gradients while the next step computes. It is faster, but each lookup misses the update of the previous
+    step."""
     event_time: str | None = None
     """Column of event times, seconds since 1970. The newest of a batch becomes the time of the rows it updates."""
     log_step_count_steps: Annotated[int, Field(ge=1)] = 100
-    """Steps between two lines of progress, each counted by all workers together: `monolith train` prints them, `Estimator.train`
-    logs them at INFO."""
+    """Steps between two lines of progress, counted over all workers. `monolith train` prints the lines, `Estimator.train` logs
+    them at INFO."""
     save_summary_steps: Annotated[int, Field(ge=1)] = 100
     """Steps between two TensorBoard points, which are written only with a model_dir."""
     model_name: str = ""
-    """Name of the model in what is written about it. Empty: the name of its class."""
+    """Name of the model in reports, by default the name of its class."""
     deep_insight_dir: str | None = None
     """Folder to which each process of the run appends predictions of sampled examples, see `DeepInsightHook`. The data then needs
     the columns `uid` and `req_time`. None writes nothing."""
     deep_insight_target: str = ""
-    """Heads, separated by commas, whose predictions are written. Empty: all."""
+    """Heads whose predictions are written, separated by commas, by default all."""
     deep_insight_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Part of the examples that is written to `deep_insight_dir`. 0 writes nothing."""
+    """Share of the examples that is written to `deep_insight_dir`. 0 writes nothing."""
     stop_on_nan: bool = True
     """Raise `DivergedError` for a loss or gradient that is NaN or infinite, before it reaches any weight."""
     seed: int | None = None
-    """For torch's generators at the start of a run. None leaves them alone."""
+    """Seed of torch's generators at the start of a run. None leaves them alone."""
     export_dir_base: str = "exported_models"
     """Folder of exports, inside model_dir unless it is absolute."""
 
