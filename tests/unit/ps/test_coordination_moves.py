@@ -124,7 +124,7 @@ def test_the_first_server_may_come_back_elsewhere(tmp_path: Path) -> None:
 
 def test_a_server_that_hung_and_was_replaced_does_not_answer_for_the_run(tmp_path: Path) -> None:
     with servers(tmp_path, 0) as (hung,), store([hung.address]), server(tmp_path, 0, take_over=True) as successor:
-        config = ClientConfig(timeout=0.5)
+        config = ClientConfig(timeout=2.0)
         link = link_to(hung.address, config)
         try:
             greet = Greet(index=1, epoch=1, lease=FOREVER, phase="finished").model_dump_json()
