@@ -89,3 +89,20 @@ def test_static_counts_of_a_tree_made_up_for_them(tmp_path: Path) -> None:
     assert structure.dangling(tree) == ["monolith.table.a:1"]
     assert structure.semicolons(tree) == ["monolith.table.a:1", "monolith.table.b:1", "monolith.table.c:8"]
     assert structure.import_percent(made_up(tmp_path / "other", a="import os\n\nx = 1\ny = 2\nz = 3\n")) == 25.0
+
+
+def lines_below(folder: str) -> int:
+    files = list((structure.TREE / "core" / folder).rglob("*.*"))
+    assert files
+    return sum(len(file.read_text().splitlines()) for file in files if file.suffix in (".cc", ".h", ".cmake"))
+
+
+def test_the_core_has_as_many_lines_of_tests_as_of_source() -> None:
+    assert lines_below("tests") >= lines_below("src")
+
+
+def test_the_core_names_neither_torch_nor_openmp() -> None:
+    core = structure.TREE / "core"
+    sources = [file for folder in ("src", "include") for file in (core / folder).rglob("*.*")]
+    assert sources
+    assert [file.name for file in sources if re.search(r"torch|openmp|\bG?OMP_|\bomp_", file.read_text(), re.I)] == []
