@@ -16,7 +16,7 @@ __all__ = ["LearningRates", "PackedBags", "PackedGradients", "PackedLayout", "Pa
 
 
 class LearningRates(NamedTuple):
-    """The learning rates of all tables of a request, as people read them and as the core does."""
+    """The learning rates of all tables of a request, by table and as the core takes them."""
 
     by_table: Sequence[tuple[float, ...]]
     """One per segment of each table."""
@@ -95,7 +95,7 @@ class PackedLayout:
     def read(
         self, tables: Sequence[_core.Table], ids: np.ndarray, offsets: np.ndarray | None, counts: tuple[int, ...]
     ) -> list[torch.Tensor]:
-        """Look up the bags of all tables. Returns the arrays, float32 [bags, width], not initialised by anybody else."""
+        """Look up the bags of all tables. Returns the arrays, float32 [bags, width]."""
         placed = self._place(counts)
         buffers = [
             torch.empty(sum(rows), width, dtype=torch.float32, device="cpu")
@@ -217,11 +217,11 @@ class PackedGradients(Sequence[Gradient]):
         self._gradients: list[Gradient] | None = None
 
     def with_rates(self, learning_rates: LearningRates) -> PackedGradients:
-        """The same gradients, to be applied with `learning_rates`."""
+        """Return the same gradients, to be applied with `learning_rates`."""
         return PackedGradients(self.bags, self.arrays, learning_rates=learning_rates, snapshots=self.snapshots)
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor], *, by_table: bool) -> PackedGradients:
-        """Put `change` of the gradients in their place. `by_table` gives it the gradients of one table at a time."""
+        """Return the gradients after `change`, which is called for each array, or for each table with `by_table`."""
         arrays = [
             None if array is None else self._changed(array, n, change, by_table) for n, array in enumerate(self.arrays)
         ]
