@@ -32,10 +32,10 @@ TEST("addresses are aligned to a huge page and as many as asked for at least") {
 }
 
 TEST("memory is zero, keeps what was written, and grows in place") {
-  ReservedMemory memory(64 * kMiB);
+  ReservedMemory memory(16 * kMiB);
   std::byte* const base = memory.base();
   std::size_t before = 0;
-  for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, kMiB, 3 * kMiB, 17 * kMiB, 64 * kMiB}) {
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, kMiB, 3 * kMiB, 9 * kMiB, 16 * kMiB}) {
     memory.commit(bytes);
     CHECK(memory.base() == base);
     CHECK(all_zero(base + before, bytes - before));
@@ -78,7 +78,7 @@ TEST("what was dropped is zero again at the same addresses") {
 
 TEST("reservations do not overlap, and one that moved is the same") {
   std::vector<ReservedMemory> all;
-  for (int i = 0; i < 20; ++i) all.emplace_back(4 * kMiB);
+  for (int i = 0; i < 8; ++i) all.emplace_back(4 * kMiB);
   for (ReservedMemory& memory : all) memory.commit(4 * kMiB);
   for (std::size_t i = 0; i < all.size(); ++i) std::fill_n(all[i].base(), 4 * kMiB, static_cast<std::byte>(i + 1));
   for (std::size_t i = 0; i < all.size(); ++i) {
