@@ -96,7 +96,7 @@ class ChangeLog:
             take_over: Take the log from a writer that still has it open, such as a process that hangs. Its next commit raises
                 `FencedError`.
             clock: Returns seconds since 1970.
-            reader: Of the same folder, told of every commit, so that it need not read back what was written here.
+            reader: Of the same folder. It is given every commit, so it need not read back what was written here.
 
         Raises:
             LogGapError: With `parent=None`, the last committed segment is missing.

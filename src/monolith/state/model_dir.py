@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, StorageError
-from monolith.log import ChangeLog, LogReader, SegmentInfo
+from monolith.log import LogReader, SegmentInfo
+from monolith.log.change_log import ChangeLog
 from monolith.log.commit import Tables
 from monolith.state.manifest import (
     MANIFEST,

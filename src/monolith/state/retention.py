@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, StorageError
-from monolith.log import LogReader, prune
+from monolith.log import LogReader
+from monolith.log.retention import prune
 from monolith.log.segment_format import sequence_of
 from monolith.state.index import CHECKPOINT_INDEX, CheckpointState, read_checkpoint_state, write_checkpoint_state
 from monolith.state.locks import claimed
