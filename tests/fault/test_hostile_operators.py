@@ -189,7 +189,7 @@ def referred(value: Any, values: dict[str, Any]) -> Any:  # noqa: ANN401 - argum
         name = f"tensor {len(values)}"
         values[name] = value
         return _Ref(name)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):  # a program has lists only
         return [referred(item, values) for item in value]
     return {key: referred(item, values) for key, item in value.items()} if isinstance(value, dict) else value
 

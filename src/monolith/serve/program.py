@@ -184,25 +184,15 @@ class _Step:
         self.args, self.kwargs = args, kwargs
         in_kwargs = _refs(list(kwargs.values()))
         self.refs = _refs(args) + in_kwargs
-        reached = [item for argument in args for item in (argument if isinstance(argument, list) else [argument])]
-        self._is_flat = not in_kwargs and len(self.refs) == sum(isinstance(item, _Ref) for item in reached)
+        self._binds_kwargs = bool(in_kwargs)
 
     def run(self, values: dict[str, object], budget: Budget) -> None:
         """Call the operator with `values`, to which its result is added."""
-        if self._is_flat:
-            args, kwargs = (
-                [
-                    values[argument]
-                    if isinstance(argument, _Ref)
-                    else [values[item] if isinstance(item, _Ref) else item for item in argument]
-                    if isinstance(argument, list)
-                    else argument
-                    for argument in self.args
-                ],
-                self.kwargs,
-            )
-        else:
-            args, kwargs = _bind(self.args, values), _bind(self.kwargs, values)
+        # As `_bind` does, without a call for most steps.
+        args = [values[a] if isinstance(a, _Ref) else _bind(a, values) if isinstance(a, list) else a for a in self.args]
+        kwargs = self.kwargs
+        if self._binds_kwargs:
+            kwargs = dict(zip(kwargs, _bind(list(kwargs.values()), values), strict=True))
         taken = 0
         try:
             if self._is_measured:
@@ -333,14 +323,12 @@ def _literal(value: _Json) -> _Json:
     return value
 
 
-def _bind(argument: Any, values: Mapping[str, object]) -> Any:  # noqa: ANN401 - arguments of operators
-    if isinstance(argument, _Ref):
-        return values[argument]
-    if isinstance(argument, list):
-        return [_bind(item, values) for item in argument]
-    if isinstance(argument, dict):
-        return {key: _bind(item, values) for key, item in argument.items()}
-    return argument
+def _bind(arguments: list[object], values: Mapping[str, object]) -> list[object]:
+    """Return `arguments`, nested lists included, with values for references."""
+    return [
+        values[item] if isinstance(item, _Ref) else _bind(item, values) if isinstance(item, list) else item
+        for item in arguments
+    ]
 
 
 def program_inputs(
