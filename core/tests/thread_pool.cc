@@ -104,6 +104,7 @@ TEST("a task that calls again runs its tasks by itself") {
     const Threads use(3, executor);
     std::atomic<int> elsewhere{0};
     std::atomic<int> done{0};
+    asked = 0;
     monolith::parallel_for(6, [&](std::size_t) {
       const auto here = std::this_thread::get_id();
       monolith::parallel_for(20, [&](std::size_t) {
@@ -113,6 +114,7 @@ TEST("a task that calls again runs its tasks by itself") {
     });
     CHECK_EQ(elsewhere.load(), 0);
     CHECK_EQ(done.load(), 120);
+    CHECK_EQ(asked.load(), executor == nullptr ? 0 : 1);  // not again by the tasks
   }
 }
 
