@@ -306,10 +306,17 @@ def _searchsorted(sorted_sequence: Tensor, self: object, **options: object) -> i
 
 
 def _parts(self: Tensor, size: object = None, dim: int = 0) -> int:
-    """Of `split`, `split_with_sizes`, `chunk`: none has more parts than its dimension is long, or than `size` has entries."""
+    """Of `split` and `split_with_sizes`: none has more parts than its dimension is long, or than `size` has entries."""
     if not isinstance(size, list) and self.ndim and self.shape[dim] > MAX_PARTS:
         raise ValueError(f"expected at most {MAX_PARTS:,} parts")
     return 0
+
+
+def _chunk(self: Tensor, chunks: int, dim: int = 0) -> int:
+    # An empty dimension is cut into as many parts as are asked for.
+    if chunks > MAX_PARTS:
+        raise ValueError(f"expected at most {MAX_PARTS:,} parts")
+    return _parts(self, dim=dim)
 
 
 def _unbind(self: Tensor, dim: int = 0) -> int:
@@ -342,7 +349,7 @@ GUARDS: dict[str, Guard] = {
     "aten._native_batch_norm_legit_no_training.default": _batch_norm,
     "aten._weight_norm.default": _weight_norm,
     "aten.bilinear.default": _bilinear,
-    "aten.chunk.default": _parts,
+    "aten.chunk.default": _chunk,
     "aten.gru.input": _recurrent(3),
     "aten.index.Tensor": _index,
     "aten.lstm.input": _recurrent(4),

@@ -347,3 +347,9 @@ def test_a_batch_is_not_changed_by_a_forward_that_works_in_place() -> None:
     x = torch.ones(3)
     assert program({"x": x})["y"].tolist() == [3.0, 3.0, 3.0]
     assert x.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_an_empty_dimension_is_not_cut_into_any_number_of_parts() -> None:
+    program = forged(("aten.chunk.default", [ref("x"), 2**31], {}))
+    with pytest.raises(InvalidArgumentError, match="at most 65,536 parts"):
+        program({"x": torch.ones(0)})
