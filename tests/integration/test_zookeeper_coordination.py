@@ -105,7 +105,7 @@ def test_workers_see_each_other(join: Join) -> None:
 def test_a_replaced_worker_is_refused(join: Join) -> None:
     old, new = join(1), join(1, 2)
     for call in (lambda: old.enter("running"), lambda: old.place_barrier("Save"), old.remove_barrier, old.end_run):
-        with pytest.raises(StalePushError, match="1 of worker 1 is over, 2 has come"):
+        with pytest.raises(StalePushError, match="1 of worker 1 is over, 2 has joined since"):
             call()
     with pytest.raises(StalePushError):
         join(1)

@@ -281,7 +281,7 @@ class ZKCoordination:
 
     def _replaced(self, newest: int) -> StalePushError:
         return StalePushError(
-            f"epoch: {self._epoch} of worker {self._index} is over, its successor has {newest}; this process has been replaced "
+            f"epoch: {self._epoch} of worker {self._index} is over, {newest} has joined since; this process has been replaced "
             "and should end"
         )
 
