@@ -1,7 +1,7 @@
 """Monolith for PyTorch: recommendation models on ids that never collide, trained in place.
 
-The names here are those one meets first; the rest is in `monolith.data`, `features`, `metrics`, `nn`, `optim`, `serve`, `table`
-and `train`.
+The names here are those a user meets first. The others are in `monolith.data`, `features`, `metrics`, `nn`, `optim`,
+`serve`, `table` and `train`.
 
 Example:
     >>> import torch

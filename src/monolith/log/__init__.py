@@ -1,9 +1,8 @@
 """The change log: which rows changed, in order. Each commit is a durable segment with a sequence number."""
 
 from monolith.log.change_log import ChangeLog, Flusher
-from monolith.log.reader import LogReader, Verdict
+from monolith.log.reader import LogReader, Verdict, prune
 from monolith.log.replay import RowChange, history, replay
-from monolith.log.retention import prune
 from monolith.log.segment import LogSegment
 from monolith.log.segment_format import SegmentInfo, SegmentTable, TableChanges
 

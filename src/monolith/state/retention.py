@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, StorageError
 from monolith.log import LogReader
-from monolith.log.retention import prune
+from monolith.log.reader import prune
 from monolith.log.segment_format import sequence_of
 from monolith.state.index import CHECKPOINT_INDEX, CheckpointState, read_checkpoint_state, write_checkpoint_state
 from monolith.state.locks import claimed

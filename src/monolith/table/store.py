@@ -24,8 +24,7 @@ from monolith.table.bags import Bags, Gradient, join_gradients
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats, apply_updates, as_pooling
 from monolith.table.packed import PackedBags, PackedGradients
-from monolith.table.store_folder import read_store, write_store
-from monolith.table.table_file import FileEntry
+from monolith.table.table_file import FileEntry, read_store, write_store
 
 __all__ = [
     "FollowedLog",

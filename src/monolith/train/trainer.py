@@ -22,7 +22,6 @@ from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Position, Store
 from monolith.train.checkpoints import TrainerSaving
 from monolith.train.config import RunConfig
-from monolith.train.dense_state import DenseState
 from monolith.train.hooks.checkpoint import MetricSink, log_metric
 from monolith.train.hooks.deep_insight import DeepInsightHook
 from monolith.train.hooks.hook import CheckpointSaverListener, Hook, hooks_running, overriding
@@ -30,7 +29,7 @@ from monolith.train.hooks.stop import NanGuardHook
 from monolith.train.preconditions import is_resumable, require_limits, require_optimizer, require_scheduler
 from monolith.train.processors import use_threads
 from monolith.train.restoring import RestoreChoice, has_restore_settings, recover_servers, restore_chosen, warm_start
-from monolith.train.sparse_push import SparsePush, WorkerPositions
+from monolith.train.updates import DenseState, SparsePush, WorkerPositions
 
 _log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import pytest
 
 from monolith import InvalidArgumentError
 from monolith.cluster import HostServiceDiscovery, NodeAliveChecker, check_port
-from monolith.cluster.formation import wait_for_servers
 from monolith.errors import UnavailableError
 from monolith.ps import ClientConfig
 from monolith.ps.client.server_group import link_to
 from monolith.testing.servers import free_ports
+from monolith.train.distributed.formation import wait_for_servers
 from monolith.transport.calls import BasicCall
 
 

@@ -15,7 +15,7 @@ from monolith.errors import (
     StalePushError,
     UnavailableError,
 )
-from monolith.train.distributed.retry import run_with_retries
+from monolith.train.distributed.formation import run_with_retries
 
 
 class Run:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Self, get_args
 from monolith.cluster.coordination import Coordination
 from monolith.cluster.discovery.service_discovery import ScheduledDiscovery, ServiceDiscovery
 from monolith.cluster.discovery.zookeeper import ZKServiceDiscovery
-from monolith.cluster.formation import Formation
 from monolith.cluster.launch.reporting import beating, tell_wrong_usage
 from monolith.cluster.role import add_mpi_exception_hook
 from monolith.cluster.scheduler import DATA_ROLES, ServerType, schedulers_of
@@ -31,7 +30,7 @@ from monolith.state.storage import open_folder
 from monolith.train.config import other_runs
 from monolith.train.distributed.config import RunnerConfig
 from monolith.train.distributed.data_service import serve_data, service_dispatcher, service_source
-from monolith.train.distributed.retry import run_with_retries
+from monolith.train.distributed.formation import Formation, run_with_retries
 from monolith.train.distributed.server import serve
 from monolith.train.distributed.worker import Meet, WorkerAttempt, client_config
 from monolith.train.hooks.checkpoint import MetricSink

@@ -24,7 +24,7 @@ from monolith.ps.protocol.dense_optimizers import group_optimizers
 from monolith.ps.protocol.messages import DeclaredTable
 from monolith.train.distributed.barrier import BarrierHook, BarrierSaverListener, RemoteBarrier
 from monolith.train.distributed.config import RunnerConfig
-from monolith.train.distributed.retry import TEMPORARY
+from monolith.train.distributed.formation import TEMPORARY
 from monolith.train.distributed.sync import GlobalStepHook, RemoteStates, TrainingHooksHelper
 from monolith.train.hooks.cached_parameters import FetchCachedVariablesHook
 from monolith.train.hooks.hook import Hook

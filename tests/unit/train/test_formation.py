@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from monolith.cluster import HostServiceDiscovery
-from monolith.cluster.formation import Formation, wait_for_servers
 from monolith.errors import ConfigError, DeadlineExceededError
 from monolith.original import MLPEnv, MLPServiceDiscovery
+from monolith.train.distributed.formation import Formation, wait_for_servers
 from monolith.train.distributed.run import ServerListFile
 
 
@@ -59,7 +59,7 @@ def test_which_servers_are_waited_for_is_said_and_not_with_every_look(
 ) -> None:
     register(discovery, 1)
     time = Time([*[lambda: None] * 7, lambda: register(discovery, 0, 2)])
-    with caplog.at_level(logging.INFO, "monolith.cluster.formation"):
+    with caplog.at_level(logging.INFO, "monolith.train.distributed.formation"):
         wait_for_servers(discovery, 3, alive=lambda a: list(a) if time.now > 40 else [], clock=time, sleep=time.sleep)
     assert caplog.messages == [
         "waiting for ps 1 at h1:1 to answer and 2 of 3 parameter servers to be announced",
