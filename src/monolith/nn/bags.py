@@ -22,7 +22,7 @@ from monolith.features.declaration import Declaration, FeatureGroup, TableDeclar
 from monolith.features.feature import Feature
 from monolith.features.ragged import Ragged
 from monolith.nn.kernels import split_bias
-from monolith.table.packed import PackedBags, PackedLayout
+from monolith.table.bags import PackedBags, PackedLayout
 
 __all__ = ["BagPlan", "BatchBags"]
 

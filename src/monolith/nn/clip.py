@@ -101,7 +101,7 @@ def _gradients(modules: nn.Module | Iterable[nn.Module]) -> tuple[list[torch.Ten
 
 
 def _sparse(collections: Iterable[EmbeddingBagCollection]) -> list[torch.Tensor]:
-    return [gradient.values for collection in collections for gradient in collection.gradients]
+    return [values for collection in collections for values in collection.gradient_values()]
 
 
 def _scale_dense(dense: list[torch.Tensor], norm: torch.Tensor, limit: float) -> None:

@@ -17,9 +17,8 @@ from monolith.features.declaration import Declaration, declare_tables
 from monolith.features.feature import Feature
 from monolith.nn.bags import BagPlan
 from monolith.table.admission import AdmissionFilter
-from monolith.table.bags import Gradient, single_ids
+from monolith.table.bags import Gradient, LearningRates, PackedBags, PackedGradients, single_ids
 from monolith.table.embedding_table import EmbeddingTable, PoolingMode
-from monolith.table.packed import LearningRates, PackedBags, PackedGradients
 from monolith.table.store import LocalStore, Store
 
 __all__ = ["Embedding", "EmbeddingBag", "EmbeddingBagCollection", "dense_state_dict", "embedding_collections"]
@@ -99,6 +98,10 @@ class EmbeddingBagCollection(nn.Module):
         """Return the gradients that `backward` has collected and `step` will apply, one per table and pass, at the pooled
         lookups."""
         return tuple(gradient for gradients in self._pending for gradient in gradients)
+
+    def gradient_values(self) -> list[torch.Tensor]:
+        """Return the values of `gradients`, float32 [bags, dim] each."""
+        return [values for gradients in self._pending for values in gradients.values()]
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply the collected gradients by `factor`."""

@@ -20,10 +20,9 @@ from monolith import _core
 from monolith.config import Config, Count
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.table.arrays import Ids, Values
-from monolith.table.bags import Bags, Gradient, join_gradients
+from monolith.table.bags import Bags, Gradient, PackedBags, PackedGradients, join_gradients
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats, apply_updates, as_pooling
-from monolith.table.packed import PackedBags, PackedGradients
 from monolith.table.table_file import FileEntry, read_store, write_store
 
 __all__ = [

@@ -8,7 +8,7 @@ import torch
 
 from monolith import EmbeddingTable, InvalidArgumentError, Segment, TableConfig
 from monolith.table import Adagrad, LocalStore
-from monolith.table.packed import LearningRates, PackedBags, PackedGradients, PackedLayout
+from monolith.table.bags import LearningRates, PackedBags, PackedGradients, PackedLayout
 
 DIMS = (4, 2, 4, 4)
 NAMES = tuple("abcd")
