@@ -57,18 +57,18 @@ class Monolith:
     def __init__(self, ids: IdArray, dim: int, threads: int) -> None:
         self.versions = use_threads(threads)
         self._table = filled_table(ids, dim)
-        self._row_splits = torch.from_numpy(offsets())
+        self._offsets = torch.from_numpy(offsets())
         self._gradient = torch.from_numpy(pooled_gradient(dim))
 
     def prepare(self, batch: Batch) -> torch.Tensor:
         return torch.from_numpy(batch.ids)
 
     def lookup(self, prepared: torch.Tensor) -> torch.Tensor:
-        return self._table.lookup_pooled(prepared, self._row_splits, mode="sum")
+        return self._table.lookup_pooled(prepared, self._offsets, mode="sum")
 
     def train_step(self, prepared: torch.Tensor) -> None:
-        self._table.lookup_pooled(prepared, self._row_splits, mode="sum")
-        self._table.apply_pooled_gradients(prepared, self._row_splits, self._gradient, mode="sum")
+        self._table.lookup_pooled(prepared, self._offsets, mode="sum")
+        self._table.apply_pooled_gradients(prepared, self._offsets, self._gradient, mode="sum")
 
     def read(self, batch: Batch) -> FloatArray:
         return self._table.lookup(torch.from_numpy(batch.ids)).numpy()

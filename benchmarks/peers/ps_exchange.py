@@ -26,7 +26,7 @@ from monolith.ps.protocol.messages import DeclaredTable, DeclareTables, Join, Pu
 from monolith.table import TableConfig
 from monolith.testing.parameter_servers import ServerProcess
 from monolith.transport.calls import BasicCall
-from monolith.transport.frames import Frame, decode, encode, pieces
+from monolith.transport.frames import Frame, decode, encode, encode_parts
 from monolith.transport.sockets import SocketConnector
 
 # Where setup_peers.sh puts Ray and Redis; behind our own packages, which stay as they are.
@@ -118,7 +118,7 @@ class Sockets(_Framed):
 
     def _call(self, call: Call, text: str, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         deadline = time.monotonic() + 30
-        self._stream.send(*pieces(call=call, request=1, text=text, arrays=arrays), deadline=deadline)
+        self._stream.send(*encode_parts(call=call, request=1, text=text, arrays=arrays), deadline=deadline)
         return _arrays(self._stream.receive(1, deadline=deadline))
 
 
