@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from monolith.original import create_primus_save_point, maybe_finish_application, maybe_kill_application
+from monolith.original.yarn import PrimusScheduler
 from monolith.proto import primus_am_service_pb2 as primus
 from primus_master import Master, Status, serving
 
@@ -41,6 +42,14 @@ def test_finish_tells_of_success(served: tuple[Master, dict[str, str]]) -> None:
     [(name, request)] = master.asked
     assert name == "succeed"
     assert (request.exit_code, request.graceful_shutdown_timeout_ms.value) == (0, 20_000)
+
+
+def test_the_master_is_told_how_the_job_ended(served: tuple[Master, dict[str, str]]) -> None:
+    master, environ = served
+    PrimusScheduler(environ).job_ended(None)
+    PrimusScheduler(environ).job_ended(ValueError("bad data"))
+    (first, _), (second, request) = master.asked
+    assert (first, second, request.diagnose) == ("succeed", "kill", "ValueError: bad data")
 
 
 def test_a_savepoint_is_waited_for(served: tuple[Master, dict[str, str]]) -> None:

@@ -158,7 +158,7 @@ def test_wrong_argument(table: EmbeddingTable, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BAD_SPLITS)
-def test_wrong_row_splits(table: EmbeddingTable, name: str) -> None:
+def test_wrong_offsets(table: EmbeddingTable, name: str) -> None:
     splits = BAD_SPLITS[name]
     bags = max(splits.numel() - 1, 0)
     assert_refused(table, "offsets", lambda t: t.lookup_pooled(IDS, splits))

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from monolith import EmbeddingTable, Segment, TableConfig
-from monolith.errors import CorruptFileError, InvalidArgumentError
+from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.table import NUM_BUCKETS, Adam, bucket_of, read_rows_into
+from monolith.table.buckets import bucket_owners, bucket_ranges
 
 CONFIG = TableConfig(name="t", segments=(Segment(dim=3),))
 
@@ -45,6 +46,31 @@ def test_buckets_are_even_and_nested() -> None:
 def test_the_shape_is_kept() -> None:
     assert bucket_of(torch.arange(6).reshape(2, 3)).shape == (2, 3)
     assert bucket_of([]).shape == (0,)
+
+
+def test_every_bucket_has_one_owner() -> None:
+    for count in (1, 2, 3, 7):
+        owners = bucket_owners(bucket_ranges(count), count)
+        assert owners.tolist() == sorted(owners)
+        assert set(owners) == set(range(count))
+    for count in (0, NUM_BUCKETS + 1):
+        with pytest.raises(InvalidArgumentError, match=rf"expected 1\.\.4096 owners, got {count}"):
+            bucket_ranges(count)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ([range(11), range(10, 4096)], r"ranges\[1\]: some of range\(10, 4096\) belong to an earlier owner"),
+        ([range(7), range(8, 4096)], "nobody owns bucket 7"),
+        ([range(4096)], "expected one for each of 2 owners, got 1"),
+        ([range(10), range(10, 5000)], r"ranges\[1\]: expected consecutive buckets of 0\.\.4095"),
+        ([range(0, 4096, 2), range(1, 4096, 2)], r"ranges\[0\]: expected consecutive buckets"),
+    ],
+)
+def test_owners_that_overlap_or_leave_a_bucket_out_are_refused(ranges: list[range], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        bucket_owners(ranges, 2)
 
 
 @pytest.mark.parametrize("count", [0, -1, 2**63])
