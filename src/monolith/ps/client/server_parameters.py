@@ -197,7 +197,7 @@ class CachedParameters:
 
     `fetch` starts to read the servers in the background. `assign` waits for it and puts the values into the module. With `fetch`
     before every step and `assign` after it, a step uses the values from before the previous step. The hook
-    `monolith.original.cached_variables.FetchCachedVariablesHook` does so, after a first round that is waited for.
+    `monolith.train.hooks.FetchCachedVariablesHook` does so, after a first round that is waited for.
 
     Args:
         module: its parameters are placed on servers.
