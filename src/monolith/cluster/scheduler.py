@@ -1,4 +1,4 @@
-"""`Scheduler`: the scheduler that started this process, which may give it a role and is told when the job ends.
+"""`Scheduler`: the scheduler that started this process, which may give it a role and is notified when the job ends.
 
 `SCHEDULERS` lists the schedulers by name. Each is recognised by a variable that it sets in the environment of its processes,
 and its module is loaded only where that variable is present. Packages below the scheduler's module never import it.

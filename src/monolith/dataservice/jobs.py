@@ -56,7 +56,7 @@ class EpochSplits:
         self.given: dict[int, list[int]] = defaultdict(list)
         """The splits of each trainer, in the order they were granted."""
         self.ended: set[int] = set()
-        """Trainers that were told that there are no more splits."""
+        """Trainers that have been notified that there are no more splits."""
         self._waiting: deque[int] = deque()
         """Splits without a trainer, in the order in which they are granted."""
         self.starts: dict[int, str] = {}

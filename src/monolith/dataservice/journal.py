@@ -84,7 +84,7 @@ class SplitGranted(Config):
 
 
 class TrainerEnded(Config):
-    """A trainer was told that the epoch has no more splits for it. It gets none in this session any more."""
+    """A trainer was notified that the epoch has no more splits for it. It gets no more in this session."""
 
     event: Literal["ended"] = "ended"
     job: str

@@ -1,4 +1,4 @@
-"""Features on their way to the table: ids, ragged batches, declarations, deduplication, splits by shard."""
+"""Features, from columns of a batch to requests of tables: ids, ragged batches, declarations, deduplication, splits by shard."""
 
 from monolith.features.batch import Batch, BatchColumn, as_batch, num_rows
 from monolith.features.declaration import Declaration, TableDeclaration, declare_tables

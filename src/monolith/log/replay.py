@@ -138,7 +138,7 @@ class RowChange:
 
     @property
     def norm(self) -> float | None:
-        """Euclidean length of `values`."""
+        """Euclidean norm of `values`."""
         return None if self.values is None else float(np.linalg.norm(np.array(self.values)))
 
 

@@ -52,7 +52,7 @@ class RestoreReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Everything a person should know."""
+        """What is compatible but worth a line in the log, such as tables of the checkpoint that are not used."""
         unused = tuple(f"table {name!r} of the checkpoint is not used" for name in self.unused)
         return (*(f"table {name!r}: {text}" for name, fit in self.tables.items() for text in fit.notes), *unused)
 

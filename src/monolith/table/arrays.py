@@ -1,4 +1,4 @@
-"""Arrays on their way into the core: any container in, one contiguous NumPy array out."""
+"""Arguments of the core: any container in, one contiguous NumPy array out."""
 
 from __future__ import annotations
 

@@ -367,7 +367,7 @@ class EmbeddingTable:
         )
 
     def iter_batches(self, batch_size: int = 65536) -> Iterator[Entries]:
-        """All rows in batches of about `batch_size`. Beside writers: each row whole, lasting rows exactly once."""
+        """All rows in batches of about `batch_size`. While others write, each row is whole, and rows that stay come once."""
         if batch_size < 1:
             raise InvalidArgumentError(f"batch_size: expected at least 1, got {batch_size}")
         cursor, batch = _core.Cursor(), _core.RowBatch()
@@ -394,7 +394,7 @@ class EmbeddingTable:
         return self.entries().to_arrow()
 
     def rows_of_buckets(self, buckets: range) -> RawRows:
-        """Copies of all rows of `buckets`, as `insert_rows` takes them. Beside writers: each row whole.
+        """Copies of all rows of `buckets`, as `insert_rows` takes them. Concurrently with writers, each row is whole.
 
         Example:
             >>> from monolith import EmbeddingTable, Segment, TableConfig
@@ -419,7 +419,7 @@ class EmbeddingTable:
     def cut_changes(self) -> TableCut:
         """Close the set of changed ids and return it. Later changes belong to the next cut. Takes microseconds.
 
-        Beside a running write the cut has some rows of it, each whole, and the next cut the others: nothing is lost. For a
+        While a write runs, the cut has some rows of it, each whole, and the next cut the others: nothing is lost. For a
         cut that is exactly the state between two steps, call it between them.
 
         Raises `InvalidArgumentError` without `track_changes`, or while a cut is neither committed nor rolled back.

@@ -263,7 +263,7 @@ class Estimator:
     ) -> dict[str, float]:
         """Return the metrics of every head over the data, or its first `steps` batches: `<head>/<metric>` -> value.
 
-        Beside the heads' own metrics there are `<head>/loss`, the mean per example, `<head>/examples`, and `global_step`.
+        Apart from the heads' own metrics there are `<head>/loss`, the mean per example, `<head>/examples`, and `global_step`.
         Hooks see every batch. The global step does not grow.
         """
         metrics, seen = HeadMetrics(self.heads), 0
@@ -381,7 +381,7 @@ class Estimator:
         return servers
 
     def _own_config(self) -> RunConfig:
-        """What this process saves and restores: in a run over several, the chief does both for all."""
+        """Return the configuration for this process. In a run over several processes only the chief saves and restores."""
         if self.runner.is_local or self.runner.is_chief:
             return self.config
         return self.config.model_copy(update={"model_dir": None, "warm_start_from": None})
@@ -428,7 +428,7 @@ def _configured(model: nn.Module) -> tuple[torch.optim.Optimizer | None, LRSched
 
 
 def _with_one_folder(config: RunConfig, runner: RunnerConfig) -> tuple[RunConfig, RunnerConfig]:
-    """Both with the folder of the run, which either of them may name."""
+    """Return both with the folder of the run, which may be set in either of them."""
     if runner.is_local:
         return config, runner
     named = [folder for folder in (config.model_dir, runner.model_dir) if folder]

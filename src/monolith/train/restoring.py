@@ -191,7 +191,7 @@ def _model_dir_to_read(config: RunConfig, home: ModelDir, training: bool) -> Mod
 
 
 def _adopted(path: str, read: ModelDir) -> RestoreChoice | None:
-    """Return another run's checkpoint, which this one has adopted and not saved one of its own since."""
+    """Return the checkpoint at `path`, of another run, which this run starts from. None if it has been removed."""
     if not checkpoint_exists(path):
         _log.warning("%s, which %s was to start from, has been removed; the run starts without it", path, read.path)
         return None
@@ -254,7 +254,7 @@ def restore_chosen(trainer: Trainer, *, training: bool) -> tuple[RestoreChoice |
 
 
 def warm_start(trainer: Trainer, model_dir: str) -> None:
-    """Load the weights and rows of another run's newest moment into `trainer`, and nothing else of it."""
+    """Load the weights and rows of the newest restore point of another run into `trainer`, and nothing else."""
     other = ModelDir(model_dir)
     if not restore_points(other):
         raise InvalidArgumentError(

@@ -300,8 +300,8 @@ class ResumePoint:
 class WorkerPositions:
     """Counts the batches of a worker and reports them to the servers, if a store records positions.
 
-    When a worker dies, some buckets have had its last batches and others have not. Its successor, of the same name, begins after
-    the last batch that all buckets and dense parameters have had. Those that have had more are left out by the servers.
+    When a worker dies, some buckets have applied its last batches and others have not. Its successor, of the same name, begins
+    after the last batch that all buckets and dense parameters have applied. Servers skip a batch that they have applied.
 
     Example:
         >>> positions = WorkerPositions()

@@ -56,7 +56,7 @@ class SharedMemory:
     def __init__(self, descriptor: int, size: int, *, made_here: bool) -> None:
         """Map the memory, after which the descriptor can be closed. Raises `ValueError` if its size is wrong or not sealed."""
         if not 0 < size <= MAX_SHARED_BYTES or os.fstat(descriptor).st_size != 2 * size:
-            raise ValueError(f"shared memory of {os.fstat(descriptor).st_size:,} bytes for two halves of {size:,}")
+            raise ValueError(f"shared memory: expected 2 x {size:,} bytes, got {os.fstat(descriptor).st_size:,}")
         # Reading memory that has shrunk kills the process by a signal.
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() != _seals():
             raise ValueError("shared memory that could change its size")

@@ -1,4 +1,4 @@
-"""Frames: one message between a worker and a parameter server, as bytes.
+"""Frames: one message between a client and a server, as bytes.
 
 A frame is a header, the dtype and shape of each array, a text in JSON, and the arrays, everything at multiples of 8 bytes:
 

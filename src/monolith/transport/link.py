@@ -49,7 +49,7 @@ _random = random.SystemRandom()
 
 
 def jittered(seconds: float) -> float:
-    """Return between half of `seconds` and all of it, so that the workers of a cluster do not retry all at once."""
+    """Return between half of `seconds` and all of it, so that the clients of a server do not retry all at once."""
     return seconds * _random.uniform(0.5, 1.0)
 
 

@@ -15,7 +15,7 @@ from monolith.errors import ConfigError, StorageError
 __all__ = ["TOKEN_VARIABLE", "Token", "new_token", "read_secret_file", "read_token", "reveal"]
 
 TOKEN_VARIABLE = "MONOLITH_PS_TOKEN"
-"""The environment variable with the token that servers ask for and workers send."""
+"""The environment variable with the token that servers ask for and clients send."""
 
 
 def _hide(token: str | SecretStr | None) -> SecretStr | None:

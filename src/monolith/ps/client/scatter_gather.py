@@ -84,7 +84,7 @@ class DistinctIds:
 
     @classmethod
     def of(cls, bags: Bags, owners: np.ndarray, count: int) -> DistinctIds:
-        """Ask each id once, and its owner: `owners` has the server of every bucket, of `count`.
+        """Split `bags` so that each id is asked for once. `owners` has, for each bucket, which of `count` servers owns it.
 
         Example:
             >>> bags = Bags(table="t", ids=np.array([7, 5, 7]), offsets=np.array([0, 3]))

@@ -2,8 +2,8 @@
 
 Every server alone decides which buckets it owns. It counts a version, which grows whenever it loses or gains buckets, and a
 request names the version that its client knows. A request that was split before the server lost buckets is refused before
-anything happens. One that does not know of a gain is for the buckets that its client knew. No two maps of one version can exist.
-The map of a group is the union of what its servers own.
+anything happens. A request from before the server gained buckets is served: it uses none of them. No two maps of one version
+can exist. The map of a group is the union of what its servers own.
 """
 
 from __future__ import annotations

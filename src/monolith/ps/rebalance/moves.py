@@ -59,7 +59,7 @@ _logger = logging.getLogger(__name__)
 
 
 class TransferDelivery:
-    """The transfer that a server is giving away, from the moment it is durable that it does. Arguments as of `BucketMoves`."""
+    """Delivers the transfer that this server has durably given up. The arguments are those of `BucketMoves`."""
 
     def __init__(
         self,

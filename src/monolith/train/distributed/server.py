@@ -129,7 +129,7 @@ def _earlier_port(host: str, address: str | None) -> int:
 
 
 class LocalServers:
-    """`runner.num_ps` servers in threads of this process, on which the rows of a trainer's model are from then on.
+    """`runner.num_ps` servers in threads of this process, which hold the rows of a trainer's model.
 
     Every lookup and update goes through the frames, sockets and handlers of a run over processes. Dense parameters stay in the
     model, as with one worker. With a model_dir the servers keep their parts in it, where servers of a run over processes, or a

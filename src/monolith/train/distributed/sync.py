@@ -34,7 +34,7 @@ class WorkerStates(Protocol):
     """Whether the chief has restored, and which workers are at work."""
 
     def mark_restore_done(self) -> None:
-        """The chief: workers may begin."""
+        """Called by the chief: let the workers begin."""
 
     def is_restore_done(self) -> bool:
         """Whether workers may begin."""
@@ -92,7 +92,7 @@ class SyncHelper:
         return dict.fromkeys(self.get_alive_workers(), True)
 
     def get_progress(self) -> int:
-        """Nobody counts steps here."""
+        """Return 0: threads of one process do not report their steps."""
         return 0
 
     def _set(self, index: int, alive: bool) -> None:
