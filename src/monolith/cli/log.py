@@ -18,6 +18,7 @@ from monolith.cli.options import Json
 from monolith.cli.output import plain
 from monolith.errors import InvalidArgumentError
 from monolith.log import LogReader, RowChange, SegmentInfo, history
+from monolith.state.model_dir import SERVERS
 
 __all__ = ["log"]
 
@@ -77,11 +78,16 @@ def history_(
     to: To = None,
     as_json: Json = False,
 ) -> None:
-    """Print the changes of the row of an id."""
+    """Print the changes of the row of an id.
+
+    Rows on parameter servers are in the log of each server: give MODEL_DIR/ps/INDEX as FOLDER.
+    """
     if not -(2**63) <= id_ < 2**63:
         raise InvalidArgumentError(f"ID: expected an int64, got {id_}")
     reader = _open(folder)
     changes = list(history(reader, id_, table=table, to=to))
+    if not changes:
+        _refuse_elsewhere(folder, reader, table)
     if as_json:
         _write_line({"folder": str(reader.folder), "id": id_, "changes": [_change(change) for change in changes]})
     else:
@@ -101,6 +107,20 @@ def _open(folder: Path) -> LogReader:
             f"{folder}: expected a model_dir or the folder of a change log; there is no such folder"
         )
     return reader
+
+
+def _refuse_elsewhere(folder: Path, reader: LogReader, table: str | None) -> None:
+    """Raise if the log cannot have changes of the row: they are in the logs of servers, or the table does not exist."""
+    servers = sorted(str(log.parent) for log in folder.glob(f"{SERVERS}/*/log") if log.is_dir())
+    if servers:
+        raise InvalidArgumentError(
+            f"{folder}: has no change of this row; those on parameter servers are in {', '.join(servers)}"
+        )
+    known = sorted({known.name for info in reader.segments() for known in info.tables})
+    if table is not None and table not in known:
+        raise InvalidArgumentError(
+            f"--table: {reader.folder} has no {table!r}; it has {', '.join(known) or 'no tables'}"
+        )
 
 
 def _line(segments: Iterable[SegmentInfo]) -> set[int]:

@@ -85,7 +85,8 @@ def test_history_of_an_id_with_a_minus(model_dir: str, capsys: pytest.CaptureFix
     assert first["slots"]
     assert (last["values"], last["norm"]) == (None, None)
     assert [c["step"] for c in answer(capsys, "history", model_dir, "-7", "--to", "3")["changes"]] == [10, 20]
-    assert answer(capsys, "history", model_dir, "-7", "--table", "item")["changes"] == []
+    assert len(answer(capsys, "history", model_dir, "-7", "--table", "user")["changes"]) == 2
+    assert answer(capsys, "history", model_dir, "5", "--table", "user")["changes"] == []
 
 
 def test_follow_prints_what_comes(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +117,7 @@ def test_follow_ends_by_an_interrupt(model_dir: str) -> None:
         (["list", "{}/none"], 2, "there is no such folder"),
         (["history", "{}", str(2**63)], 2, "expected an int64"),
         (["history", "{}", "x"], 2, "ID"),
+        (["history", "{}", "-7", "--table", "item"], 2, "has no 'item'; it has user"),
         (["history", "{}", "1", "--to", "9"], 2, segment_name(9)),
         (["follow", "{}", "--since", "3"], 2, "start from a snapshot"),
     ],
@@ -125,6 +127,19 @@ def test_exit_codes(
 ) -> None:
     assert main(["log", *(argument.format(model_dir) for argument in arguments)]) == code
     assert message in capsys.readouterr().err
+
+
+def test_history_of_a_run_on_servers_says_where_its_rows_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ChangeLog(tmp_path / "log", []).close()
+    table = new_table()
+    with ChangeLog(tmp_path / "ps" / "1" / "log", [table]) as log:
+        train(table, [8])
+        log.commit(step=1)
+    assert main(["log", "history", str(tmp_path), "8"]) == 2
+    assert f"parameter servers are in {tmp_path}/ps/1" in capsys.readouterr().err
+    assert len(answer(capsys, "history", f"{tmp_path}/ps/1", "8")["changes"]) == 1
 
 
 def test_a_damaged_segment_ends_a_list_with_3(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
