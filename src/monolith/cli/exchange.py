@@ -27,10 +27,13 @@ def import_table(
     source: Annotated[
         str,
         typer.Argument(
-            help="A .parquet file, or a dump of the original: the path or URL of its files without -00000-of-00001."
+            help="A .parquet file, or a dump of the original: the path or URL of its files without -00000-of-00001.",
+            metavar="SOURCE",
         ),
     ],
-    output: Annotated[Path, typer.Argument(help="The .table file to write, or a folder for a multi-table dump.")],
+    output: Annotated[
+        Path, typer.Argument(help="The .table file to write, or a folder for a multi-table dump.", metavar="OUTPUT")
+    ],
     config: Annotated[
         Path | None,
         typer.Option(
@@ -109,9 +112,12 @@ class Format(StrEnum):
 
 def export_table(
     source: Annotated[
-        str, typer.Argument(help="A .table file, a checkpoint, or the model_dir of a run: a path or URL.")
+        str,
+        typer.Argument(help="A .table file, a checkpoint, or the model_dir of a run: a path or URL.", metavar="SOURCE"),
     ],
-    output: Annotated[str, typer.Argument(help="The file to write. For dumps, the path without -00000-of-00001.")],
+    output: Annotated[
+        str, typer.Argument(help="The file to write. For dumps, the path without -00000-of-00001.", metavar="OUTPUT")
+    ],
     to: Annotated[
         Format | None,
         typer.Option(

@@ -27,7 +27,10 @@ NO_ROW = "no row: it reads its initial value"
 
 def inspect(
     path: Annotated[
-        str, typer.Argument(help="A .table file, an export, a checkpoint, or the model_dir of a run: a path or URL.")
+        str,
+        typer.Argument(
+            help="A .table file, an export, a checkpoint, or the model_dir of a run: a path or URL.", metavar="PATH"
+        ),
     ],
     id_: Annotated[int | None, typer.Option("--id", help="Also print the row of this id in each table.")] = None,
     as_json: Json = False,

@@ -177,7 +177,7 @@ def _serve(given: dict[str, Any], grace: float, as_json: bool) -> NoReturn:
 
 
 def probe(
-    address: Annotated[str, typer.Argument(help="host:port of the server.")],
+    address: Annotated[str, typer.Argument(help="host:port of the server.", metavar="ADDRESS")],
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.1)] = 5.0,
     tls_root_certs: Annotated[
         Path | None, typer.Option(help="CA bundle (PEM) that signed the server's certificate.")

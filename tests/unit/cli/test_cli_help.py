@@ -38,6 +38,7 @@ def test_help_fits_80_columns_and_cuts_nothing(verb: list[str], capsys: pytest.C
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     assert "<bool>" not in text
     assert max(map(len, text.splitlines())) <= 80
+    assert re.findall(r"{[a-z]\w*}", usage) == []  # arguments are in capitals, as the text refers to them
 
 
 def test_paragraphs_are_wrapped_for_the_terminal_and_not_as_they_are_in_the_code(
