@@ -23,6 +23,7 @@ from monolith.state.model_dir import ModelDir
 from monolith.state.paths import base_name
 from monolith.state.restore_points import RestorePoint, restore_points
 from monolith.state.retention import drop_checkpoint
+from monolith.state.storage import LocalFolder
 
 __all__ = ["checkpoint"]
 
@@ -41,6 +42,8 @@ def list_checkpoints(model_dir: ModelDirArgument, as_json: Json = False) -> None
     Oldest first. --restore-to of `monolith train` chooses one.
     """
     home = ModelDir(model_dir)
+    if isinstance(home.folder, LocalFolder) and home.folder.path.is_file():
+        raise InvalidArgumentError(f"{model_dir}: expected the model_dir of a saved run, got a file")
     exempt = {base_name(path) for path in _exempt(home).exempt_model_checkpoint_paths}
     index = read_checkpoint_state(home)
     newest = None if index is None else index.model_checkpoint_path
@@ -51,7 +54,7 @@ def list_checkpoints(model_dir: ModelDirArgument, as_json: Json = False) -> None
         show({"model_dir": model_dir, "restore_points": points}, as_json=True)
         return
     table = Table(title=model_dir, title_justify="left")
-    for name in ("checkpoint", "step", "sequence", "time", "note"):
+    for name in ("checkpoint", "step", "sequence", "time (UTC)", "note"):
         table.add_column(name)
     for point in points:
         moment = datetime.fromtimestamp(float(str(point["time"])), UTC)
@@ -62,7 +65,7 @@ def list_checkpoints(model_dir: ModelDirArgument, as_json: Json = False) -> None
             str(point["checkpoint"] or "(log)"),
             f"{point['step']:,}",
             str(point["sequence"]),
-            f"{moment:%Y-%m-%d %H:%M:%S} UTC",
+            f"{moment:%Y-%m-%d %H:%M:%S}",
             note,
         )
     Console(highlight=False).print(table)

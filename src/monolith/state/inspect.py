@@ -213,6 +213,8 @@ def verify(path: StrPath, *, progress: Callable[[str], object] = lambda what: No
     """
     found = Verification()
     folder = open_folder(path)
+    if isinstance(folder, LocalFolder) and folder.path.is_file():
+        raise InvalidArgumentError(f"{folder}: expected a model_dir, a checkpoint or the folder of a log, got a file")
     if folder.size(MANIFEST) is not None:
         home = ModelDir.around(path)
         _verify_checkpoint(home, base_name(path), found, progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,13 @@ def test_a_folder_without_a_run_is_not_listed_as_an_empty_one(
 ) -> None:
     assert main(["checkpoint", "list", str(tmp_path / "misspelt")]) == 2
     assert "expected the model_dir of a saved run" in capsys.readouterr().err
+    tmp_path.joinpath("job.yaml").touch()
+    assert main(["checkpoint", "list", str(tmp_path / "job.yaml")]) == 2
+    assert "job.yaml: expected the model_dir of a saved run, got a file" in capsys.readouterr().err
 
 
-def test_list(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list(model_dir: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     found = points(model_dir, capsys)
     assert [(point["checkpoint"], point["step"], point["newest"]) for point in found] == [
         ("model.ckpt-2", 2, False),
@@ -49,7 +54,8 @@ def test_list(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("model.ckpt-6", 6, True),
     ]
     assert main(["checkpoint", "list", model_dir]) == 0
-    assert "model.ckpt-4" in capsys.readouterr().out
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "model.ckpt-4" in line)
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line)  # the time is on one line
 
 
 @pytest.mark.parametrize("moment", ["step=5", "sequence=2"])

@@ -18,6 +18,7 @@ from monolith.log.segment_format import segment_name
 from monolith.ps import ParameterServer, ServerConfig
 from monolith.state import verify, write_checkpoint, write_snapshot
 from monolith.state.index import CheckpointState, write_checkpoint_state
+from monolith.state.manifest import MANIFEST
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,8 @@ def test_parts_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         verify(run / "none")
     assert main(["verify", str(run / "none")]) == 2
     assert "there is nothing" in capsys.readouterr().err
+    with pytest.raises(InvalidArgumentError, match="got a file"):
+        verify(run / "model.ckpt-2" / MANIFEST)
 
 
 def test_a_remote_run(tmp_path: Path) -> None:
