@@ -108,3 +108,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands fo
         value = getattr(value, part)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -45,6 +45,11 @@ def test_a_name_of_a_field_has_no_object() -> None:
     assert set(monolith.original.__all__) & NO_OBJECTS == set()
 
 
+def test_names_are_listed_before_they_are_loaded() -> None:
+    assert {"MLPEnv", "AdamomOptimizer"} <= set(dir(monolith.original))
+    assert "import_module" not in dir(monolith.original)
+
+
 def test_one_name_does_not_load_everything() -> None:
     script = "from monolith.original import get_local_host; import sys; assert 'monolith.train' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
