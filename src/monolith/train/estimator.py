@@ -330,7 +330,10 @@ class Estimator:
             return source
         input_fn: Callable[[Mode], Iterable[Batch]] | None = getattr(self.model, "input_fn", None)
         if input_fn is None:
-            raise InvalidArgumentError(f"source: none given, and {type(self.model).__name__} has no input_fn(mode)")
+            raise InvalidArgumentError(
+                f"source: none given, and {type(self.model).__name__} has no input_fn(mode); define it, pass a source, or on the "
+                "command line name a function: --set input=module:function"
+            )
         return input_fn(mode)
 
     def _training_data(self, source: TrainingData | None) -> TrainingData:
