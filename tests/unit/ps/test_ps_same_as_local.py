@@ -90,6 +90,14 @@ def test_lookups_and_updates_are_those_of_local_tables_bit_for_bit(remote: Store
     assert remote.evict() == evicted
 
 
+def test_rows_expire_by_the_newest_time_of_any_server(remote: Store) -> None:
+    ids = np.arange(50)
+    remote.assign("item", ids, torch.zeros(50, 8), event_time=10)
+    remote.assign("item", ids[:1], torch.zeros(1, 8), event_time=200)  # one server alone knows that it is late
+    assert remote.evict()["item"] == 49
+    assert remote.evict(now=400)["item"] == 1
+
+
 def test_several_gradients_of_one_table_are_one_step(remote: Store) -> None:
     local, rng = local_store(), np.random.default_rng(1)
     parts = [random_bags(rng, "user", "sum", single=False) for _ in range(3)]
