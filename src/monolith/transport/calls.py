@@ -287,9 +287,7 @@ class FrameCalls:
 
     def _require_mine(self, frame: Frame) -> None:
         if frame.instance not in (0, self.instance):
-            raise ServerRestartedError(
-                "the server was started again and has lost its state; restore its tables, then rejoin()"
-            )
+            raise ServerRestartedError("the server was started again and has lost its state; restore it, then rejoin()")
 
     def _error(self, request: int, error: BaseException) -> np.ndarray:
         text = encode_error(error).model_dump_json()

@@ -268,7 +268,7 @@ class ServerGroup:
         ]
 
     def refresh_routes(self) -> None:
-        """Find the servers that now own these buckets. Here there are none."""
+        """Find the servers that now own these buckets. A group without buckets has nothing to find."""
 
     def rejoin(self) -> None:
         """Rejoin all servers after a `ServerRestartedError`, and declare the tables to those that are new."""
