@@ -292,10 +292,10 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -
         return mapped
     if isinstance(batch, list | tuple):
         parts = [_map_tensors(function, value) for value in batch]
-        if isinstance(batch, list):
-            return parts
-        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
-    return batch
+        return type(batch)(*parts) if hasattr(batch, "_fields") else (list if isinstance(batch, list) else tuple)(parts)
+    if batch is None or isinstance(batch, bool | int | str):
+        return batch
+    raise InvalidArgumentError(f"batch: expected tensor, Ragged, bool, int, str or None, got a {type(batch).__name__}")
 
 
 def enqueue_dicts_with_queue_return(

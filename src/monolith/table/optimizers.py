@@ -47,7 +47,7 @@ class SGD(_WithLearningRate):
 
 
 class Momentum(_WithLearningRate):
-    """`n' = momentum * n - lr * (g + weight_decay * w); w += n'`, or with nesterov `w += (1 + momentum) * n' - momentum * n`.
+    """`n' = momentum * n - lr * (g + weight_decay * w), w += n'`, or with nesterov `w += (1 + momentum) * n' - momentum * n`.
 
     Slot: `n`.
     """
@@ -60,7 +60,7 @@ class Momentum(_WithLearningRate):
 
 
 class Adagrad(_WithLearningRate):
-    """`norm += g²; w -= lr * g / sqrt(norm)`, with g after weight decay. Slot: `norm`."""
+    """`norm += g², w -= lr * g / sqrt(norm)`, with g after weight decay. Slot: `norm`."""
 
     kind: Literal["adagrad"] = "adagrad"
     learning_rate: NonNegative = 0.05
@@ -69,7 +69,7 @@ class Adagrad(_WithLearningRate):
 
 
 class DynamicWdAdagrad(_WithLearningRate):
-    """Adagrad whose weight decay is coupled, or decoupled: `norm += g²; w -= lr * g / sqrt(norm) + lr * weight_decay * w`.
+    """Adagrad whose weight decay is coupled, or decoupled: `norm += g², w -= lr * g / sqrt(norm) + lr * weight_decay * w`.
 
     Slot: `norm`.
     """
@@ -82,7 +82,7 @@ class DynamicWdAdagrad(_WithLearningRate):
 
 
 class RowwiseAdagrad(_WithLearningRate):
-    """One accumulator per row: `norm += mean(g²); w -= lr * g / (sqrt(norm) + epsilon)`. Slot: `norm` (scalar)."""
+    """One accumulator per row: `norm += mean(g²), w -= lr * g / (sqrt(norm) + epsilon)`. Slot: `norm` (scalar)."""
 
     kind: Literal["rowwise_adagrad"] = "rowwise_adagrad"
     learning_rate: NonNegative = 0.01
@@ -94,7 +94,7 @@ class RowwiseAdagrad(_WithLearningRate):
 class Adadelta(_WithLearningRate):
     """Adadelta with averaging ratio rho. Slots: `accum`, `accum_update`.
 
-    `accum = rho * accum + (1 - rho) * g²; u = sqrt(accum_update + epsilon) / sqrt(accum + epsilon) * g; w -= lr * u;
+    `accum = rho * accum + (1 - rho) * g², u = sqrt(accum_update + epsilon) / sqrt(accum + epsilon) * g, w -= lr * u,
     accum_update = rho * accum_update + (1 - rho) * u²`.
     """
 
@@ -134,7 +134,7 @@ class Amsgrad(_WithLearningRate):
 
 
 class Adamom(_WithLearningRate):
-    """`m = mom * m + (1 - mom) * g; v = ada * v + g²; c = ada * c + 1; w -= lr * m / sqrt(v / c + epsilon)`.
+    """`m = mom * m + (1 - mom) * g, v = ada * v + g², c = ada * c + 1, w -= lr * m / sqrt(v / c + epsilon)`.
 
     Slots: `m`, `v`, `c` (scalar).
     """
@@ -148,7 +148,7 @@ class Adamom(_WithLearningRate):
 
 
 class RMSprop(_WithLearningRate):
-    """`n = momentum * n + (1 - momentum) * g²; w -= lr * g / (sqrt(n) + 1)`. Slot: `n`."""
+    """`n = momentum * n + (1 - momentum) * g², w -= lr * g / (sqrt(n) + 1)`. Slot: `n`."""
 
     kind: Literal["rmsprop"] = "rmsprop"
     learning_rate: NonNegative = 0.01
@@ -157,7 +157,7 @@ class RMSprop(_WithLearningRate):
 
 
 class RMSpropV2(_WithLearningRate):
-    """`n = momentum * n + g²; w -= lr * g / (sqrt(n) + 1)`. Slot: `n`."""
+    """`n = momentum * n + g², w -= lr * g / (sqrt(n) + 1)`. Slot: `n`."""
 
     kind: Literal["rmsprop_v2"] = "rmsprop_v2"
     learning_rate: NonNegative = 0.01
@@ -168,7 +168,7 @@ class RMSpropV2(_WithLearningRate):
 class Ftrl(_WithLearningRate):
     """FTRL-proximal. Slots: `zero`, `norm`.
 
-    `n' = norm + g²; zero += g - (sqrt(n') - sqrt(norm)) / lr * w;
+    `n' = norm + g², zero += g - (sqrt(n') - sqrt(norm)) / lr * w,
     w = 0 if |zero| <= l1 else lr * (sign(zero) * l1 - zero) / (sqrt(n') + beta + l2 * lr)`.
     """
 
@@ -183,7 +183,7 @@ class Ftrl(_WithLearningRate):
 class GroupFtrl(_WithLearningRate):
     """FTRL with group sparsity: the whole segment is zero unless the norm of `zero` reaches l1. Slots: `zero`, `norm`.
 
-    `Z = ‖zero‖₂; w = 0 if Z < l1 else lr * zero * (l1 - Z) / Z / (beta + sqrt(norm) + l2 * lr)`.
+    `Z = ‖zero‖₂, w = 0 if Z < l1 else lr * zero * (l1 - Z) / Z / (beta + sqrt(norm) + l2 * lr)`.
     """
 
     kind: Literal["group_ftrl"] = "group_ftrl"
@@ -197,7 +197,7 @@ class GroupFtrl(_WithLearningRate):
 class GroupAdagrad(_WithLearningRate):
     """Adagrad with a group lasso over the whole segment. Slot: `grad_square_sum` (scalar).
 
-    `a += max(g²); e = lr / (beta + sqrt(a)); z = g - w / e; w = 0 if ‖z‖ < l2 (or ‖z‖ = 0) else -e * (‖z‖ - l2) / ‖z‖ * z`.
+    `a += max(g²), e = lr / (beta + sqrt(a)), z = g - w / e, w = 0 if ‖z‖ < l2 (or ‖z‖ = 0) else -e * (‖z‖ - l2) / ‖z‖ * z`.
     """
 
     kind: Literal["group_adagrad"] = "group_adagrad"
@@ -219,7 +219,7 @@ class MovingAverage(Config):
 class BatchSoftmax(_WithLearningRate):
     """Streaming mean of the number of steps between two occurrences of an id. dim must be 1. Slot: `global_step` (int64).
 
-    `w = (1 - lr) * w + lr * (step - global_step); global_step = step`. The gradient's value is ignored.
+    `w = (1 - lr) * w + lr * (step - global_step), global_step = step`. The gradient's value is ignored.
     """
 
     kind: Literal["batch_softmax"] = "batch_softmax"

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -294,3 +295,11 @@ def test_moving_leaves_parameters_splits_and_other_values_alone() -> None:
     assert (point.x.is_meta, point.y) == (True, None)
     assert (moved["ids"].values.is_meta, moved["ids"].offsets.tolist()) == (True, [0, 1, 1])
     assert not batch["parts"][1].x.is_meta, "the batch of the source was changed"
+
+
+def test_what_cannot_be_moved_to_a_device_is_refused() -> None:
+    batches = [{"x": torch.ones(2), "y": np.ones(2)}]
+    with pytest.raises(InvalidArgumentError, match="got a ndarray"):
+        list(Prefetch(batches, capacity=1, device="cpu"))
+    (same,) = Prefetch(batches, capacity=1)
+    assert same["y"] is batches[0]["y"]  # without a device nothing is moved
