@@ -11,6 +11,8 @@ MonolithError
 ├── ForkedProcessError (RuntimeError)    a forked child uses threads or connections of its parent
 ├── LogGapError                          the change log does not lead from one sequence number to another
 ├── MissingPackageError (ImportError)    an optional package is needed and not installed
+├── RankLostError                        a rank of a synchronous run died, fell silent or failed
+├── RanksDisagreeError                   ranks of a synchronous run do not do the same thing at the same time
 ├── RunInterruptedError                  a process of a run had to stop before its work was done
 ├── SchemaError (ValueError)             a record or table lacks requested columns
 ├── ServerError                          a parameter server failed to serve a request
@@ -52,6 +54,8 @@ __all__ = [
     "OverloadedError",
     "OwnershipChangedError",
     "ProtocolError",
+    "RankLostError",
+    "RanksDisagreeError",
     "RunInterruptedError",
     "SaveInterruptedError",
     "SchemaError",
@@ -108,6 +112,27 @@ class LogGapError(MonolithError):
 
 class MissingPackageError(MonolithError, ImportError):
     """An optional package is needed and not installed. The message has the command that installs it."""
+
+
+class RankLostError(MonolithError):
+    """A rank of a synchronous run died, fell silent or failed.
+
+    Example:
+        >>> error = RankLostError("rank 1 closed its connection in step 7", rank=1, step=7)
+        >>> error.rank, error.step
+        (1, 7)
+    """
+
+    def __init__(self, text: str, *, rank: int = -1, step: int = 0) -> None:
+        super().__init__(text)
+        self.rank = rank
+        """The rank that was lost. -1 if it is not known."""
+        self.step = step
+        """The step in which it was noticed."""
+
+
+class RanksDisagreeError(MonolithError):
+    """Ranks of a synchronous run do not do the same thing at the same time, or have declared different tables."""
 
 
 class RunInterruptedError(MonolithError):
