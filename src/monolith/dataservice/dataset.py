@@ -39,7 +39,7 @@ __all__ = [
     "require_roots",
 ]
 
-Kind = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+RegisteredName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 
 
 class TransformConfig(Config):
@@ -50,7 +50,7 @@ class TransformConfig(Config):
         'FilterByLabel'
     """
 
-    kind: Kind
+    kind: RegisteredName
     """The name of the class."""
     fields: dict[str, JsonValue] = {}
     """Its arguments, as JSON."""
@@ -70,7 +70,7 @@ class DatasetConfig(Config):
         'dynamic'
     """
 
-    kind: Kind
+    kind: RegisteredName
     """"csv", "parquet", "tfrecord", "record_file", "click_stream", or a kind that data workers were started with."""
     paths: tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...] = ()
     """Files, folders, globs or ranges. The dispatcher finds the files, each at least one split. Some kinds have none."""
