@@ -140,7 +140,8 @@ class Agreement:
     def run(self, action: str, argument: JsonValue = None) -> list[JsonValue]:
         """Let all ranks do `action` now. Returns the answer of each.
 
-        Called between two steps. Within an action, which all ranks do already, only this rank's part is done.
+        Called between two steps. Within an action, which all ranks do together, this rank does its part at once and only its own
+        answer is returned: the others come to the same call.
 
         Raises:
             MonolithError: what the action has raised, of this rank if it is among those that failed.
@@ -154,12 +155,14 @@ class Agreement:
                 f"action: {action!r} was asked for within step {self.step + 1}; only between two steps can all ranks do it"
             )
         own = _Word(intent="act", action=action, argument=argument)
+        if self.mode == "action":
+            return [self._action(own)]
         while True:
             words = self._exchange(own)
             chosen = _first_action(words)
-            answers = self._perform(words[chosen], initiator=chosen)
             if chosen == self.mesh.rank:
-                return answers
+                return self._perform(own, initiator=chosen)
+            self._acted(words)
 
     def serve(self, until: str) -> None:
         """Do what others ask for, until one of them calls `release(until)`."""

@@ -67,6 +67,39 @@ def test_an_error_of_an_action_reaches_the_rank_that_asked_and_only_it() -> None
     assert run_ranks(2, rank) == [(1, 1), (1, 1)]
 
 
+def test_an_error_of_another_ranks_action_is_not_raised_by_a_rank_that_asked_for_something_else() -> None:
+    def rank(mesh: Mesh) -> object:
+        agreement = Agreement(mesh)
+
+        def full(_: object) -> None:
+            raise InvalidArgumentError("the disk is full")
+
+        agreement.actions.update({"save": full, "where": lambda _: mesh.rank})
+        if mesh.rank == 0:
+            with pytest.raises(InvalidArgumentError, match="the disk is full"):
+                agreement.run("save")
+            agreement.next_step(rows=1)
+            return None
+        answers = agreement.run("where")
+        agreement.next_step(rows=1)
+        return answers
+
+    assert run_ranks(2, rank) == [None, [0, 1]]
+
+
+def test_an_action_within_an_action_is_done_by_each_rank_for_itself() -> None:
+    def rank(mesh: Mesh) -> object:
+        agreement, done = Agreement(mesh), []
+        agreement.actions["settle"] = lambda _: done.append("settle")
+        agreement.actions["save"] = lambda _: agreement.run("settle") and done.append("save")
+        agreement.run("save") if mesh.rank == 1 else agreement.next_step(rows=1)
+        if mesh.rank == 1:
+            agreement.next_step(rows=1)
+        return done
+
+    assert run_ranks(2, rank) == [["settle", "save"]] * 2
+
+
 def test_ranks_in_different_exchanges_are_named() -> None:
     def rank(mesh: Mesh) -> None:
         mesh.exchange(Kind.IDS if mesh.rank else Kind.ROWS, [[], []], step=3)
