@@ -84,6 +84,7 @@ def test_each_call_keeps_its_number() -> None:
         "EVICT": 21,
         "STATS": 22,
         "READ_ROWS": 23,
+        "READ_ENTRIES": 24,
         "DECLARE_DENSE": 32,
         "READ_DENSE": 33,
         "APPLY_DENSE": 34,

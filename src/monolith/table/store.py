@@ -23,6 +23,7 @@ from monolith.table.arrays import Ids, Values
 from monolith.table.bags import Bags, Gradient, PackedBags, PackedGradients, join_gradients
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats, apply_updates, as_pooling
+from monolith.table.entries import Entries
 from monolith.table.table_file import FileEntry, read_store, write_store
 
 __all__ = [
@@ -139,6 +140,9 @@ class Store(Protocol):
 
     def lookup(self, requests: Sequence[Bags]) -> Sequence[torch.Tensor]:
         """Return one float32 [bags, dim] per request, on the CPU. An empty bag is zeros. Never inserts."""
+
+    def lookup_entry(self, table: str, ids: Ids) -> Entries:
+        """Return the whole rows of `ids`: stored weights, optimizer state and times. For debugging, not for a step."""
 
     def iter_rows(self, table: str, *, chunk: int = 65536) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield all rows of a table, about `chunk` at a time: ids int64 [n] and stored weights float32 [n, dim].
@@ -274,6 +278,10 @@ class LocalStore:
             outs,
         )
         return [torch.from_numpy(out) for out in outs]
+
+    def lookup_entry(self, table: str, ids: Ids) -> Entries:
+        """Return the whole rows of `ids`: stored weights, optimizer state and times."""
+        return self._table(table).lookup_entry(ids)
 
     def iter_rows(self, table: str, *, chunk: int = 65536) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield all rows of a table, about `chunk` at a time: ids int64 [n] and stored weights float32 [n, dim]."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from monolith import EmbeddingTable, Segment, TableConfig
-from monolith.errors import CorruptFileError, InvalidArgumentError
+from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.ps import ClientConfig, ParameterServer, ServerStore
 from monolith.ps.protocol.messages import DeclaredTable
 from monolith.table import SGD, Adagrad, Bags, Expiry, Ftrl, Gradient, LocalStore, OneBit, SlidingAdmission
@@ -165,3 +165,30 @@ def test_gradients_on_a_narrow_wire_are_rounded_after_they_were_summed() -> None
         after = exact.lookup([bags])[0][0, 0]
     summed = values.sum().to(torch.bfloat16).float()
     assert torch.equal(after, before - summed)
+
+
+def test_whole_rows_with_optimizer_state_are_those_of_local_tables(remote: Store) -> None:
+    local, rng = local_store(), np.random.default_rng(5)
+    for step in range(4):
+        bags = [random_bags(rng, config.name, "sum", single=True) for config in CONFIGS]
+        gradients = [
+            Gradient(bags=b, values=torch.from_numpy(rng.normal(size=(len(b.ids), c.dim)).astype(np.float32)))
+            for b, c in zip(bags, CONFIGS, strict=True)
+        ]
+        for store in (local, remote):
+            store.apply(gradients, step=step, event_time=100 + step)
+    ids = rng.permutation(np.arange(-40, 40)) * 2**40 + 7
+    for config in CONFIGS:
+        ours, theirs = local.lookup_entry(config.name, ids), remote.lookup_entry(config.name, ids)
+        assert 0 < int(ours.found.sum()) < len(ids)
+        assert theirs.ids.tolist() == ids.tolist()
+        assert theirs.found.tolist() == ours.found.tolist()
+        assert list(theirs.slots) == list(ours.slots)
+        for mine, other in [(ours.values, theirs.values), (ours.times, theirs.times)] + [
+            (ours.slots[name], theirs.slots[name]) for name in ours.slots
+        ]:
+            assert mine.dtype == other.dtype
+            torch.testing.assert_close(mine, other, rtol=0, atol=0)
+    assert remote.lookup_entry("user", []).values.shape == (0, 5)
+    with pytest.raises(ConfigError, match="'other'"):
+        remote.lookup_entry("other", [1])

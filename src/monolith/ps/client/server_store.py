@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import OrderedDict, deque
@@ -43,6 +44,7 @@ from monolith.table.arrays import Ids, Values, contiguous, id_array
 from monolith.table.bags import Bags, Gradient, join_gradients
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.table.config import TableConfig
+from monolith.table.entries import Entries
 from monolith.table.store import Position
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange, finish_each, jittered
@@ -167,6 +169,21 @@ class ServerStore(BucketGroup):
             split.pooled([(indices[at], widen(frame.arrays[at], split.bags.table)) for indices, frame in answers])
             for at, split in enumerate(splits)
         ]
+
+    def lookup_entry(self, table: str, ids: Ids) -> Entries:
+        """Return the whole rows of `ids`: stored weights, optimizer state and times."""
+        require_known([table], self._declared)
+        wanted = id_array(ids).reshape(-1)
+        route = self._routes.current
+        order, sizes = split_by_owner(wanted, route.owners, route.groups)
+        sorted_ids = wanted[order]
+
+        def begin(part: Part) -> Exchange:
+            text = messages.ReadEntries(table=table, map=part.version).model_dump_json()
+            return part.link.begin(Call.READ_ENTRIES, text, [sorted_ids[part.indices[0]]])
+
+        answers = run_parts(self._routes, route, [sorted_ids], [sizes], begin, timeout=self.config.timeout)
+        return _joined_entries(wanted, [(order[indices[0]], frame) for indices, frame in answers])
 
     def iter_rows(self, table: str, *, chunk: int = 65536) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield all rows of a table, about `chunk` at a time: ids int64 [n] and stored weights float32 [n, dim].
@@ -340,6 +357,23 @@ def _row_matrix(values: Values, count: int) -> np.ndarray:
     if array.ndim < 2 or array.size != count * array.shape[-1]:
         raise InvalidArgumentError(f"values: expected [{count}, dim], one row per id, got {list(array.shape)}")
     return array.reshape(count, array.shape[-1])
+
+
+def _joined_entries(ids: np.ndarray, answers: Sequence[tuple[np.ndarray, Frame]]) -> Entries:
+    """Return the rows that servers have sent, in the order of `ids`. Each answer comes with the positions of its ids."""
+    names = json.loads(answers[0][1].text)["slots"]
+    arrays = [np.zeros((len(ids), *array.shape[1:]), array.dtype) for array in answers[0][1].arrays]
+    for positions, frame in answers:
+        for whole, part in zip(arrays, frame.arrays, strict=True):
+            whole[positions] = part
+    found, values, times, *slots = (torch.from_numpy(array) for array in arrays)
+    return Entries(
+        ids=torch.from_numpy(ids.copy()),
+        found=found.bool(),
+        values=values,
+        slots=dict(zip(names, slots, strict=True)),
+        times=times,
+    )
 
 
 # The text of a batch rarely differs from the one before: only its arrays do.

@@ -24,6 +24,7 @@ class Call(CallNumber):
     EVICT = 21
     STATS = 22
     READ_ROWS = 23
+    READ_ENTRIES = 24
     DECLARE_DENSE = 32
     READ_DENSE = 33
     APPLY_DENSE = 34

@@ -40,6 +40,7 @@ __all__ = [
     "Push",
     "ReadDense",
     "ReadDenseSettings",
+    "ReadEntries",
     "ReadKeys",
     "ReadRows",
     "SetKey",
@@ -201,6 +202,17 @@ class ReadRows(Config):
 
     table: WireName
     ranges: BucketRanges
+    map: WireInt = 0
+    """The version of the server's buckets that the client knows. 0: read without checking who owns what."""
+
+
+class ReadEntries(Config):
+    """Whole rows, for debugging. Arrays: ids int64 [n].
+
+    Answer: `{"slots": [names]}`, found uint8 [n], stored weights float32 [n, dim], times int64 [n], and [n, width] for each slot.
+    """
+
+    table: WireName
     map: WireInt = 0
     """The version of the server's buckets that the client knows. 0: read without checking who owns what."""
 

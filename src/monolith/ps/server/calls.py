@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
+
+import torch
 
 from monolith.errors import OwnershipChangedError
 from monolith.ps.protocol import messages
@@ -40,6 +43,7 @@ class TableCalls:
             Call.EVICT: self._evict,
             Call.STATS: self._stats,
             Call.READ_ROWS: self._read_rows,
+            Call.READ_ENTRIES: self._read_entries,
         }
 
     def _declare_tables(self, frame: Frame) -> Answer:
@@ -60,6 +64,15 @@ class TableCalls:
         # Rows that were given away while they were read may have been removed.
         self._owned.require_read(read.map)
         return Answer(arrays=arrays)
+
+    def _read_entries(self, frame: Frame) -> Answer:
+        read = message_of(messages.ReadEntries, frame)
+        self._owned.require_read(read.map)
+        require_count(frame.arrays, 1)
+        entries = self._tables.entries(read.table, frame.arrays[0])
+        self._owned.require_read(read.map)
+        arrays = (entries.found.to(torch.uint8), entries.values, entries.times, *entries.slots.values())
+        return Answer(text=json.dumps({"slots": list(entries.slots)}), arrays=tuple(array.numpy() for array in arrays))
 
     def _configs(self, frame: Frame) -> Answer:
         return Answer(text=messages.DeclareTables(tables=tuple(self._tables.declared())).model_dump_json())

@@ -20,6 +20,7 @@ from monolith.table.admission import AdmissionFilter
 from monolith.table.bags import Bags, pooling_factors
 from monolith.table.buckets import bucket_of
 from monolith.table.embedding_table import EmbeddingTable, TableStats, TableUpdate, apply_updates, as_pooling
+from monolith.table.entries import Entries
 
 __all__ = ["CheckedRead", "ServedTables", "require_count"]
 
@@ -212,6 +213,12 @@ class ServedTables:
         entries = table.lookup_entry(np.concatenate([np.empty(0, dtype=np.int64), *found]))
         # A row may have expired in between.
         return entries.ids[entries.found].numpy(), entries.values[entries.found].numpy()
+
+    def entries(self, name: str, ids: np.ndarray) -> Entries:
+        """Return the whole rows of `ids`."""
+        table = self._table(name)
+        _require("ids", ids, np.dtype("<i8"), 1)
+        return table.lookup_entry(ids)
 
     def evict(self, now: Mapping[str, int]) -> dict[str, int]:
         """Remove rows that have expired at the given times. Returns how many, by table."""
