@@ -24,11 +24,14 @@ from monolith.cluster.net import (
     split_address,
 )
 from monolith.cluster.role import (
+    LaunchedRank,
     add_mpi_exception_hook,
     get_mpi_local_rank,
     get_mpi_local_size,
     get_mpi_rank,
     get_mpi_size,
+    launched_rank,
+    ranks_on_this_machine,
     role_from_environment,
 )
 from monolith.cluster.scheduler import ScheduledRole, Scheduler
@@ -40,6 +43,7 @@ __all__ = [
     "ConsulServiceDiscovery",
     "DiscoveryConfig",
     "HostServiceDiscovery",
+    "LaunchedRank",
     "Liveness",
     "NodeAliveChecker",
     "RayServiceDiscovery",
@@ -68,8 +72,10 @@ __all__ = [
     "is_ipv4_supported",
     "is_ipv6_address",
     "is_ipv6_only",
+    "launched_rank",
     "monolith_discovery",
     "parse_tf_config",
+    "ranks_on_this_machine",
     "retry_with_socket_error",
     "role_from_environment",
     "split_address",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 
 from monolith.cluster.discovery.service_discovery import ServiceDiscoveryType
@@ -15,23 +17,60 @@ from monolith.cluster.scheduler import RoleRequest, ScheduledRole, ServerType, s
 from monolith.errors import ConfigError
 
 __all__ = [
+    "LOCAL_RANK_VARIABLE",
+    "LOCAL_SIZE_VARIABLE",
+    "LaunchedRank",
     "add_mpi_exception_hook",
     "get_mpi_local_rank",
     "get_mpi_local_size",
     "get_mpi_rank",
     "get_mpi_size",
+    "launched_rank",
+    "ranks_on_this_machine",
     "role_from_environment",
 ]
 
 _PREFIX = "OMPI_COMM_WORLD_"
 _log = logging.getLogger(__name__)
-# A launcher of ranks, and the variables with the rank of a process and the number of ranks.
+LOCAL_RANK_VARIABLE = "MONOLITH_LOCAL_RANK"
+LOCAL_SIZE_VARIABLE = "MONOLITH_LOCAL_SIZE"
+"""What `monolith launch` tells a process: its number among the training processes of the job on its machine, and their number."""
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """A launcher of ranks and the names of its variables."""
+
+    name: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
 _LAUNCHERS = (
-    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("mpirun", "PMI_RANK", "PMI_SIZE"),
-    ("torchrun", "RANK", "WORLD_SIZE"),
-    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    _Launcher("mpirun", f"{_PREFIX}RANK", f"{_PREFIX}SIZE", f"{_PREFIX}LOCAL_RANK", f"{_PREFIX}LOCAL_SIZE"),
+    # MPICH, Intel MPI and others that use Hydra.
+    _Launcher("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchedRank:
+    """What a launcher of ranks says about this process."""
+
+    launcher: str
+    """`mpirun`, `torchrun` or `srun`."""
+    rank: int
+    """Its number among all processes of the job."""
+    size: int
+    """The number of all processes of the job."""
+    local_rank: int = 0
+    """Its number among those on its machine."""
+    local_size: int = 1
+    """The number of those on its machine. 1 if the launcher does not say it."""
 
 
 def get_mpi_rank(environ: Mapping[str, str] | None = None) -> int:
@@ -103,11 +142,13 @@ def role_from_environment(
 
     Launchers of ranks (`mpirun`, `torchrun`, `srun`) know no kinds of processes: the last `num_servers` ranks are servers and
     those before them workers. Where `server_type` says that this process is a worker, all ranks are workers, and
-    the servers were started separately.
+    the servers were started separately. Several workers without servers are the ranks of a synchronous run.
+
+    Args:
+        is_local: the processes are independent runs on purpose.
 
     Raises:
-        ConfigError: several processes would each train alone because the job has no servers, or the scheduler gave this
-            process a role that does not exist here. With `is_local` the processes are independent runs on purpose.
+        ConfigError: the scheduler gave this process a role that does not exist here.
 
     Example:
         >>> def role_of(rank):
@@ -124,8 +165,8 @@ def role_from_environment(
     for scheduler in schedulers:
         if scheduler.gives_roles:
             return scheduler.role(request)
-    if (started := _ranks(environ)) is not None:
-        return _of_ranks(*started, request)
+    if (started := launched_rank(environ)) is not None:
+        return _of_rank(started, request)
     if schedulers and request == RoleRequest():
         _log.warning("%s runs this process, and TF_CONFIG does not say its role: it trains alone", schedulers[0].title)
     return None
@@ -139,29 +180,67 @@ def _of_tf_config(text: str, request: RoleRequest) -> ScheduledRole | None:
     kind = request.kind("TF_CONFIG: task type", job.task.type, kinds)
     if kind is None:
         return None
-    num_ps, num_workers = len(job.query("ps")), len(job.query("worker"))
-    if num_ps or request.num_servers:
-        return request.role(
-            kind,
-            job.index,
-            num_ps=num_ps,
-            num_workers=num_workers,
-            found_by=ServiceDiscoveryType.PRIMUS,
-            workers_field="TF_CONFIG: cluster.worker",
-        )
-    request.require_alone("the scheduler of TF_CONFIG", num_workers, 'Add addresses under "ps" to its cluster')
-    return None
+    return request.role(
+        kind,
+        job.index,
+        num_ps=len(job.query("ps")),
+        num_workers=len(job.query("worker")),
+        found_by=ServiceDiscoveryType.PRIMUS,
+        workers_field="TF_CONFIG: cluster.worker",
+    )
 
 
-def _ranks(environ: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """Return the launcher that started this process, its rank and the number of ranks. None if no launcher did."""
-    found = [
-        (launcher, _number(environ, rank), _number(environ, size))
-        for launcher, rank, size in _LAUNCHERS
-        if environ.get(size, "1") != "1"  # a launcher of one process gives no roles
-    ]
+def launched_rank(environ: Mapping[str, str] | None = None) -> LaunchedRank | None:
+    """Return what `mpirun`, `torchrun` or `srun` says about this process, or None if none of them started several.
+
+    Example:
+        >>> launched_rank({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"})
+        LaunchedRank(launcher='torchrun', rank=5, size=8, local_rank=1, local_size=4)
+    """
+    environ = os.environ if environ is None else environ
+    # A launcher of one process gives no roles.
+    found = [_launched_by(launcher, environ) for launcher in _LAUNCHERS if environ.get(launcher.size, "1") != "1"]
     # One launcher may start another: `srun` a `torchrun` on each machine. The one that counts all processes is right.
-    return max(found, key=lambda ranks: ranks[2], default=None)
+    return max(found, key=lambda rank: rank.size, default=None)
+
+
+def ranks_on_this_machine(environ: Mapping[str, str] | None = None) -> int:
+    """Return how many training processes of the job share this machine, as its launcher says. 1 without one.
+
+    Example:
+        >>> ranks_on_this_machine({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+        4
+    """
+    environ = os.environ if environ is None else environ
+    if LOCAL_SIZE_VARIABLE in environ:
+        return max(1, _number(environ, LOCAL_SIZE_VARIABLE))
+    rank = launched_rank(environ)
+    return 1 if rank is None else max(1, rank.local_size)
+
+
+def _launched_by(launcher: _Launcher, environ: Mapping[str, str]) -> LaunchedRank:
+    return LaunchedRank(
+        launcher=launcher.name,
+        rank=_number(environ, launcher.rank),
+        size=_number(environ, launcher.size),
+        local_rank=_number(environ, launcher.local_rank, "0"),
+        local_size=_number(environ, launcher.local_size, "1") if launcher.local_size else _slurm_local_size(environ),
+    )
+
+
+def _slurm_local_size(environ: Mapping[str, str]) -> int:
+    """Read the number of tasks on this node from a list such as `4(x2),3`: 4 on nodes 0 and 1, 3 on node 2."""
+    text = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    node = _number(environ, "SLURM_NODEID", "0")
+    for part in filter(None, text.split(",")):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found is None:
+            raise ConfigError(f"SLURM_STEP_TASKS_PER_NODE: expected a list such as 4(x2),3, got {text!r}")
+        nodes = int(found[2] or 1)
+        if node < nodes:
+            return int(found[1])
+        node -= nodes
+    return 1
 
 
 def _number(environ: Mapping[str, str] | None, name: str, default: str = "") -> int:
@@ -171,23 +250,23 @@ def _number(environ: Mapping[str, str] | None, name: str, default: str = "") -> 
     return int(text)
 
 
-def _of_ranks(launcher: str, rank: int, size: int, request: RoleRequest) -> ScheduledRole | None:
-    servers = request.num_servers
-    if request.is_local or not servers:
-        request.require_alone(
-            launcher, size, f"Set MONOLITH_NUM_PS=n to turn the last n of the {size} ranks into servers"
-        )
+def _of_rank(started: LaunchedRank, request: RoleRequest) -> ScheduledRole | None:
+    launcher, size, servers = started.launcher, started.size, request.num_servers
+    if request.is_local:
         return None
     if request.server_type is not None:
         workers = size if request.server_type == "worker" else 1
-        return ScheduledRole(server_type=request.server_type, index=rank, num_ps=servers, num_workers=workers)
+        return ScheduledRole(server_type=request.server_type, index=started.rank, num_ps=servers, num_workers=workers)
     workers = size - servers
     if workers < 1:
         raise ConfigError(
             f"{launcher}: expected more processes than the {servers} servers asked for, got {size}; start more, "
             "or set MONOLITH_SERVER_TYPE=worker if the servers were started separately"
         )
-    kind: ServerType = "worker" if rank < workers else "ps"
+    kind: ServerType = "worker" if started.rank < workers else "ps"
     return ScheduledRole(
-        server_type=kind, index=rank if kind == "worker" else rank - workers, num_ps=servers, num_workers=workers
+        server_type=kind,
+        index=started.rank if kind == "worker" else started.rank - workers,
+        num_ps=servers,
+        num_workers=workers,
     )

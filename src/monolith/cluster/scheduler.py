@@ -64,19 +64,6 @@ class RoleRequest:
     server_type: ServerType | None = None
     is_local: bool = False
 
-    def require_alone(self, launcher: str, workers: int, remedy: str) -> None:
-        """Return if this process is meant to train by itself.
-
-        Raises:
-            ConfigError: it is one of several workers without servers. They would be runs that do not know of each other and
-                save into one folder.
-        """
-        if workers > 1 and not self.is_local and self.server_type is None:
-            raise ConfigError(
-                f"{launcher} started {workers} workers and no parameter server: each would train alone, on all of the data. "
-                f"{remedy}, or set MONOLITH_IS_LOCAL=true for {workers} independent runs"
-            )
-
     def kind(self, variable: str, name: str, kinds: Mapping[str, str]) -> ServerType | None:
         """Return the kind of process that a scheduler calls `name`, or None if the configuration names the role instead."""
         if name in kinds:
@@ -97,8 +84,10 @@ class RoleRequest:
         num_workers: int,
         found_by: ServiceDiscoveryType,
         workers_field: str,
-    ) -> ScheduledRole:
+    ) -> ScheduledRole | None:
         """Return the role that a scheduler with `num_ps` servers and `num_workers` workers gave this process.
+
+        Returns None for the only worker of a job without servers, which trains alone. Several are ranks of a synchronous run.
 
         Raises:
             ConfigError: the job has no worker. `workers_field` is where the scheduler says how many there are.
@@ -107,13 +96,15 @@ class RoleRequest:
             raise ConfigError(
                 f"{workers_field}: expected at least one worker in the job, got none; {kind} {index} would wait for ever"
             )
+        if kind == "worker" and num_workers == 1 and not (num_ps or self.num_servers):
+            return None
         return ScheduledRole(
             server_type=kind,
             index=index,
             num_ps=num_ps or self.num_servers,
             num_workers=num_workers,
             # Servers that the scheduler does not know are found in the way that the configuration says.
-            discovery_type=found_by if num_ps or kind in DATA_ROLES else None,
+            discovery_type=None if self.num_servers and not num_ps and kind not in DATA_ROLES else found_by,
         )
 
 

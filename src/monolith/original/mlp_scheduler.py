@@ -204,10 +204,6 @@ class MlpScheduler(Scheduler):
         if kind is None:
             return None
         num_ps, num_workers = env.num_replicas("ps"), env.num_replicas("worker")
-        if not (num_ps or request.num_servers or kind in DATA_ROLES):
-            remedy = "Give the job the role ps (MLP_PS_NUM is not set)"
-            request.require_alone(self.title, num_workers, remedy)
-            return None
         return request.role(
             kind,
             env.index,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from monolith.cluster.role import ranks_on_this_machine
 from monolith.table import get_num_threads, set_num_threads
 from monolith.train.hooks.hook import Hook
 
@@ -35,7 +36,10 @@ def available_processors(root: Path = Path("/")) -> int:
 
 
 def use_threads(threads: int | None) -> int:
-    """Let torch and the tables use `threads` threads. None lowers what they use to the processors there are.
+    """Let torch and the tables use `threads` threads. None lowers what they use to this process's part of the processors.
+
+    Its part is that of one of the training processes that a launcher has started on this machine: `mpirun`, `torchrun`, `srun`
+    or `monolith launch`. Processors to which the launcher has bound the process are its own.
 
     Returns:
         The number of threads in use.
@@ -47,14 +51,39 @@ def use_threads(threads: int | None) -> int:
         >>> torch.set_num_threads(before[0]); set_num_threads(before[1])
     """
     processors = available_processors()
-    wanted = min(torch.get_num_threads(), processors) if threads is None else threads
+    ranks = ranks_on_this_machine()
+    part = processors if ranks == 1 or _is_bound() else max(1, processors // ranks)
+    wanted = min(torch.get_num_threads(), part) if threads is None else threads
     if threads is not None and threads > processors:
         _log.warning("threads: %d asked for, but this process may use only %d processors", threads, processors)
     if wanted != torch.get_num_threads():
-        _log.info("using %s instead of torch's %d", _threads(wanted), torch.get_num_threads())
+        _log.info(
+            "using %s instead of torch's %d%s", _threads(wanted), torch.get_num_threads(), _why(ranks, processors)
+        )
         torch.set_num_threads(wanted)
     set_num_threads(wanted if threads is not None else min(wanted, get_num_threads()))
     return wanted
+
+
+def _why(ranks: int, processors: int) -> str:
+    return "" if ranks == 1 else f": {ranks} ranks share {processors} processors"
+
+
+def _is_bound(root: Path = Path("/")) -> bool:
+    """Whether this process may use only some of the processors that its machine or container has."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # The set of a container. Without one, a launcher can only have chosen among all processors.
+    there = _members(_text(root / "sys/fs/cgroup/cpuset.cpus.effective")) or os.cpu_count() or 1
+    return allowed < there
+
+
+def _members(text: str) -> int:
+    """Count the members of a list such as `0-3,8`. 0 for one that cannot be read."""
+    ranges = [part.partition("-") for part in text.strip().split(",") if part]
+    try:
+        return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+    except ValueError:
+        return 0
 
 
 class StarvationHook(Hook):

@@ -17,7 +17,13 @@ import torch
 
 import monolith
 from monolith.train import RunConfig, Trainer
-from monolith.train.processors import StarvationHook, _seconds_waited, available_processors, use_threads
+from monolith.train.processors import (
+    StarvationHook,
+    _is_bound,
+    _seconds_waited,
+    available_processors,
+    use_threads,
+)
 from training import ClickModel, Stream
 
 
@@ -82,6 +88,30 @@ def test_without_a_word_no_more_threads_than_processors(monkeypatch: pytest.Monk
     monkeypatch.setattr("monolith.train.processors.available_processors", lambda: 1)
     assert use_threads(None) == 1
     assert (torch.get_num_threads(), monolith.get_num_threads()) == (1, 1)
+
+
+@pytest.mark.parametrize(("ranks", "bound", "expected"), [(2, False, 2), (8, False, 1), (2, True, 4), (1, False, 4)])
+def test_ranks_of_a_machine_share_its_processors(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, bound: bool, expected: int
+) -> None:
+    torch.set_num_threads(4)
+    monkeypatch.setattr("monolith.train.processors.available_processors", lambda: 4)
+    monkeypatch.setattr("monolith.train.processors._is_bound", lambda: bound)
+    monkeypatch.setenv("MONOLITH_LOCAL_SIZE", str(ranks))
+    assert use_threads(None) == expected
+    assert torch.get_num_threads() == expected
+    assert monolith.get_num_threads() <= expected
+    assert use_threads(3) == 3, "what a person asks for is not shared"
+
+
+@pytest.mark.parametrize(("cpuset", "expected"), [("0-3,8\n", True), ("0-1\n", False), ("", None)])
+def test_a_process_is_bound_if_its_container_has_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuset: str, expected: bool | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    root = write(tmp_path, {"sys/fs/cgroup/cpuset.cpus.effective": cpuset})
+    assert _is_bound(root) is (True if expected is None else expected)
 
 
 def test_more_threads_than_processors_are_used_and_said(

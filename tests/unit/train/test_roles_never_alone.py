@@ -35,33 +35,47 @@ def role(environ: dict[str, str]) -> tuple[str, int, int, int]:
     return runner.server_type, runner.index, runner.num_ps, runner.num_workers
 
 
-WITHOUT_SERVERS = [
-    (MPIRUN, "mpirun started 4 workers .* MONOLITH_NUM_PS"),
-    (MPICH, "mpirun started 4 workers"),
-    (TORCHRUN, "torchrun started 4 workers"),
-    (SRUN, "srun started 4 workers"),
-    (mlp("worker", 1, worker=3), "MLP scheduler started 3 workers .*MLP_PS_NUM"),
-    ({**mlp("worker", worker=1), **MPIRUN}, "MLP scheduler started 4 workers"),
-    (tf_config("worker", 0, chief=["h0:1"], worker=["h1:1"]), 'TF_CONFIG started 2 workers .* "ps"'),
-    ({"MONOLITH_NUM_WORKERS": "3"}, "worker 0 of 3 has no parameter servers.*MONOLITH_NUM_PS"),
-    ({"MONOLITH_INDEX": "2"}, "worker 2 of 3 has no parameter servers"),
-]
+WITHOUT_SERVERS = pytest.mark.parametrize(
+    ("environ", "index", "workers"),
+    [
+        (MPIRUN, 1, 4),
+        (MPICH, 1, 4),
+        (TORCHRUN, 1, 4),
+        (SRUN, 1, 4),
+        (mlp("worker", 1, worker=3), 1, 3),
+        ({**mlp("worker", worker=1), **MPIRUN}, 1, 4),
+        (tf_config("worker", 0, chief=["h0:1"], worker=["h1:1"]), 1, 2),
+        ({"MONOLITH_NUM_WORKERS": "3"}, 0, 3),
+        ({"MONOLITH_NUM_WORKERS": "3", "MONOLITH_INDEX": "2"}, 2, 3),
+    ],
+)
 
 
-@pytest.mark.parametrize(("environ", "said"), WITHOUT_SERVERS)
-def test_workers_without_servers_are_refused(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        RunnerConfig.from_env(environ)
+@WITHOUT_SERVERS
+def test_workers_without_servers_are_ranks_of_one_run(environ: dict[str, str], index: int, workers: int) -> None:
+    assert role(environ) == ("worker", index, 0, workers)
+    assert RunnerConfig.from_env(environ).enable_full_sync_training
 
 
-@pytest.mark.parametrize(("environ", "said"), WITHOUT_SERVERS)
-def test_independent_runs_are_possible_when_asked_for(environ: dict[str, str], said: str) -> None:
+@WITHOUT_SERVERS
+def test_workers_that_would_train_alone_are_refused(environ: dict[str, str], index: int, workers: int) -> None:
+    with pytest.raises(ConfigError, match=f"worker {index} of {workers} has no parameter servers.*MONOLITH_NUM_PS"):
+        RunnerConfig.from_env({**environ, "MONOLITH_ENABLE_SYNC_TRAINING": "false"})
+
+
+@WITHOUT_SERVERS
+def test_independent_runs_are_possible_when_asked_for(environ: dict[str, str], index: int, workers: int) -> None:
     assert RunnerConfig.from_env({**environ, "MONOLITH_IS_LOCAL": "true"}).is_local
 
 
-def test_a_job_file_with_workers_and_no_servers_is_refused() -> None:
-    with pytest.raises(ConfigError, match="worker 0 of 2"):
-        RunnerConfig.from_env({}, defaults=RunnerConfig(num_workers=2))
+def test_a_number_without_the_number_of_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"expected more than 2 workers.* got 1; set .*MONOLITH_NUM_WORKERS"):
+        RunnerConfig.from_env({"MONOLITH_INDEX": "2"})
+
+
+def test_a_job_file_with_workers_and_no_servers_is_a_synchronous_run() -> None:
+    runner = RunnerConfig.from_env({}, defaults=RunnerConfig(num_workers=2))
+    assert (runner.is_local, runner.enable_full_sync_training) == (False, True)
 
 
 @pytest.mark.parametrize(

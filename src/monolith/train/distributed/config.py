@@ -15,7 +15,7 @@ from monolith.cluster.discovery.config import DiscoveryConfig
 from monolith.cluster.discovery.service_discovery import ServiceDiscoveryType
 from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE
 from monolith.cluster.liveness import Liveness
-from monolith.cluster.role import role_from_environment
+from monolith.cluster.role import LOCAL_RANK_VARIABLE, LOCAL_SIZE_VARIABLE, role_from_environment
 from monolith.cluster.scheduler import ServerType
 from monolith.config import NonNegative, Positive, nearest_name
 from monolith.errors import ConfigError
@@ -47,6 +47,8 @@ OTHER_VARIABLES = frozenset(
         METRIC_PREFIX,
         RESTORE_ROOTS,
         HEARTBEAT_VARIABLE,
+        LOCAL_RANK_VARIABLE,
+        LOCAL_SIZE_VARIABLE,
         TOKEN_VARIABLE,
         "MONOLITH_ZK_HOSTS",
         "MONOLITH_ZK_HOSTS_IPV6",
@@ -83,7 +85,11 @@ class RunnerConfig(DiscoveryConfig):
     """Parameter servers that hold the tables. In a local run they are threads of this process, for debugging. With 0 the
     tables are in the process itself."""
     num_workers: Annotated[int, Field(ge=1)] = 1
-    """Workers, the chief included. With several, dense parameters are on the servers too."""
+    """Workers, the chief included. With several, dense parameters are on the servers too. Without servers they are the ranks
+    of a synchronous run."""
+    enable_sync_training: bool | None = None
+    """Train synchronously over ranks: every step is one step of all workers on a global batch. None: if there are several
+    workers and no servers."""
     num_extra_ps: _Count = 0
     """Servers beyond `num_ps` that are started so that the fastest can be chosen by measuring all."""
     num_redundant_ps: _Count = 0
@@ -144,6 +150,17 @@ class RunnerConfig(DiscoveryConfig):
         return self.server_type == "worker" and self.index == 0
 
     @property
+    def enable_full_sync_training(self) -> bool:
+        """Whether the workers are ranks of a synchronous run that hold the tables themselves.
+
+        Example:
+            >>> RunnerConfig(num_workers=2).enable_full_sync_training, RunnerConfig(num_ps=1).enable_full_sync_training
+            (True, False)
+        """
+        wanted = self.num_workers > 1 if self.enable_sync_training is None else self.enable_sync_training
+        return wanted and not self.num_ps and not self.is_local
+
+    @property
     def num_required_ps(self) -> int:
         """Servers that must be there before anything starts."""
         return self.num_ps + self.num_extra_ps
@@ -187,8 +204,8 @@ class RunnerConfig(DiscoveryConfig):
         and has no servers is a local run.
 
         Raises:
-            ConfigError: a value does not fit, a variable is misspelt, or the process is one of several workers without servers.
-                Those would be independent runs, which `is_local` declares as intended.
+            ConfigError: a value does not fit, a variable is misspelt, or the process is one of several workers that would train
+                alone because `enable_sync_training` is false and there are no servers. `is_local` declares that as intended.
 
         Example:
             >>> RunnerConfig.from_env({}).is_local
@@ -208,8 +225,8 @@ class RunnerConfig(DiscoveryConfig):
             raise ConfigError(_with_variables(str(error))) from None
         known = _set_fields(defaults)
         fields = {**known, **_role_fields(environ, {**known, **said}), **said}
-        if not any(name in fields for name in _SPREADS):
-            _require_alone(fields)
+        _require_together(fields)
+        if not any(name in fields for name in _SPREADS) and fields.get("num_workers", 1) == 1:
             fields.setdefault("is_local", True)
         if "discovery_type" not in fields and fields.get("discovery_folder"):
             fields["discovery_type"] = ServiceDiscoveryType.FILE
@@ -243,16 +260,21 @@ def require_known_variables(environ: Mapping[str, str], fields: Iterable[str]) -
         )
 
 
-def _require_alone(fields: Mapping[str, Any]) -> None:
-    """`ConfigError` if a run without servers says that it has several workers, unless those are meant to be independent."""
-    if fields.get("is_local"):
+def _require_together(fields: Mapping[str, Any]) -> None:
+    """`ConfigError` if several workers would each train alone, unless they are meant to be independent."""
+    if fields.get("is_local") or fields.get("num_ps") or fields.get("server_type", "worker") != "worker":
         return
     workers, index = fields.get("num_workers", 1), fields.get("index", 0)
-    if workers > 1 or index:
+    if index >= workers:
         raise ConfigError(
-            f"RunnerConfig.num_ps: worker {index} of {max(workers, index + 1)} has no parameter servers, so each worker would "
-            "train alone, on all of the data. Set num_ps (MONOLITH_NUM_PS) and start so many servers, or set is_local "
-            "(MONOLITH_IS_LOCAL=true) for independent runs"
+            f"RunnerConfig.num_workers: expected more than {index} workers, of which this is worker {index}, got {workers}; set "
+            "num_workers (MONOLITH_NUM_WORKERS)"
+        )
+    if workers > 1 and fields.get("enable_sync_training") is False:
+        raise ConfigError(
+            f"RunnerConfig.num_ps: worker {index} of {workers} has no parameter servers and enable_sync_training is false, so "
+            "each worker would train alone, on all of the data. Set num_ps (MONOLITH_NUM_PS) and start so many servers, leave "
+            "enable_sync_training unset for a synchronous run, or set is_local (MONOLITH_IS_LOCAL=true) for independent runs"
         )
 
 
