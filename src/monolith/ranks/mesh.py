@@ -44,6 +44,8 @@ class Channel(IntEnum):
     """Lookups of the next batch."""
     PUSH = 2
     """Gradients that are applied late."""
+    SAVES = 3
+    """What each rank has written of checkpoints and of cuts of the log, while training continues."""
 
 
 class Mesh(Protocol):
