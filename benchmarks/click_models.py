@@ -121,12 +121,12 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
 class DenseWork:
     """The dense part of a step alone, with given embeddings."""
 
-    def __init__(self, half: DeepFM | DLRM) -> None:
+    def __init__(self, half: DeepFM | DLRM, batch: int = BATCH) -> None:
         self._half = copy.deepcopy(half)
         self._optimizer = dense_optimizer(self._half)
-        self._numbers, self._labels = torch.randn(BATCH, len(NUMBERS)), torch.ones(BATCH)
-        self._vectors = torch.randn(BATCH, FIELDS, DIM).mul_(0.01).requires_grad_()
-        first_order = torch.zeros(BATCH, FIELDS, 1).requires_grad_()
+        self._numbers, self._labels = torch.randn(batch, len(NUMBERS)), torch.ones(batch)
+        self._vectors = torch.randn(batch, FIELDS, DIM).mul_(0.01).requires_grad_()
+        first_order = torch.zeros(batch, FIELDS, 1).requires_grad_()
         self._first_order = first_order if self._half.has_first_order else None
 
     def step(self) -> None:

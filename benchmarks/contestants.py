@@ -45,7 +45,7 @@ class Contestant(Protocol):
     def close(self) -> None: ...
 
 
-class _Process:
+class WorkerProcess:
     """One line out, one line back."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
@@ -57,6 +57,10 @@ class _Process:
             )
 
     def ask(self, line: str) -> dict[str, Any]:
+        self.send(line)
+        return self.receive()
+
+    def send(self, line: str) -> None:
         stdin: IO[str] | None = self._process.stdin
         assert stdin is not None
         try:
@@ -64,7 +68,6 @@ class _Process:
             stdin.flush()
         except BrokenPipeError:
             pass  # its death is reported by receive, with the log
-        return self.receive()
 
     def receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -80,9 +83,13 @@ class _Process:
             raise PeerFailedError(answer["error"])
         return answer
 
-    def close(self) -> None:
+    def end_input(self) -> None:
+        """Let the process end, without waiting for it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+    def close(self) -> None:
+        self.end_input()
         try:
             self._process.wait(timeout=60)
         except subprocess.TimeoutExpired:
@@ -109,14 +116,17 @@ def python_of(spec: PeerSpec) -> str:
     return str(python)
 
 
-def start_job(
-    spec: PeerSpec, config: Mapping[str, Any], *, threads: int, logs: Path
-) -> tuple[_Process, dict[str, Any]]:
-    """Starts a worker and waits for its first answer: that it is ready, or the result of a one-answer job."""
+def start_worker(spec: PeerSpec, config: Mapping[str, Any], *, threads: int, log: Path) -> WorkerProcess:
     message = json.dumps({"peer": spec.name, "threads": threads, **config})
     command = [python_of(spec), str(HERE / "worker.py"), message]
-    log = logs / f"{spec.name}-{config['job']}.log"
-    process = _Process(command, worker_environment(threads, spec.huge_pages), log)
+    return WorkerProcess(command, worker_environment(threads, spec.huge_pages), log)
+
+
+def start_job(
+    spec: PeerSpec, config: Mapping[str, Any], *, threads: int, logs: Path
+) -> tuple[WorkerProcess, dict[str, Any]]:
+    """Starts a worker and waits for its first answer: that it is ready, or the result of a one-answer job."""
+    process = start_worker(spec, config, threads=threads, log=logs / f"{spec.name}-{config['job']}.log")
     try:
         return process, process.receive()
     except (PeerUnavailableError, PeerFailedError):
@@ -154,7 +164,7 @@ class MemoryLimit:
         if not LIMIT_BINARY.exists():
             raise PeerUnavailableError(f"{LIMIT_BINARY.relative_to(ROOT)} does not exist: {SETUP}")
         command = [str(LIMIT_BINARY), "--serve", "--rows", str(rows), "--dims", str(dim), "--threads", str(threads)]
-        self._process = _Process(command, os.environ, logs / "limit.log")
+        self._process = WorkerProcess(command, os.environ, logs / "limit.log")
         self._process.receive()
 
     def names(self, operation: str) -> list[str]:

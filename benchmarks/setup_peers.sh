@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what `run.py`, `end_to_end.py` and `parameter_server.py` compare against, under .venv-bench, and builds the memory
+# Installs what `run.py`, `end_to_end.py`, `parameter_server.py` and `ranks.py` compare against, under .venv-bench, and builds the memory
 # limit.
 # A peer that cannot be installed is reported here and skipped in the benchmarks. Run again to retry; installed peers are kept.
 set -u

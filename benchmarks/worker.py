@@ -58,6 +58,11 @@ def serve(config: dict[str, Any], answer: Any) -> None:  # noqa: ANN401
 
         click_worker.serve(config, answer)
         return
+    if config["job"] == "ranks":
+        import rank_worker
+
+        rank_worker.serve(config, answer)
+        return
     spec = spec_named(config["peer"])
     directory, dim, threads = Path(config["workload"]), config["dim"], config["threads"]
     if config["job"] == "growth":
