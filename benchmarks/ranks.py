@@ -73,6 +73,7 @@ TRAINING = (
     Side(name=SINGLE, module="ranks_monolith", side="OneProcessTrainer", world=1),
     Side(name="torchrec-table-wise", module="ranks_torchrec", side="TableWiseTrainer", environment="torchrec"),
     Side(name="torchrec-row-wise", module="ranks_torchrec", side="RowWiseTrainer", environment="torchrec"),
+    Side(name="torchrec-pipelined", module="ranks_torchrec", side="PipelinedTrainer", environment="torchrec"),
     Side(name="ddp-26-bags", module="ranks_torch", side="DdpTrainer"),
     Side(name="ddp-one-table", module="ranks_torch", side="DdpOneTableTrainer"),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -11,10 +12,11 @@ import torch.distributed as dist
 import torchrec
 from torch import Tensor, nn
 from torch.distributed.optim import _apply_optimizer_in_backward
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed import DistributedModelParallel, ShardingEnv, TrainPipelineSparseDist
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingPlan
+from torchrec.streamable import Pipelineable
 
 from click_models import (
     DIM,
@@ -29,15 +31,31 @@ from click_models import (
 from peers.ranks_torch import join
 from rank_worker import RankJob, examples
 
+CPU = torch.device("cpu")
 COLUMNS = [f"R{column}" for column in range(1, FIELDS + 1)]
 EPSILON = 1e-10
+
+
+@dataclass
+class JaggedBatch(Pipelineable):
+    """A batch in main memory, where TorchRec's pipeline finds it."""
+
+    numbers: Tensor
+    jagged: torchrec.KeyedJaggedTensor
+    labels: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> JaggedBatch:
+        return self
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        pass
 
 
 class JaggedModel(nn.Module):
     def __init__(self, job: RankJob) -> None:
         super().__init__()
         self.dense = dense_half(job.model, job.towers)
-        self._first = int(self.dense.has_first_order)
+        self._world, self._first = job.world, int(self.dense.has_first_order)
         # Its kernels want widths in fours, so a first-order weight brings three unused numbers with it.
         self.width = DIM + 4 * self._first
         tables = [
@@ -52,20 +70,20 @@ class JaggedModel(nn.Module):
         ]
         self.bags = torchrec.EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
 
-    def forward(self, numbers: Tensor, jagged: torchrec.KeyedJaggedTensor) -> Tensor:
-        found = self.bags(jagged)
+    def forward(self, batch: JaggedBatch) -> tuple[Tensor, Tensor]:
+        found = self.bags(batch.jagged)
         vectors, first_order = found.values().view(-1, FIELDS, self.width), None
         if self._first:
             first_order, _, vectors = vectors.split([1, 3, DIM], dim=2)
-        logits: Tensor = self.dense(numbers, vectors, first_order)
-        return logits
+        loss = loss_of(self.dense(batch.numbers, vectors, first_order), batch.labels)
+        # The gradients are averaged over the ranks, and the sum is wanted.
+        return loss * self._world, loss.detach()
 
 
 class TableWiseTrainer:
     def __init__(self, job: RankJob) -> None:
         self.versions = {"torchrec": torchrec.__version__, "torch": torch.__version__}
         join(job)
-        self._world = job.world
         model = JaggedModel(job)
         self.half = model.dense
         optimizer = {"lr": LEARNING_RATE, "eps": EPSILON}
@@ -82,7 +100,7 @@ class TableWiseTrainer:
         self._model = DistributedModelParallel(
             model,
             env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
+            device=CPU,
             plan=ShardingPlan({"bags": plan}),
             sharders=[sharder],
         )
@@ -91,28 +109,32 @@ class TableWiseTrainer:
                 for shard in state.local_shards():
                     shard.tensor.fill_(INITIAL_ACCUMULATOR)
         self._dense = dense_optimizer(self.half)
-        self._lengths = torch.ones(FIELDS * job.batch, dtype=torch.int64)
-        self._batches = examples(job, "rows").for_ever()
+        self._batches = self._read(job)
 
     def _sharding(self, world: int) -> dict[str, object]:
         """Neighbouring columns on one rank, so that the vectors come in the order of columns."""
         return {f"t_{column}": table_wise(rank=place * world // FIELDS) for place, column in enumerate(COLUMNS)}
 
+    def _read(self, job: RankJob) -> Iterator[JaggedBatch]:
+        lengths = torch.ones(FIELDS * job.batch, dtype=torch.int64)
+        for numbers, rows, labels in examples(job, "rows").for_ever():
+            jagged = torchrec.KeyedJaggedTensor(keys=COLUMNS, values=rows.reshape(-1), lengths=lengths)
+            yield JaggedBatch(numbers, jagged, labels)
+
     def losses(self, batches: int) -> list[float]:
-        return [float(self._step(*batch)) for batch in itertools.islice(self._batches, batches)]
+        return [float(self._step()) for _ in range(batches)]
 
     def train(self, batches: int) -> None:
-        for batch in itertools.islice(self._batches, batches):
-            self._step(*batch)
+        for _ in range(batches):
+            self._step()
 
-    def _step(self, numbers: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
-        jagged = torchrec.KeyedJaggedTensor(keys=COLUMNS, values=rows.reshape(-1), lengths=self._lengths)
+    def _step(self) -> Tensor:
         self._dense.zero_grad()
-        loss = loss_of(self._model(numbers, jagged), labels)
-        # The gradients are averaged over the ranks, and the sum is wanted.
-        (loss * self._world).backward()
+        loss, result = self._model(next(self._batches))
+        loss.backward()
         self._dense.step()
-        return loss.detach()
+        found: Tensor = result
+        return found
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -121,3 +143,15 @@ class TableWiseTrainer:
 class RowWiseTrainer(TableWiseTrainer):
     def _sharding(self, world: int) -> dict[str, object]:
         return {f"t_{column}": row_wise() for column in COLUMNS}
+
+
+class PipelinedTrainer(TableWiseTrainer):
+    """Table by table, with the ids of the next batch exchanged ahead by TorchRec's own pipeline."""
+
+    def __init__(self, job: RankJob) -> None:
+        super().__init__(job)
+        self._pipeline = TrainPipelineSparseDist(self._model, self._dense, CPU)
+
+    def _step(self) -> Tensor:
+        found: Tensor = self._pipeline.progress(self._batches)
+        return found
