@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import select
 import socket
 import struct
 import sys
@@ -344,10 +345,21 @@ class FramedSocket:
             return True
         return False
 
+    def wait_readable(self, timeout: float) -> bool:
+        """Wait until `is_readable`. Returns whether that happened in time."""
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        return bool(waiting.poll(1000 * timeout))
+
     def stop_receiving(self) -> None:
         """Let a thread that waits for bytes see the end of the stream. Sending continues."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
+
+    def detach(self) -> socket.socket:
+        """Return the socket, which the caller has to close. This object can no longer be used."""
+        self._closed.detach()
+        return self._socket
 
     def let_go(self) -> None:
         """Close the copy of a forked child. The connection stays open in the parent."""

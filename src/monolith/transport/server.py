@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Protocol, Self
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from monolith.config import Config
 from monolith.errors import ConfigError, StorageError
@@ -198,7 +198,27 @@ def _start_service(calls: FrameCalls, config: ListenConfig) -> Service:
     return flight
 
 
-def require_safe(config: ListenConfig) -> None:
+class Listens(Protocol):
+    """What decides whether an address is safe to listen on. See `ListenConfig`."""
+
+    @property
+    def host(self) -> str:
+        """The address."""
+
+    @property
+    def token(self) -> str | SecretStr | None:
+        """The secret that clients must send."""
+
+    @property
+    def tls_cert(self) -> Path | None:
+        """The certificate chain."""
+
+    @property
+    def tls_key(self) -> Path | None:
+        """The private key."""
+
+
+def require_safe(config: Listens) -> None:
     """Raise `ConfigError` if unauthenticated clients of other machines could connect."""
     name = type(config).__name__
     if (config.tls_cert is None) != (config.tls_key is None):

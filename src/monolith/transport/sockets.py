@@ -42,7 +42,16 @@ from monolith.transport.frames import MAGIC, PROTOCOL_VERSION, Frame, decode
 if TYPE_CHECKING:
     from monolith.transport.server import ListenConfig
 
-__all__ = ["SocketConnector", "SocketService", "SocketStream"]
+__all__ = [
+    "HELLO_SECONDS",
+    "SocketConnector",
+    "SocketService",
+    "SocketStream",
+    "connect_nearby",
+    "listen",
+    "require_welcome",
+    "welcome",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -92,20 +101,20 @@ class SocketConnector:
         self._address = address
         host, _, port = address.rpartition(":")
         self._endpoint = (host.strip("[]"), int(port))
-        self._name = local_name(*self._endpoint)
         self._hello = hello(token)
 
     def open(self, *, deadline: float) -> SocketStream:
         """Return a connection that the server has accepted."""
         try:
             connection = FramedSocket(
-                self._nearby() or connect(*self._endpoint, max(0.001, deadline - time.monotonic())), offers_memory=True
+                connect_nearby(*self._endpoint) or connect(*self._endpoint, max(0.001, deadline - time.monotonic())),
+                offers_memory=True,
             )
         except OSError as error:
             raise _failure(self._address, error) from None
         try:
             connection.send(self._hello, deadline=deadline)
-            _require_welcome(connection.receive(HELLO.size, deadline=deadline), self._address)
+            require_welcome(connection.receive(HELLO.size, deadline=deadline), self._address)
         except BaseException as error:
             connection.close()
             raise (_failure(self._address, error) if isinstance(error, OSError) else error) from None
@@ -114,28 +123,31 @@ class SocketConnector:
     def close(self) -> None:
         """Connections share nothing, so there is nothing to close."""
 
-    def _nearby(self) -> socket.socket | None:
-        """Return a Unix connection if the server is on this machine."""
-        if self._name is None or not hasattr(socket, "SO_PEERCRED"):
-            return None
-        local = socket.socket(socket.AF_UNIX)
-        # A full backlog would block without a time limit. TCP waits within the deadline.
-        local.setblocking(False)
-        try:
-            local.connect(self._name)
-            user = peer_uid(local)
-        except OSError:
-            local.close()
-            return None
-        if user != os.geteuid():
-            # Any user can bind a name that no server has bound yet. Over TCP no memory is shared.
-            _logger.debug("%s: a process of user %s listens on this machine; using TCP", self._address, user)
-            local.close()
-            return None
-        return local
+
+def connect_nearby(host: str, port: int) -> socket.socket | None:
+    """Connect to a server over a Unix socket. Returns None if the server is not on this machine, or of another user."""
+    name = local_name(host, port)
+    if name is None or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    local = socket.socket(socket.AF_UNIX)
+    # A full backlog would block without a time limit. TCP waits within the deadline.
+    local.setblocking(False)
+    try:
+        local.connect(name)
+        user = peer_uid(local)
+    except OSError:
+        local.close()
+        return None
+    if user != os.geteuid():
+        # Any user can bind a name that no server has bound yet. Over TCP no memory is shared.
+        _logger.debug("%s:%s: a process of user %s listens on this machine; using TCP", host, port, user)
+        local.close()
+        return None
+    return local
 
 
-def _require_welcome(answer: np.ndarray, address: str) -> None:
+def require_welcome(answer: np.ndarray, address: str) -> None:
+    """Raise what the verdict of the server at `address` means. `answer` is its welcome."""
     magic, version, said = HELLO.unpack(answer.data)
     if magic != MAGIC:
         raise ProtocolError(
@@ -193,7 +205,7 @@ class SocketService:
         self._stopping = False
         self._warnings = RareWarnings(_logger)
         self._spare = _Spare()
-        self._listeners = _listeners(config.host, config.port, backlog=config.max_streams)
+        self._listeners = listen(config.host, config.port, backlog=config.max_streams)
         self.port: int = self._listeners[0].getsockname()[1]
         self._accepting = [
             threading.Thread(target=self._accept, args=(listener,), name="monolith-ps-accept", daemon=True)
@@ -321,11 +333,11 @@ class SocketService:
         if magic != MAGIC:
             return False
         if version != PROTOCOL_VERSION:
-            return _say(connection, Welcome.OTHER_VERSION)
+            return welcome(connection, Welcome.OTHER_VERSION)
         token = connection.receive(size, deadline=deadline).tobytes()
         if self._token and not hmac.compare_digest(token, self._token):
             self._warnings.warn("refused a client: its token is missing or wrong")
-            return _say(connection, Welcome.WRONG_TOKEN)
+            return welcome(connection, Welcome.WRONG_TOKEN)
         return True
 
     def _serve(self, connection: FramedSocket) -> None:
@@ -333,7 +345,7 @@ class SocketService:
             self._serve_health(connection)
             return
         try:
-            _say(connection, Welcome.ACCEPTED)
+            welcome(connection, Welcome.ACCEPTED)
             while True:
                 self._answer_one(connection)
         finally:
@@ -344,10 +356,10 @@ class SocketService:
         why = f"{self._config.max_streams} streams are open, no more are allowed; close some, or raise max_streams"
         self._warnings.warn("refused a client: %s", why)
         if not self._for_health.acquire(blocking=False):
-            _say(connection, Welcome.TOO_MANY_STREAMS)
+            welcome(connection, Welcome.TOO_MANY_STREAMS)
             return
         try:
-            _say(connection, Welcome.ACCEPTED)
+            welcome(connection, Welcome.ACCEPTED)
             deadline = time.monotonic() + HELLO_SECONDS
             try:
                 data = connection.receive_frame(max_bytes=HEALTH_BYTES, deadline=deadline)
@@ -430,7 +442,7 @@ class _Spare:
                 self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _listeners(host: str, port: int, *, backlog: int) -> list[socket.socket]:
+def listen(host: str, port: int, *, backlog: int) -> list[socket.socket]:
     """Listen on TCP, and on a Unix socket for processes of this machine."""
     made: list[socket.socket] = []
     try:
@@ -448,6 +460,7 @@ def _listeners(host: str, port: int, *, backlog: int) -> list[socket.socket]:
     return made
 
 
-def _say(connection: FramedSocket, said: Welcome) -> bool:
+def welcome(connection: FramedSocket, said: Welcome) -> bool:
+    """Send the verdict on a hello. Returns whether it is to accept the client."""
     connection.send(HELLO.pack(MAGIC, PROTOCOL_VERSION, said))
     return said == Welcome.ACCEPTED

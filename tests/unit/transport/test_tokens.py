@@ -13,6 +13,7 @@ from monolith.config import Config
 from monolith.dataservice import DataClientConfig, DataWorkerConfig, DispatcherConfig
 from monolith.errors import ConfigError, StorageError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig
+from monolith.ranks import MeshConfig
 from monolith.train.distributed.config import RunnerConfig
 from monolith.transport.server import ListenConfig
 from monolith.transport.tokens import read_token, reveal
@@ -26,6 +27,7 @@ def with_token() -> list[Config]:
         ServerConfig(token=TOKEN),
         DispatcherConfig(token=TOKEN),
         DataWorkerConfig(dispatcher="a:1", token=TOKEN, client=DataClientConfig(token=TOKEN)),
+        MeshConfig(token=TOKEN),
         ClientConfig(token=TOKEN),
         DataClientConfig(token=TOKEN),
         RunnerConfig(client=ClientConfig(token=TOKEN), server=ServerConfig(token=TOKEN)),

@@ -1,0 +1,94 @@
+"""Danger: ranks that exchange wrong bytes, hang, or never learn that one of them is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from monolith.cluster import HostServiceDiscovery
+from monolith.errors import RankLostError, RanksDisagreeError
+from monolith.ranks.formation import form_mesh
+from monolith.ranks.mesh import Channel, Kind
+from monolith.ranks.peers import MeshConfig
+from monolith.ranks.rendezvous import DiscoveryRendezvous
+from monolith.ranks.socket_mesh import SocketMesh
+
+T = TypeVar("T")
+
+
+def run(folder: Path, size: int, body: Callable[[SocketMesh], T], **config: object) -> list[T | BaseException]:
+    """Run `body` in a thread for each rank. Returns what each has returned or raised."""
+    results: dict[int, T | BaseException] = {}
+    settings = MeshConfig(**{"formation_secs": 20.0, "rank_timeout_secs": 5.0, "exchange_timeout_secs": 5.0, **config})
+
+    def rank(number: int) -> None:
+        try:
+            mesh = form_mesh(number, size, DiscoveryRendezvous(HostServiceDiscovery(folder)), config=settings)
+            try:
+                results[number] = body(mesh)
+            finally:
+                mesh.close()
+        except BaseException as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return [results[number] for number in range(size)]
+
+
+@pytest.mark.parametrize("within_host", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_each_rank_gets_what_the_others_sent_to_it(tmp_path: Path, size: int, within_host: bool) -> None:
+    def body(mesh: SocketMesh) -> bool:
+        for step in range(5):
+            out = [[np.arange(r + 1), np.full((3, mesh.rank), step, np.float32)] for r in range(mesh.size)]
+            for rank, arrays in enumerate(mesh.exchange(Kind.IDS, out, step=step)):
+                np.testing.assert_array_equal(arrays[0], np.arange(mesh.rank + 1))
+                np.testing.assert_array_equal(arrays[1], np.full((3, rank), step, np.float32))
+            large = [[np.full(2**20, mesh.rank * 10 + r)] for r in range(mesh.size)]
+            for rank, arrays in enumerate(mesh.exchange(Kind.ROWS, large, step=step, channel=Channel.AHEAD)):
+                assert (arrays[0] == rank * 10 + mesh.rank).all()
+        return True
+
+    assert run(tmp_path, size, body, within_host=within_host) == [True] * size
+
+
+def test_ranks_in_different_exchanges_are_told_which(tmp_path: Path) -> None:
+    def body(mesh: SocketMesh) -> object:
+        return mesh.exchange(Kind(Kind.IDS + mesh.rank), [[], []], step=7)
+
+    for result in run(tmp_path, 2, body):
+        assert isinstance(result, RanksDisagreeError)
+        assert "IDS of step 7" in str(result)
+        assert "ROWS of step 7" in str(result)
+
+
+def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
+    def body(mesh: SocketMesh) -> object:
+        if mesh.rank == 1:
+            mesh.fail("out of memory")
+            return None
+        return mesh.exchange(Kind.WORD, [[], [], []], step=3)
+
+    first, _, third = run(tmp_path, 3, body)
+    for result in (first, third):
+        assert isinstance(result, RankLostError)
+        assert result.rank == 1
+        assert "out of memory" in str(result)
+
+
+def test_a_rank_without_data_learns_what_the_others_do(tmp_path: Path) -> None:
+    def body(mesh: SocketMesh) -> object:
+        kind = Kind.IDS if mesh.rank else mesh.next_kind()
+        return [list(arrays[0]) for arrays in mesh.exchange(kind, [[np.array([mesh.rank])]] * 2)]
+
+    assert run(tmp_path, 2, body) == [[[0], [1]], [[0], [1]]]
