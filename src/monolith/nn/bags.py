@@ -194,9 +194,14 @@ class BagPlan:
         ids = pieces[0].view(-1) if len(pieces) == 1 else torch.cat([piece.view(-1) for piece in pieces])
         return PackedBags(self.layout, ids=ids.numpy(), offsets=None, counts=tuple([rows * n for n in self._units]))
 
-    def outputs(self, bags: BatchBags, arrays: Sequence[torch.Tensor]) -> Batch:
-        """Return the outputs of all features, by name, made of the vectors in the arrays of the layout."""
-        if bags.devices is not None:
+    def outputs(self, bags: BatchBags, arrays: Sequence[torch.Tensor], device: torch.device | None = None) -> Batch:
+        """Return the outputs of all features, by name, made of the vectors in the arrays of the layout.
+
+        They are on `device`, or where the batch is.
+        """
+        if device is not None:
+            arrays = [array.to(device, non_blocking=True) for array in arrays]
+        elif bags.devices is not None:
             pairs = zip(arrays, self.layout.arrays, strict=True)
             arrays = [array.to(bags.devices[tables[0]]) for array, tables in pairs]
         if self._is_plain:

@@ -35,7 +35,8 @@ class EmbeddingBagCollection(nn.Module):
     Shapes: a column is int64 [rows], [rows, n], or a `Ragged` of int64. NumPy arrays and lists are converted. A pooled feature
     gives float32 [rows, dim]. "first_n" and "last_n" give [rows, max_length, dim] and, as `<name>.mask`, bool [rows,
     max_length]. "none" gives a `Ragged` of [rows, (n), dim]. A bias comes as `<name>.bias`, with 1 in place of dim. Features
-    with the same `stack` give one tensor [rows, features, dim] under that name. All are on the device of the batch.
+    with the same `stack` give one tensor [rows, features, dim] under that name. All are on the device that the module was moved
+    to, or else on that of the batch. Ids are best left in main memory, where the rows are.
 
     The rows live in `store`, not in `parameters()`. `backward` only collects their gradients, and `step` applies them, so that
     they can be clipped together with the dense ones first. A loop in plain PyTorch:
@@ -91,7 +92,8 @@ class EmbeddingBagCollection(nn.Module):
             arrays = _Lookup.apply(self, bags.packed, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
         else:
             arrays = self.plan.layout.pack(self.store.lookup(bags.packed))
-        return self.plan.outputs(bags, arrays)
+        device = self.steps.device
+        return self.plan.outputs(bags, arrays, None if device.type == "cpu" else device)
 
     @property
     def gradients(self) -> tuple[Gradient, ...]:

@@ -179,20 +179,50 @@ def trace_model(model: nn.Module, example: Batch, heads: Sequence[Head]) -> tupl
     The model may not read columns of labels, because they do not exist in serving.
     """
     collections = collections_by_path(model)
-    batch = _traceable_rows(model, example)
+    batch = _traceable_rows(model, {name: _on_host(column) for name, column in example.items()})
     hidden = {name for head in heads for name in head.label_columns}
     hidden |= {feature.name for collection in collections.values() for feature in collection.features}
     columns = {name: value for name, value in batch.items() if name not in hidden and isinstance(value, Tensor)}
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with _dense_part_on_host(model), torch.no_grad():
             embeddings = {path: collection(batch) for path, collection in collections.items()}
-        inputs = program_inputs(columns, embeddings)
-        module = _DenseModel(model, collections, heads, list(columns), embeddings)
-        return trace_program(module, inputs, [head.name for head in heads]), inputs
+            inputs = program_inputs(columns, embeddings)
+            module = _DenseModel(model, collections, heads, list(columns), embeddings)
+            return trace_program(module, inputs, [head.name for head in heads]), inputs
     finally:
         model.train(was_training)
+
+
+def _on_host(column: BatchColumn) -> BatchColumn:
+    if isinstance(column, Ragged):
+        return column if column.values.device.type == "cpu" else Ragged(column.values.cpu(), column.offsets)
+    return column.cpu() if isinstance(column, Tensor) else column
+
+
+@contextmanager
+def _dense_part_on_host(model: nn.Module) -> Iterator[None]:
+    """Let `model` have copies of its parameters and buffers in main memory, where an exported program runs.
+
+    `model.to` would not do: on some devices it makes new parameters, which an optimizer does not know.
+    """
+    copied: list[tuple[dict[str, Any], str, Tensor]] = [
+        (tensors, name, tensor)
+        for module in model.modules()
+        for tensors in (module._parameters, module._buffers)
+        for name, tensor in tensors.items()
+        if tensor is not None and tensor.device.type != "cpu"
+    ]
+    copies = {id(tensor): tensor.detach().cpu() for _, _, tensor in copied}
+    for tensors, name, tensor in copied:
+        copy = copies[id(tensor)]
+        tensors[name] = nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
+    try:
+        yield
+    finally:
+        for tensors, name, tensor in copied:
+            tensors[name] = tensor
 
 
 class _DenseModel(nn.Module):

@@ -106,6 +106,12 @@ class RunConfig(Config):
     epochs: Annotated[int, Field(ge=1)] | None = 1
     """Passes over the data. A run that has made them all is finished and makes no further step. None repeats the data until the
     steps are made."""
+    device: str | None = None
+    """Device of the dense part of the model: cpu, cuda:1, tpu, or auto, the accelerator that torch finds on this machine. Tables
+    stay in main memory. None leaves the model where it is."""
+    static_rows: Annotated[int, Field(ge=1)] | None = None
+    """Pad every batch to this number of rows, for devices that compile the model again for each new shape. Nothing is trained on
+    the padding."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """Threads of torch and of the tables in this process. By default as many as torch has, but no more than the processors that
     this process and its container may use."""

@@ -22,9 +22,10 @@ from monolith.metrics.auc import AUC
 from monolith.metrics.gauc import GAUC
 from monolith.metrics.losses import MAE, MSE, Calibration, LogLoss, NormalizedEntropy
 from monolith.metrics.metric import Metric
-from monolith.nn.heads import Head, column, logits_by_head, sums_over_examples, total_loss
+from monolith.nn.heads import Head, column, sums_over_examples, total_loss
 from monolith.state.storage import is_remote
 from monolith.train.config import RunConfig
+from monolith.train.device import find_device
 from monolith.train.distributed.config import RunnerConfig
 from monolith.train.distributed.data_service import serve_data, service_dispatcher, service_source
 from monolith.train.hooks import LoggingHook, ProgressHook, TensorBoardHook
@@ -124,7 +125,7 @@ def forward_passes(
             batch = as_batch(batch)
             trainer.model.eval()
             with torch.no_grad():
-                logits = logits_by_head(trainer.model(batch), trainer.heads)
+                batch, logits = trainer.forward(batch)
             stop = bool(hooks) and _seen(trainer, hooks, batch, logits, labelled)
             yield batch, logits
             if stop:
@@ -209,6 +210,8 @@ class Estimator:
             config or RunConfig(), RunnerConfig.from_env() if runner is None else runner
         )
         """How the run is spread over processes, by default what the environment says."""
+        if self.config.device is not None and optimizer is None:
+            model.to(find_device(self.config.device))
         made, scheduler = _configured(model) if optimizer is None else (optimizer, None)
         self.trainer = Trainer(model, made, scheduler=scheduler, heads=heads, config=self._own_config())
         self._example: Batch | None = None

@@ -22,6 +22,7 @@ from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Position, Store
 from monolith.train.checkpoints import TrainerSaving
 from monolith.train.config import RunConfig
+from monolith.train.device import BatchPlacement, device_of, find_device, move_model, require_same_parameters
 from monolith.train.hooks.checkpoint import MetricSink, log_metric
 from monolith.train.hooks.deep_insight import DeepInsightHook
 from monolith.train.hooks.hook import CheckpointSaverListener, Hook, hooks_running, overriding
@@ -131,6 +132,11 @@ class Trainer:
         """The reason that `interrupt` was called with during the last run, or None."""
         self.last_batch: Batch | None = None
         """The batch of the last step made."""
+        if self.config.device is not None:
+            move_model(model, find_device(self.config.device), optimizer)
+        self.device = device_of(model)
+        """Where the dense part of the model computes."""
+        self._placement = BatchPlacement.needed(model, self.device, self.config.static_rows)
         self._collections = embedding_collections(model)
         # Asked once: finding out costs as much as a small layer.
         self._layers_have_losses = any(isinstance(module, HasAuxiliaryLoss) for module in model.modules())
@@ -227,6 +233,7 @@ class Trainer:
         if self.stop_reason == DATA_ENDED:
             self.epochs = 0
         self.stop_reason, self.interrupted, self.steps_made = None, None, 0
+        self._follow_model()
         use_threads(self.config.threads)
         hooks = self.hooks
         if self._saving is not None:
@@ -249,7 +256,10 @@ class Trainer:
         batch = as_batch(batch)
         self.model.train()
         self._discard_gradients()
-        logits = logits_by_head(self.model(batch), self.heads)
+        if self._placement is None:
+            logits = logits_by_head(self.model(batch), self.heads)
+        else:
+            batch, logits = self.forward(batch)
         loss = total_loss(logits, batch, self.heads)
         if self._layers_have_losses:
             loss = loss + auxiliary_loss(self.model)
@@ -278,6 +288,13 @@ class Trainer:
             examples=num_rows(batch),
             loss_is_sum=self._loss_is_sum,
         )
+
+    def forward(self, batch: Batch) -> tuple[Batch, dict[str, Tensor]]:
+        """Return the columns of `batch` where the model computes, and its logits for them by head."""
+        if self._placement is None:
+            return batch, logits_by_head(self.model(batch), self.heads)
+        placed = self._placement(batch)
+        return self._placement.real(batch, placed, logits_by_head(self.model(placed), self.heads))
 
     def settle(self) -> None:
         """Apply all updates that wait for the next step, so that the state and the number of steps agree."""
@@ -570,6 +587,15 @@ class Trainer:
         newest = int(times.max()) if times.numel() else 0
         self.event_time = max(self.event_time, newest)
         return newest
+
+    def _follow_model(self) -> None:
+        """Place batches where the model is now, if the caller has moved it."""
+        device = device_of(self.model)
+        if device == self.device:
+            return
+        if self.optimizer is not None:
+            require_same_parameters(self.model, self.optimizer)
+        self.device, self._placement = device, BatchPlacement.needed(self.model, device, self.config.static_rows)
 
     def _discard_gradients(self) -> None:
         self.model.zero_grad(set_to_none=True)

@@ -121,7 +121,7 @@ class DeepInsightHook(Hook):
         if not len(rows):
             return
         common = {"model_name": self._model_name, "step": result.step, "train_time": self._clock()}
-        columns: dict[str, list[Any]] = {"uid": _values(uids[rows]), "req_time": _values(times[rows])}
+        columns: dict[str, list[Any]] = {"uid": _values(uids, rows), "req_time": _values(times, rows)}
         columns |= self._by_head(result, rows)
         if self._extra_fields:
             extra = {name: _rows_of(result.batch, name, rows) for name in self._extra_fields}
@@ -141,13 +141,13 @@ class DeepInsightHook(Hook):
         batch, count = result.batch, len(rows)
         labels, predictions, rates = {}, {}, {}
         for head in self._heads:
-            label = _values(column(batch, head.label, f"head {head.name!r}, label")[rows])
-            kept = [True] * count if head.mask is None else _values(column(batch, head.mask, "mask")[rows])
+            label = _values(column(batch, head.label, f"head {head.name!r}, label"), rows)
+            kept = [True] * count if head.mask is None else _values(column(batch, head.mask, "mask"), rows)
             labels[head.name] = [value if keep else None for value, keep in zip(label, kept, strict=True)]
-            predictions[head.name] = _values(head.predict(result.logits[head.name])[rows])
+            predictions[head.name] = _values(head.predict(result.logits[head.name]), rows)
             rates[head.name] = [1.0] * count
             if head.sample_rate is not None:
-                rates[head.name] = _values(column(batch, head.sample_rate, "sample_rate")[rows])
+                rates[head.name] = _values(column(batch, head.sample_rate, "sample_rate"), rows)
         return {
             "labels": _by_row(labels, count),
             "predictions": _by_row(predictions, count),
@@ -158,7 +158,7 @@ class DeepInsightHook(Hook):
         found = batch.get(name)
         # A column of ids with one per row.
         values = found.values if isinstance(found, Ragged) else column(batch, name, "deep insight")
-        return values.reshape(-1)
+        return values.reshape(-1).cpu()
 
     def _sampled(self, uids: Tensor, times: Tensor) -> Tensor:
         if len(uids) != len(times):
@@ -179,12 +179,12 @@ def _rows_of(batch: Batch, name: str, rows: Tensor) -> list[Any]:
     if isinstance(found, Ragged):
         lists = found.to_lists()
         return [lists[row] for row in rows.tolist()]
-    return _values(column(batch, name, "deep insight")[rows])
+    return _values(column(batch, name, "deep insight"), rows)
 
 
-def _values(tensor: Tensor) -> list[Any]:
-    """Rows as numbers, or as lists of numbers. None for numbers that JSON cannot express."""
-    values = tensor.detach().cpu()
+def _values(tensor: Tensor, rows: Tensor) -> list[Any]:
+    """Return `rows` as numbers, or as lists of numbers. None for numbers that JSON cannot express."""
+    values = tensor.detach().cpu()[rows]
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     return [_finite(value) for value in values.tolist()]

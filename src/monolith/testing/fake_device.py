@@ -1,0 +1,144 @@
+"""A device of torch that computes on the processor: for tests of what a program keeps on the host and what on an accelerator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+__all__ = ["FakeDevice"]
+
+_SWEEP = 10_000
+
+
+@dataclass
+class FakeDevice:
+    """Registers a device of torch, once in a process and for good, which becomes `torch.accelerator.current_accelerator()`.
+
+    Its tensors cannot be read from the host, and an operator that mixes them with tensors of the host raises, except for
+    tensors of no dimension, as on a GPU. The device counts what passes between it and the host. Run it in a process of its
+    own: other tests must not find an accelerator.
+
+    Example:
+        >>> device = FakeDevice()
+        >>> device.register()                                # doctest: +SKIP
+        >>> torch.ones(2, device="fake").sum().item()        # doctest: +SKIP
+        2.0
+        >>> device.reads                                     # doctest: +SKIP
+        1
+    """
+
+    name: str = "fake"
+    to_device: int = 0
+    """Tensors copied from the host."""
+    to_host: int = 0
+    """Tensors copied to the host."""
+    reads: int = 0
+    """Single numbers read on the host, for each of which the host waits."""
+    operators: set[str] = field(default_factory=set)
+    """What was computed."""
+    _values: dict[int, tuple[StorageWeakRef, torch.Tensor]] = field(default_factory=dict, repr=False)
+    _copies: dict[int, tuple[StorageWeakRef, torch.Tensor]] = field(default_factory=dict, repr=False)
+    _library: torch.library.Library | None = field(default=None, repr=False)
+
+    def register(self) -> None:
+        """Make the device known to torch."""
+        _setup_privateuseone_for_python_backend(self.name)
+        self._library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+        self._library.fallback(self._call, "PrivateUse1")  # type: ignore[no-untyped-call]
+
+    def _call(self, operator: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any operator of torch
+        name = operator.name()
+        self.operators.add(name)
+        if name == "aten::_copy_from":
+            return self._copy(args[0], args[1])
+        if name == "aten::as_strided":
+            return self._view(*args)
+        self.reads += name == "aten::_local_scalar_dense"
+        self._require_own_memory(operator, args, kwargs)
+        given: dict[int, torch.Tensor] = {}
+
+        def on_host(value: object) -> object:
+            if isinstance(value, torch.device):
+                return torch.device("cpu") if value.type == self.name else value
+            if not isinstance(value, torch.Tensor):
+                return value
+            if not self._has(value):
+                if value.ndim:
+                    raise RuntimeError(f"{name}: expected all tensors on {self.name}, got one on {value.device}")
+                return value
+            inside = self._value(value)
+            given[id(inside)] = value
+            return inside
+
+        host_args, host_kwargs = pytree.tree_map(on_host, (args, kwargs))
+        result = operator(*host_args, **host_kwargs)
+        for tensor in given.values():
+            inside = self._value(tensor)
+            if inside.shape != tensor.shape:  # an output was resized
+                tensor.data = self._tensor(inside)
+
+        def on_device(value: object) -> object:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return given[id(value)] if id(value) in given else self._tensor(value)
+
+        return pytree.tree_map(on_device, result)
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.to_device += not self._has(source)
+        self.to_host += not self._has(target)
+        inside = self._value(target) if self._has(target) else target
+        inside.copy_(self._value(source) if self._has(source) else source)
+        return target
+
+    def _view(
+        self, tensor: torch.Tensor, size: list[int], stride: list[int], offset: int | None = None
+    ) -> torch.Tensor:
+        value = self._value(tensor)
+        view = value.as_strided(size, stride, value.storage_offset() + (offset or 0))
+        made = self._tensor(view)
+        if not view.is_contiguous():
+            copy = self._value(made)
+            self._copies[id(copy)] = (_reference(tensor), copy)
+        return made
+
+    def _require_own_memory(self, operator: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401 - any operator of torch
+        """Raise for an operator that writes into a view, which is a copy here, while what it is a view of still exists."""
+        schema = operator._schema.arguments
+        named = {argument.name: value for argument, value in zip(schema, args, strict=False)} | kwargs
+        for argument in schema:
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            for value in pytree.tree_leaves(named.get(argument.name)) if written else ():
+                copied = self._copies.get(id(self._value(value))) if isinstance(value, torch.Tensor) else None
+                if copied is not None and _exists(copied[0]):
+                    raise NotImplementedError(f"{operator.name()}: {self.name} cannot write into a view with gaps")
+
+    def _has(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self.name
+
+    # Torch makes further tensors of one memory in C++, so values belong to the memory and not to tensors. They all have the
+    # strides of contiguous tensors there, so values with gaps are copied.
+    def _tensor(self, value: torch.Tensor) -> torch.Tensor:
+        if not value.is_contiguous():
+            value = value.contiguous()
+        tensor: torch.Tensor = torch._C._acc.create_empty_tensor(value.shape, value.dtype)
+        self._values[tensor.untyped_storage()._cdata] = (_reference(tensor), value)
+        if len(self._values) % _SWEEP == 0:
+            self._values = {key: pair for key, pair in self._values.items() if _exists(pair[0])}
+        return tensor
+
+    def _value(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._values[tensor.untyped_storage()._cdata][1]
+
+
+def _reference(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _exists(memory: StorageWeakRef) -> bool:
+    return not memory.expired()  # type: ignore[no-untyped-call]
