@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -36,9 +36,11 @@ from monolith.transport.tokens import new_token, read_token
 
 __all__ = ["JsonView", "LaunchView", "LinesView", "TableView", "event_text", "launch"]
 
+_MANY_COLOURS = ("cyan", "green", "blue", "yellow", "bright_cyan", "bright_green", "bright_blue", "bright_yellow")
 _COLOURS = {
     RoleKind.PS: ("magenta", "bright_magenta"),
-    RoleKind.WORKER: ("cyan", "green", "blue", "yellow", "bright_cyan", "bright_green", "bright_blue", "bright_yellow"),
+    RoleKind.WORKER: _MANY_COLOURS,
+    RoleKind.RANK: _MANY_COLOURS,
 }
 _STATE_COLOURS = {
     RoleState.RUNNING: "green",
@@ -78,8 +80,9 @@ class JsonView(LaunchView):
 
     def begin(self, job: JobRoles, logs: Path) -> None:
         """Write the name and size of the job."""
-        shape = {"ps": job.num_ps, "workers": job.num_workers}
-        self._write({"event": "launching", "uuid": job.uuid, **shape, "model_dir": job.model_dir, "log_dir": str(logs)})
+        self._write(
+            {"event": "launching", "uuid": job.uuid, **job.shape, "model_dir": job.model_dir, "log_dir": str(logs)}
+        )
 
     def event(self, event: Event) -> None:
         """Write its known fields."""
@@ -118,7 +121,8 @@ class LinesView(LaunchView):
 
     def begin(self, job: JobRoles, logs: Path) -> None:
         """Print where the logs are."""
-        self._print(None, f"{job.uuid}: {job.num_ps} ps, {job.num_workers} workers, logs in {logs}", "dim")
+        shape = ", ".join(f"{count} {kind}" for kind, count in job.shape.items())
+        self._print(None, f"{job.uuid}: {shape}, logs in {logs}", "dim")
 
     def event(self, event: Event) -> None:
         """Print it as a sentence."""
@@ -196,13 +200,15 @@ def event_text(event: Event) -> str:
         case EventKind.STARTED:
             return "started" if event.pid is None else f"started, pid {event.pid}"
         case EventKind.RESTARTING:
-            return f"failed: {how}; restarting in {event.delay:.3g} seconds, for the {_nth(event.restarts)} time"
+            failed = "failed: " if event.code is not None else ""
+            return f"{failed}{how}; restarting in {event.delay:.3g} seconds, for the {_nth(event.restarts)} time"
         case EventKind.RESTARTED:
             return f"was lost and has been restarted, for the {_nth(event.restarts)} time"
         case EventKind.ENDED:
             return "ended" if not event.code else f"ended: {how}"
         case EventKind.FAILED:
-            return f"failed: {how}"
+            left = "" if event.ranks_left is None else f"; the job goes on with {event.ranks_left} ranks"
+            return f"failed: {how}{left}"
         case EventKind.KILLED:
             return "killed: it did not end in time"
         case EventKind.STOPPING:
@@ -235,7 +241,10 @@ LIVENESS_VARIABLE = "MONOLITH_LIVENESS"
 
 Restarts = Annotated[
     int | None,
-    typer.Option(help="Restarts of each role within --restart-window. One more failure ends the job.", min=0),
+    typer.Option(
+        help="Restarts of each role within --restart-window, by default 0, with --ranks 3. One more failure ends the job.",
+        min=0,
+    ),
 ]
 RestartWindow = Annotated[
     float | None, typer.Option(help="Seconds after which a restart no longer counts, by default 3600.", min=0)
@@ -254,6 +263,8 @@ AcceptLoss = Annotated[
     typer.Option(help="Continue from the newest checkpoint when a server has lost data, instead of failing."),
 ]
 
+RESTARTS_OF_RANKS = 3
+"""Restarts of each rank, unless `--restarts` says otherwise."""
 _INTERRUPTED = 130
 _PAUSE_SECS = 0.1
 
@@ -262,16 +273,34 @@ def launch(
     target: Annotated[
         str,
         typer.Argument(
-            help="What each worker runs: a script, a YAML file for `monolith train`, or a module.", metavar="TARGET"
+            help="What each worker or rank runs: a script, a YAML file for `monolith train`, or a module.",
+            metavar="TARGET",
         ),
     ],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.", metavar="ARGUMENTS")] = None,
-    ps: Annotated[int, typer.Option("--ps", help="Parameter servers.", min=1)] = 1,
-    workers: Annotated[int, typer.Option(help="Workers. Worker 0 is the chief.", min=1)] = 1,
+    ps: Annotated[
+        int | None, typer.Option("--ps", help="Parameter servers, by default 1, with --ranks none.", min=1)
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers, by default 1. Worker 0 is the chief.", min=1)] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            help="Ranks of synchronous training, instead of workers. They hold the tables themselves. With --ps servers hold "
+            "the tables, and the ranks exchange dense gradients.",
+            min=1,
+        ),
+    ] = None,
+    min_ranks: Annotated[
+        int | None,
+        typer.Option(
+            help="Continue with this many ranks if others fail for good, by default only with all of them.", min=1
+        ),
+    ] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="TARGET is a module, as with python -m.")] = False,
     on: Annotated[str, typer.Option(help="local, ray (started here), or ray=ADDRESS of a cluster.")] = "local",
     model_dir: Annotated[
-        str | None, typer.Option(help="Folder of the model and of the servers' state, which all processes can reach.")
+        str | None,
+        typer.Option(help="Folder of the model and of the state of servers and ranks, which all processes can reach."),
     ] = None,
     log_dir: Annotated[
         Path | None, typer.Option(help="Folder for the logs of all roles, by default MODEL_DIR/logs or a new folder.")
@@ -284,29 +313,31 @@ def launch(
     ps_args: Annotated[str, typer.Option(help="Further options of `monolith ps`, as one string.")] = "",
     ps_cpus: Annotated[float, typer.Option(help="With Ray: processors of a server.", min=0)] = 1,
     ps_memory: Annotated[str | None, typer.Option(help="With Ray: memory of a server, such as 8GiB.")] = None,
-    worker_cpus: Annotated[float, typer.Option(help="With Ray: processors of a worker.", min=0)] = 1,
-    worker_gpus: Annotated[float, typer.Option(help="With Ray: GPUs of a worker.", min=0)] = 0,
+    worker_cpus: Annotated[float, typer.Option(help="With Ray: processors of a worker or rank.", min=0)] = 1,
+    worker_gpus: Annotated[float, typer.Option(help="With Ray: GPUs of a worker or rank.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Start and supervise the servers and workers of a job.
+    """Start and supervise the processes of a job.
 
-    Servers are stopped when all workers have succeeded. A role that fails or hangs is restarted up to --restarts times. When a
-    role fails for good, or on SIGINT and SIGTERM, the workers are stopped and then the servers. A second signal kills them at
-    once. The exit code is 0 if every worker succeeded, 1 if a role failed, 130 if the job was interrupted.
+    A job has servers and workers, or the ranks of synchronous training. Servers are stopped when all workers have succeeded. A
+    role that fails or hangs is restarted up to --restarts times, and the others continue with it. When a role fails for good, or
+    on SIGINT and SIGTERM, the workers are stopped and then the servers. A second signal kills them at once. The exit code is 0 if
+    every worker succeeded, 1 if a role failed, 130 if the job was interrupted.
     """
     where, _, address = on.partition("=")
     if where != "ray" and on != "local":
         raise ConfigError(f"--on: expected local, ray or ray=ADDRESS, got {on!r}")
     job = JobRoles(
-        num_ps=ps,
-        num_workers=workers,
+        **_numbers(ps, workers, ranks, min_ranks),
         uuid=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
         worker_args=tuple(_worker_args(target, arguments or [], module=module)),
         ps_args=_split(ps_args),
         token=_token(_split(ps_args)),
         # Absolute, because a role may have another working directory.
         model_dir=model_dir if model_dir is None or is_remote(model_dir) else str(Path(model_dir).resolve()),
-        liveness=_liveness(liveness, restarts=restarts, restart_window_secs=restart_window, grace_secs=grace),
+        liveness=_liveness(
+            liveness, ranks=ranks is not None, restarts=restarts, restart_window_secs=restart_window, grace_secs=grace
+        ),
         accept_loss=accept_loss,
     )
     logs = _log_dir(log_dir, job.model_dir)
@@ -319,7 +350,14 @@ def launch(
     lines: Lines = queue.SimpleQueue()
     with _roles(where, address, job, logs, placement, lambda role, line: lines.put((role, line))) as roles:
         events: list[Event] = []
-        supervisor = Supervisor(job.roles, roles.start, job.liveness, clock=time.monotonic, report=events.append)
+        supervisor = Supervisor(
+            job.roles,
+            roles.start,
+            job.liveness,
+            min_ranks=job.min_ranks,
+            clock=time.monotonic,
+            report=events.append,
+        )
         view, shown = _view(supervisor, as_json=as_json)
         # Ray prints messages about lost actors, and stdout is for our output alone.
         with shown, redirect_stdout(sys.stderr), _stopping_on_signals(supervisor.request_stop):
@@ -403,7 +441,20 @@ def _worker_args(target: str, arguments: Sequence[str], *, module: bool) -> list
     return [target, *arguments]
 
 
-def _liveness(text: str | None, **flags: float | None) -> Liveness:
+def _numbers(ps: int | None, workers: int | None, ranks: int | None, min_ranks: int | None) -> dict[str, Any]:
+    """Return the fields of `JobRoles` that say how many processes there are."""
+    if ranks is None:
+        if min_ranks is not None:
+            raise ConfigError(f"--min-ranks: expected --ranks as well, got only --min-ranks {min_ranks}")
+        return {"num_ps": ps or 1, "num_workers": workers or 1}
+    if workers is not None:
+        raise ConfigError(f"--workers: expected --workers or --ranks, got --workers {workers} and --ranks {ranks}")
+    if min_ranks is not None and min_ranks > ranks:
+        raise ConfigError(f"--min-ranks: expected at most --ranks {ranks}, got {min_ranks}")
+    return {"num_ps": ps or 0, "num_ranks": ranks, "min_ranks": min_ranks}
+
+
+def _liveness(text: str | None, *, ranks: bool, **flags: float | None) -> Liveness:
     """Return the limits of the option, or else of the environment, overridden by those with a flag of their own."""
     text = os.environ.get(LIVENESS_VARIABLE, "{}") if text is None else text
     try:
@@ -413,7 +464,9 @@ def _liveness(text: str | None, **flags: float | None) -> Liveness:
     if not isinstance(given, dict):
         raise ConfigError(f'--liveness: expected JSON such as {{"hang_secs": 60}}, got {text!r}')
     named = {name: value for name, value in flags.items() if value is not None}
-    return Liveness.from_json(json.dumps({**given, **named}))
+    # All ranks stop when one is lost, so that no job of many would last without restarts.
+    usual = {"restarts": RESTARTS_OF_RANKS} if ranks else {}
+    return Liveness.from_json(json.dumps({**usual, **given, **named}))
 
 
 def _split(ps_args: str) -> tuple[str, ...]:

@@ -26,6 +26,9 @@ from monolith.transport.tokens import reveal
         (["--ps-memory", "much", "work.py"], "--ps-memory: expected a size such as 8GiB"),
         (["--liveness", "hang_secs=3", "work.py"], "--liveness: expected JSON such as"),
         (["--liveness", '{"hang_sec": 3}', "work.py"], "Liveness.hang_sec: unknown field; did you mean 'hang_secs'?"),
+        (["--min-ranks", "2", "work.py"], "--min-ranks: expected --ranks as well, got only --min-ranks 2"),
+        (["--ranks", "2", "--workers", "3", "work.py"], "--workers: expected --workers or --ranks, got --workers 3"),
+        (["--ranks", "2", "--min-ranks", "3", "work.py"], "--min-ranks: expected at most --ranks 2, got 3"),
         (["--grace", "5", "work.py"], "Liveness: grace_secs must be greater than lease_secs, 5 > 30"),
     ],
 )
@@ -73,7 +76,7 @@ class FakeRoles:
         pass
 
     def start(self, role: Role) -> ScriptedProcess:
-        return Obedient(code=0 if role.kind is RoleKind.WORKER else None)
+        return Obedient(code=None if role.kind is RoleKind.PS else 0)
 
 
 @pytest.mark.parametrize(
@@ -160,3 +163,32 @@ def test_only_who_says_so_goes_on_after_a_server_lost_its_rows(
     ((job, _),) = FakeRoles.jobs
     accepts = job.environment(job.roles[0]).get("MONOLITH_PARTIAL_RECOVERY")
     assert accepts == ("true" if flags == ["--accept-loss"] else None)
+
+
+def test_ranks_take_the_place_of_workers_and_need_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("work.py").touch()
+    job = launched(monkeypatch, "--ranks", "2", "--min-ranks", "1")
+    assert [str(role) for role in job.roles] == ["rank 0", "rank 1"]
+    assert job.liveness.restarts == 3, "a rank that is lost stops all others"
+    environment = job.environment(job.roles[1])
+    expected = {
+        "MONOLITH_SERVER_TYPE": "worker",
+        "MONOLITH_INDEX": "1",
+        "MONOLITH_NUM_WORKERS": "2",
+        "MONOLITH_NUM_PS": "0",
+        "MONOLITH_ENABLE_SYNC_TRAINING": "true",
+        "MONOLITH_MIN_RANKS": "1",
+    }
+    assert {name: environment.get(name) for name in expected} == expected
+
+
+def test_ranks_with_servers_exchange_dense_gradients_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("work.py").touch()
+    job = launched(monkeypatch, "--ranks", "2", "--ps", "1", "--restarts", "0")
+    assert [str(role) for role in job.roles] == ["ps 0", "rank 0", "rank 1"]
+    assert job.liveness.restarts == 0
+    environment = job.environment(job.roles[1])
+    assert environment["MONOLITH_ENABLE_PARTIAL_SYNC_TRAINING"] == "true"
+    assert "MONOLITH_ENABLE_SYNC_TRAINING" not in environment

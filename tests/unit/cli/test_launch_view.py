@@ -13,7 +13,7 @@ from monolith.cli.launch import JsonView, LinesView, TableView, event_text
 from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, RoleKind, RoleState, RoleStatus
 from monolith.testing.roles import ScriptedProcess
 
-PS0, WORKER1 = Role(RoleKind.PS, 0), Role(RoleKind.WORKER, 1)
+PS0, WORKER1, RANK1 = Role(RoleKind.PS, 0), Role(RoleKind.WORKER, 1), Role(RoleKind.RANK, 1)
 
 
 def test_programs_get_one_object_a_line() -> None:
@@ -31,6 +31,18 @@ def test_programs_get_one_object_a_line() -> None:
         {"event": "stopping", "restarts": 0, "reason": "worker 1 failed"},
         {"event": "over", "ok": False, "failed": "worker 1", "code": 3, "stopped": None},
     ]
+
+
+@pytest.mark.parametrize(("servers", "shape"), [(0, {"ranks": 2}), (1, {"ps": 1, "ranks": 2})])
+def test_ranks_are_counted_as_such(servers: int, shape: dict[str, int]) -> None:
+    job = JobRoles(num_ps=servers, num_ranks=2, uuid="job-1", worker_args=("train.py",))
+    stream = io.StringIO()
+    JsonView(stream).begin(job, Path("logs"))
+    event = {"event": "launching", "uuid": "job-1", **shape, "model_dir": None, "log_dir": "logs"}
+    assert json.loads(stream.getvalue()) == event
+    lines = io.StringIO()
+    LinesView(Console(file=lines, highlight=False)).begin(job, Path("logs"))
+    assert lines.getvalue().endswith(f"job-1: {'1 ps, ' if servers else ''}2 ranks, logs in logs\n")
 
 
 def test_without_a_terminal_lines_have_the_name_of_their_role_and_nothing_else() -> None:
@@ -59,6 +71,14 @@ def test_the_table_is_of_this_moment() -> None:
     ("event", "text"),
     [
         (Event(kind=EventKind.STARTED, role=PS0, pid=7), "started, pid 7"),
+        (
+            Event(kind=EventKind.FAILED, role=RANK1, code=-9, ranks_left=3),
+            "failed: signal 9; the job goes on with 3 ranks",
+        ),
+        (
+            Event(kind=EventKind.RESTARTING, role=RANK1, restarts=1, delay=1.0, reason="rank 0 cannot end without it"),
+            "rank 0 cannot end without it; restarting in 1 seconds, for the first time",
+        ),
         (
             Event(kind=EventKind.RESTARTING, role=PS0, code=-9, restarts=2, delay=2.0),
             "failed: signal 9; restarting in 2 seconds, for the second time",

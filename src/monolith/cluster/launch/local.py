@@ -17,7 +17,8 @@ from typing import BinaryIO
 
 from monolith.cluster.launch import die_with_parent
 from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE, Pulse
-from monolith.cluster.launch.roles import JobRoles, Role
+from monolith.cluster.launch.roles import JobRoles, Role, RoleKind
+from monolith.cluster.role import LOCAL_RANK_VARIABLE, LOCAL_SIZE_VARIABLE
 
 __all__ = ["ChildProcess", "LineCutter", "LocalRoles", "OnLine"]
 
@@ -235,9 +236,16 @@ class LocalRoles:
         return ChildProcess(
             [sys.executable, *self._job.python_args(role)],
             log=self._log_dir / f"{role.file_name}.log",
-            environment=self._job.environment(role, discovery) | patience,
+            environment=self._job.environment(role, discovery) | patience | self._neighbours(role),
             on_line=lambda line: self._on_line(role, line),
         )
+
+    def _neighbours(self, role: Role) -> dict[str, str]:
+        """By these variables a process that trains uses its part of the processors only."""
+        if role.kind is RoleKind.PS:
+            return {}
+        here = sum(other.kind is role.kind for other in self._job.roles)
+        return {LOCAL_RANK_VARIABLE: str(role.index), LOCAL_SIZE_VARIABLE: str(here)}
 
     def close(self) -> None:
         """Remove the files of the discovery. Logs stay."""

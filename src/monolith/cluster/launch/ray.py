@@ -212,13 +212,13 @@ class RayPlacement(Config):
     ps_memory: Annotated[int | None, Field(gt=0)] = None
     """Bytes of memory of a server."""
     worker_cpus: Annotated[float, Field(ge=0)] = 1.0
-    """Processors of a worker."""
+    """Processors of a worker or rank."""
     worker_gpus: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs of a worker."""
+    """GPUs of a worker or rank."""
 
     def cpus(self, job: JobRoles) -> float:
         """Return the processors of a whole job."""
-        return job.num_ps * self.ps_cpus + job.num_workers * self.worker_cpus
+        return job.num_ps * self.ps_cpus + (job.num_ranks or job.num_workers) * self.worker_cpus
 
     def options(self, role: Role) -> dict[str, Any]:
         """Return the options for Ray. Servers are spread over the machines of the cluster."""

@@ -93,7 +93,9 @@ class Event:
     restarts: int = 0
     delay: float | None = None
     reason: str | None = None
-    """Why the job stops, or why a role failed if its exit code does not say it."""
+    """Why the job stops, or why a role failed or is restarted if its exit code does not say it."""
+    ranks_left: int | None = None
+    """With how many ranks the job goes on without this one."""
 
 
 @dataclass
@@ -151,8 +153,11 @@ class Supervisor:
     """Starts, restarts and ends the roles of a job. Call `step` repeatedly until it returns True. The first call starts them.
 
     A role is restarted if it fails while the job runs, as often as `liveness` allows, unless its exit code is `WRONG_USAGE`. A
-    worker has failed if its exit code is not 0. A server has failed if it ended without being asked
+    worker or rank has failed if its exit code is not 0. A server has failed if it ended without being asked
     to, whatever its exit code: workers still need it. A role that hangs is killed, and has failed.
+
+    Ranks end together: if one fails after others have ended well, those are started again too, because it cannot make its last
+    steps alone. A rank that fails for good ends the job, unless `min_ranks` others are left.
 
     Example:
         >>> from monolith.testing.roles import ScriptedProcess
@@ -175,13 +180,14 @@ class Supervisor:
         start: Callable[[Role], RoleProcess],
         liveness: Liveness | None = None,
         *,
+        min_ranks: int | None = None,
         clock: Callable[[], float],
         report: Callable[[Event], None] = lambda event: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         """`start` starts a role and returns at once. `report` is called with every event. `chance` draws the jitter of pauses."""
         self._start, self._clock, self._report, self._chance = start, clock, report, chance
-        self._liveness = liveness or Liveness()
+        self._liveness, self._min_ranks = liveness or Liveness(), min_ranks
         self.statuses = tuple(RoleStatus(role) for role in roles)
         self._failed: Failure | None = None
         self._stop_reason: str | None = None
@@ -205,7 +211,7 @@ class Supervisor:
             self._look_at(status)
         if not self._stopping and (self._stop_reason is not None or self._failed is not None):
             self._begin_to_stop()
-        workers, servers = self._of(RoleKind.WORKER), self._of(RoleKind.PS)
+        workers, servers = self._of(RoleKind.WORKER, RoleKind.RANK), self._of(RoleKind.PS)
         if self._stopping:
             self._end(workers)
         if any(status.state not in _OVER for status in workers):
@@ -220,8 +226,8 @@ class Supervisor:
             if status.is_alive and status.process is not None:
                 status.process.kill()
 
-    def _of(self, kind: RoleKind) -> list[RoleStatus]:
-        return [status for status in self.statuses if status.role.kind is kind]
+    def _of(self, *kinds: RoleKind) -> list[RoleStatus]:
+        return [status for status in self.statuses if status.role.kind in kinds]
 
     def _look_at(self, status: RoleStatus) -> None:
         if status.is_alive and status.process is not None:
@@ -269,14 +275,34 @@ class Supervisor:
         may_help = code != WRONG_USAGE and recent < self._liveness.restarts
         if may_help and status.state is RoleState.RUNNING and not self._stopping:
             delay = self._liveness.backoff(recent, self._chance)
-            status.state, status.since = RoleState.WAITING, self._clock() + delay
-            status.restarts += 1
             status.restarted_at.append(self._clock())
-            self._tell(EventKind.RESTARTING, status, code=code, delay=delay, reason=reason)
-        else:
-            status.state = RoleState.FAILED
+            self._restart(status, delay, code=code, reason=reason)
+            if status.role.kind is RoleKind.RANK:
+                self._restart_ended_ranks(status, delay)
+            return
+        status.state = RoleState.FAILED
+        left = self._ranks_left(status)
+        self._tell(EventKind.FAILED, status, code=code, reason=reason, ranks_left=left)
+        if left is None:
             self._failed = self._failed or Failure(status.role, code, reason)
-            self._tell(EventKind.FAILED, status, code=code, reason=reason)
+
+    def _restart(self, status: RoleStatus, delay: float, *, code: int | None = None, reason: str | None = None) -> None:
+        status.state, status.since = RoleState.WAITING, self._clock() + delay
+        status.restarts += 1
+        self._tell(EventKind.RESTARTING, status, code=code, delay=delay, reason=reason)
+
+    def _restart_ended_ranks(self, failed: RoleStatus, delay: float) -> None:
+        """Start ranks that have ended well again. It is not their fault and does not count as a restart of theirs."""
+        for status in self._of(RoleKind.RANK):
+            if status.state is RoleState.ENDED:
+                self._restart(status, delay, reason=f"{failed.role} cannot end without it")
+
+    def _ranks_left(self, status: RoleStatus) -> int | None:
+        """Return the number of ranks with which the job goes on without this role. None if it does not."""
+        if status.role.kind is not RoleKind.RANK or self._min_ranks is None or self._stopping:
+            return None
+        left = sum(other.state is not RoleState.FAILED for other in self._of(RoleKind.RANK))
+        return left if left >= self._min_ranks else None
 
     def _recent_restarts(self, status: RoleStatus) -> int:
         while status.restarted_at and status.restarted_at[0] <= self._clock() - self._liveness.restart_window_secs:
@@ -318,10 +344,18 @@ class Supervisor:
         code: int | None = None,
         delay: float | None = None,
         reason: str | None = None,
+        ranks_left: int | None = None,
     ) -> None:
         pid = None if status.process is None else status.process.pid
         event = Event(
-            kind=kind, role=status.role, pid=pid, code=code, restarts=status.restarts, delay=delay, reason=reason
+            kind=kind,
+            role=status.role,
+            pid=pid,
+            code=code,
+            restarts=status.restarts,
+            delay=delay,
+            reason=reason,
+            ranks_left=ranks_left,
         )
         self._report(event)
 
