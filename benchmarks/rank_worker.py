@@ -59,8 +59,8 @@ class RankExchange(Protocol):
     versions: dict[str, str]
 
     def __init__(self, job: RankJob) -> None: ...
-    def exchange(self, sizes: list[int], ids: np.ndarray, rows: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-        """Arrays are in the order of ranks, `sizes` of ids and gradients for each. Returns the gradients that came."""
+    def exchange(self, sizes: list[int], ids: np.ndarray, rows: np.ndarray, gradients: np.ndarray) -> int:
+        """Arrays are in the order of ranks, `sizes` of ids and gradients for each. Returns the sum of `read` of all that came."""
 
     def close(self) -> None: ...
 
@@ -106,7 +106,7 @@ class TrainingTurns:
 
 
 class ExchangeTurns:
-    """Runs of whole exchanges. The "losses" are sums of some of the gradients that came, to compare the transports."""
+    """Runs of whole exchanges. The "loss" is a sum of what came, to compare the transports."""
 
     def __init__(self, side: RankExchange, job: RankJob) -> None:
         self._side = side
@@ -119,7 +119,7 @@ class ExchangeTurns:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["command"] == "losses":
-            return {"losses": self._exchange()[::1000].sum(axis=1, dtype=np.float64).tolist()}
+            return {"losses": [float(self._exchange() % 2**64)]}
         latencies: list[float] = []
 
         def run() -> None:
@@ -130,8 +130,13 @@ class ExchangeTurns:
 
         return timed(run) | {"latencies": latencies}
 
-    def _exchange(self) -> np.ndarray:
+    def _exchange(self) -> int:
         return self._side.exchange(self._sizes, self._ids, self._rows, self._gradients)
+
+
+def read(came: np.ndarray) -> int:
+    """Read every cache line, as a table would: a transport must not gain by leaving the data where it is."""
+    return int(came.reshape(-1).view(np.int64)[::8].sum())
 
 
 def timed(work: Callable[[], object]) -> dict[str, float]:

@@ -78,6 +78,8 @@ TRAINING = (
     Side(name="ddp-one-table", module="ranks_torch", side="DdpOneTableTrainer"),
 )
 EXCHANGE = (
+    Side(name=OURS, module="ranks_monolith", side="MeshExchange", options={"within_host": True}),
+    Side(name=f"{OURS}-tcp", module="ranks_monolith", side="MeshExchange", options={"within_host": False}),
     Side(name="gloo", module="ranks_torch", side="GlooExchange"),
     Side(name="gloo-known-sizes", module="ranks_torch", side="GlooExchangeOfKnownSizes"),
 )

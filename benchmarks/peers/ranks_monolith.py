@@ -12,12 +12,17 @@ from torch import Tensor, nn
 
 import monolith
 from click_models import DLRM, IDS, DeepFM, dense_half, dense_optimizer
+from monolith.cluster import HostServiceDiscovery
 from monolith.features import Batch
 from monolith.nn import FM, DotInteraction, EmbeddingBagCollection
+from monolith.ranks.formation import form_mesh
+from monolith.ranks.mesh import Kind
+from monolith.ranks.peers import MeshConfig
+from monolith.ranks.rendezvous import DiscoveryRendezvous
 from monolith.train import Head, RunConfig, StepResult, Trainer
 from monolith.train.hooks import Hook
 from peers.click_monolith import features
-from rank_worker import RankJob, examples
+from rank_worker import RankJob, examples, read
 
 
 class RankModel(nn.Module):
@@ -73,3 +78,28 @@ class OneProcessTrainer:
 
     def close(self) -> None:
         pass
+
+
+class MeshExchange:
+    """Three exchanges of a mesh: ids, rows and gradients. Sizes come with the arrays."""
+
+    def __init__(self, job: RankJob) -> None:
+        self.versions = {"monolith-torch": version("monolith-torch")}
+        config = MeshConfig(within_host=job.options["within_host"])
+        rendezvous = DiscoveryRendezvous(HostServiceDiscovery(str(job.meeting)))
+        self._mesh = form_mesh(job.rank, job.world, rendezvous, config=config)
+
+    def exchange(self, sizes: list[int], ids: np.ndarray, rows: np.ndarray, gradients: np.ndarray) -> int:
+        first = np.cumsum(sizes)[:-1]
+        asked, read = self._exchange(Kind.IDS, np.split(ids, first))
+        _, rows_read = self._exchange(Kind.ROWS, np.split(rows, np.cumsum(asked)[:-1]))
+        _, gradients_read = self._exchange(Kind.GRADIENTS, np.split(gradients, first))
+        return read + rows_read + gradients_read
+
+    def _exchange(self, kind: Kind, parts: list[np.ndarray]) -> tuple[list[int], int]:
+        """Returns how many came from each rank. They must be read before the next exchange begins."""
+        came = self._mesh.exchange(kind, [[part] for part in parts])
+        return [len(part) for (part,) in came], sum(read(part) for (part,) in came)
+
+    def close(self) -> None:
+        self._mesh.close()

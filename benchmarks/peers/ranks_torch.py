@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from click_models import DIM, INITIAL_ACCUMULATOR, INITIAL_WEIGHT, LEARNING_RATE, dense_half, dense_optimizer, loss_of
-from rank_worker import RankJob, examples
+from rank_worker import RankJob, examples, read
 
 
 def join(job: RankJob) -> None:
@@ -128,11 +128,11 @@ class GlooExchange:
         join(job)
         self._ranks = job.world
 
-    def exchange(self, sizes: list[int], ids: np.ndarray, rows: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    def exchange(self, sizes: list[int], ids: np.ndarray, rows: np.ndarray, gradients: np.ndarray) -> int:
         asked = self._asked(sizes)
-        self._all_to_all(ids, sizes, asked)
-        self._all_to_all(rows, asked, sizes)
-        return self._all_to_all(gradients, sizes, asked)
+        found = read(self._all_to_all(ids, sizes, asked))
+        found += read(self._all_to_all(rows, asked, sizes))
+        return found + read(self._all_to_all(gradients, sizes, asked))
 
     def _asked(self, sizes: list[int]) -> list[int]:
         came = torch.empty(self._ranks, dtype=torch.int64)
