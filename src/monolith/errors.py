@@ -13,6 +13,7 @@ MonolithError
 ├── MissingPackageError (ImportError)    an optional package is needed and not installed
 ├── RankLostError                        a rank of a synchronous run died, fell silent or failed
 ├── RanksDisagreeError                   ranks of a synchronous run do not do the same thing at the same time
+├── RepeatedFailureError                 a rank has failed again in the same step with the same error
 ├── RunInterruptedError                  a process of a run had to stop before its work was done
 ├── SchemaError (ValueError)             a record or table lacks requested columns
 ├── ServerError                          a parameter server failed to serve a request
@@ -56,6 +57,7 @@ __all__ = [
     "ProtocolError",
     "RankLostError",
     "RanksDisagreeError",
+    "RepeatedFailureError",
     "RunInterruptedError",
     "SaveInterruptedError",
     "SchemaError",
@@ -133,6 +135,10 @@ class RankLostError(MonolithError):
 
 class RanksDisagreeError(MonolithError):
     """Ranks of a synchronous run do not do the same thing at the same time, or have declared different tables."""
+
+
+class RepeatedFailureError(MonolithError):
+    """A rank has failed again in the same step with the same error, so another restart would not help."""
 
 
 class RunInterruptedError(MonolithError):

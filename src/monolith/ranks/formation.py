@@ -20,7 +20,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -136,6 +136,7 @@ def form_mesh(
     after: int = 0,
     min_ranks: int | None = None,
     replacement_secs: float = 0.0,
+    while_waiting: Callable[[], None] = lambda: None,
 ) -> SocketMesh:
     """Wait until all ranks of a run are there, and connect them. Every rank calls it, at the start and after a `RankLostError`.
 
@@ -149,6 +150,7 @@ def form_mesh(
         min_ranks: form with fewer ranks, numbered without gaps, once `replacement_secs` have passed. None: `size`. Only rank 0's
             value counts.
         replacement_secs: how long the leader waits for the others before it goes on with `min_ranks`.
+        while_waiting: called again and again while this rank waits. What it raises ends the wait.
 
     Raises:
         RankLostError: some rank did not join within `config.formation_secs`, or died while the run was formed.
@@ -169,10 +171,10 @@ def form_mesh(
         )
         join = _Join(member=me, size=size, tables=tables, after=after)
         if rank == 0:
-            leader = _Leader(gate, join, rendezvous, config)
+            leader = _Leader(gate, join, rendezvous, config, while_waiting)
             formed = leader.form(least=least, replacement_secs=replacement_secs, deadline=deadline)
         else:
-            formed = _join(join, rendezvous, config, deadline=deadline)
+            formed = _join(join, rendezvous, config, while_waiting, deadline=deadline)
         mesh = _connect(formed, me, gate, config)
     except BaseException:
         gate.close()
@@ -184,8 +186,11 @@ def form_mesh(
 class _Leader:
     """Collects the ranks of a run, as rank 0."""
 
-    def __init__(self, gate: Gate, join: _Join, rendezvous: Rendezvous, config: MeshConfig) -> None:
+    def __init__(
+        self, gate: Gate, join: _Join, rendezvous: Rendezvous, config: MeshConfig, while_waiting: Callable[[], None]
+    ) -> None:
         self._gate, self._own, self._rendezvous, self._config = gate, join, rendezvous, config
+        self._while_waiting = while_waiting
         self._joined: dict[int, _Joined] = {}
         self._rivals: dict[int, _Joined] = {}
         self._reminder = Reminder(_log, who="rank 0")
@@ -210,6 +215,7 @@ class _Leader:
                         f"{self._config.formation_secs:.0f} s",
                         rank=missing[0],
                     )
+                self._while_waiting()
                 self._reminder.waiting("ranks %s of %s to join", _listed(missing), size, left_secs=left)
                 arrival = self._gate.take(timeout=min(left, _PAUSE_SECONDS))
                 if arrival is not None:
@@ -365,7 +371,14 @@ def _refuse(connection: FramedSocket, error: BaseException, *, retry: bool = Fal
     connection.close()
 
 
-def _join(join: _Join, rendezvous: Rendezvous, config: MeshConfig, *, deadline: float) -> _Formed:
+def _join(
+    join: _Join,
+    rendezvous: Rendezvous,
+    config: MeshConfig,
+    while_waiting: Callable[[], None],
+    *,
+    deadline: float,
+) -> _Formed:
     """Join the run as a rank other than 0, as often as its leader is replaced."""
     rank = join.member.rank
     reminder = Reminder(_log, who=f"rank {rank}")
@@ -378,9 +391,10 @@ def _join(join: _Join, rendezvous: Rendezvous, config: MeshConfig, *, deadline: 
             why = f"cannot be looked up: {error}"
         if address is not None:
             try:
-                return _join_at(address, join, rendezvous, config, reminder=reminder, deadline=deadline)
+                return _join_at(address, join, rendezvous, config, while_waiting, reminder=reminder, deadline=deadline)
             except _TryAgainError as error:
                 why = str(error)
+        while_waiting()
         reminder.waiting("rank 0, which %s", why, left_secs=left)
         time.sleep(min(_PAUSE_SECONDS, max(0.0, left)))
     raise RankLostError(f"rank {rank} could not join: rank 0 {why}, for {config.formation_secs:.0f} s", rank=0)
@@ -391,7 +405,14 @@ class _TryAgainError(Exception):
 
 
 def _join_at(
-    address: str, join: _Join, rendezvous: Rendezvous, config: MeshConfig, *, reminder: Reminder, deadline: float
+    address: str,
+    join: _Join,
+    rendezvous: Rendezvous,
+    config: MeshConfig,
+    while_waiting: Callable[[], None],
+    *,
+    reminder: Reminder,
+    deadline: float,
 ) -> _Formed:
     try:
         connection = dial(address, config, deadline=min(deadline, time.monotonic() + ANSWER_SECONDS))
@@ -404,6 +425,7 @@ def _join_at(
             left = deadline - time.monotonic()
             if left <= 0:
                 raise _TryAgainError("did not form the run")
+            while_waiting()
             reminder.waiting("rank 0 at %s to form the run", address, left_secs=left)
             send_message(connection, _Call.HERE, _Here(), deadline=time.monotonic() + ANSWER_SECONDS)
             with suppress(OSError):

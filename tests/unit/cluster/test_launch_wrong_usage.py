@@ -30,7 +30,8 @@ def test_wrong_usage_ends_the_job_at_once(kind: RoleKind, code: int, restarted: 
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [("ConfigError", 2), ("CheckpointMismatchError", 2), ("ServerLostError", 1)]
+    ("error", "code"),
+    [("ConfigError", 2), ("CheckpointMismatchError", 2), ("RepeatedFailureError", 2), ("ServerLostError", 1)],
 )
 def test_a_script_tells_it_by_its_exit_code(error: str, code: int) -> None:
     script = f"""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from monolith.cluster import HostServiceDiscovery
-from monolith.errors import RankLostError, RanksDisagreeError
+from monolith.errors import RankLostError, RanksDisagreeError, RunInterruptedError
 from monolith.ranks.formation import form_mesh
 from monolith.ranks.mesh import Channel, Kind
 from monolith.ranks.peers import MeshConfig
@@ -92,3 +92,12 @@ def test_a_rank_without_data_learns_what_the_others_do(tmp_path: Path) -> None:
         return [list(arrays[0]) for arrays in mesh.exchange(kind, [[np.array([mesh.rank])]] * 2)]
 
     assert run(tmp_path, 2, body) == [[[0], [1]], [[0], [1]]]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_waits_for_others_can_be_interrupted(tmp_path: Path, rank: int) -> None:
+    def interrupt() -> None:
+        raise RunInterruptedError("received SIGTERM")
+
+    with pytest.raises(RunInterruptedError, match="received SIGTERM"):
+        form_mesh(rank, 2, DiscoveryRendezvous(HostServiceDiscovery(tmp_path)), while_waiting=interrupt)

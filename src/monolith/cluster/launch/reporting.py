@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from monolith.errors import CheckpointMismatchError, ConfigError
+from monolith.errors import CheckpointMismatchError, ConfigError, RepeatedFailureError
 
 __all__ = ["HEARTBEAT_VARIABLE", "Pulse", "WRONG_USAGE", "beating", "tell_wrong_usage"]
 
@@ -139,7 +139,9 @@ def _is_stopped(pid: int) -> bool:
 
 
 def tell_wrong_usage() -> None:
-    """Let an uncaught `ConfigError` or `CheckpointMismatchError` end this process with `WRONG_USAGE`.
+    """Let an uncaught error that a restart would not help against end this process with `WRONG_USAGE`.
+
+    Those are `ConfigError`, `CheckpointMismatchError` and `RepeatedFailureError`.
 
     It is printed as usual: `sys.excepthook` is called first. Calling this again is harmless.
     """
@@ -147,7 +149,7 @@ def tell_wrong_usage() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        if isinstance(error, ConfigError | CheckpointMismatchError):
+        if isinstance(error, ConfigError | CheckpointMismatchError | RepeatedFailureError):
             raise SystemExit(WRONG_USAGE)
 
     sys.excepthook = hook

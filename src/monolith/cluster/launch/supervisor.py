@@ -362,6 +362,6 @@ class Supervisor:
 
 _REASONS = {
     0: "it ended while workers still need it",
-    WRONG_USAGE: f"exit code {WRONG_USAGE}, wrong usage or configuration: a restart would not help",
+    WRONG_USAGE: f"exit code {WRONG_USAGE}, wrong usage, configuration or data: a restart would not help",
 }
 _OVER = (RoleState.ENDED, RoleState.FAILED, RoleState.KILLED)
