@@ -1,20 +1,27 @@
 """Synchronous training over ranks: tables spread over the training processes, which exchange rows in every step."""
 
+from monolith.ranks.agreement import Agreement, StepPlan
 from monolith.ranks.formation import RankMember, form_mesh
 from monolith.ranks.mesh import Channel, Kind, Mesh
 from monolith.ranks.peers import MeshConfig
+from monolith.ranks.rank_store import RankStore
 from monolith.ranks.rendezvous import DiscoveryRendezvous, Rendezvous, StoreRendezvous, torchrun_rendezvous
+from monolith.ranks.row_exchange import GradientPart
 from monolith.ranks.socket_mesh import SocketMesh
 
 __all__ = [
+    "Agreement",
     "Channel",
     "DiscoveryRendezvous",
+    "GradientPart",
     "Kind",
     "Mesh",
     "MeshConfig",
     "RankMember",
+    "RankStore",
     "Rendezvous",
     "SocketMesh",
+    "StepPlan",
     "StoreRendezvous",
     "form_mesh",
     "torchrun_rendezvous",

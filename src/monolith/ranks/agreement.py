@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import JsonValue
 
 from monolith import errors
 from monolith.errors import InvalidArgumentError, MonolithError, RankLostError, RanksDisagreeError
-from monolith.ranks.mesh import Kind, Mesh
+from monolith.ranks.mesh import Arrays, Kind, Mesh
 
-__all__ = ["Agreement", "StepPlan"]
+__all__ = ["Agreement", "RankAnswer", "RankCalls", "StepPlan"]
 
 RankAction = Callable[[JsonValue], JsonValue]
 """Something that all ranks do together between two steps. Called with the argument of the rank that asked for it."""
@@ -257,3 +257,96 @@ def _ignoring_refusals() -> Iterator[None]:
 
 def _first_action(words: list[_Word]) -> int:
     return next(rank for rank, word in enumerate(words) if word.action)
+
+
+class RankAnswer(NamedTuple):
+    """What a rank returned."""
+
+    value: Any = None
+    """JSON."""
+    arrays: Arrays = ()
+
+
+RankCall = Callable[[Any, Arrays], RankAnswer]
+"""Called with the argument of the rank that asks, and the arrays that it sent to this one."""
+
+
+class RankCalls:
+    """Lets one rank call the others with arrays, as `Agreement.run` does with JSON.
+
+    Between two steps one rank calls alone. Within an action all ranks call, each for itself.
+
+    Example:
+        >>> from monolith.testing.rank_threads import run_ranks
+        >>> def rank(mesh):
+        ...     add = lambda factor, arrays: RankAnswer(factor * int(arrays[0].sum()))
+        ...     calls = RankCalls("sums", Agreement(mesh), {"sum": add})
+        ...     ones = [[np.ones(3)], [np.ones(4)]]
+        ...     answers = calls.ask("sum", 10, ones) if mesh.rank == 0 else None
+        ...     calls.agreement.next_step(rows=1)
+        ...     return answers and [answer.value for answer in answers]
+        >>> run_ranks(2, rank)
+        [[30, 40], None]
+    """
+
+    def __init__(self, name: str, agreement: Agreement, calls: dict[str, RankCall]) -> None:
+        self.agreement, self._calls, self._action = agreement, calls, f"call {name}"
+        self._out: list[list[np.ndarray]] = []
+        self._answers: list[list[np.ndarray]] = []
+        agreement.actions[self._action] = self._act
+
+    def ask(
+        self, call: str, argument: JsonValue = None, arrays: Sequence[Arrays | None] | None = None
+    ) -> list[RankAnswer]:
+        """Let every rank do `call` with `argument` and its own of `arrays`. Returns the answer of each.
+
+        A rank whose arrays are None is not called, and answers nothing.
+
+        Raises:
+            MonolithError: what the call has raised on a rank, which the message names.
+        """
+        ranks = range(self.agreement.mesh.size)
+        text = _bytes([call, argument])
+        given = [()] * len(ranks) if arrays is None else arrays
+        self._out = [[] if some is None else [text, *some] for some in given]
+        if self.agreement.mode == "action":
+            self._exchange(self._out)
+        else:
+            self.agreement.run(self._action, self.agreement.mesh.rank)
+        answers = [_decoded(rank, one) for rank, one in enumerate(self._answers)]
+        self._out, self._answers = [], []
+        return answers
+
+    def _act(self, asking: JsonValue) -> None:
+        mine = asking == self.agreement.mesh.rank
+        self._exchange(self._out if mine else [[] for _ in range(self.agreement.mesh.size)])
+
+    def _exchange(self, out: list[list[np.ndarray]]) -> None:
+        mesh, step = self.agreement.mesh, self.agreement.step
+        asked = mesh.exchange(Kind.STATE, out, step=step)
+        # The messages are overwritten by the next exchange, answers may be views of them.
+        back = mesh.exchange(Kind.STATE, [self._answer([np.array(a) for a in arrays]) for arrays in asked], step=step)
+        if any(out):
+            self._answers = [[np.array(array) for array in arrays] for arrays in back]
+
+    def _answer(self, asked: list[np.ndarray]) -> list[np.ndarray]:
+        if not asked:
+            return []
+        call, argument = json.loads(asked[0].tobytes())
+        try:
+            value, arrays = self._calls[call](argument, asked[1:])
+        except (RankLostError, RanksDisagreeError):
+            raise
+        except MonolithError as error:
+            return [_bytes({"error": type(error).__name__, "text": str(error)})]
+        return [_bytes({"value": value}), *arrays]
+
+
+def _decoded(rank: int, arrays: list[np.ndarray]) -> RankAnswer:
+    if not arrays:
+        return RankAnswer()
+    head = json.loads(arrays[0].tobytes())
+    if "error" in head:
+        kind = getattr(errors, head["error"], MonolithError)
+        raise kind(f"rank {rank}: {head['text']}")
+    return RankAnswer(head["value"], arrays[1:])
