@@ -58,6 +58,7 @@ def one_thread() -> Iterator[None]:
         "tutorial",
         "guide-checkpoints",
         "guide-cluster",
+        "guide-control",
         "guide-data",
         "guide-data-service",
         "guide-import-export",

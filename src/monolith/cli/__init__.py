@@ -57,6 +57,7 @@ _VERBS = {
     "probe": "ps",
     "dispatcher": "data_service",
     "data-worker": "data_service",
+    "control": "control",
     "checkpoint": "checkpoint",
     "log": "log",
     "verify": "verify:verify_run",

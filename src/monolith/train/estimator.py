@@ -25,6 +25,7 @@ from monolith.metrics.metric import Metric
 from monolith.nn.heads import Head, column, sums_over_examples, total_loss
 from monolith.state.storage import is_remote
 from monolith.train.config import RunConfig
+from monolith.train.control_server import controlled
 from monolith.train.device import find_device
 from monolith.train.distributed.config import RunnerConfig
 from monolith.train.distributed.data_service import serve_data, service_dispatcher, service_source
@@ -253,8 +254,9 @@ class Estimator:
         self._serve_data_service()
         all_hooks = (*self._own_hooks(hooks), *hooks)
         if self.runner.is_local:
-            self.trainer.hooks = all_hooks
-            step = self._train_here(source, steps, max_steps)
+            with controlled(self.trainer, self.runner.controller, token=self.runner.client.token) as controller:
+                self.trainer.hooks = (*all_hooks, controller)
+                step = self._train_here(source, steps, max_steps)
         else:
             step = self._train_spread(source, steps, max_steps, all_hooks)
         if self.trainer.stop_reason == DATA_ENDED:

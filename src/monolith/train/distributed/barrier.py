@@ -19,14 +19,20 @@ __all__ = [
     "BarrierAlreadyPlacedError",
     "BarrierHook",
     "BarrierSaverListener",
+    "HOLD",
     "LocalBarrier",
     "RemoteBarrier",
     "SAVE",
+    "STOP",
     "WorkerBarrier",
 ]
 
 SAVE = "Save"
 """The action of a barrier that is placed for a save."""
+HOLD = "Hold"
+"""The action of a barrier that an operator has placed."""
+STOP = "Stop"
+"""The action of a barrier that holds nobody: workers that reach it end their run."""
 _log = logging.getLogger(__name__)
 
 Callback = Callable[[str], None]
@@ -60,11 +66,14 @@ class WorkerBarrier(Protocol):
     def wait(self, index: int, callbacks: Sequence[Callback] = ()) -> bool:
         """Worker `index` arrives: if there is a barrier, call `callbacks` with its action and wait until it is removed.
 
-        Returns whether there was one.
+        Nobody waits behind a barrier for `STOP`. Returns whether there was a barrier.
         """
 
     def unblocked(self) -> list[int]:
         """Return the workers that have not arrived yet, with the chief (0) if there is no barrier."""
+
+    def keep(self) -> None:
+        """Called by the chief again and again while it holds the others. Those that are held may wait for a sign of life."""
 
 
 class LocalBarrier:
@@ -125,6 +134,8 @@ class LocalBarrier:
         # Before it counts as blocked: a caller that waits for all to be blocked may rely on the effects of their callbacks.
         for callback in callbacks:
             callback(action)
+        if action == STOP:
+            return True
         with self._changed:
             self._blocked[index] = True
             self._changed.notify_all()
@@ -137,6 +148,9 @@ class LocalBarrier:
         """Return the workers that have not arrived yet, with the chief (0) if there is no barrier."""
         with self._changed:
             return [index for index, blocked in enumerate(self._blocked) if not blocked]
+
+    def keep(self) -> None:
+        """Do nothing: a thread is held until the barrier is removed."""
 
     def wait_all_blocked(self, timeout: float | None = None) -> bool:
         """Wait until every worker is held, at most `timeout` seconds. Returns whether they are."""
@@ -210,7 +224,7 @@ class RemoteBarrier:
         # Before it counts as held: a caller that waits for all to be held may rely on the effects of their callbacks.
         for callback in callbacks:
             callback(barrier.action)
-        while self._client.hold(barrier.number):
+        while barrier.action != STOP and self._client.hold(barrier.number):
             self._sleep(self.poll_seconds)
         return True
 
@@ -220,9 +234,12 @@ class RemoteBarrier:
         chief = [] if found.barrier is not None else [0]
         return chief + [m.index for m in found.members if m.index and m.alive and m.phase == "running" and not m.held]
 
+    def keep(self) -> None:
+        """Do nothing: the barrier stays as long as the chief renews its lease."""
+
 
 class BarrierHook(Hook):
-    """In every worker but the chief: be held between steps while there is a barrier.
+    """In every worker but the chief: be held between steps while there is a barrier, and end behind one for `STOP`.
 
     Before the worker is held, all of its updates have reached the servers, those that wait for the next step too, and
     `callbacks` are called with the barrier's action.
@@ -237,7 +254,13 @@ class BarrierHook(Hook):
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Come by."""
-        self._barrier.wait(self._index, (lambda action: trainer.settle(), *self._callbacks))
+
+        def arrive(action: str) -> None:
+            trainer.settle()
+            if action == STOP:
+                trainer.request_stop("the chief has ended the run")
+
+        self._barrier.wait(self._index, (arrive, *self._callbacks))
 
 
 class BarrierSaverListener(CheckpointSaverListener):

@@ -23,9 +23,11 @@ from monolith.ps.client.server_group import ClientConfig
 from monolith.ps.server.parameter_server import ServerConfig
 from monolith.state.paths import RESTORE_ROOTS
 from monolith.train.config import METRIC_PREFIX
+from monolith.transport.server import ListenConfig
 from monolith.transport.tokens import TOKEN_VARIABLE
 
 __all__ = [
+    "ControllerConfig",
     "OTHER_VARIABLES",
     "PREFIX",
     "RunnerConfig",
@@ -40,7 +42,7 @@ SECOND_CHANCES = 6
 _Count = Annotated[int, Field(ge=0)]
 # With one of these said, a run is not of this process alone.
 _SPREADS = ("server_type", "num_ps", "discovery_type", "discovery_folder")
-_NESTED = ("client", "server", "liveness")
+_NESTED = ("client", "server", "liveness", "controller")
 
 OTHER_VARIABLES = frozenset(
     {
@@ -57,6 +59,20 @@ OTHER_VARIABLES = frozenset(
 """Every variable that Monolith reads and that is not a field of `RunnerConfig`."""
 
 _log = logging.getLogger(__name__)
+
+
+class ControllerConfig(ListenConfig):
+    """Where the chief of a run answers `monolith control`. Without a token it draws one, which only its user can read.
+
+    Example:
+        >>> ControllerConfig().host, ControllerConfig().enabled
+        ('127.0.0.1', True)
+    """
+
+    enabled: bool = True
+    """False: nobody can ask."""
+    max_streams: Annotated[int, Field(gt=0)] = 16
+    """Open streams, one for each client. Requests on further ones are refused."""
 
 
 class RunnerConfig(DiscoveryConfig):
@@ -143,6 +159,8 @@ class RunnerConfig(DiscoveryConfig):
     """How workers talk to servers. `worker` and `epoch` are given by the run."""
     server: ServerConfig = ServerConfig()
     """How a server of this run listens. Port and folder are given by the run, and the host by schedulers that know it."""
+    controller: ControllerConfig = ControllerConfig()
+    """Where the chief of a run with a model_dir answers `monolith control`."""
 
     @property
     def is_chief(self) -> bool:
@@ -199,9 +217,9 @@ class RunnerConfig(DiscoveryConfig):
     def from_env(cls, environ: Mapping[str, str] | None = None, *, defaults: RunnerConfig | None = None) -> Self:
         """Return what the environment says, and `defaults` where it says nothing.
 
-        A field is MONOLITH_<FIELD>, `client`, `server` and `liveness` as JSON. MONOLITH_PS_TOKEN is the token of both. Which
-        process this is may also come from TF_CONFIG, the MLP scheduler, `mpirun`, `torchrun` or `srun`. A process that is alone
-        and has no servers is a local run.
+        A field is MONOLITH_<FIELD>, `client`, `server`, `liveness` and `controller` as JSON. MONOLITH_PS_TOKEN is the token of
+        client and server. Which process this is may also come from TF_CONFIG, the MLP scheduler, `mpirun`, `torchrun` or `srun`.
+        A process that is alone and has no servers is a local run.
 
         Raises:
             ConfigError: a value does not fit, a variable is misspelt, or the process is one of several workers that would train

@@ -28,7 +28,8 @@ from monolith.ps.client.coordination_client import HostLink, ServerSteps
 from monolith.ps.client.server_group import ClientConfig, link_to
 from monolith.state.storage import open_folder
 from monolith.train.config import other_runs
-from monolith.train.distributed.config import RunnerConfig
+from monolith.train.control_server import controlled
+from monolith.train.distributed.config import ControllerConfig, RunnerConfig
 from monolith.train.distributed.data_service import serve_data, service_dispatcher, service_source
 from monolith.train.distributed.formation import Formation, run_with_retries
 from monolith.train.distributed.server import serve
@@ -97,7 +98,16 @@ def distributed_train(
         if config.server_type == "ps":
             serve(config, discovery, restore_roots=other_runs(trainer.config))
             return trainer.step
-        with service_dispatcher(config) as dispatcher, _meeting(config, discovery) as meet:
+        with (
+            service_dispatcher(config) as dispatcher,
+            _meeting(config, discovery) as meet,
+            controlled(
+                trainer,
+                config.controller if config.is_chief else ControllerConfig(enabled=False),
+                num_workers=config.num_workers,
+                token=config.client.token,
+            ) as controller,
+        ):
             data = source if isinstance(source, Iterable) else source()
             worker = _Worker(config, discovery, trainer, sleep)
             attempt = WorkerAttempt(
@@ -109,6 +119,7 @@ def distributed_train(
                 hooks=hooks,
                 find=worker.formation.announced,
                 meet=meet,
+                controller=controller if config.is_chief else None,
                 sleep=sleep,
             )
             return worker.train(attempt)

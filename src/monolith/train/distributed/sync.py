@@ -238,6 +238,7 @@ class TrainingHooksHelper:
         replacement_seconds: float = 0,
         worker_timeout_seconds: float = 7200,
         enable_sync: bool = True,
+        monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.training_hooks: tuple[Hook, ...] = ()
@@ -248,7 +249,11 @@ class TrainingHooksHelper:
             return
         if index == 0:
             chief_hook = ChiefSyncHook(
-                states, timeout_seconds=chief_timeout_seconds, replacement_seconds=replacement_seconds, sleep=sleep
+                states,
+                timeout_seconds=chief_timeout_seconds,
+                replacement_seconds=replacement_seconds,
+                monotonic=monotonic,
+                sleep=sleep,
             )
             self.training_chief_hooks = (chief_hook,)
         else:

@@ -22,7 +22,14 @@ from monolith.ps.client.server_parameters import CachedParameters, ServerOptimiz
 from monolith.ps.client.server_store import ServerStore
 from monolith.ps.protocol.dense_optimizers import group_optimizers
 from monolith.ps.protocol.messages import DeclaredTable
-from monolith.train.distributed.barrier import BarrierHook, BarrierSaverListener, RemoteBarrier
+from monolith.train.control import Controller
+from monolith.train.distributed.barrier import (
+    BarrierHook,
+    BarrierSaverListener,
+    LocalBarrier,
+    RemoteBarrier,
+    WorkerBarrier,
+)
 from monolith.train.distributed.config import RunnerConfig
 from monolith.train.distributed.formation import TEMPORARY
 from monolith.train.distributed.sync import GlobalStepHook, RemoteStates, TrainingHooksHelper
@@ -139,6 +146,7 @@ class WorkerAttempt:
     Args:
         find: returns where the servers are now, so that one that was restarted elsewhere is found without another attempt.
         meet: makes this worker a member of the run. By default it joins at the servers.
+        controller: in the chief, does what operators ask for.
     """
 
     def __init__(
@@ -152,6 +160,7 @@ class WorkerAttempt:
         hooks: Sequence[Hook],
         find: Callable[[], Sequence[str]],
         meet: Meet | None = None,
+        controller: Controller | None = None,
         epoch: Callable[[], int] = time.time_ns,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -163,6 +172,7 @@ class WorkerAttempt:
         self._find, self._epoch, self._clock, self._sleep = find, epoch, clock, sleep
         self._meet = meet or self._embedded
         self._several = config.num_workers > 1
+        self._controller = controller
         self._placement = Placement(trainer, dense=self._several)
         self._guards = trainer.save_guards
         trainer.accepts_lost_servers = config.recovers
@@ -186,7 +196,8 @@ class WorkerAttempt:
             store = open_now.enter_context(self._store(servers, talking))
             self._require_folders(store)
             placed = self._placement.use(store)
-            self._trainer.hooks = (*self._common_hooks(common, store), *placed, *self._hooks)
+            controls = [] if self._controller is None else [self._controller]
+            self._trainer.hooks = (*self._common_hooks(common, store), *placed, *self._hooks, *controls)
             if self._first and self._config.is_chief:
                 self._wait_for_workers(common)
             with self._waited_for(common):
@@ -269,10 +280,14 @@ class WorkerAttempt:
             self._source = ()
 
     def _common_hooks(self, common: Coordination, store: ServerStore) -> list[Hook]:
+        config = self._config
+        barrier: WorkerBarrier = LocalBarrier(1)
+        if self._several:
+            barrier = RemoteBarrier(common, capacity=config.num_workers, sleep=self._sleep)
+        if self._controller is not None:
+            self._controller.attach(barrier, servers=lambda: store.addresses)
         if not self._several:
             return []
-        config = self._config
-        barrier = RemoteBarrier(common, capacity=config.num_workers, sleep=self._sleep)
         sync = TrainingHooksHelper(
             _StatesOfAttempt(
                 common, num_workers=config.num_workers, restored=lambda: store.count_from(self._trainer.step)
@@ -282,7 +297,8 @@ class WorkerAttempt:
             chief_timeout_seconds=config.chief_timeout_secs,
             replacement_seconds=config.liveness.replacement_secs,
             worker_timeout_seconds=config.session_creation_timeout_secs,
-            sleep=self._sleep,
+            monotonic=time.monotonic if self._controller is None else self._controller.running_clock,
+            sleep=self._serving_sleep,
         )
         if config.is_chief:
             listener = BarrierSaverListener(
@@ -297,6 +313,12 @@ class WorkerAttempt:
         if config.slow_start_steps:
             hooks.append(self._slow_start(common))
         return hooks
+
+    def _serving_sleep(self, seconds: float) -> None:
+        """Wait, and do meanwhile what operators ask of the chief: it may have trained its data long before the others."""
+        if self._controller is not None:
+            self._controller.serve()
+        self._sleep(seconds)
 
     def _slow_start(self, common: Coordination) -> Hook:
         return CustomGlobalStepWaiterHook(
