@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from monolith.durable import sync_to_disk
@@ -29,6 +29,7 @@ from monolith.log.reader import LogReader
 from monolith.log.segment_format import SegmentMeta
 from monolith.process_bound import ProcessBound, WorkerThreads
 from monolith.state_bytes import PackedState, State, pack_state
+from monolith.table.table_file import FileEntry
 
 __all__ = ["ChangeLog", "Flusher"]
 
@@ -37,6 +38,9 @@ TAKEN_OVER = 2**16
 
 READ_AHEAD_BYTES = 256 << 20
 """Changed rows that a throttled commit reads at full speed before it writes them."""
+
+Parts = Callable[[], tuple[FileEntry, ...]]
+"""Waits until other processes have written the rows they hold. Returns the segments with them."""
 
 _logger = logging.getLogger(__name__)
 
@@ -49,6 +53,7 @@ class _Commit:
     tables: TablesCut
     state: PackedState | None
     throttle: Throttle
+    parts: Parts | None = None
 
 
 class ChangeLog:
@@ -115,7 +120,7 @@ class ChangeLog:
         try:
             self._head = HeadWriter(self.folder)
             self._continue_from(parent)
-            self._next += TAKEN_OVER * take_over
+            self._next += TAKEN_OVER * self._lock.replaced
         except BaseException:
             self._lock.release()
             raise
@@ -130,6 +135,11 @@ class ChangeLog:
     def complete(self) -> bool:
         """Whether this line of the log has all rows, because the tables were empty when it began. Else it needs a snapshot."""
         return self._complete
+
+    @property
+    def was_taken(self) -> bool:
+        """Whether it was taken from a writer that may still run."""
+        return self._lock.replaced
 
     @property
     def busy(self) -> bool:
@@ -186,19 +196,21 @@ class ChangeLog:
         event_time: int = 0,
         dense: Mapping[str, State] | None = None,
         share: float = 1.0,
+        parts: Parts | None = None,
     ) -> Future[int]:
         """Cut the tables now, and read and write their rows on a thread while training continues.
 
         One at a time: a second call waits for the first to be written. The future returns the sequence number or raises.
         `share` is the share of a processor's time that writing may take. Less slows training less, and takes longer. With less
-        than 1, up to 256 MiB of rows are read ahead, because training has to copy an unread row before it changes it.
+        than 1, up to 256 MiB of rows are read ahead, because training has to copy an unread row before it changes it. `parts` is
+        called on the thread first. The segment names what it returns, and if it raises nothing is written.
         """
         self._bound.require()
         throttle = Throttle(share)
         self.hurry()
         self._one_commit.acquire()
         try:
-            cut = self._cut(step, source, event_time, dense, throttle)
+            cut = replace(self._cut(step, source, event_time, dense, throttle), parts=parts)
             try:
                 return self._threads().submit(self._write_and_release, cut)
             except BaseException:
@@ -304,14 +316,16 @@ class ChangeLog:
         )
 
     def _write(self, commit: _Commit) -> int:
-        sequence = commit.meta.sequence
+        sequence, meta = commit.meta.sequence, commit.meta
         # Used up even if writing fails: a reader may have seen the file before it was removed.
         self._next = sequence + 1
         try:
+            if commit.parts is not None:
+                meta = meta.model_copy(update={"parts": commit.parts()})
             changes = commit.tables.changes()
             if commit.throttle.rests:
                 changes = read_ahead(changes, READ_AHEAD_BYTES, lambda chunk: chunk.nbytes)
-            info = write_segment(self.folder, commit.meta, commit.throttle.paced(changes), commit.state)
+            info = write_segment(self.folder, meta, commit.throttle.paced(changes), commit.state)
             # Only now: a successor that comes later reads this segment, one that came before may have missed it.
             self.require_own()
             # If this fails the segment stays, because the head may already name it. The next commit does not continue it.
@@ -396,6 +410,7 @@ class Flusher:
         """Commits that failed so far."""
         self._clock = clock
         self._last = clock()
+        self._last_step = -1
         self._in_progress: Future[int] | None = None
 
     def poll(
@@ -405,22 +420,32 @@ class Flusher:
         event_time: int = 0,
         source: Callable[[], State] | None = None,
         dense: Callable[[], Mapping[str, State]] | None = None,
+        begin_parts: Callable[[], Parts | None] | None = None,
     ) -> Future[int] | None:
-        """Commit if it is due. Returns the commit in progress, or None. `source` and `dense` are called only for a commit."""
+        """Commit if it is due. Returns the commit in progress, or None. `source` and `dense` are called only for a commit.
+
+        If other processes hold the rows, `begin_parts` lets them take what they have now, and returns what waits for it, or None
+        if they cannot at the moment. Every later step is then a change.
+        """
         self._report_failure()
-        if self.log.busy or not self._due():
+        if self.log.busy or not self._due(0 if begin_parts is None else int(step != self._last_step)):
             return None
         self._last = self._clock()
+        parts = None if begin_parts is None else begin_parts()
+        if begin_parts is not None and parts is None:
+            return None
+        self._last_step = step
         self._in_progress = self.log.commit_in_background(
             step=step,
             event_time=event_time,
             source=None if source is None else source(),
             dense=None if dense is None else dense(),
+            parts=parts,
         )
         return self._in_progress
 
-    def _due(self) -> bool:
-        changed = self.log.changed
+    def _due(self, elsewhere: int) -> bool:
+        changed = self.log.changed + elsewhere
         in_time = self.every_secs is not None and self._clock() - self._last >= self.every_secs
         return changed > 0 and (in_time or (self.every_rows is not None and changed >= self.every_rows))
 

@@ -297,6 +297,7 @@ def prune(
     chains: Iterable[tuple[int, int]],
     *,
     keep: Iterable[int] = (),
+    below: int | None = None,
     min_age: float = 0.0,
     clock: Callable[[], float] = time.time,
 ) -> list[int]:
@@ -311,6 +312,7 @@ def prune(
         chains: Pairs (since, to). The segments after `since`, which is the number of a snapshot or 0, up to `to` stay. Without
             any chain nothing is removed.
         keep: Further segments that stay.
+        below: Segments with this number and above stay.
         min_age: Seconds for which every segment stays after it was written, so followers need not hurry.
         clock: Returns seconds since 1970.
 
@@ -327,12 +329,13 @@ def prune(
     wanted = list(chains)
     needed = set(keep) | {info.sequence for since, to in wanted for info in reader.chain(to, since)}
     newest = max((to for _, to in wanted), default=0)
+    end = newest if below is None else min(newest, below)
     if wanted:
         needed |= _newest_line(reader, needed | {since for since, _ in wanted})
     removed = [
         sequence
         for sequence in reader.sequences()
-        if sequence < newest
+        if sequence < end
         and sequence not in needed
         and _age(reader.folder / segment_name(sequence), clock()) >= min_age
     ]

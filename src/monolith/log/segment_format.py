@@ -20,6 +20,7 @@ from monolith import _core
 from monolith.config import Config
 from monolith.errors import ConfigError, CorruptFileError
 from monolith.table import TableConfig
+from monolith.table.table_file import FileEntry
 
 __all__ = [
     "CRC_SIZE",
@@ -102,6 +103,8 @@ class SegmentMeta(Config):
     has_dense: bool
     has_source: bool
     tables: tuple[TableMeta, ...]
+    parts: tuple[FileEntry, ...] = ()
+    """Written only if there are any, so earlier releases can read all other segments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +172,7 @@ def add_to_digest(header: bytes, digest: int) -> int:
 
 def pack_header(meta: SegmentMeta) -> bytes:
     """Encode the first part of the file."""
-    text = meta.model_dump_json().encode()
+    text = meta.model_dump_json(exclude=None if meta.parts else {"parts"}).encode()
     return _seal(_HEAD.pack(_MAGIC, _VERSION, len(text)) + text)
 
 
@@ -330,6 +333,9 @@ class SegmentInfo:
     """Bytes of the file."""
     checksum: int
     """CRC-32C that identifies the whole file, because it covers the checksums of all parts."""
+    parts: tuple[FileEntry, ...] = ()
+    """In the log of a run of ranks, the segments with the rows that each rank had at this moment, in the order of ranks. Named
+    relative to the model_dir."""
 
     @classmethod
     def of(cls, path: Path, size: int, meta: SegmentMeta, footer: Footer) -> SegmentInfo:
@@ -353,12 +359,17 @@ class SegmentInfo:
             path=path,
             size=size,
             checksum=footer.checksum,
+            parts=meta.parts,
         )
 
     @property
     def name(self) -> str:
         """The file's name within the log's folder."""
         return self.path.name
+
+    def entry(self, folder: str) -> FileEntry:
+        """Return the segment as a manifest, or another segment, names it. `folder` is that of the log, as seen from there."""
+        return FileEntry(name=f"{folder}/{self.name}", size=self.size, checksum=f"crc32c:{self.checksum:08x}")
 
     @property
     def rows(self) -> int:

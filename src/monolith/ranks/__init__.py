@@ -4,6 +4,8 @@ from monolith.ranks.agreement import Agreement, StepPlan
 from monolith.ranks.formation import RankMember, form_mesh
 from monolith.ranks.mesh import Channel, Kind, Mesh
 from monolith.ranks.peers import MeshConfig
+from monolith.ranks.rank_folder import RankFolder
+from monolith.ranks.rank_state import RankState
 from monolith.ranks.rank_store import RankStore
 from monolith.ranks.rendezvous import DiscoveryRendezvous, Rendezvous, StoreRendezvous, torchrun_rendezvous
 from monolith.ranks.row_exchange import GradientPart
@@ -17,7 +19,9 @@ __all__ = [
     "Kind",
     "Mesh",
     "MeshConfig",
+    "RankFolder",
     "RankMember",
+    "RankState",
     "RankStore",
     "Rendezvous",
     "SocketMesh",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.ps.protocol.messages import DeclaredTable, Wire
 from monolith.ranks.agreement import Agreement, RankAnswer, RankCalls
 from monolith.ranks.mesh import Arrays, Channel, Kind
+from monolith.ranks.rank_state import RankState
 from monolith.ranks.row_exchange import GradientPart, RowExchange
 from monolith.table.admission import AdmissionFilter
 from monolith.table.arrays import Ids, Values, contiguous, id_array
@@ -99,6 +100,8 @@ class RankStore:
         """Whether another thread than that of training calls `apply`. It has a channel of its own then."""
         self._owners = bucket_owners(bucket_ranges(agreement.mesh.size), agreement.mesh.size)
         self._exchange = RowExchange(agreement.mesh, self.local, self.declared, wire=wire)
+        self.state = RankState(agreement, self.local)
+        """Saves and restores the rows of all ranks."""
         self._requested: Sequence[Bags] = ()
         self._found: Sequence[torch.Tensor] = ()
         agreement.actions[_LOOKUP] = self._answer_lookup
@@ -269,26 +272,36 @@ class RankStore:
         return {name: sum(count[name] for count in counts) for name in moments}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Refused: ranks save their rows as parts of a checkpoint, see `begin_save`."""
-        _refuse("save")
+        """Let all ranks write their rows, each next to `folder`, which becomes the checkpoint that names them."""
+        self.state.save(os.fspath(folder))
 
     def restore(self, folder: str | os.PathLike[str]) -> None:
-        """Refused: ranks restore their rows from a checkpoint, see `begin_restore`."""
-        _refuse("restore")
+        """Let all ranks restore a checkpoint of any number of ranks or servers. On an error nothing has changed."""
+        self.prepare_restore(folder)()
 
     def prepare_restore(self, folder: str | os.PathLike[str], *, only_fresh: bool = False) -> Callable[[], None]:
-        """Refused: ranks restore their rows from a checkpoint, see `begin_restore`."""
-        _refuse("prepare_restore")
+        """Let all ranks read the buckets they own. Returns a function that puts them in place on all ranks."""
+        return self.begin_restore(os.fspath(folder), only_fresh=only_fresh)
 
     def begin_save(self, path: str, *, step: int) -> StoreSave:
-        """Let all ranks begin their parts of the checkpoint `path`."""
-        _refuse("begin_save")
+        """Let all ranks begin their parts of the checkpoint `path`, with the rows that they have now."""
+        return self.state.begin_save(path, step=step)
+
+    def open_log(self, model_dir: str) -> None:
+        """Let every rank log its rows in `<model_dir>/ps/<rank>` from now on."""
+        self.state.open_log(model_dir)
+
+    def begin_cut(self, *, step: int) -> StoreSave | None:
+        """Let all ranks commit the rows that they have now to their logs. None while one of them still writes."""
+        return self.state.begin_cut(step=step)
 
     def begin_restore(
         self, path: str, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
     ) -> Callable[[], None]:
-        """Let all ranks read their parts of the checkpoint `path`. Returns a function that puts them in place."""
-        _refuse("begin_restore")
+        """Let all ranks read the buckets they own from `path`. Returns a function that puts them in place on all ranks."""
+        if only_fresh and self.is_initialised():
+            return lambda: None
+        return self.state.begin_restore(path, **choices)
 
     def is_initialised(self) -> bool:
         """Whether all ranks have a state that is to be kept."""
@@ -306,11 +319,12 @@ class RankStore:
         """Return None: the run records how far its data has been trained."""
 
     def followed_logs(self) -> list[FollowedLog]:
-        """Return the change logs of the ranks."""
-        return []
+        """Return the change log of each rank. Ranks without a model_dir on a local disk have none, and are refused."""
+        return self.state.followed_logs()
 
     def close(self) -> None:
-        """Release threads. The mesh stays open."""
+        """Wait for what this rank writes, and release its folder and threads. The mesh stays open."""
+        self.state.close()
 
     def __repr__(self) -> str:
         mesh = self.agreement.mesh
@@ -378,9 +392,3 @@ def _plain(stats: TableStats) -> dict[str, JsonValue]:
         name: getattr(stats, name)
         for name in ("rows", "bytes", "row_bytes", "index_slots", "growths", "max_event_time")
     }
-
-
-def _refuse(call: str) -> NoReturn:
-    raise InvalidArgumentError(
-        f"{call}: these ranks have no folder to keep their rows in; train with a model_dir, or save `store.local` of each rank"
-    )

@@ -44,6 +44,8 @@ class RestoreReport:
     tables: Mapping[str, TableFit] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     """Tables of the saved state that the model does not take."""
+    from_parts: bool = False
+    """Whether servers or ranks have written rows that it takes, so the log of the run does not have them."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -57,12 +59,17 @@ class RestoreReport:
         return (*(f"table {name!r}: {text}" for name, fit in self.tables.items() for text in fit.notes), *unused)
 
     @property
-    def parent(self) -> int:
-        """What a log in the same model_dir continues: the saved sequence, or 0 if the tables differ from the saved ones."""
-        same = all(
+    def same_tables(self) -> bool:
+        """Whether the rows and names of the tables are those that were saved, so that a log of them can be continued."""
+        return all(
             fit.fate == "new" or (fit.fate == "restored" and fit.saved_as == n) for n, fit in self.tables.items()
         )
-        return self.sequence if same else 0
+
+    @property
+    def parent(self) -> int:
+        """What a log in the same model_dir continues: the saved sequence, or 0 if the tables differ from the saved ones, or if
+        their rows are in other logs."""
+        return self.sequence if self.same_tables and not self.from_parts else 0
 
     def require(self) -> None:
         """Raise `CheckpointMismatchError` with all problems, if there are any."""

@@ -19,6 +19,7 @@ from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError,
 from monolith.log import LogReader, SegmentInfo
 from monolith.log.change_log import ChangeLog
 from monolith.log.commit import Tables
+from monolith.log.segment_format import sequence_of
 from monolith.state.manifest import (
     MANIFEST,
     Manifest,
@@ -90,10 +91,7 @@ class Lineage:
 
     def segment_entries(self) -> tuple[FileEntry, ...]:
         """Return the segments as a checkpoint's manifest names them."""
-        return tuple(
-            FileEntry(name=f"{LOG}/{info.name}", size=info.size, checksum=f"crc32c:{info.checksum:08x}")
-            for info in self.segments
-        )
+        return tuple(info.entry(LOG) for info in self.segments)
 
 
 class ModelDir:
@@ -242,6 +240,23 @@ class ModelDir:
                 raise CorruptFileError(f"{path}: is a part of {self.path}/{name} and has parts itself")
         return paths
 
+    def cut_parts(self, sequence: int) -> list[tuple[ModelDir, int]]:
+        """Return where the ranks of a run have the rows of its segment `sequence`: their folders and their own numbers.
+
+        Raises `CorruptFileError` if one is not the one named or is outside of the model_dir, `LogGapError` if one is missing.
+        """
+        info = self.log.info(sequence)
+        found = []
+        for path, entry in zip(self._named(info.parts, str(info.path)), info.parts, strict=True):
+            number = sequence_of(base_name(entry.name))
+            if number is None:
+                raise CorruptFileError(f"{info.path}: names a part {entry.name!r}, which is not a segment")
+            home = self.home_of(path)
+            if home.log.info(number).entry(parent_folder(entry.name)) != entry:
+                raise CorruptFileError(f"{path}/{base_name(entry.name)}: is not the segment that {info.path} names")
+            found.append((home, number))
+        return found
+
     def state(self, name: str, part: str = "state") -> dict[str, State]:
         """Read the state that checkpoint `name` has under the name `part`. Raises `CorruptFileError` if it was altered."""
         manifest, folder = self.manifest(name), self.inside(name)
@@ -347,9 +362,13 @@ class ModelDir:
         return Lineage(name=name, snapshot=snapshot, entry=listed, segments=tuple(segments))
 
     def _named_parts(self, name: str, manifest: Manifest) -> list[str]:
-        """Return the folders that a manifest names. None of them is opened before all of them have been checked."""
-        where, paths = f"{self.path}/{name}/{MANIFEST}", []
-        for entry in manifest.parts:
+        """Return the checkpoints that a manifest names."""
+        return self._named(manifest.parts, f"{self.path}/{name}/{MANIFEST}")
+
+    def _named(self, parts: Iterable[FileEntry], where: str) -> list[str]:
+        """Return the folders of the files named at `where`. None is opened before all of them have been checked."""
+        paths = []
+        for entry in parts:
             try:
                 part = checked_location(parent_folder(absolute_path(entry.name, self.path)))
             except InvalidArgumentError as error:

@@ -14,7 +14,16 @@ from monolith.state.compatibility import RestoreReport, TableFit, filters_fit, f
 from monolith.state.manifest import ShardEntry, TableEntry
 from monolith.state.restore_points import RestorePoint
 from monolith.state.storage import StrPath
-from monolith.state.tables import ALL, TableSource, group_tables, open_source, reading, saved_shard, shard_buckets
+from monolith.state.tables import (
+    ALL,
+    PartedSource,
+    TableSource,
+    group_tables,
+    open_source,
+    reading,
+    saved_shard,
+    shard_buckets,
+)
 from monolith.table import AdmissionFilter, EmbeddingTable, Entries, TableConfig, TableState
 from monolith.table.store import RestoreChoices
 
@@ -117,7 +126,13 @@ def _plan(
     used = {fit.saved_as for fit in fits.values()}
     unused = tuple(name for name in saved.tables if name not in used) if only is None else ()
     return RestoreReport(
-        source=saved.where, step=saved.step, time=saved.time, sequence=saved.sequence, tables=fits, unused=unused
+        source=saved.where,
+        step=saved.step,
+        time=saved.time,
+        sequence=saved.sequence,
+        tables=fits,
+        unused=unused,
+        from_parts=isinstance(saved, PartedSource) and any(used - {None, *saved.own.tables}),
     )
 
 

@@ -13,6 +13,7 @@ from pydantic import AfterValidator
 
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError, MonolithError, StorageError
 from monolith.log import SegmentInfo
+from monolith.log.segment_format import segment_name, sequence_of
 from monolith.state.manifest import Manifest
 from monolith.state.model_dir import LOG, ModelDir
 from monolith.state.paths import base_name, parent_folder
@@ -72,7 +73,7 @@ class RestorePoint:
     checkpoint: str | None
     """The path of the checkpoint. None if the log has everything."""
     parts: int = 0
-    """How many parameter servers have written a part of it."""
+    """How many parameter servers or ranks have written a part of it."""
     opened: ModelDir | None = field(default=None, repr=False, compare=False)
     """The model_dir in which it was found."""
 
@@ -80,6 +81,11 @@ class RestorePoint:
     def home(self) -> ModelDir:
         """The model_dir, opened if need be."""
         return self.opened or ModelDir(self.model_dir)
+
+    @property
+    def location(self) -> str:
+        """The path of the checkpoint, or of the segment that has everything. `restore_point_of` finds the point by it."""
+        return self.checkpoint or f"{self.home}/{LOG}/{segment_name(self.sequence)}"
 
     @property
     def folder(self) -> Folder:
@@ -195,7 +201,10 @@ def restore_point_at(model_dir: StrPath | ModelDir, moment: str) -> RestorePoint
 
 
 def restore_point_of(path: StrPath, model_dir: ModelDir | None = None) -> RestorePoint:
-    """Return the restore point that the checkpoint at `path` is. Raises `CorruptFileError` if it is not complete."""
+    """Return the restore point whose `location` is `path`. Raises `CorruptFileError` for a checkpoint that is not complete."""
+    if (sequence := sequence_of(base_name(path))) is not None:
+        log = ModelDir.around(parent_folder(path)) if model_dir is None else model_dir.home_of(parent_folder(path))
+        return _of_segment(log, log.log.info(sequence))
     home = ModelDir.around(path) if model_dir is None else model_dir.home_of(path)
     return _of_checkpoint(home, str(path), home.check(base_name(path)))
 
@@ -295,6 +304,7 @@ def _of_segment(model_dir: ModelDir, info: SegmentInfo) -> RestorePoint:
         time=info.time,
         sequence=info.sequence,
         checkpoint=None,
+        parts=len(info.parts),
         opened=model_dir,
     )
 
@@ -303,8 +313,11 @@ def _is_reachable(point: RestorePoint, damaged: list[_Damaged]) -> bool:
     """Return whether everything that leads to `point` exists. What is missing is added to `damaged`."""
     if point.checkpoint is not None:
         return True
+    home = point.home
     try:
-        return point.home.lineage(point.sequence) is not None
+        if point.parts:
+            return all(part.lineage(sequence) is not None for part, sequence in home.cut_parts(point.sequence))
+        return home.lineage(point.sequence) is not None
     except (CorruptFileError, LogGapError) as error:
         damaged.append(_Damaged(sequence=point.sequence, error=error))
         return False

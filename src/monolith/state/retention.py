@@ -17,7 +17,7 @@ from monolith.log.segment_format import sequence_of
 from monolith.state.index import CHECKPOINT_INDEX, CheckpointState, read_checkpoint_state, write_checkpoint_state
 from monolith.state.locks import claimed
 from monolith.state.manifest import MANIFEST, Manifest, SnapshotManifest
-from monolith.state.model_dir import SNAPSHOTS, ModelDir, remove_assets, remove_checkpoint
+from monolith.state.model_dir import SERVERS, SNAPSHOTS, ModelDir, remove_assets, remove_checkpoint
 from monolith.state.paths import base_name, is_absolute, parent_folder
 from monolith.state.restore_points import BASENAME
 from monolith.state.storage import StrPath
@@ -202,7 +202,8 @@ def remove_unreachable(
     """Remove the snapshots and segments that no checkpoint of `model_dir` or `keep` needs, nor the current line of the log.
 
     A checkpoint counts as soon as it has a manifest. If one cannot be read, nothing is removed, because its needs are unknown. If
-    segments that one lists are missing, its other segments stay, so it is whole again when they are put back.
+    segments that one lists are missing, its other segments stay, so it is whole again when they are put back. In the folder of a
+    rank or server, everything that leads to the last cut of its run stays too, and everything after that.
 
     Args:
         model_dir: On a local disk. Elsewhere a checkpoint has all of its rows in its own folder.
@@ -220,14 +221,16 @@ def remove_unreachable(
     try:
         manifests = [home.manifest(name) for name in home.checkpoints()]
         manifests += [home.home_of(path).manifest(base_name(path)) for path in map(str, keep)]
+        cut = _last_cut(home)
     except CorruptFileError:
         return Removed()
     needs = _needs(manifests, snapshots, home.log)
     current = home.log.newest if sequence is None else sequence
-    lineage = home.lineage(current) if current else None
-    if lineage is not None:
-        needs.snapshots |= set() if lineage.name is None else {lineage.name}
-        needs.chains.append((lineage.since, current))
+    for wanted in {current, cut} - {0}:
+        lineage = home.lineage(wanted)
+        if lineage is not None:
+            needs.snapshots |= set() if lineage.name is None else {lineage.name}
+            needs.chains.append((lineage.since, wanted))
     removed = []
     newest = max((manifest.sequence for manifest in manifests), default=0)
     for name, snapshot in snapshots.items():
@@ -237,8 +240,28 @@ def remove_unreachable(
             folder.inside(name).remove(MANIFEST)
             folder.remove(name)
             removed.append(name)
-    segments = prune(home.log, needs.chains, keep=needs.segments, min_age=min_age)
+    # A cut that other ranks have not written yet will name a segment after that of the last one.
+    segments = prune(home.log, needs.chains, keep=needs.segments, below=cut or None, min_age=min_age)
     return Removed(snapshots=tuple(removed), segments=tuple(segments))
+
+
+def _last_cut(home: ModelDir) -> int:
+    """Return the number in the log of `home` that a run of ranks would continue from, because its newest state is a cut.
+
+    0 if `home` is not <model_dir>/ps/<number>, or if the run has nothing newer than a checkpoint there.
+    """
+    if base_name(parent_folder(home.path)) != SERVERS:
+        return 0
+    run = ModelDir(parent_folder(parent_folder(home.path)))
+    saved = {run.manifest(name).sequence for name in run.checkpoints()}
+    for sequence in reversed(run.log.sequences()):
+        if sequence in saved:
+            return 0
+        with contextlib.suppress(LogGapError):  # removed since the folder was listed
+            if parts := run.log.info(sequence).parts:
+                own = {parent_folder(parent_folder(entry.name)): base_name(entry.name) for entry in parts}
+                return sequence_of(own.get(f"{SERVERS}/{base_name(home.path)}", "")) or 0
+    return 0
 
 
 def _complete_snapshots(home: ModelDir) -> dict[str, SnapshotManifest]:

@@ -8,18 +8,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import starmap
 from typing import TypeVar
 
 from monolith import _core
 from monolith.errors import CorruptFileError, InvalidArgumentError, LogGapError
 from monolith.log import LogSegment, SegmentInfo, replay
 from monolith.log.commit import Tables, named_tables
+from monolith.log.segment_format import segment_name, sequence_of
 from monolith.state.locks import in_use
 from monolith.state.manifest import Manifest, ShardEntry, SnapshotManifest, TableEntry, check_sizes, read_listed
-from monolith.state.model_dir import LOG, SNAPSHOTS, ModelDir
+from monolith.state.model_dir import LOG, SNAPSHOTS, Lineage, ModelDir
 from monolith.state.paths import base_name
-from monolith.state.restore_points import RestorePoint
+from monolith.state.restore_points import RestorePoint, restore_point_of
 from monolith.state.storage import Folder, StrPath
+from monolith.state_bytes import State
 from monolith.table import NUM_BUCKETS, EmbeddingTable, bucket_ranges, read_rows_into
 from monolith.table.table_file import FileEntry, file_checksum
 
@@ -30,6 +33,7 @@ __all__ = [
     "group_tables",
     "joined_source",
     "open_source",
+    "owned_ranges",
     "read_table_file",
     "reading",
     "saved_shard",
@@ -296,6 +300,8 @@ def reading(source: StrPath | RestorePoint) -> Iterator[TableSource]:
 def open_source(source: StrPath | RestorePoint) -> TableSource:
     """Return the tables of a checkpoint or of another restore point, all of whose files must exist."""
     if not isinstance(source, RestorePoint):
+        if sequence_of(base_name(source)):
+            return _of_log(restore_point_of(source))
         return _of_checkpoint(ModelDir.around(source), str(source))
     if source.checkpoint is None:
         return _of_log(source)
@@ -347,14 +353,16 @@ def _files_by_table(manifest: Manifest | SnapshotManifest, where: str) -> dict[s
 
 
 def _of_log(point: RestorePoint) -> TableSource:
-    lineage, model_dir = point.home.lineage(point.sequence), point.home.folder
+    home, model_dir = point.home, point.home.folder
+    # The log of a run whose ranks hold the rows has none itself.
+    lineage = Lineage(segments=(home.log.info(point.sequence),)) if point.parts else home.lineage(point.sequence)
     if lineage is None:
         raise LogGapError(
             f"{point.model_dir}/{LOG}: tables had rows before sequence {point.sequence} that no snapshot has; choose a later "
             "restore point"
         )
     snapshot = lineage.snapshot
-    return TableSource(
+    own = TableSource(
         where=f"sequence {point.sequence} of {point.model_dir}/{LOG}",
         step=point.step,
         time=point.time,
@@ -365,8 +373,34 @@ def _of_log(point: RestorePoint) -> TableSource:
         rows=model_dir.inside(f"{SNAPSHOTS}/{lineage.name}") if lineage.name is not None else model_dir,
         row_files=_files_by_table(snapshot, str(lineage.name)) if snapshot is not None else {},
         model_dir=model_dir,
-        segments=lineage.segment_entries(),
+        segments=() if point.parts else lineage.segment_entries(),
     )
+    return joined_source(own, starmap(_part_of_log, home.cut_parts(point.sequence))) if point.parts else own
+
+
+def _part_of_log(home: ModelDir, sequence: int) -> TableSource:
+    """Return what a rank had when it committed `sequence`, with the buckets that it says it owned."""
+    source = _of_log(restore_point_of(f"{home}/{LOG}/{segment_name(sequence)}", home))
+    with home.log.read(sequence) as segment:
+        ranges = owned_ranges(segment.source(), str(segment.path))
+    return dataclasses.replace(source, ranges=ranges, owned=sum(map(len, ranges)))
+
+
+def owned_ranges(source: State, where: str) -> tuple[range, ...]:
+    """Return the buckets that the holder of the rows owned, which is in the `source` of what a rank writes.
+
+    Example:
+        >>> owned_ranges({"buckets": [[0, 2048]]}, "here")
+        (range(0, 2048),)
+    """
+    pairs = source.get("buckets") if isinstance(source, dict) else None
+    try:
+        ranges = tuple(range(*pair) for pair in pairs)  # type: ignore[union-attr]
+    except TypeError:
+        raise CorruptFileError(f"{where}: expected the segment of a rank, with its buckets") from None
+    if not all(0 <= one.start < one.stop <= NUM_BUCKETS for one in ranges):
+        raise CorruptFileError(f"{where}: expected ranges of buckets below {NUM_BUCKETS}, got {pairs}")
+    return ranges
 
 
 def _tables_of(info: SegmentInfo) -> dict[str, TableEntry]:

@@ -191,10 +191,21 @@ class Store(Protocol):
     def begin_save(self, path: str, *, step: int) -> StoreSave:
         """Let other processes take the rows they hold as they are now into their parts of the checkpoint `path`."""
 
+    def open_log(self, model_dir: str) -> None:
+        """Let other processes log their rows below `model_dir` from now on, if they log when the caller asks them to."""
+
+    def begin_cut(self, *, step: int) -> StoreSave | None:
+        """Let other processes commit the rows they hold as they are now to their logs. `finish` returns their segments.
+
+        None if they cannot do so at the moment, or never do so at one moment.
+        """
+
     def begin_restore(
         self, path: str, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
     ) -> Callable[[], None]:
-        """Let other processes read their rows from the checkpoint `path`. Returns a function that puts them in place.
+        """Let other processes read their rows from `path`, a checkpoint or a segment of a run's log that names their segments.
+
+        Returns a function that puts them in place.
 
         With `only_fresh`, those that hold rows that are to be kept keep them. With `rows_only`, dense parameters are left as they
         are.
@@ -362,6 +373,13 @@ class LocalStore:
 
     def begin_save(self, path: str, *, step: int) -> StoreSave:
         """Return an empty save: all rows are in `tables`, which the caller saves."""
+        return StoreSave()
+
+    def open_log(self, model_dir: str) -> None:
+        """Do nothing: the caller logs the rows in `tables`."""
+
+    def begin_cut(self, *, step: int) -> StoreSave:
+        """Return an empty cut: all rows are in `tables`, which the caller logs."""
         return StoreSave()
 
     def begin_restore(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +33,7 @@ from monolith.state.snapshot import OpenSnapshot, write_snapshot
 from monolith.state.storage import LocalFolder
 from monolith.table import EmbeddingTable
 from monolith.table.store import StoreSave
+from monolith.table.table_file import FileEntry
 from monolith.train.config import RunConfig
 from monolith.train.hooks.checkpoint import NoFirstSaveCheckpointSaverHook
 from monolith.train.hooks.hook import Hook
@@ -203,14 +204,25 @@ class RunCheckpoints:
 
     def flush(self, trainer: Trainer) -> None:
         """Commit the changes to the log, if it is due. Called between two steps."""
-        # This log has no rows of servers, which have logs of their own.
-        if self._flusher is not None and self._flushes and not trainer.remote_stores:
+        if self._flusher is not None and self._flushes:
 
             def dense() -> Mapping[str, object]:
                 trainer.settle()
                 return trainer.state_dict()
 
-            begun = self._flusher.poll(step=trainer.step, event_time=trainer.event_time, dense=dense)
+            def begin_parts() -> Callable[[], tuple[FileEntry, ...]] | None:
+                # This log has no rows of remote stores. It names the segments in theirs.
+                trainer.settle()
+                cuts = [store.begin_cut(step=trainer.step) for store in trainer.remote_stores]
+                begun = [cut for cut in cuts if cut is not None]
+                return (lambda: _finish_all(begun)) if len(begun) == len(cuts) else None
+
+            begun = self._flusher.poll(
+                step=trainer.step,
+                event_time=trainer.event_time,
+                dense=dense,
+                begin_parts=begin_parts if trainer.remote_stores else None,
+            )
             self._flushing = begun or self._flushing
 
     def _begin_folder(self) -> None:
@@ -222,7 +234,7 @@ class RunCheckpoints:
         saves = [store.begin_save(path, step=trainer.step) for store in trainer.remote_stores]
         return StoreSave(
             dense={name: values for save in saves for name, values in save.dense.items()},
-            finish=lambda: tuple(entry for save in saves for entry in save.finish()),
+            finish=lambda: _finish_all(saves),
         )
 
     def _dense_on_servers(self, optimizer: ServerOptimizer, saves: StoreSave) -> Mapping[str, Tensor]:
@@ -233,6 +245,10 @@ class RunCheckpoints:
         scan, self._scan = self._scan, None
         if scan is not None and scan.exception() is None:
             scan.result().abandon()
+
+
+def _finish_all(saves: Iterable[StoreSave]) -> tuple[FileEntry, ...]:
+    return tuple(entry for save in saves for entry in save.finish())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,7 +381,7 @@ class TrainerSaving:
 
     def open(self, restored: RestoreChoice | None) -> None:
         """Begin a run that was just `restored`. One that went back is saved at once."""
-        self._full.open(self._trainer.tables(), parent=self._parent)
+        self._open_full()
         if restored is not None and restored.is_newest_checkpoint and not self._trainer.remote_stores:
             # A run that makes no step has nothing to save.
             self._full.saved_version = self._trainer.version
@@ -385,11 +401,16 @@ class TrainerSaving:
         if self._hook is not None:
             return self._hook.trigger_save(self._trainer)
         self.create()
-        self._full.open(self._trainer.tables(), parent=self._parent)
+        self._open_full()
         try:
             return self._save_now()
         finally:
             self.close()
+
+    def _open_full(self) -> None:
+        self._full.open(self._trainer.tables(), parent=self._parent)
+        for store in self._trainer.remote_stores:
+            store.open_log(self._full.folder)
 
     def _save_now(self) -> str:
         pending = self._full.begin(self._trainer)

@@ -287,12 +287,12 @@ def recover_servers(trainer: Trainer) -> None:
 
 
 def _require_no_loss(trainer: Trainer, point: RestorePoint | None) -> None:
-    name = "" if point is None else base_name(str(point.checkpoint))
+    name = "" if point is None else base_name(point.location)
     trained = trainer.step > (0 if point is None else point.step)
     lost = [address for store in trainer.stores for address in store.lost(name, trained=trained)]
     if not lost:
         return
-    instead = "begin empty" if point is None else f"go back to step {point.step} of {point.checkpoint}"
+    instead = "begin empty" if point is None else f"go back to step {point.step} of {point.location}"
     if not trainer.accepts_lost_servers:
         raise ServerLostError(
             f"servers {', '.join(lost)} have lost what was trained on them: their folders are empty or not the ones they had. "
@@ -401,10 +401,8 @@ def _begin_remote(
     trainer: Trainer, point: RestorePoint, *, only_fresh: bool, rows_only: bool = False
 ) -> Callable[[], None]:
     """Let those that hold rows elsewhere read them from `point`. Returns a function that puts them in place."""
-    if point.checkpoint is None and trainer.remote_stores:
-        raise InvalidArgumentError(f"{point.model_dir}: an entry of its log does not have the rows of servers")
     prepared = [
-        store.begin_restore(str(point.checkpoint), only_fresh=only_fresh, rows_only=rows_only, **_choices(trainer))
+        store.begin_restore(point.location, only_fresh=only_fresh, rows_only=rows_only, **_choices(trainer))
         for store in trainer.remote_stores
     ]
 

@@ -245,6 +245,12 @@ class ServerGroup:
         """Let the servers begin their parts of the checkpoint `path`."""
         return begin_server_saves(self.links, path, step=step)
 
+    def open_log(self, model_dir: str) -> None:
+        """Do nothing: a server logs into its own folder from its start."""
+
+    def begin_cut(self, *, step: int) -> None:
+        """Return None: every server commits when it decides to, so no step is in all of their logs."""
+
     def begin_restore(
         self, path: str, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
     ) -> Callable[[], None]:

@@ -15,7 +15,7 @@ from monolith.durable import write_durably
 from monolith.errors import CorruptFileError, InvalidArgumentError, MonolithError, StorageError
 from monolith.process_bound import WorkerThreads
 from monolith.ps.protocol.control_messages import SaveBegun
-from monolith.ps.server.state import ServerState
+from monolith.ps.server.state import ServerState, is_of_rank
 from monolith.state.model_dir import LOG, SERVERS, ModelDir
 from monolith.state.restore import prepare_tables
 from monolith.state.restore_points import RestorePoint, find_restore_point, restore_point_at
@@ -221,9 +221,11 @@ class ServerFolder:
     def _restore_itself(self, restore_to: str | None) -> None:
         goes_back = restore_to is not None and _text(self.folder / _RESTORED_TO) != restore_to
         point = restore_point_at(self._home, restore_to) if restore_to and goes_back else _newest(self._home)
-        if point is not None:
+        state = {} if point is None else point.state()
+        if point is not None and is_of_rank(state):
+            _logger.info("%s: is the folder of a rank, whose rows come with the checkpoint of the run", self.folder)
+        elif point is not None:
             where = point.checkpoint or f"{self.folder}/{LOG}"
-            state = point.state()
             self._state.declare_saved(state, where)
             # Rows that are in transit to another server are not owned, and must not be lost before it has them.
             report, put_in_place = prepare_tables(point, self._state.tables.all(), owned=False, reset_admission=True)

@@ -30,12 +30,11 @@ from monolith.ps.protocol.control_messages import (
 from monolith.ps.protocol.ownership import mask_of
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.ledger_state import forget_progress, put_progress, read_base_step, read_ledger
-from monolith.ps.server.state import ServerState, source_of
+from monolith.ps.server.state import ServerState, is_of_rank, source_of
 from monolith.state.locks import in_use
-from monolith.state.model_dir import ModelDir
 from monolith.state.paths import base_name, is_below, reading_below, restore_roots
 from monolith.state.restore import prepare_tables
-from monolith.state.restore_points import restore_point_of
+from monolith.state.restore_points import RestorePoint, restore_point_of
 from monolith.state.storage import StrPath
 from monolith.state_bytes import State
 from monolith.table.buckets import NUM_BUCKETS
@@ -47,8 +46,8 @@ __all__ = ["LogCalls", "SaveCalls", "prepare_server", "require_settled"]
 
 
 def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
-    """Read and check the parts of a checkpoint that `state` needs. Returns a function that puts them in place with the gate
-    closed.
+    """Read and check what `state` needs of a checkpoint, or of a segment of a run's log. Returns a function that puts it in place
+    with the gate closed.
 
     Rows are those of the owned buckets, from any part that has them. Dense parameters are all there are, since it is not known
     yet which of them workers will ask this server for. The positions of workers in a bucket or parameter come from the part it
@@ -56,11 +55,10 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
     """
     require_settled(state)
     ranges = state.ranges()
-    home, name = ModelDir.around(restore.path), base_name(restore.path)
     with in_use(restore.path):
-        manifest = home.manifest(name)
+        point = restore_point_of(restore.path)
         _, put_in_place = prepare_tables(
-            restore_point_of(restore.path, home),
+            point,
             state.tables.all(),
             ranges=ranges,
             aliases=restore.aliases,
@@ -68,7 +66,7 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
             allow_new_segments=restore.allow_new_segments,
             reset_admission=restore.reset_admission,
         )
-        homes = {path: home.home_of(path) for path in home.parts(name)}
+        homes = {path: point.home.home_of(path) for path in _parts_of_servers(point)}
         parts = {path: one.state(base_name(path)) for path, one in homes.items()}
         buckets = {path: _mask(one.manifest(base_name(path)).buckets) & _mask(ranges) for path, one in homes.items()}
     dense = {path: _parameters(path, part) for path, part in parts.items()}
@@ -92,12 +90,21 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
             for path, ledger in ledgers.items():
                 put_progress(state.pushes, ledger, buckets=buckets[path], names=trained[path])
         if base_step is None:
-            state.pushes.count_from(manifest.step)
+            state.pushes.count_from(point.step)
         else:
             state.pushes.base_step = base_step
-        state.initialised, state.step, state.checkpoint = True, manifest.step, name
+        state.initialised, state.step, state.checkpoint = True, point.step, base_name(restore.path)
 
     return apply
+
+
+def _parts_of_servers(point: RestorePoint) -> list[str]:
+    """Return the parts of a checkpoint that servers have written. Ranks have rows only."""
+    if point.checkpoint is None:
+        return []
+    home = point.home.home_of(point.checkpoint)
+    parts = home.parts(base_name(point.checkpoint))
+    return [path for path in parts if not is_of_rank(home.home_of(path).state(base_name(path)))]
 
 
 def require_settled(state: ServerState) -> None:

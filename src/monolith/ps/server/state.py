@@ -116,6 +116,12 @@ class ServerState:
         self.checkpoint = checkpoint if isinstance(checkpoint, str) else None
 
 
+def is_of_rank(state: Mapping[str, State]) -> bool:
+    """Return whether a rank of a synchronous run has saved `state`, which then has nothing but rows."""
+    source = state.get("source")
+    return isinstance(source, dict) and "rank" in source
+
+
 def source_of(state: Mapping[str, State], where: str) -> dict[str, State]:
     """Return the part of a saved state that describes what the rows belong to."""
     source = state.get("source")
