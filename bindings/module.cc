@@ -12,6 +12,7 @@ NB_MODULE(_core, m) {
   init_hash(m);
   init_pairs(m);
   init_ragged(m);
+  init_ranks(m);
   init_records(m);
   init_requests(m);
   init_table(m);

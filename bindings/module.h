@@ -9,6 +9,7 @@ void init_executor(nanobind::module_& m);
 void init_hash(nanobind::module_& m);
 void init_pairs(nanobind::module_& m);
 void init_ragged(nanobind::module_& m);
+void init_ranks(nanobind::module_& m);
 void init_records(nanobind::module_& m);
 void init_table(nanobind::module_& m);
 void init_requests(nanobind::module_& m);

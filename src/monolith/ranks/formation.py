@@ -472,7 +472,7 @@ def _connect(formed: _Formed, me: RankMember, gate: Gate, config: MeshConfig) ->
         rank=rank,
         members=formed.members,
         generation=formed.generation,
-        sockets={key: connection.detach() for key, connection in sockets.items()},
+        connections={key: (connection.detach(), connection.is_local) for key, connection in sockets.items()},
         config=config,
         gate=None if rank else gate,
     )

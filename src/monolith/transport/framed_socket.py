@@ -170,7 +170,8 @@ class FramedSocket:
     def __init__(self, connected: socket.socket, *, offers_memory: bool = False, accepts_memory: bool = False) -> None:
         """Wrap `connected`. Within a machine it may offer shared memory to the other end, or accept what the other end offers."""
         self._socket = connected
-        is_local = connected.family == socket.AF_UNIX
+        self.is_local = is_local = connected.family == socket.AF_UNIX
+        """Whether the other end is a process of this machine, connected by a Unix socket."""
         self._offers_memory, self._accepts_memory = offers_memory and is_local, accepts_memory and is_local
         self.shared: SharedMemory | None = None
         """Shared memory for large frames, once it is needed."""

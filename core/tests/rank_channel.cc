@@ -1,0 +1,301 @@
+// Messages between ranks: each rank gets exactly what the others sent to it, whatever the sizes, and memory that two processes share
+// is not overwritten while the other one may read it.
+#include "monolith/rank_channel.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "monolith/rank_watch.h"
+
+using monolith::RankChannel;
+using monolith::RankLoss;
+using monolith::RankWatch;
+using monolith::RankWord;
+using State = RankChannel::State;
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr milliseconds kLong{20'000};
+
+struct Rank {
+  std::unique_ptr<RankWatch> watch;
+  std::unique_ptr<RankChannel> channel;
+};
+
+// Ranks that are connected with each other by Unix sockets.
+std::vector<Rank> connected(std::size_t size, bool shares_memory, milliseconds silence = kLong) {
+  std::vector<std::vector<int>> control(size, std::vector<int>(size, -1));
+  std::vector<std::vector<RankChannel::Connection>> data(size, std::vector<RankChannel::Connection>(size));
+  for (std::size_t a = 0; a < size; ++a) {
+    for (std::size_t b = a + 1; b < size; ++b) {
+      int ends[2];
+      REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+      control[a][b] = ends[0];
+      control[b][a] = ends[1];
+      REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+      data[a][b] = {ends[0], shares_memory};
+      data[b][a] = {ends[1], shares_memory};
+    }
+  }
+  std::vector<Rank> ranks(size);
+  for (std::size_t a = 0; a < size; ++a) {
+    ranks[a].watch = std::make_unique<RankWatch>(static_cast<int>(a), control[a], silence);
+    ranks[a].channel = std::make_unique<RankChannel>(data[a], *ranks[a].watch);
+  }
+  return ranks;
+}
+
+std::vector<std::byte> bytes_of(std::size_t from, std::size_t to, std::size_t round, std::size_t size) {
+  std::vector<std::byte> bytes(size);
+  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i * 31 + from * 7 + to * 13 + round * 3);
+  return bytes;
+}
+
+bool is_equal(std::span<const std::byte> a, const std::vector<std::byte>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), b.size()) == 0);
+}
+
+State exchange(RankChannel& channel, const RankWord& word, const std::vector<RankChannel::Parts>& out, milliseconds limit = kLong) {
+  const State begun = channel.begin(word, out);
+  return begun == State::kDone ? channel.wait(limit) : begun;
+}
+
+// The same sizes on all ranks, so that each knows what to expect.
+std::vector<std::size_t> sizes_of(std::size_t ranks, std::size_t round, std::size_t largest) {
+  std::mt19937_64 random(round);
+  std::vector<std::size_t> sizes(ranks * ranks);
+  for (std::size_t& size : sizes) size = random() % 3 == 0 ? 0 : random() % largest;
+  return sizes;
+}
+
+void run(const std::vector<Rank>& ranks, const std::function<void(std::size_t)>& body) {
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) threads.emplace_back([&, rank] { body(rank); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+void exchange_many(std::size_t size, bool shares_memory, std::size_t rounds, std::size_t largest) {
+  const auto ranks = connected(size, shares_memory);
+  run(ranks, [&](std::size_t rank) {
+    for (std::size_t round = 0; round < rounds; ++round) {
+      const auto sizes = sizes_of(size, round, largest);
+      std::vector<std::vector<std::byte>> sent;
+      std::vector<RankChannel::Parts> out(size);
+      for (std::size_t to = 0; to < size; ++to) sent.push_back(bytes_of(rank, to, round, sizes[rank * size + to]));
+      for (std::size_t to = 0; to < size; ++to) {
+        // In two parts, which arrive as one message.
+        const std::span<const std::byte> all(sent[to]);
+        out[to] = {all.first(all.size() / 3), all.subspan(all.size() / 3)};
+      }
+      if (exchange(*ranks[rank].channel, {3, static_cast<std::int64_t>(round), 9, 0}, out) != State::kDone) {
+        check::report(__FILE__, __LINE__, "an exchange failed");
+        return;
+      }
+      for (std::size_t from = 0; from < size; ++from) {
+        if (from == rank) continue;
+        // The slowest reader of all: the others have gone on as far as they can.
+        if (round % 5 == rank) std::this_thread::sleep_for(milliseconds(2));
+        CHECK(is_equal(ranks[rank].channel->message(from).data, bytes_of(from, rank, round, sizes[from * size + rank])));
+      }
+    }
+  });
+}
+
+}  // namespace
+
+TEST("messages of all sizes arrive through sockets") { exchange_many(3, false, 40, 300'000); }
+
+TEST("messages of all sizes arrive through shared memory") { exchange_many(3, true, 40, 300'000); }
+
+TEST("shared memory grows with the messages") { exchange_many(2, true, 12, 6'000'000); }
+
+TEST("large messages in both directions do not block each other") {
+  const auto ranks = connected(4, false);
+  run(ranks, [&](std::size_t rank) {
+    const std::vector<std::byte> large(8'000'000, static_cast<std::byte>(rank));
+    const std::vector<RankChannel::Parts> out(4, RankChannel::Parts{large});
+    CHECK(exchange(*ranks[rank].channel, {1, 0, 1, 0}, out) == State::kDone);
+    for (std::size_t from = 0; from < 4; ++from) {
+      if (from != rank) CHECK(ranks[rank].channel->message(from).data.back() == static_cast<std::byte>(from));
+    }
+  });
+}
+
+TEST("what was received can be sent on in the next exchange") {
+  for (const bool shares_memory : {false, true}) {
+    const auto ranks = connected(3, shares_memory);
+    run(ranks, [&](std::size_t rank) {
+      RankChannel& channel = *ranks[rank].channel;
+      const std::size_t next = (rank + 1) % 3;
+      const std::size_t before = (rank + 2) % 3;
+      const auto first = bytes_of(rank, rank, 0, 100'000);
+      std::vector<RankChannel::Parts> out(3);
+      out[next] = {first};
+      CHECK(exchange(channel, {1, 0, 1, 0}, out) == State::kDone);
+      for (int hop = 1; hop < 12; ++hop) {
+        const RankChannel::Message held = channel.message(before);
+        std::vector<RankChannel::Parts> on(3);
+        on[next] = {held.data};
+        if (exchange(channel, {1, hop, 1, 0}, on) != State::kDone) {
+          check::report(__FILE__, __LINE__, "an exchange failed");
+          return;
+        }
+        // After hop h, what began h + 1 ranks before is here.
+        CHECK(is_equal(channel.message(before).data, bytes_of((rank + 3 * 12 - hop - 1) % 3, (rank + 3 * 12 - hop - 1) % 3, 0, 100'000)));
+      }
+    });
+  }
+}
+
+TEST("ranks in different exchanges learn of each other's") {
+  const auto ranks = connected(3, true);
+  run(ranks, [&](std::size_t rank) {
+    const std::vector<RankChannel::Parts> out(3);
+    const auto kind = static_cast<std::uint16_t>(rank == 2 ? 5 : 4);
+    CHECK(exchange(*ranks[rank].channel, {kind, 7, 1, 0}, out) == State::kDisagree);
+    CHECK((ranks[rank].channel->other() == 2) == (rank != 2));
+    CHECK_EQ(ranks[rank].channel->other_word().kind, rank == 2 ? 4 : 5);
+  });
+}
+
+TEST("hashes of tables are compared if both are known") {
+  const auto ranks = connected(2, true);
+  run(ranks, [&](std::size_t rank) {
+    RankChannel& channel = *ranks[rank].channel;
+    const std::vector<RankChannel::Parts> out(2);
+    CHECK(exchange(channel, {1, 0, 1, rank == 0 ? 0u : 8u}, out) == State::kDone);
+    CHECK(exchange(channel, {1, 0, 1, rank + 8}, out) == State::kDisagree);
+    CHECK_EQ(channel.other_word().tables, 9 - rank);
+    // Nothing more comes of a channel on which ranks are not together.
+    CHECK(exchange(channel, {1, 0, 1, 0}, out) == State::kBroken);
+  });
+}
+
+TEST("a rank can wait for what the others do without taking it") {
+  const auto ranks = connected(2, true);
+  run(ranks, [&](std::size_t rank) {
+    RankChannel& channel = *ranks[rank].channel;
+    const auto sent = bytes_of(rank, 1 - rank, 0, 50'000);
+    std::vector<RankChannel::Parts> out(2);
+    out[1 - rank] = {sent};
+    if (rank == 0) {
+      CHECK(channel.wait_for_kind(kLong) == State::kDone);
+      CHECK(channel.wait_for_kind(kLong) == State::kDone);
+      CHECK_EQ(channel.kind(), 6);
+    }
+    CHECK(exchange(channel, {6, 1, 1, 0}, out) == State::kDone);
+    CHECK(is_equal(channel.message(1 - rank).data, bytes_of(1 - rank, rank, 0, 50'000)));
+  });
+}
+
+TEST("the last exchange ends well for those who are slower than one that leaves") {
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    auto ranks = connected(3, repeat % 2 == 0);
+    run(ranks, [&](std::size_t rank) {
+      const auto sent = bytes_of(rank, 0, 0, 40'000);
+      const std::vector<RankChannel::Parts> out(3, RankChannel::Parts{sent});
+      if (rank == 2) std::this_thread::sleep_for(milliseconds(1));
+      CHECK(exchange(*ranks[rank].channel, {1, 0, 1, 0}, out) == State::kDone);
+      ranks[rank].channel->close();
+      ranks[rank].watch->close();
+    });
+  }
+}
+
+TEST("a rank that leaves is named to those who wait for it") {
+  const auto ranks = connected(3, true);
+  run(ranks, [&](std::size_t rank) {
+    if (rank == 1) {
+      ranks[1].channel->close();
+      ranks[1].watch->close();
+      return;
+    }
+    CHECK(exchange(*ranks[rank].channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(3)) == State::kLost);
+    CHECK_EQ(ranks[rank].channel->loss().rank, 1);
+  });
+}
+
+TEST("whoever leaves because of a loss is not blamed for it") {
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    // Only rank 0 is connected with rank 2 in a way that breaks: rank 1 learns of it from rank 0, which then leaves.
+    const auto ranks = connected(3, true);
+    run(ranks, [&](std::size_t rank) {
+      if (rank == 2) return;
+      if (rank == 0) {
+        ranks[0].watch->report({RankLoss::Kind::kLost, 2, "its cable was cut", -1});
+        ranks[0].channel->close();
+        ranks[0].watch->close();
+        return;
+      }
+      CHECK(exchange(*ranks[1].channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(3)) == State::kLost);
+      CHECK_EQ(ranks[1].channel->loss().rank, 2);
+      CHECK_EQ(ranks[1].channel->loss().why, std::string("its cable was cut"));
+    });
+  }
+}
+
+TEST("an exchange ends at its deadline and names the rank that did not come") {
+  const auto ranks = connected(3, true);
+  run(ranks, [&](std::size_t rank) {
+    if (rank == 1) return;
+    CHECK(exchange(*ranks[rank].channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(3), milliseconds(50)) == State::kLost);
+    CHECK_EQ(ranks[rank].channel->loss().rank, 1);
+  });
+}
+
+TEST("close ends a call that waits") {
+  const auto ranks = connected(2, true);
+  std::thread waiting([&] {
+    CHECK(exchange(*ranks[0].channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kClosed);
+  });
+  std::this_thread::sleep_for(milliseconds(20));
+  ranks[0].channel->close();
+  waiting.join();
+}
+
+TEST("bytes that no rank sends end the exchange") {
+  for (const std::size_t size : {std::size_t{48}, std::size_t{200}}) {
+    int data[2];
+    int control[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, data) == 0);
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, control) == 0);
+    RankWatch watch(0, {-1, control[0]}, kLong);
+    RankChannel channel({{-1, false}, {data[0], true}}, watch);
+    const std::vector<char> garbage(size, 'x');
+    REQUIRE(::send(data[1], garbage.data(), size, 0) == static_cast<ssize_t>(size));
+    CHECK(exchange(channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kLost);
+    CHECK_EQ(channel.loss().rank, 1);
+    ::close(data[1]);
+    ::close(control[1]);
+  }
+}
+
+TEST("a message that claims to be in memory that was never given ends the exchange") {
+  int data[2];
+  int control[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, data) == 0);
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, control) == 0);
+  RankWatch watch(0, {-1, control[0]}, kLong);
+  RankChannel channel({{-1, false}, {data[0], true}}, watch);
+  struct {
+    std::uint32_t magic = 0x4b524f4d;
+    std::uint16_t kind = 1;
+    std::uint16_t flags = 1;
+    std::uint64_t size = 100'000, round = 0;
+    std::int64_t step = 0;
+    std::uint64_t generation = 1, tables = 0;
+  } header;
+  REQUIRE(::send(data[1], &header, sizeof(header), 0) == static_cast<ssize_t>(sizeof(header)));
+  CHECK(exchange(channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kLost);
+  ::close(data[1]);
+  ::close(control[1]);
+}
