@@ -19,17 +19,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from jobs import launched
 
 from launched_job import Launch, is_alive
-from monolith import Estimator, RunConfig
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore, tables_of
-from monolith.table import Bags
-from monolith.table.store import Store
-from monolith.train import RunnerConfig
 
 _log = logging.getLogger(__name__)
 
@@ -154,17 +149,6 @@ def campaign(folder: Path, batches: int, seed: int) -> Iterator[Campaign]:
         launch.close()
 
 
-def expected(batches: int) -> torch.Tensor:
-    """How often each id is in the data of all workers."""
-    numbers = [launched.batch_of(worker, number)["id"] for worker in range(WORKERS) for number in range(batches)]
-    return torch.bincount(torch.cat(numbers), minlength=launched.IDS)  # type: ignore[arg-type]
-
-
-def counted(store: Store) -> torch.Tensor:
-    ids = np.arange(launched.IDS)
-    return -store.lookup([Bags(table="id", ids=ids, offsets=np.arange(len(ids) + 1))])[0].flatten()
-
-
 def counted_on_servers(folder: Path) -> tuple[torch.Tensor, float]:
     """What the folders of the servers have: the rows, and the dense parameter."""
     configs = [ServerConfig(folder=folder / "model" / "ps" / str(index)) for index in range(SERVERS)]
@@ -174,20 +158,10 @@ def counted_on_servers(folder: Path) -> tuple[torch.Tensor, float]:
         with ServerStore([server.address for server in servers], tables_of(features), config=ClientConfig()) as store:
             dense = [server._dispatcher._state.dense for server in servers]
             batches = [one.read(["batches"])[0] for one in dense if "batches" in one.declared()]
-            return counted(store), -float(batches[0].item())
+            return launched.counted(store), -float(batches[0].item())
     finally:
         for server in servers:
             server.close()
-
-
-def counted_in_checkpoint(folder: Path) -> tuple[torch.Tensor, float]:
-    """The same of the newest checkpoint, as a process without servers restores it."""
-    config = RunConfig(model_dir=str(folder / "model"))
-    estimator = Estimator(launched.Counting(), config, runner=RunnerConfig(is_local=True))
-    estimator.trainer.restore()
-    model = estimator.model
-    assert isinstance(model, launched.Counting)
-    return counted(model.embeddings.store), -model.batches.item()
 
 
 QUICK = [("ps 0", "killed"), ("worker 0", "stopped"), ("ps 1", "terminated"), ("worker 2", "killed")]
@@ -216,13 +190,13 @@ def test_every_batch_counts_once_whoever_is_killed_stopped_terminated_or_crashes
         code, errors = job.launch.end(PATIENCE)
         assert code == 0, errors
         assert not any(map(is_alive, job.launch.all_pids()))
-    wanted = expected(batches)
+    wanted = launched.expected(batches, workers=WORKERS)
     on_servers, dense = counted_on_servers(tmp_path)
     off = on_servers - wanted
     lost, doubled = int(-off.clamp(max=0).sum()), int(off.clamp(min=0).sum())
     with capsys.disabled():
         print("\n" + job.report(lost, doubled))  # noqa: T201 - for docs/guarantees.md
     assert (lost, doubled, dense) == (0, 0, WORKERS * batches)
-    saved, saved_dense = counted_in_checkpoint(tmp_path)
+    saved, saved_dense = launched.counted_in_checkpoint(tmp_path)
     assert (saved - wanted).abs().sum() == 0, "the last checkpoint has all of it"
     assert saved_dense == WORKERS * batches

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the servers that some tests talk to: ZooKeeper and Open MPI with apt, Consul below .cache/servers. What is there is
-# kept.
+# Installs what some tests talk to or use: ZooKeeper, Open MPI and iproute2 with apt, Consul below .cache/servers. What is there
+# is kept.
 # Nothing here fails a test run: a server that cannot be had is named, and its tests skip and name it again. After a failed
 # attempt the next is made an hour later, or when .cache/servers is removed.
 set -u
@@ -43,6 +43,10 @@ mpirun() {
   type -P mpirun >/dev/null || with_apt mpirun openmpi-bin
 }
 
+iproute2() {
+  type -P ip >/dev/null || with_apt iproute2 iproute2
+}
+
 # The release of Debian before this one has Consul as one static binary, which is unpacked and not installed. Its package
 # list is asked for with the address and keys of this machine's own, in folders of ours.
 consul() {
@@ -65,4 +69,5 @@ consul() {
 
 zookeeper
 mpirun
+iproute2
 consul

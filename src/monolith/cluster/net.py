@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from enum import StrEnum
 
 from monolith.errors import DiscoveryError, InvalidArgumentError
@@ -83,15 +84,31 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def get_local_ip() -> str:
-    """Return the first address of this machine's own name, an IPv6 one if there is no other. Raises OSError without any."""
+    """Return the first address of this machine's own name, an IPv6 one if there is no other. Raises OSError without any.
+
+    Where that is a loopback address, as Debian writes it into /etc/hosts, the address from which this machine reaches others is
+    returned, if there is one.
+    """
     name = socket.gethostname()
     # On macOS often only `<name>.local` is known.
     for host, family in ((name, 0), (name, socket.AF_INET6), (f"{name}.local", 0)):
         try:
-            return str(socket.getaddrinfo(host, None, family=family)[0][4][0])
+            found = str(socket.getaddrinfo(host, None, family=family)[0][4][0])
         except socket.gaierror as error:
             failure = error
+        else:
+            return (_outgoing_ip() or found) if ipaddress.ip_address(found.partition("%")[0]).is_loopback else found
     raise failure
+
+
+def _outgoing_ip() -> str | None:
+    """Return the address of the interface that the default route leads through. None without a route."""
+    for family, anywhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        # Nothing is sent: connecting a datagram socket only chooses the route.
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as chosen:
+            chosen.connect((anywhere, 9))
+            return str(chosen.getsockname()[0])
+    return None
 
 
 def get_local_host(environ: Mapping[str, str] | None = None) -> str:

@@ -19,7 +19,9 @@ from torch import nn
 
 from monolith import EmbeddingBagCollection, Estimator, Feature, RunConfig
 from monolith.features import Batch
-from monolith.table import SGD, Zeros
+from monolith.table import SGD, Bags, Zeros
+from monolith.table.store import Store
+from monolith.train import RunnerConfig
 
 IDS, BATCH_SIZE = 200, 32
 
@@ -86,6 +88,28 @@ class Numbered:
 def batch_of(worker: int, number: int) -> Batch:
     ids = np.random.default_rng((worker, number)).integers(IDS, size=BATCH_SIZE)
     return {"id": torch.from_numpy(ids), "label": torch.zeros(BATCH_SIZE)}
+
+
+def expected(batches: int, *, workers: int) -> torch.Tensor:
+    """How often each id is in the data of all workers."""
+    numbers = [batch_of(worker, number)["id"] for worker in range(workers) for number in range(batches)]
+    return torch.bincount(torch.cat(numbers), minlength=IDS)  # type: ignore[arg-type]
+
+
+def counted(store: Store) -> torch.Tensor:
+    """How often each id was counted."""
+    ids = np.arange(IDS)
+    return -store.lookup([Bags(table="id", ids=ids, offsets=np.arange(len(ids) + 1))])[0].flatten()
+
+
+def counted_in_checkpoint(folder: Path) -> tuple[torch.Tensor, float]:
+    """What the newest checkpoint has counted, ids and batches, as a single process restores it."""
+    config = RunConfig(model_dir=str(folder / "model"))
+    estimator = Estimator(Counting(), config, runner=RunnerConfig(is_local=True))
+    estimator.trainer.restore()
+    model = estimator.model
+    assert isinstance(model, Counting)
+    return counted(model.embeddings.store), -model.batches.item()
 
 
 def main(batches: int) -> None:

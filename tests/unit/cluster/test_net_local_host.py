@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from monolith.cluster import get_local_host, get_local_ip
@@ -35,3 +37,16 @@ def test_the_environment_of_the_process_is_asked_by_default(monkeypatch: pytest.
 def test_an_empty_address_is_an_error_that_names_the_variable(name: str) -> None:
     with pytest.raises(DiscoveryError, match=name):
         get_local_host({name: ""})
+
+
+def test_other_machines_cannot_reach_a_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian lets the name of a machine mean 127.0.1.1."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr("monolith.cluster.net._outgoing_ip", lambda: "10.0.0.7")
+    assert get_local_ip() == "10.0.0.7"
+    monkeypatch.setattr("monolith.cluster.net._outgoing_ip", lambda: None)
+    assert get_local_ip() == "127.0.1.1", "a machine without a network has no other"
+    found[0] = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.9", 0))
+    monkeypatch.setattr("monolith.cluster.net._outgoing_ip", lambda: "10.0.0.7")
+    assert get_local_ip() == "10.0.0.9", "what the name says comes first"
