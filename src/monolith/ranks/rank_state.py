@@ -200,7 +200,9 @@ class RankState:
     def _cut(self, argument: JsonValue) -> bool:
         step, folder = int(str(argument)), self._folder
         ready = folder is not None and folder.ready()
-        answers = self._mesh.exchange(Kind.STATE, [[np.array([ready])]] * self._mesh.size, step=self._agreement.step)
+        answers = self._mesh.exchange(
+            Kind.STATE, [[np.array([ready], dtype=np.uint8)]] * self._mesh.size, step=self._agreement.step
+        )
         if folder is None or not all(bool(arrays[0][0]) for arrays in answers):
             return False
         try:

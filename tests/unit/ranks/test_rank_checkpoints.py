@@ -10,7 +10,7 @@ from monolith.ranks.mesh import Mesh
 from monolith.state.inspect import verify
 from monolith.state.restore_points import restore_points
 from monolith.testing.rank_threads import run_ranks
-from rank_run import RankRun, restored_rows, rows_at
+from rank_state_run import RankRun, restored_rows, rows_at
 
 
 def train_ranks(model_dir: Path, ranks: int, steps: int, **settings: object) -> int:

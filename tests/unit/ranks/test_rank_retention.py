@@ -14,7 +14,7 @@ from monolith.state.model_dir import ModelDir
 from monolith.state.retention import remove_unreachable
 from monolith.state.snapshot import write_snapshot
 from monolith.testing.rank_threads import run_ranks
-from rank_run import RankRun, new_tables, restored_rows, rows_at, train
+from rank_state_run import RankRun, new_tables, restored_rows, rows_at, train
 
 
 def test_a_newer_snapshot_does_not_remove_what_the_last_cut_needs(tmp_path: Path) -> None:

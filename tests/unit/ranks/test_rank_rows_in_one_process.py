@@ -11,7 +11,7 @@ from monolith.state.restore import prepare_tables
 from monolith.state.restore_points import find_restore_point
 from monolith.state.save import write_checkpoint
 from monolith.testing.rank_threads import run_ranks
-from rank_run import RankRun, new_tables, restored_rows, rows_at, train
+from rank_state_run import RankRun, new_tables, restored_rows, rows_at, train
 
 
 @pytest.mark.parametrize("steps", [7, 8], ids=["checkpoint", "cut"])
