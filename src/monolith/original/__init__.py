@@ -26,6 +26,7 @@ _SAME = {
         feature_insight_data get_nas_weight_json nas_data prepare_head""",
     "monolith.optim.optimizers": "apply_sparse_precond eigen_inverse_root",
     "monolith.original.async_functions": "AsyncFunctionManager",
+    "monolith.original.controller_hooks": "QueryActionHook StopHelper",
     "monolith.original.copy_files": "copy_file copy_recursively",
     "monolith.original.cached_variables": "CachedVariables",
     "monolith.original.dump": "dump_counts export_dump export_multi_dump import_dump import_multi_dump",
@@ -41,6 +42,8 @@ _SAME = {
         pack_typed_keyed_tensors split_tensors_with_type static_reshape unpack_packed_tensors unpack_tensors""",
     "monolith.original.saver": "PartialRecoverySaver PsMonitor",
     "monolith.original.slices": "EmbeddingSlices",
+    "monolith.original.sync_training_hooks": """EofAwareTask ReqTimeControlDumpHook SyncTrainingBarrierSaverListener
+        SyncTrainingForceDumpHook SyncTrainingInfoHook SyncTrainingSaverControlHook""",
     "monolith.original.tide": "TideStoppingHook before tide_available_now",
     "monolith.original.touched_keys": """TOUCHED_KEY_SET_CAPACITY TOUCHED_KEY_SET_CONCURRENCY_LEVEL TouchedKeySet
         create_touched_key_set""",
@@ -61,6 +64,7 @@ _RENAMED = {
     "AsyncFunctionMgr": ("monolith.original.async_functions", "AsyncFunctionManager"),
     "CachedVariableAssociates": ("monolith.original.cached_variables", "CachedVariables"),
     "CachedVariableMeta": ("monolith.original.cached_variables", "CachedVariables"),
+    "ControllerHook": ("monolith.train.control", "Controller"),
     "CopyFile": ("monolith.original.copy_files", "copy_file"),
     "CopyRecursively": ("monolith.original.copy_files", "copy_recursively"),
     "CpuTraining": ("monolith.train", "Trainer"),
@@ -74,7 +78,6 @@ _RENAMED = {
     "RmspropOptimizer": ("monolith.optim", "RMSprop"),
     "SaverBuilder": ("monolith.original.saver", "PartialRecoverySaver"),
     "ShampooOptimizer": ("monolith.optim", "Shampoo"),
-    "SyncTrainingInfoHook": ("monolith.train.hooks", "ProgressHook"),
     "ZKListener": ("monolith.cluster", "ZKServiceDiscovery"),
     "assign_all_cached_variables": ("monolith.original.cached_variables", "CachedVariables.assign"),
     "cached_value": ("monolith.original.cached_variables", "CachedVariables.forward"),

@@ -19,7 +19,7 @@ __all__ = ["Agreement", "RankAnswer", "RankCalls", "StepPlan"]
 
 RankAction = Callable[[JsonValue], JsonValue]
 """Something that all ranks do together between two steps. Called with the argument of the rank that asked for it."""
-_RELEASE = "release"
+_RELEASE, _BARRIER = "release", "barrier"
 _INTENTS = ("step", "act", "serve")
 
 
@@ -105,7 +105,7 @@ class Agreement:
         """The step that is made, or was made last. Every exchange is checked to be of the same one."""
         self.mode: Literal["idle", "step", "action"] = "idle"
         """What this rank is doing. Exchanges are only made in a step and in an action."""
-        self.actions: dict[str, RankAction] = {}
+        self.actions: dict[str, RankAction] = {_BARRIER: lambda _: None}
         """What `run` can ask for, by name. All ranks have the same ones."""
         self._released: set[str] = set()
 
@@ -182,6 +182,13 @@ class Agreement:
         """Let the ranks that are in `serve(until)` go on."""
         self.run(_RELEASE, until)
         self._released.discard(until)
+
+    def barrier(self) -> None:
+        """Return when all ranks are between two steps. A rank that holds the others up calls it now and then.
+
+        Others that wait for a rank count it as lost when they have heard nothing of it for too long.
+        """
+        self.run(_BARRIER)
 
     @contextmanager
     def acting(self) -> Iterator[None]:

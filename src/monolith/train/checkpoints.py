@@ -37,6 +37,7 @@ from monolith.table.table_file import FileEntry
 from monolith.train.config import RunConfig
 from monolith.train.hooks.checkpoint import NoFirstSaveCheckpointSaverHook
 from monolith.train.hooks.hook import Hook
+from monolith.train.hooks.tide import SecondOrStepTimerWithTideSetting
 from monolith.train.restoring import RestoreChoice
 
 if TYPE_CHECKING:
@@ -337,6 +338,8 @@ class TrainerSaving:
         self._full = RunCheckpoints(trainer.config)
         self._dense: DenseOnlyCheckpoints | None = None
         self._hook: NoFirstSaveCheckpointSaverHook | None = None
+        self.timers: dict[str, SecondOrStepTimerWithTideSetting] = {}
+        """The timers of the savers of the last run, by what they save: "full" and "dense_only"."""
         self._parent = 0
 
     @property
@@ -361,9 +364,12 @@ class TrainerSaving:
             **common,
         )
         hooks: list[Hook] = [self._hook]
+        savers: dict[str, NoFirstSaveCheckpointSaverHook] = {"full": self._hook}
         if config.dense_only_save_every:
             self._dense = DenseOnlyCheckpoints(config, self._full)
-            hooks.append(NoFirstSaveCheckpointSaverHook(self._dense, **config.dense_only_save_every, **common))
+            savers["dense_only"] = NoFirstSaveCheckpointSaverHook(self._dense, **config.dense_only_save_every, **common)
+            hooks.append(savers["dense_only"])
+        self.timers = {mode: hook.timer for mode, hook in savers.items() if hook.timer is not None}
         if config.log_flush_secs is not None:
             hooks.append(LogFlushHook(self._full))
         return hooks

@@ -27,6 +27,7 @@ from monolith.train.hooks.checkpoint import MetricSink, log_metric
 from monolith.train.hooks.deep_insight import DeepInsightHook
 from monolith.train.hooks.hook import CheckpointSaverListener, Hook, hooks_running, overriding
 from monolith.train.hooks.stop import NanGuardHook
+from monolith.train.hooks.tide import SecondOrStepTimerWithTideSetting
 from monolith.train.preconditions import is_resumable, require_limits, require_optimizer, require_scheduler
 from monolith.train.processors import use_threads
 from monolith.train.restoring import RestoreChoice, has_restore_settings, recover_servers, restore_chosen, warm_start
@@ -185,6 +186,11 @@ class Trainer:
     def model_dir(self) -> ModelDir | None:
         """The folder with checkpoints and change log. None if the run is not saved."""
         return None if self._saving is None else self._saving.model_dir
+
+    @property
+    def save_timers(self) -> Mapping[str, SecondOrStepTimerWithTideSetting]:
+        """The timers of this run's checkpoints by kind, "full" and "dense_only". A hook may switch them on and off."""
+        return {} if self._saving is None else self._saving.timers
 
     def tables(self) -> dict[str, list[EmbeddingTable]]:
         """Return the tables in this process by the name they have in checkpoints. Several of one name are its shards."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from monolith.cluster.coordination import Coordination
 from monolith.errors import InvalidArgumentError, MonolithError
+from monolith.ranks.agreement import Agreement
 from monolith.train.hooks.hook import CheckpointSaverListener, Hook
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ __all__ = [
     "BarrierSaverListener",
     "HOLD",
     "LocalBarrier",
+    "RankBarrier",
     "RemoteBarrier",
     "SAVE",
     "STOP",
@@ -236,6 +238,59 @@ class RemoteBarrier:
 
     def keep(self) -> None:
         """Do nothing: the barrier stays as long as the chief renews its lease."""
+
+
+class RankBarrier:
+    """A `WorkerBarrier` between the ranks of a synchronous run, used by the chief alone.
+
+    The others wait for the chief before every step, so it only has to show now and then that it is there. The word before a step
+    carries the end of the run to all ranks.
+
+    Example:
+        >>> from monolith.testing.rank_threads import run_ranks
+        >>> def rank(mesh):
+        ...     barrier = RankBarrier(Agreement(mesh))
+        ...     barrier.place("Hold")
+        ...     return barrier.unblocked()
+        >>> run_ranks(1, rank)
+        [[]]
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+        self._placed = False
+
+    @property
+    def capacity(self) -> int:
+        """Ranks, the chief included."""
+        return self._agreement.mesh.size
+
+    def place(self, action: str = "") -> None:
+        """Return when all ranks are between two steps."""
+        if self._placed:
+            raise BarrierAlreadyPlacedError("there is a barrier already")
+        self._agreement.barrier()
+        self._placed = True
+
+    def remove(self) -> None:
+        """Say that the chief makes steps again."""
+        self._placed = False
+
+    def is_placed(self) -> bool:
+        """Whether the chief holds the others."""
+        return self._placed
+
+    def wait(self, index: int, callbacks: Sequence[Callback] = ()) -> bool:
+        """Return False at once: ranks are held by waiting for the chief's next step."""
+        return False
+
+    def unblocked(self) -> list[int]:
+        """Return nobody while there is a barrier, and all ranks otherwise."""
+        return [] if self._placed else list(range(self.capacity))
+
+    def keep(self) -> None:
+        """Let the others know that the chief is there."""
+        self._agreement.barrier()
 
 
 class BarrierHook(Hook):
