@@ -60,7 +60,8 @@ def list_checkpoints(model_dir: ModelDirArgument, as_json: Json = False) -> None
         moment = datetime.fromtimestamp(float(str(point["time"])), UTC)
         note = ", ".join(name for name in ("newest", "kept") if point[name])
         if point["parts"]:
-            note = f"{note}, {point['parts']} parts of servers".removeprefix(", ")
+            of = "servers or ranks" if point["checkpoint"] else "ranks"
+            note = f"{note}, {point['parts']} parts of {of}".removeprefix(", ")
         table.add_row(
             str(point["checkpoint"] or "(log)"),
             f"{point['step']:,}",

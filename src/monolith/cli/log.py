@@ -80,7 +80,7 @@ def history_(
 ) -> None:
     """Print the changes of the row of an id.
 
-    Rows on parameter servers are in the log of each server: give MODEL_DIR/ps/INDEX as FOLDER.
+    Rows on parameter servers or ranks are in the log of each of them: give MODEL_DIR/ps/INDEX as FOLDER.
     """
     if not -(2**63) <= id_ < 2**63:
         raise InvalidArgumentError(f"ID: expected an int64, got {id_}")
@@ -110,11 +110,11 @@ def _open(folder: Path) -> LogReader:
 
 
 def _refuse_elsewhere(folder: Path, reader: LogReader, table: str | None) -> None:
-    """Raise if the log cannot have changes of the row: they are in the logs of servers, or the table does not exist."""
+    """Raise if the log cannot have changes of the row: they are in other logs, or the table does not exist."""
     servers = sorted(str(log.parent) for log in folder.glob(f"{SERVERS}/*/log") if log.is_dir())
     if servers:
         raise InvalidArgumentError(
-            f"{folder}: has no change of this row; those on parameter servers are in {', '.join(servers)}"
+            f"{folder}: has no change of this row; those on parameter servers or ranks are in {', '.join(servers)}"
         )
     known = sorted({known.name for info in reader.segments() for known in info.tables})
     if table is not None and table not in known:
@@ -146,6 +146,7 @@ def _described(info: SegmentInfo) -> dict[str, object]:
         "kind": info.kind,
         "dense": info.has_dense,
         "source": info.has_source,
+        "parts": [entry.name for entry in info.parts],
     }
 
 
@@ -188,6 +189,8 @@ def _for_people(described: Mapping[str, object]) -> dict[str, str]:
     notes = [name for name in ("dense", "source", "abandoned") if described.get(name)]
     if described["kind"] == "values":
         notes.append("values only")
+    if isinstance(parts := described["parts"], list) and parts:
+        notes.append(f"{len(parts)} ranks")
     size = filesize.decimal(int(str(described["bytes"])))
     return {**numbers, "size": size, "time": _time(described["time"]), "notes": ", ".join(notes)}
 

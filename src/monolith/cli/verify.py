@@ -24,7 +24,8 @@ def verify_run(
     """Check a model_dir for damaged or missing files.
 
     Manifests, states, tables, snapshots and segments are checked against their checksums, the log must be complete, and the
-    folders of parameter servers below ps/ are checked too. Nothing is changed. The exit code is 3 if there is a problem.
+    folders of parameter servers and ranks below ps/ are checked too. Nothing is changed. The exit code is 3 if there is a
+    problem.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     with console.status("verifying ...") as status:

@@ -93,8 +93,6 @@ class RankState:
     def __init__(self, agreement: Agreement, local: LocalStore) -> None:
         self._agreement, self._mesh, self._local = agreement, agreement.mesh, local
         self._owned = bucket_ranges(self._mesh.size)[self._mesh.rank]
-        self.settle: Callable[[], None] = lambda: None
-        """Called on this rank before its rows are taken. Applies what other threads have not applied yet."""
         self._folder: RankFolder | None = None
         self._origin: tuple[str, int] | None = None
         """The folder of a rank, and the number in its log, whose rows these are. None if they come from elsewhere."""
@@ -187,7 +185,6 @@ class RankState:
         wanted = _SaveRows.model_validate(argument)
 
         def begin() -> Future[FileEntry]:
-            self.settle()
             self._open_log(parent_folder(wanted.path))
             assert self._folder is not None
             return self._folder.begin_save(base_name(wanted.path), step=wanted.step)
@@ -206,7 +203,6 @@ class RankState:
         if folder is None or not all(bool(arrays[0][0]) for arrays in answers):
             return False
         try:
-            self.settle()
             begun = folder.begin_cut(step=step)
         except MonolithError as error:
             begun = Future()
@@ -248,7 +244,6 @@ class RankState:
         inside = f"{SERVERS}/{self._mesh.rank}/{base_name(path)}"
 
         def write() -> FileEntry:
-            self.settle()
             pending = begin_checkpoint(
                 f"{parent_folder(path)}/{inside}",
                 state={"source": rank_source(self._mesh.rank, self._mesh.size)},

@@ -206,15 +206,17 @@ class RunCheckpoints:
     def flush(self, trainer: Trainer) -> None:
         """Commit the changes to the log, if it is due. Called between two steps."""
         if self._flusher is not None and self._flushes:
+            stores = trainer.remote_stores
 
             def dense() -> Mapping[str, object]:
-                trainer.settle()
+                if not stores:
+                    trainer.settle()
                 return trainer.state_dict()
 
             def begin_parts() -> Callable[[], tuple[FileEntry, ...]] | None:
                 # This log has no rows of remote stores. It names the segments in theirs.
                 trainer.settle()
-                cuts = [store.begin_cut(step=trainer.step) for store in trainer.remote_stores]
+                cuts = [store.begin_cut(step=trainer.step) for store in stores]
                 begun = [cut for cut in cuts if cut is not None]
                 return (lambda: _finish_all(begun)) if len(begun) == len(cuts) else None
 
@@ -222,7 +224,7 @@ class RunCheckpoints:
                 step=trainer.step,
                 event_time=trainer.event_time,
                 dense=dense,
-                begin_parts=begin_parts if trainer.remote_stores else None,
+                begin_parts=begin_parts if stores else None,
             )
             self._flushing = begun or self._flushing
 

@@ -138,7 +138,7 @@ def test_history_of_a_run_on_servers_says_where_its_rows_are(
         train(table, [8])
         log.commit(step=1)
     assert main(["log", "history", str(tmp_path), "8"]) == 2
-    assert f"parameter servers are in {tmp_path}/ps/1" in capsys.readouterr().err
+    assert f"parameter servers or ranks are in {tmp_path}/ps/1" in capsys.readouterr().err
     assert len(answer(capsys, "history", f"{tmp_path}/ps/1", "8")["changes"]) == 1
 
 
