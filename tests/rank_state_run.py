@@ -190,9 +190,10 @@ class RankRun:
 
     def finish(self) -> None:
         """Wait until everything is durable."""
-        if self._cut is not None:
-            self._cut.result()
+        cut, self._cut = self._cut, None
         save, self._save = self._save, None
+        if cut is not None:
+            cut.result()
         if save is not None:
             save()
 
