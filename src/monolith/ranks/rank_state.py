@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -31,6 +32,8 @@ from monolith.table.store import FollowedLog, LocalStore, RestoreChoices, StoreS
 from monolith.table.table_file import FileEntry
 
 __all__ = ["RankState"]
+
+_logger = logging.getLogger(__name__)
 
 _POLL_SECS = 0.25
 """How long a rank works without saying so. Less than any deadline of an exchange."""
@@ -223,6 +226,8 @@ class RankState:
     def _read(self, wanted: _RestoreRows) -> tuple[Callable[[], None], tuple[str, int] | None]:
         point = restore_point_of(wanted.path)
         report, put_in_place = prepare_tables(point, self._local.tables, ranges=[self._owned], **wanted.choices())
+        for note in report.notes:
+            _logger.warning("%s: rank %d: %s", report.source, self._mesh.rank, note)
         return put_in_place, _origin_of(point, self._mesh.rank, self._owned) if report.same_tables else None
 
     def _put_in_place(self, _: JsonValue) -> None:
