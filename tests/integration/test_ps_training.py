@@ -46,7 +46,7 @@ def train(store: Store | None, *, delayed: bool) -> tuple[ClickModel, list[float
     trainer = Trainer(model, torch.optim.Adam(model.mlp.parameters()), config=config)
     for batch in ClickStream(ClickStreamConfig(users=200, batches=8, batch_size=256)):
         losses.append(trainer.train_step(batch).loss.item())
-    trainer._push.drain()
+    trainer.push.drain()
     return model, losses
 
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -105,6 +106,20 @@ class EmbeddingBagCollection(nn.Module):
         """Return the values of `gradients`, float32 [bags, dim] each."""
         return [values for gradients in self._pending for values in gradients.values()]
 
+    @property
+    def num_passes(self) -> int:
+        """Backward passes whose gradients wait to be applied."""
+        return len(self._pending)
+
+    def gradient_squares(self, *, since: int = 0) -> np.ndarray:
+        """Return the sum of squares of the collected gradients by table, float64 [tables], from pass `since` on."""
+        squares = (gradients.squares() for gradients in self._pending[since:])
+        return sum(squares, start=np.zeros(len(self.plan.layout.tables)))
+
+    def scale_tables(self, factors: Sequence[float]) -> None:
+        """Multiply the collected gradients of each table by its factor, in the order of `gradient_squares`."""
+        self._pending = [gradients.scaled(factors) for gradients in self._pending]
+
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply the collected gradients by `factor`."""
         self._pending = [
@@ -126,12 +141,16 @@ class EmbeddingBagCollection(nn.Module):
         """Remove and return the collected gradients, with the learning rates of global step `step`, and count the step. For
         callers that apply them to `store` themselves, elsewhere or later.
         """
+        passes = self.take_passes(step)
+        return passes[0] if len(passes) == 1 else [gradient for gradients in passes for gradient in gradients]
+
+    def take_passes(self, step: int) -> list[PackedGradients]:
+        """Do the same, and return the gradients of each backward pass by themselves."""
         rates = self._rates.at(step)
         passes = [gradients.with_rates(rates) for gradients in self._pending]
-        taken = passes[0] if len(passes) == 1 else [gradient for gradients in passes for gradient in gradients]
-        self.discard_gradients()
+        self._pending, self._collected = [], 0
         self.steps.fill_(step + 1)
-        return taken
+        return passes
 
     def step(self, step: int | None = None, *, event_time: int = 0) -> None:
         """Apply the collected gradients, one optimizer step per table and id, and forget them.

@@ -1,6 +1,8 @@
 """Synchronous training over ranks: tables spread over the training processes, which exchange rows in every step."""
 
 from monolith.ranks.agreement import Agreement, StepPlan
+from monolith.ranks.data_shards import DataShards
+from monolith.ranks.dense import DenseGradients, SharedBuffers
 from monolith.ranks.formation import RankMember, form_mesh
 from monolith.ranks.mesh import Channel, Kind, Mesh
 from monolith.ranks.peers import MeshConfig
@@ -10,10 +12,13 @@ from monolith.ranks.rank_store import RankStore
 from monolith.ranks.rendezvous import DiscoveryRendezvous, Rendezvous, StoreRendezvous, torchrun_rendezvous
 from monolith.ranks.row_exchange import GradientPart
 from monolith.ranks.socket_mesh import SocketMesh
+from monolith.ranks.states import broadcast_state, gather_states
 
 __all__ = [
     "Agreement",
     "Channel",
+    "DataShards",
+    "DenseGradients",
     "DiscoveryRendezvous",
     "GradientPart",
     "Kind",
@@ -24,9 +29,12 @@ __all__ = [
     "RankState",
     "RankStore",
     "Rendezvous",
+    "SharedBuffers",
     "SocketMesh",
     "StepPlan",
     "StoreRendezvous",
+    "broadcast_state",
     "form_mesh",
+    "gather_states",
     "torchrun_rendezvous",
 ]

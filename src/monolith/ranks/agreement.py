@@ -20,7 +20,7 @@ __all__ = ["Agreement", "RankAnswer", "RankCalls", "StepPlan"]
 RankAction = Callable[[JsonValue], JsonValue]
 """Something that all ranks do together between two steps. Called with the argument of the rank that asked for it."""
 _RELEASE, _BARRIER = "release", "barrier"
-_INTENTS = ("step", "act", "serve")
+_INTENTS = ("step", "act", "serve", "leave")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,16 @@ class StepPlan:
 
     rows: tuple[int, ...]
     """Rows of each rank in this step. 0 for a rank whose data has ended."""
+    parts: tuple[int, ...]
+    """Batches of each rank in this step: forward and backward passes that it makes."""
     ended: tuple[bool, ...]
     """Whether the data of each rank has ended."""
     last: bool = False
     """Whether some rank has no more data after this step."""
     stops: dict[int, str]
     """Why ranks ask to stop before this step, by rank."""
+    interrupted: bool = False
+    """Whether one of them stops before its work is done."""
 
     @property
     def is_over(self) -> bool:
@@ -51,27 +55,32 @@ class StepPlan:
 class _Word:
     intent: str
     rows: int = 0
+    parts: int = 0
     ended: bool = False
     last: bool = False
+    interrupted: bool = False
     stop: str | None = None
     action: str = ""
     argument: JsonValue = None
 
     def encode(self) -> list[np.ndarray]:
-        numbers = np.array([_INTENTS.index(self.intent), self.rows, self.ended, self.last], dtype=np.int64)
+        flags = (self.ended, self.last, self.interrupted)
+        numbers = np.array([_INTENTS.index(self.intent), self.rows, self.parts, *flags], dtype=np.int64)
         if self.stop is None and not self.action:
             return [numbers]
         return [numbers, _bytes([self.stop, self.action, self.argument])]
 
     @classmethod
     def decode(cls, arrays: list[np.ndarray]) -> _Word:
-        intent, rows, ended, last = arrays[0].tolist()
+        intent, rows, parts, ended, last, interrupted = arrays[0].tolist()
         stop, action, argument = json.loads(arrays[1].tobytes()) if len(arrays) > 1 else (None, "", None)
         return cls(
             intent=_INTENTS[intent],
             rows=rows,
+            parts=parts,
             ended=bool(ended),
             last=bool(last),
+            interrupted=bool(interrupted),
             stop=stop,
             action=action,
             argument=argument,
@@ -109,22 +118,33 @@ class Agreement:
         """What `run` can ask for, by name. All ranks have the same ones."""
         self._released: set[str] = set()
 
-    def next_step(self, *, rows: int, ended: bool = False, last: bool = False, stop: str | None = None) -> StepPlan:
+    def next_step(
+        self,
+        *,
+        rows: int,
+        parts: int = 1,
+        ended: bool = False,
+        last: bool = False,
+        stop: str | None = None,
+        interrupted: bool = False,
+    ) -> StepPlan:
         """Wait until every rank is ready for its next step, and do what others ask for until then.
 
         Args:
-            rows: those of this rank's batch.
+            rows: those of this rank's batches.
+            parts: its batches in this step.
             ended: this rank has no data. It still answers the others.
             last: this rank has no more data after this step.
             stop: why this rank wants all to stop before this step.
+            interrupted: it stops before its work is done.
         """
         self.mode = "idle"
-        own = _Word(intent="step", rows=rows, ended=ended, last=last, stop=stop)
+        own = _Word(intent="step", rows=rows, parts=parts, ended=ended, last=last, stop=stop, interrupted=interrupted)
         while True:
             words = self._exchange(own)
             if self._acted(words):
                 continue
-            waiting = [rank for rank, word in enumerate(words) if word.intent == "serve"]
+            waiting = [rank for rank, word in enumerate(words) if word.intent != "step"]
             if waiting:
                 raise RanksDisagreeError(
                     f"rank {self.mesh.rank} begins a step after step {self.step}, but ranks {waiting} have ended their loop"
@@ -132,9 +152,11 @@ class Agreement:
             self.mode = "step"
             return StepPlan(
                 rows=tuple(word.rows for word in words),
+                parts=tuple(word.parts for word in words),
                 ended=tuple(word.ended for word in words),
                 last=any(word.last for word in words),
                 stops={rank: word.stop for rank, word in enumerate(words) if word.stop is not None},
+                interrupted=any(word.interrupted for word in words),
             )
 
     def run(self, action: str, argument: JsonValue = None) -> list[JsonValue]:
@@ -170,10 +192,11 @@ class Agreement:
         while until not in self._released:
             words = self._exchange(_Word(intent="serve"))
             if not self._acted(words):
-                stepping = [rank for rank, word in enumerate(words) if word.intent == "step"]
-                if stepping:
+                others = [rank for rank, word in enumerate(words) if word.intent != "serve"]
+                if others:
                     raise RanksDisagreeError(
-                        f"rank {self.mesh.rank} waits for {until!r}, but ranks {stepping} begin a step after step {self.step}"
+                        f"rank {self.mesh.rank} waits for {until!r}, but ranks {others} begin a step after step {self.step}, or "
+                        "leave"
                     )
                 raise RanksDisagreeError(f"all ranks wait for {until!r}, which none of them will release")
         self._released.discard(until)
@@ -189,6 +212,20 @@ class Agreement:
         Others that wait for a rank count it as lost when they have heard nothing of it for too long.
         """
         self.run(_BARRIER)
+
+    def leave(self) -> None:
+        """Do what others ask for until all ranks want to leave."""
+        self.mode = "idle"
+        while True:
+            words = self._exchange(_Word(intent="leave"))
+            if self._acted(words):
+                continue
+            others = [rank for rank, word in enumerate(words) if word.intent != "leave"]
+            if not others:
+                return
+            raise RanksDisagreeError(
+                f"rank {self.mesh.rank} leaves after step {self.step}, but ranks {others} train or wait for something"
+            )
 
     @contextmanager
     def acting(self) -> Iterator[None]:

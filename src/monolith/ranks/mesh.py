@@ -8,7 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-__all__ = ["Arrays", "Channel", "Kind", "Mesh"]
+from monolith.errors import RanksDisagreeError
+
+__all__ = ["Arrays", "Channel", "Kind", "LoneMesh", "Mesh"]
 
 Arrays = Sequence[np.ndarray]
 """What one rank sends to another in one exchange."""
@@ -78,3 +80,30 @@ class Mesh(Protocol):
 
     def close(self) -> None:
         """Close all connections. Others that still wait for this rank get `RankLostError`."""
+
+
+class LoneMesh:
+    """The mesh of a run with one rank.
+
+    Example:
+        >>> LoneMesh().exchange(Kind.WORD, [["own"]])
+        [['own']]
+    """
+
+    rank, size, generation = 0, 1, 1
+
+    def exchange(
+        self, kind: Kind, out: Sequence[Arrays], *, step: int = 0, channel: Channel = Channel.MAIN
+    ) -> list[Arrays]:
+        """Return what this rank sends to itself."""
+        return [out[0]]
+
+    def next_kind(self, *, channel: Channel = Channel.MAIN) -> Kind:
+        """Raise: there is nobody to wait for."""
+        raise RanksDisagreeError("the only rank of a run waits for a message of another one")
+
+    def fail(self, reason: str) -> None:
+        """Do nothing: nobody waits."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -365,6 +365,26 @@ class PackedGradients(Sequence[Gradient]):
             if (array := self.arrays[number]) is not None
         ]
 
+    def squares(self) -> np.ndarray:
+        """Return the sum of squares of the values of each table, float64 [tables]. 0 for a table without a gradient."""
+        found = np.zeros(len(self.bags.layout.tables))
+        there = [self.arrays[number] is not None for number in self.bags.layout.array_of.tolist()]
+        if any(there):
+            norms = torch.stack(torch._foreach_norm(self.values()))
+            found[there] = norms.double().square().cpu().numpy()
+        return found
+
+    def scaled(self, factors: Sequence[float]) -> PackedGradients:
+        """Return the gradients of each table multiplied by its factor."""
+        layout = self.bags.layout
+        by_column = [
+            torch.cat([torch.full((layout.dims[table],), factors[table]) for table in tables])
+            for tables in layout.arrays
+        ]
+        pairs = zip(self.arrays, by_column, strict=True)
+        arrays = [None if array is None else array * factor.to(array.device) for array, factor in pairs]
+        return PackedGradients(self.bags, arrays, learning_rates=self.learning_rates, snapshots=self.snapshots)
+
     def with_rates(self, learning_rates: LearningRates) -> PackedGradients:
         """Return the same gradients, to be applied with `learning_rates`."""
         return PackedGradients(self.bags, self.arrays, learning_rates=learning_rates, snapshots=self.snapshots)

@@ -37,6 +37,7 @@ from monolith.train.trainer import DATA_ENDED, StepResult, Trainer
 
 if TYPE_CHECKING:
     from monolith.train.distributed.data_service import TrainingData
+    from monolith.train.distributed.ranks import RankSession
     from monolith.train.distributed.server import LocalServers
 
 __all__ = ["Estimator", "HeadMetrics", "Mode", "forward_passes"]
@@ -218,6 +219,7 @@ class Estimator:
         self._example: Batch | None = None
         self._train_source: TrainingData | None = None
         self._local_servers = self._started_servers()
+        self._session: RankSession | None = None
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -245,7 +247,8 @@ class Estimator:
 
         Where `runner` says that this process is one of several, it does its part of a run over servers and returns when that is
         over, see `distributed_train`. A server serves. Afterwards the rows are lost with the servers. Where it says that the run
-        is local and has servers, those are in this process, until `close`.
+        is local and has servers, those are in this process, until `close`. Several workers without servers are the ranks of a
+        synchronous run, see `distributed_sync_train`. Their rows stay in the processes until `close`.
 
         With `runner.use_dataservice`, `source` or what `input_fn` returns is a `DatasetConfig`, which is read through the data
         service of the job, or a `DataServiceSource`. A dispatcher or data worker of that service serves instead of training,
@@ -253,7 +256,11 @@ class Estimator:
         """
         self._serve_data_service()
         all_hooks = (*self._own_hooks(hooks), *hooks)
-        if self.runner.is_local:
+        if self.runner.enable_full_sync_training:
+            step = self._ranks().train(
+                lambda: self._training_data(source), steps=steps, max_steps=max_steps, hooks=all_hooks
+            )
+        elif self.runner.is_local:
             with controlled(self.trainer, self.runner.controller, token=self.runner.client.token) as controller:
                 self.trainer.hooks = (*all_hooks, controller)
                 step = self._train_here(source, steps, max_steps)
@@ -327,6 +334,9 @@ class Estimator:
         """Stop the servers in this process, if it has started some. What they hold is in the model_dir, or lost."""
         if self._local_servers is not None:
             self._local_servers.close()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
     def data(self, mode: Mode, source: Iterable[Batch] | None = None) -> Iterable[Batch]:
         """`source` if there is one, otherwise the model's own batches for `mode`."""
@@ -379,6 +389,15 @@ class Estimator:
                 hooks=hooks,
             )
 
+    def _ranks(self) -> RankSession:
+        """Return this process as a rank of the run. The first call waits for the others."""
+        if self._session is None:
+            from monolith.train.distributed.ranks import RankSession
+
+            self._session = RankSession(self.trainer, self.runner)
+            weakref.finalize(self, self._session.close)
+        return self._session
+
     def _started_servers(self) -> LocalServers | None:
         if not self.runner.is_local or not self.runner.num_ps or self.runner.server_type != "worker":
             return None
@@ -416,8 +435,12 @@ class Estimator:
 
     def _own_hooks(self, given: Sequence[Hook]) -> tuple[Hook, ...]:
         # The global step grows by one for each worker while this one makes one.
-        workers, folder = self.runner.num_workers, self.trainer.config.model_dir
+        synchronous = self.runner.enable_full_sync_training
+        workers, folder = 1 if synchronous else self.runner.num_workers, self.trainer.config.model_dir
         hooks: list[Hook] = [StarvationHook()]
+        if synchronous and not self.runner.is_chief:
+            # The chief logs the loss of the global batch.
+            return tuple(hooks)
         if not any(isinstance(hook, LoggingHook | ProgressHook) for hook in given):
             hooks.append(LoggingHook(every_steps=self.config.log_step_count_steps * workers))
         if folder is not None:

@@ -18,7 +18,8 @@ def is_resumable(source: Iterable[Batch]) -> bool:
     """Return whether a source has a position that it can return to. Raises if it is no source at all."""
     if not isinstance(source, Iterable):
         raise InvalidArgumentError(f"source: expected an iterable of batches, got {type(source).__name__}")
-    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+    stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+    return stateful and getattr(source, "resumable", True)
 
 
 def require_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -17,6 +18,7 @@ from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.nn import auxiliary_loss, clip_grads_, dense_state_dict, embedding_collections
 from monolith.nn.heads import Head, column, heads_of, logits_by_head, sums_over_examples, total_loss
 from monolith.nn.layers.mlp import HasAuxiliaryLoss
+from monolith.ranks.data_shards import PartsAhead
 from monolith.state.model_dir import ModelDir
 from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Position, Store
@@ -33,10 +35,14 @@ from monolith.train.processors import use_threads
 from monolith.train.restoring import RestoreChoice, has_restore_settings, recover_servers, restore_chosen, warm_start
 from monolith.train.updates import DenseState, SparsePush, WorkerPositions
 
+if TYPE_CHECKING:
+    from monolith.train.synchronous import SynchronousSteps
+
 _log = logging.getLogger(__name__)
 
 __all__ = ["DATA_ENDED", "StepResult", "Trainer"]
 
+_OWN = object()
 DATA_ENDED = "the data ended"
 """The `stop_reason` of a run that used its source up."""
 
@@ -52,11 +58,11 @@ class StepResult:
     grad_norm: Tensor | None
     """Joint norm of all gradients before clipping, scalar. None without clipping."""
     logits: dict[str, Tensor]
-    """By head, before the update: predictions for examples the model had not seen."""
+    """By head, before the update: predictions for examples the model had not seen. Empty for a rank whose data has ended."""
     batch: Batch
-    """The columns it was made with."""
+    """The columns it was made with. Empty for a rank whose data has ended."""
     examples: int
-    """Rows of the batch."""
+    """Rows of the batch. Loss, norm and rows of a synchronous run are those of the batches of all ranks."""
     loss_is_sum: bool = False
     """Whether `loss` grows with the number of examples."""
 
@@ -142,14 +148,17 @@ class Trainer:
         # Asked once: finding out costs as much as a small layer.
         self._layers_have_losses = any(isinstance(module, HasAuxiliaryLoss) for module in model.modules())
         self._loss_is_sum = sums_over_examples(self.heads)
-        self._push = SparsePush(model, delayed=self.config.enable_embedding_postpush)
+        self.push = SparsePush(model, delayed=self.config.enable_embedding_postpush)
+        """Applies sparse gradients."""
+        self.ranks: SynchronousSteps | None = None
+        """How this process makes its steps together with others. None: it makes them alone."""
         self._positions = WorkerPositions()
         self._position: Position | None = None
         self.event_time = 0
         """The newest event time trained, if `config.event_time` names the column."""
         self.source_state: object = None
         """The position in the data after the last run, if its source has one."""
-        self._reading: Prefetch | None = None
+        self._reading: Prefetch | PartsAhead | None = None
         self._loaded_place: object = None
         self._shares = 1
         """The `num_workers` of the run that the position in the data comes from."""
@@ -255,35 +264,23 @@ class Trainer:
         finally:
             if self._saving is not None:
                 self._saving.close()
+        if self.ranks is not None:
+            self.ranks.end_run()
         return self.step
 
     def train_step(self, batch: Batch) -> StepResult:
         """Make one step. Of the hooks only `before_update` is called."""
         batch = as_batch(batch)
-        self.model.train()
-        self._discard_gradients()
-        if self._placement is None:
-            logits = logits_by_head(self.model(batch), self.heads)
-        else:
-            batch, logits = self.forward(batch)
-        loss = total_loss(logits, batch, self.heads)
-        if self._layers_have_losses:
-            loss = loss + auxiliary_loss(self.model)
-        extra = getattr(self.model, "extra_loss", None)
-        if extra is not None:
-            loss = loss + extra(batch, logits)
+        batch, loss, logits = self.pass_forward(batch)
         if self.config.enable_embedding_postpush:
-            self._push.start()
+            self.push.start()
         if loss.requires_grad:
             torch.autograd.backward(loss)
         if self.config.enable_embedding_postpush:
-            self._push.finish()
-        loss, norm = loss.detach(), self._clip()
-        if self.config.stop_on_nan and not (loss.isfinite() and (norm is None or norm.isfinite())):
-            NanGuardHook.check(self.step + 1, loss, norm)
-        for hook in self._updating:
-            hook.before_update(self, loss, norm)
-        self._update(batch)
+            self.push.finish()
+        loss, norm = loss.detach(), self.clip()
+        event_time = 0 if self.config.event_time is None else self.event_time_of(batch, self.config.event_time)
+        self.update(loss, norm, event_time)
         self.last_batch = batch
         return StepResult(
             step=self.step,
@@ -302,14 +299,49 @@ class Trainer:
         placed = self._placement(batch)
         return self._placement.real(batch, placed, logits_by_head(self.model(placed), self.heads))
 
-    def settle(self) -> None:
-        """Apply all updates that wait for the next step, so that the state and the number of steps agree."""
-        self._push.settle()
+    def pass_forward(self, batch: Batch, *, first: bool = True) -> tuple[Batch, Tensor, dict[str, Tensor]]:
+        """Make a forward pass of training. Returns the columns where the model computes, the loss, and the logits by head.
+
+        The `first` one of a step forgets the gradients of the step before.
+        """
+        self.model.train()
+        if first:
+            self.model.zero_grad(set_to_none=True)
+            for collection in self._collections:
+                collection.discard_gradients()
+        if self._placement is None:
+            logits = logits_by_head(self.model(batch), self.heads)
+        else:
+            batch, logits = self.forward(batch)
+        loss = total_loss(logits, batch, self.heads)
+        if self._layers_have_losses:
+            loss = loss + auxiliary_loss(self.model)
+        extra = getattr(self.model, "extra_loss", None)
+        if extra is not None:
+            loss = loss + extra(batch, logits)
+        return batch, loss, logits
+
+    def settle(self, *, here: bool = False) -> None:
+        """Apply all updates that wait for the next step, so that the state and the number of steps agree.
+
+        Ranks of a synchronous run do it together. With `here` this one does its part.
+        """
+        if self.ranks is not None and not here:
+            self.ranks.settle()
+            return
+        self.push.settle()
         for apply in self.before_saving:
             apply()
 
-    def state_dict(self) -> dict[str, object]:
-        """Everything but the tables: the step, dense parameters, the optimizer, random numbers, the position in the data."""
+    def state_dict(self, *, position: object = _OWN) -> dict[str, object]:
+        """Everything but the tables: the step, dense parameters, the optimizer, random numbers, the position in the data.
+
+        Another `position` than that of this run may be given.
+        """
+        if position is _OWN and self.ranks is None:
+            position = self.source_state if self._reading is None else self._reading.state_dict()
+        elif position is _OWN and self.ranks is not None:
+            position = self.ranks.positions()
         batches = {"batches": self._positions.batches} if self._positions.active else {}
         return {
             **batches,
@@ -320,8 +352,28 @@ class Trainer:
             "model": dense_state_dict(self.model),
             **self.dense.state(),
             "generator": torch.get_rng_state(),
-            "source": self.source_state if self._reading is None else self._reading.state_dict(),
+            "source": position,
         }
+
+    @property
+    def position(self) -> object:
+        """The position of this process in its data, if the source has one."""
+        return self.source_state if self._reading is None else self._reading.state_dict()
+
+    @property
+    def loaded_position(self) -> object:
+        """The position that was restored, until a run continues from it."""
+        return self._loaded_place
+
+    def read_from(self, reading: PartsAhead) -> None:
+        """Take the position in the data from `reading` during this pass, if the source has one."""
+        if self._reading is not None:
+            self._reading = reading
+
+    def tell_position(self) -> None:
+        """Report the position to those that record it, before the step with the batches that were taken last."""
+        if self._positions.active:
+            self._position = self._positions.tell(None if self._reading is None else self.position, self.epochs)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned. Random numbers only with a `config.seed`.
@@ -384,6 +436,9 @@ class Trainer:
         return training and self._restored_for == "reading" and untrained and has_restore_settings(self.config)
 
     def _start(self, source: Iterable[Batch]) -> None:
+        if self.ranks is not None and not self.ranks.is_chief:
+            self.ranks.receive_start()
+            return
         restored = self.restore(training=True)
         self._require_own_share()
         if self._restored is not None and not self._rounds:
@@ -402,6 +457,8 @@ class Trainer:
             )
         if self._saving is not None:
             self._saving.open(self._restored if restored else None)
+        if self.ranks is not None:
+            self.ranks.send_start()
 
     def _require_own_share(self) -> None:
         """Raise if the position in the data that was restored is one in another share of it than this worker has."""
@@ -492,19 +549,30 @@ class Trainer:
             try:
                 before, after = overriding(hooks, "before_step"), overriding(hooks, "after_step")
                 while self.stop_reason is None:
-                    examples = self._pass(ahead, last, before, after)
+                    make = self._pass if self.ranks is None else self.ranks.make_pass
+                    examples = make(ahead, last, before, after)
                     if self.stop_reason is None:
                         self._end_pass(source, examples, whole=not continues)
                         continues = False
+                        if self.ranks is not None:
+                            self.ranks.end_pass(ahead, source)
                 if self._reading is not None:
                     self.source_state = self._reading.state_dict()
+                if self.ranks is not None:
+                    self.ranks.drain()
             except MemoryLimitError:
                 # Nothing more fits: what was learned so far is saved, and the operator must free memory.
                 self._save_what_there_is()
                 raise
             finally:
                 self._reading, self._position = None, None
-                self._push.drain()
+                if self.ranks is None:
+                    self.push.drain()
+                else:
+                    self.push.abandon()
+        if self.ranks is not None and resumable and self.source_state is not None:
+            # Batches that were shown and not trained are the next ones.
+            source.load_state_dict(self.source_state)  # type: ignore[attr-defined]
         if self.stop_reason == DATA_ENDED:
             self._positions.tell_end(self.epochs)
 
@@ -560,7 +628,13 @@ class Trainer:
         except MonolithError as error:
             _log.error("the run ends without a checkpoint of its last state: %s", error)
 
-    def _clip(self) -> Tensor | None:
+    def clip(self, sparse_squares: np.ndarray | None = None, *, weight: float = 1.0) -> Tensor | None:
+        """Clip all gradients as the configuration says. Returns their norm before, None without clipping.
+
+        Args:
+            sparse_squares: see `clip_grads_`, for gradients of which other processes have a part.
+            weight: what the gradients were multiplied by. Limits are multiplied by it too.
+        """
         config = self.config
         if config.clip_norm is None:
             return None
@@ -569,9 +643,26 @@ class Trainer:
             sparse_limit = (sparse_limit or config.clip_norm) * min(
                 1.0, (self.step + 1) / config.sparse_norm_warmup_steps
             )
-        return clip_grads_(self.model, config.clip_norm, by=config.clip_type, sparse_limit=sparse_limit)
+        return clip_grads_(
+            self.model,
+            config.clip_norm * weight,
+            by=config.clip_type,
+            sparse_limit=None if sparse_limit is None else sparse_limit * weight,
+            sparse_squares=sparse_squares,
+        )
 
-    def _update(self, batch: Batch) -> None:
+    def update(self, loss: Tensor, norm: Tensor | None, event_time: int) -> None:
+        """Change all parameters by the gradients that there are, and count the step.
+
+        Args:
+            loss: of the step, scalar.
+            norm: of the gradients before clipping, if they were clipped.
+            event_time: the newest of the batch, 0 if there is none.
+        """
+        if self.config.stop_on_nan and not (loss.isfinite() and (norm is None or norm.isfinite())):
+            NanGuardHook.check(self.step + 1, loss, norm)
+        for hook in self._updating:
+            hook.before_update(self, loss, norm)
         if self.config.dense_weight_decay:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
@@ -582,13 +673,14 @@ class Trainer:
             if (served := self.dense.served) is not None:
                 served.set_position(self._position)
             self.optimizer.step()
-        event_time = 0 if self.config.event_time is None else self._event_time(batch, self.config.event_time)
-        self._push.push(self.step, event_time, self._position)
+        pushing = self.push if self.ranks is None else self.ranks
+        pushing.push(self.step, event_time, self._position)
         self.step += 1
         if self.scheduler is not None:
             self.dense.follow(self.step)
 
-    def _event_time(self, batch: Batch, name: str) -> int:
+    def event_time_of(self, batch: Batch, name: str) -> int:
+        """Return the newest event time of a batch, which has them in the column `name`."""
         times = column(batch, name, "RunConfig.event_time")
         newest = int(times.max()) if times.numel() else 0
         self.event_time = max(self.event_time, newest)
@@ -602,8 +694,3 @@ class Trainer:
         if self.optimizer is not None:
             require_same_parameters(self.model, self.optimizer)
         self.device, self._placement = device, BatchPlacement.needed(self.model, device, self.config.static_rows)
-
-    def _discard_gradients(self) -> None:
-        self.model.zero_grad(set_to_none=True)
-        for collection in self._collections:
-            collection.discard_gradients()

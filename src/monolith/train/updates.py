@@ -275,9 +275,14 @@ class SparsePush:
         try:
             self.settle()
         finally:
-            if self._thread is not None:
-                self._thread.shutdown()
-                self._thread = None
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Forget what is kept and stop the thread."""
+        self._kept, self._running = [], None
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
 
 
 def _apply(updates: list[_Update]) -> None:

@@ -131,3 +131,31 @@ def test_an_action_within_a_step_is_refused() -> None:
 
     with pytest.raises(MonolithError, match="rank 0 has left"):
         run_ranks(2, rank)
+
+
+def test_a_rank_that_leaves_serves_those_that_do_not_yet() -> None:
+    def rank(mesh: Mesh) -> object:
+        agreement = Agreement(mesh)
+        agreement.actions["where"] = lambda _: mesh.rank
+        found = [agreement.run("where") for _ in range(mesh.rank)]
+        agreement.leave()
+        return found
+
+    assert run_ranks(3, rank) == [[], [[0, 1, 2]], [[0, 1, 2]] * 2]
+
+
+def test_a_rank_does_not_leave_one_that_trains() -> None:
+    def rank(mesh: Mesh) -> object:
+        agreement = Agreement(mesh)
+        return agreement.leave() if mesh.rank else agreement.next_step(rows=1)
+
+    with pytest.raises(RanksDisagreeError, match="ranks"):
+        run_ranks(2, rank)
+
+
+def test_every_rank_knows_the_parts_of_all_and_who_was_interrupted() -> None:
+    def rank(mesh: Mesh) -> object:
+        plan = Agreement(mesh).next_step(rows=8, parts=mesh.rank, stop="a signal", interrupted=mesh.rank == 1)
+        return plan.parts, plan.interrupted
+
+    assert run_ranks(2, rank) == [((0, 1), True)] * 2

@@ -57,7 +57,7 @@ def test_each_lookup_misses_exactly_the_step_before() -> None:
         gradient = 2 * (applied - TARGETS[step])
         applied, kept = applied - 0.25 * kept, gradient
         assert model.w == pytest.approx(applied), f"after step {step}: n - 1 updates are in"
-    trainer._push.drain()
+    trainer.push.drain()
     assert model.w == pytest.approx(applied - 0.25 * kept)
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr
 
@@ -106,6 +106,39 @@ class RunnerConfig(DiscoveryConfig):
     enable_sync_training: bool | None = None
     """Train synchronously over ranks: every step is one step of all workers on a global batch. None: if there are several
     workers and no servers."""
+    enable_partial_sync_training: bool = False
+    """Rows are on parameter servers, and the workers are ranks that make every step together and add their dense gradients."""
+    end_of_data: Literal["drain", "stop"] = "drain"
+    """Of ranks: "drain" trains all data, and a rank whose data has ended serves the others until theirs has. "stop" ends the pass
+    of all ranks with the step in which one of them has had its last batch, as the original does."""
+    data_shards: Annotated[int, Field(ge=1)] | None = None
+    """Parts into which the data of ranks is divided for the whole life of a run, whatever the number of ranks. Give as many as
+    there may ever be ranks. None: the number of ranks at the first start."""
+    micro_batches: Annotated[int, Field(ge=1)] | None = None
+    """Reproducible mode: every step consists of so many batches, one of each part of the data, added in their order. The result
+    has the same bits for every number of ranks that divides it, and for one process."""
+    min_ranks: Annotated[int, Field(ge=1)] | None = None
+    """Ranks with which a run continues if others are lost and not replaced. None: with all of them."""
+    enable_pipelined_fwda2a: bool = False
+    """Ranks look the rows of the next batch up while they compute. Each lookup misses the update of the previous step."""
+    enable_pipelined_bwda2a: bool = False
+    """Ranks exchange sparse gradients while the next step computes, as `RunConfig.enable_embedding_postpush` does."""
+    enable_async_optimize: bool = False
+    """The same: in the original it is one queue further on the same way."""
+    reorder_fids_in_data_pipeline: bool = False
+    """Accepted and without effect: ids are sorted by owner in the exchange, by native code."""
+    merge_sync_training_ckpt: bool = True
+    """All ranks save into one model_dir. False, separate folders of ranks as in the original, is refused."""
+    clip_before_reduce: bool = False
+    """Each rank clips its own gradients before they are added, as the original does. False clips by the norm of the global
+    batch."""
+    dense_backend: Literal["auto", "frames", "gloo", "nccl"] = "auto"
+    """What adds dense gradients of ranks: "frames" are our own connections, the others are those of `torch.distributed`. "auto":
+    frames, or NCCL if the dense part of the model is on a GPU."""
+    dense_wire: Literal["float32", "float16", "bfloat16"] = "float32"
+    """How ranks send dense gradients. They are added in float32."""
+    rank_timeout_secs: Positive = 30.0
+    """Seconds without a sign of life after which a rank counts as lost. Ranks that compute give signs of life."""
     num_extra_ps: _Count = 0
     """Servers beyond `num_ps` that are started so that the fastest can be chosen by measuring all."""
     num_redundant_ps: _Count = 0
@@ -175,8 +208,11 @@ class RunnerConfig(DiscoveryConfig):
             >>> RunnerConfig(num_workers=2).enable_full_sync_training, RunnerConfig(num_ps=1).enable_full_sync_training
             (True, False)
         """
+        if self.is_local and self.enable_sync_training is None:
+            # One process with several micro-batches in a step is a run of one rank.
+            return self.micro_batches is not None and not self.num_ps
         wanted = self.num_workers > 1 if self.enable_sync_training is None else self.enable_sync_training
-        return wanted and not self.num_ps and not self.is_local
+        return wanted and not self.enable_partial_sync_training and not self.num_ps
 
     @property
     def num_required_ps(self) -> int:
@@ -212,6 +248,35 @@ class RunnerConfig(DiscoveryConfig):
                 f"RunnerConfig.index: expected less than {there}, the number of processes that are {self.server_type!r}, "
                 f"got {self.index}"
             )
+
+    def require_ranks(self) -> None:
+        """`ConfigError` unless this describes one rank of a synchronous run."""
+        if not self.merge_sync_training_ckpt:
+            raise ConfigError(
+                "RunnerConfig.merge_sync_training_ckpt: expected true: all ranks save one checkpoint, which any number of ranks, "
+                "servers or one process can restore. Folders of single ranks do not exist here"
+            )
+        if self.index >= self.num_workers:
+            raise ConfigError(
+                f"RunnerConfig.index: expected a rank less than num_workers, {self.num_workers}, got {self.index}"
+            )
+        if self.min_ranks is not None and self.min_ranks > self.num_workers:
+            raise ConfigError(
+                f"RunnerConfig.min_ranks: expected at most num_workers, {self.num_workers}, got {self.min_ranks}"
+            )
+        if self.micro_batches is None:
+            return
+        for name, value, why in (
+            ("data_shards", self.data_shards not in (None, self.micro_batches), "there are as many as micro_batches"),
+            ("dense_backend", self.dense_backend in ("gloo", "nccl"), "torch.distributed adds in an order of its own"),
+            ("dense_wire", self.dense_wire != "float32", "rounding depends on the number of ranks"),
+            ("use_dataservice", self.use_dataservice, "which batch a rank gets depends on timing"),
+        ):
+            if value:
+                raise ConfigError(
+                    f"RunnerConfig.{name}: {getattr(self, name)!r} cannot be used with micro_batches, whose result must not "
+                    f"depend on the number of ranks: {why}"
+                )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, *, defaults: RunnerConfig | None = None) -> Self:

@@ -116,6 +116,8 @@ class DeepInsightHook(Hook):
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Write what is sampled of the batch."""
         assert self._stream is not None
+        if not result.batch:
+            return  # a rank whose data has ended
         uids, times = self._column(result.batch, self._uid), self._column(result.batch, self._req_time)
         rows = self._sampled(uids, times)
         if not len(rows):

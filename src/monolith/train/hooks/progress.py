@@ -119,7 +119,8 @@ class ProgressHook(Hook):
         self._examples += result.examples
         self._losses.append(result.mean_loss)
         for head in trainer.heads:
-            if head.name in self._auc:
+            # A rank whose data has ended has no logits.
+            if head.name in self._auc and head.name in result.logits:
                 rows, logits = head.select(result.batch, result.logits[head.name])
                 self._auc[head.name].update(logits.reshape(-1), head.labels(rows))
         if self._timer.is_due(result.step):

@@ -1,0 +1,235 @@
+"""`DataShards`: the data of a run in a fixed number of shards, dealt to its ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.features.batch import Batch
+
+__all__ = ["DataShards", "ShardBatches", "PartsAhead", "join_positions", "shards_of_position"]
+
+_log = logging.getLogger(__name__)
+
+ShardBatches = list[tuple[int, Batch]]
+"""The batches of one rank in one step, each with the number of the data shard that it is from."""
+_SHARDS = "data_shards"
+
+
+class _Shard:
+    """One shard of the data, and how far it has been read in this pass."""
+
+    def __init__(self, source: Iterable[Batch]) -> None:
+        self.source = source
+        self.batches = 0
+        self.ended = False
+        self._reading: Iterator[Batch] | None = None
+
+    def next(self) -> Batch | None:
+        if self._reading is None:
+            self._reading = iter(self.source)
+        batch = next(self._reading, None)
+        if batch is None:
+            self.ended, self._reading = True, None
+        else:
+            self.batches += 1
+        return batch
+
+    def restart(self, start: object) -> None:
+        # A source that was read to its end has started again by itself.
+        if not self.ended and start is not None:
+            self.source.load_state_dict(start)  # type: ignore[attr-defined]
+        self.batches, self.ended, self._reading = 0, False, None
+
+    def position(self) -> dict[str, Any]:
+        own = {"batches": self.batches, "ended": self.ended}
+        return own if not _has_position(self.source) else {**own, "state": self.source.state_dict()}  # type: ignore[attr-defined]
+
+    def load(self, position: Mapping[str, Any]) -> None:
+        self._reading, self.batches, self.ended = None, int(position["batches"]), bool(position["ended"])
+        if _has_position(self.source):
+            self.source.load_state_dict(position["state"])  # type: ignore[attr-defined]
+
+
+class DataShards:
+    """The shards of one rank. Iterating gives the `ShardBatches` of each step.
+
+    Data is divided into `shards`, for the whole life of a run. Rank r of n reads shards r, r + n, r + 2n and so on. The position
+    is kept by shard, so a run that continues with another number of ranks reads every batch once, and none twice.
+
+    A step takes the next batch of one shard, of those that are furthest behind. With `together` it takes one of every shard that
+    has not ended, so that it does not depend on the number of ranks.
+
+    Args:
+        source: with `shard(index, count)`. One without is read as a whole by every rank.
+        shards: how many, on all ranks together.
+        rank: of this process.
+        ranks: how many there are.
+        together: a step takes a batch of every shard.
+
+    Example:
+        >>> import torch
+        >>> from monolith.data.synthetic import ClickStream, ClickStreamConfig
+        >>> stream = ClickStream(ClickStreamConfig(users=9, items=9, batches=4, batch_size=2))
+        >>> own = DataShards(stream, shards=4, rank=1, ranks=2)
+        >>> [[number for number, batch in parts] for parts in own]
+        [[1], [3]]
+    """
+
+    def __init__(
+        self, source: Iterable[Batch], *, shards: int, rank: int = 0, ranks: int = 1, together: bool = False
+    ) -> None:
+        if shards < 1:
+            raise InvalidArgumentError(f"shards: expected at least 1, got {shards}")
+        self.shards, self.together = shards, together
+        divides = hasattr(source, "shard")
+        if not divides and (together or shards != ranks):
+            raise ConfigError(
+                f"source: a {type(source).__name__} has no shard(index, count), so it cannot be divided into the {shards} parts "
+                "that data_shards or micro_batches ask for; give a Source, such as IteratorSource(function)"
+            )
+        if not divides and ranks > 1:
+            _log.warning(
+                "%s cannot be divided among ranks, it has no shard(index, count): rank %d of %d trains on all of it",
+                type(source).__name__,
+                rank,
+                ranks,
+            )
+        numbers = range(rank, shards, ranks)
+        if not numbers:
+            _log.warning("rank %d of %d has no data: there are %d data shards for life", rank, ranks, shards)
+        # A whole source is left as it is: its own shard 0 of 1 would be a copy of it.
+        whole = not divides or shards == 1
+        self._shards = {n: _Shard(source if whole else source.shard(n, shards)) for n in numbers}  # type: ignore[attr-defined]
+        self.resumable = all(_has_position(shard.source) for shard in self._shards.values())
+        """Whether the position of all shards is known."""
+        self._starts = {n: shard.position().get("state") for n, shard in self._shards.items()}
+
+    def __iter__(self) -> Iterator[ShardBatches]:
+        """Continue after the batches that were given last. At the end of the pass, `restart` begins the next one."""
+        while True:
+            parts = self._together() if self.together else self._next()
+            if not parts:
+                return
+            yield parts
+
+    def _together(self) -> ShardBatches:
+        drawn = ((number, shard.next()) for number, shard in self._shards.items() if not shard.ended)
+        return [(number, batch) for number, batch in drawn if batch is not None]
+
+    def _next(self) -> ShardBatches:
+        while left := [(shard.batches, number) for number, shard in self._shards.items() if not shard.ended]:
+            number = min(left)[1]
+            if (batch := self._shards[number].next()) is not None:
+                return [(number, batch)]
+        return []
+
+    def restart(self) -> None:
+        """Begin the next pass over the data."""
+        for number, shard in self._shards.items():
+            shard.restart(self._starts[number])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the positions of the shards of this rank. `join_positions` makes one of those of all ranks."""
+        return {_SHARDS: self.shards, "positions": {number: s.position() for number, s in self._shards.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the positions of all shards, those of this rank among them."""
+        saved = shards_of_position(state)
+        if saved is None:
+            raise InvalidArgumentError(
+                "the position in the data was saved by a run whose data was not divided into shards: ranks cannot go on there. "
+                "Continue with one process, or start with the first batch or other data with RunConfig(resume_data=False)"
+            )
+        if saved != self.shards:
+            raise InvalidArgumentError(
+                f"the position in the data was saved by a run with {saved} data shards, there are {self.shards} now; set "
+                f"data_shards={saved} (or micro_batches), which never changes, or RunConfig(resume_data=False)"
+            )
+        missing = [number for number in self._shards if number not in state["positions"]]
+        if missing:
+            raise InvalidArgumentError(f"the position in the data lacks that of data shards {missing}")
+        for number, shard in self._shards.items():
+            shard.load(state["positions"][number])
+
+
+class PartsAhead:
+    """Shows the parts of the next step before they are taken, because all ranks must agree on a step before it is made.
+
+    Args:
+        ahead: `DataShards`, or something that reads them ahead.
+        sees_last: know whether there are parts after the next ones, which reads one step further.
+
+    Example:
+        >>> from monolith.data.synthetic import ClickStream, ClickStreamConfig
+        >>> stream = ClickStream(ClickStreamConfig(users=9, items=9, batches=2, batch_size=2))
+        >>> ahead = PartsAhead(DataShards(stream, shards=1), sees_last=True)
+        >>> ahead.peek()[0][0], ahead.is_last, ahead.state_dict()["positions"][0]["batches"]
+        (0, False, 0)
+        >>> ahead.take()
+        >>> ahead.state_dict()["positions"][0]["batches"], len(ahead.peek()), ahead.is_last
+        (1, 1, True)
+    """
+
+    def __init__(self, ahead: Any, *, sees_last: bool) -> None:  # noqa: ANN401 - `DataShards`, `Prefetch` of them
+        self._ahead, self._depth = ahead, 2 if sees_last else 1
+        self._drawn: list[tuple[ShardBatches, dict[str, Any]]] = []
+        self._taken: dict[str, Any] = ahead.state_dict()
+        self._reading: Iterator[ShardBatches] | None = iter(ahead)
+
+    def peek(self) -> ShardBatches | None:
+        """Return the parts of the next step. None at the end of the pass."""
+        while len(self._drawn) < self._depth and self._reading is not None:
+            parts = next(self._reading, None)
+            if parts is None:
+                self._reading = None
+            else:
+                self._drawn.append((parts, self._ahead.state_dict()))
+        if not self._drawn and self._reading is None:
+            # Behind the last batch the source knows that it has ended.
+            self._taken = self._ahead.state_dict()
+        return self._drawn[0][0] if self._drawn else None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the pass ends with the parts that `peek` returned, if it was made to know that."""
+        return len(self._drawn) == 1 and self._depth == 2
+
+    def take(self) -> None:
+        """The parts that `peek` returned are trained."""
+        self._taken = self._drawn.pop(0)[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position behind the parts that were taken."""
+        return self._taken
+
+
+def shards_of_position(state: object) -> int | None:
+    """Return the number of data shards that a position in the data is of. None: it is no position of ranks.
+
+    Example:
+        >>> shards_of_position({"data_shards": 4, "positions": {}}), shards_of_position({"file": 2})
+        (4, None)
+    """
+    return int(state[_SHARDS]) if isinstance(state, Mapping) and _SHARDS in state else None
+
+
+def join_positions(states: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Return one position of all shards, given that of each rank. None if a rank does not know its own.
+
+    Example:
+        >>> join_positions([{"data_shards": 2, "positions": {0: "a"}}, {"data_shards": 2, "positions": {1: "b"}}])
+        {'data_shards': 2, 'positions': {0: 'a', 1: 'b'}}
+    """
+    found = list(states)
+    known = [state for state in found if state is not None]
+    if len(known) < len(found) or not known:
+        return None
+    positions = {number: position for state in known for number, position in state["positions"].items()}
+    return {_SHARDS: known[0][_SHARDS], "positions": dict(sorted(positions.items()))}
+
+
+def _has_position(source: object) -> bool:
+    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")

@@ -1,0 +1,43 @@
+"""Danger: ranks that are processes do not find each other, train apart, or do not end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rank_job
+
+SECONDS = 120
+
+
+def launched(command: list[str], **variables: str) -> list[dict[str, object]]:
+    """Run ranks, and return what they say, by rank."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MONOLITH_")}
+    environ = {**clean, "PYTHONPATH": str(Path(rank_job.__file__).parent), "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return sorted(
+        (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")), key=lambda r: r["rank"]
+    )
+
+
+def torchrun(count: int, *arguments: str, **variables: str) -> list[dict[str, object]]:
+    options = ["--standalone", "--nproc-per-node", str(count), rank_job.__file__]
+    return launched([sys.executable, "-m", "torch.distributed.run", *options, *arguments], **variables)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_script_trains_as_ranks_under_torchrun(ranks: int) -> None:
+    found = torchrun(ranks)
+    assert [one["rank"] for one in found] == list(range(ranks))
+    assert {one["step"] for one in found} == {12 // ranks}
+    assert len({one["dense"] for one in found}) == 1
+    rows = found[0]["rows"]
+    assert isinstance(rows, dict)
+    assert all(count > 0 for count in rows.values())
+    assert all(one["rows"] == rows for one in found), "every rank sees all rows"

@@ -1,0 +1,39 @@
+"""The script of the tests that run ranks as processes: the same for one process, ranks and servers, configured by the
+environment alone. Prints one line of JSON when it ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import torch
+import torch._dynamo  # the first optimizer of a process imports it, which takes seconds
+
+from cluster_job import ClickModel
+from monolith.nn import dense_state_dict
+from monolith.ranks.dense import dense_digest
+from monolith.train import Estimator, RunConfig
+
+
+def main() -> None:
+    """Train, and say what came out."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    torch.set_num_threads(1)
+    config = RunConfig(log_step_count_steps=2, seed=1, **json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"))
+    torch.manual_seed(1)
+    estimator = Estimator(ClickModel(), config)
+    step = estimator.train()
+    found = {
+        "rank": estimator.runner.index,
+        "step": step,
+        "dense": dense_digest(dense_state_dict(estimator.model).items()),
+        "rows": {name: stats.rows for name, stats in estimator.trainer.table_stats().items()},
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    estimator.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Danger: ranks train something else than one process with the whole global batch, or go apart from each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rank_runs import Batches, RankRun, Trained, global_batches, rows_of, rows_of_model
+from training import batch_of
+
+
+def uneven(number: int) -> dict[str, object]:
+    return batch_of(number, rows=3 + 5 * (number % 3))  # type: ignore[return-value]
+
+
+def alone(run: RankRun, batches: list[dict[str, object]]) -> Trained:
+    trainer = run.trainer()
+    step = trainer.fit(batches)  # type: ignore[arg-type]
+    return Trained(step, trainer, [], {})
+
+
+def assert_close(trained: list[Trained], one: Trained) -> None:
+    assert [rank.step for rank in trained] == [one.step] * len(trained)
+    for rank in trained[1:]:
+        assert {
+            name: torch.equal(rank.dense[name], values) for name, values in trained[0].dense.items()
+        } == dict.fromkeys(trained[0].dense, True)
+    for name, values in one.dense.items():
+        torch.testing.assert_close(trained[0].dense[name], values, rtol=1e-5, atol=1e-6)
+    rows, expected = rows_of(trained), rows_of_model(one.trainer.model)
+    assert rows.keys() == expected.keys()
+    for table, columns in expected.items():
+        assert torch.equal(rows[table]["ids"], columns["ids"])
+        for name, values in columns.items():
+            torch.testing.assert_close(rows[table][name], values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"clip_norm": None},
+        {"clip_norm": 0.3},
+        {"clip_norm": 0.2, "clip_type": "dense_and_sparse", "sparse_clip_norm": 0.05},
+        {"clip_norm": 0.1, "clip_type": "norm"},
+        {"clip_norm": 0.01, "clip_type": "value"},
+        {"dense_weight_decay": 0.1, "event_time": "time"},
+    ],
+    ids=["unclipped", "global_norm", "dense_and_sparse", "norm", "value", "decay"],
+)
+def test_ranks_do_what_one_process_does_with_the_whole_batch(ranks: int, config: dict[str, object]) -> None:
+    run = RankRun(source=lambda: Batches(10, uneven), run=config)
+    assert_close(run.ranks(ranks), alone(run, global_batches(10, ranks, uneven)))
+
+
+def test_the_result_of_a_step_is_that_of_the_global_batch() -> None:
+    run = RankRun(source=lambda: Batches(4, uneven), run={"clip_norm": 1.0})
+    first, second = run.ranks(2)
+    trainer = run.trainer()
+    expected = [trainer.train_step(batch).mean_loss for batch in global_batches(4, 2, uneven)]
+    assert first.losses == second.losses == pytest.approx(expected, rel=1e-5)
