@@ -21,11 +21,13 @@ from torch import nn
 from monolith.errors import MonolithError
 from monolith.features import Batch, Feature, Ragged
 from monolith.nn import EmbeddingBagCollection
+from monolith.original.tpu_runner import TPUFlags, TPURunner
 from monolith.serve import load
 from monolith.testing.fake_device import FakeDevice
 from monolith.train import Estimator, RunConfig, Trainer
 from monolith.train.device import find_device
 from monolith.train.hooks import DeepInsightHook, FeatureStatisticsHook, ProgressHook
+from tpu_tasks import Ranking, ranking_params
 
 DEVICE = FakeDevice()
 
@@ -193,6 +195,33 @@ def a_batch_with_a_column_on_another_device_is_refused_by_torch() -> None:
     model = Net().to("fake")
     with pytest.raises(RuntimeError, match="expected all tensors on fake"):
         model(batches(1)[0])
+
+
+def the_runner_trains_a_task_with_host_calls() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        params = ranking_params(
+            Path(folder), enable_host_call_scalar_metrics=True, enable_caching_with_tpu_var_mode=True
+        )
+        flags = TPUFlags(model_dir=f"{folder}/model", host_call_every_n_steps=2)
+        runner = TPURunner(params, flags)
+        assert runner.run() == 3
+        task = runner.task
+        assert isinstance(task, Ranking)
+        assert {parameter.device.type for parameter in task.layers.parameters()} == {"fake"}
+        assert list(Path(folder, "model", "host_call").iterdir())
+        on_host = TPURunner(params, TPUFlags(model_dir=f"{folder}/other", host_call_every_n_steps=0, device="cpu"))
+        assert on_host.run() == 3
+        assert isinstance(on_host.task, Ranking)
+        for there, here in zip(task.layers.parameters(), on_host.task.layers.parameters(), strict=True):
+            torch.testing.assert_close(there.cpu(), here, rtol=1e-5, atol=1e-6)
+
+
+def the_host_waits_for_the_device_five_times_a_step() -> None:
+    trainer = trained("fake").trainer
+    reads = DEVICE.reads
+    trainer.train_step(batches(1)[0])
+    # Whether the labels, the loss and the norm are valid, and whether the norm is above the limit, for dense and for sparse.
+    assert DEVICE.reads - reads == 5, DEVICE.reads - reads
 
 
 CASES = {

@@ -12,11 +12,13 @@ from typing import Annotated
 import typer
 from torch import Tensor
 
-from monolith.cli.job import RESTORE_FIELDS, ModelJob, load_job, run_flags
+from monolith.cli.job import RESTORE_FIELDS, JobConfig, ModelJob, load_job, run_flags
 from monolith.cli.options import Json, Sets, Target, Untrained
 from monolith.cli.output import show
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch
+from monolith.train import Estimator, RunConfig
+from monolith.train.evaluation import evaluate_checkpoints
 
 __all__ = ["evaluate", "export", "predict"]
 
@@ -26,16 +28,45 @@ def evaluate(
     target: Target,
     sets: Sets = None,
     steps: Annotated[int | None, typer.Option(help="Batches to read, by default all.", min=0)] = None,
+    each_checkpoint: Annotated[
+        bool, typer.Option("--each-checkpoint", help="Evaluate every checkpoint, oldest first.")
+    ] = False,
+    wait_secs: Annotated[
+        float, typer.Option(help="With --each-checkpoint: seconds to wait for each further one.", min=0)
+    ] = 0.0,
     as_json: Json = False,
     untrained: Untrained = False,
     *,
     flags: dict[str, object],
 ) -> None:
-    """Print the metrics of every head of a trained model."""
-    job = ModelJob(load_job(target, sets or (), flags))
+    """Print the metrics of every head of a trained model.
+
+    With --each-checkpoint those of every checkpoint, until one has reached max_steps or no new one comes.
+    """
+    config = load_job(target, sets or (), flags)
+    if each_checkpoint:
+        _evaluate_each(config, steps, wait_secs, as_json)
+        return
+    job = ModelJob(config)
     job.require_trained(untrained)
     metrics = job.estimator.evaluate(job.source("eval"), steps=steps)
     show(metrics, as_json=as_json, title=f"step {metrics['global_step']:,}")
+
+
+def _evaluate_each(config: JobConfig, steps: int | None, wait_secs: float, as_json: bool) -> None:
+    job = ModelJob(config)
+
+    def made(run: RunConfig) -> Estimator:
+        return ModelJob(config.model_copy(update={"run": run})).estimator
+
+    some = False
+    for metrics in evaluate_checkpoints(
+        made, config.run, lambda: job.source("eval"), steps=steps, max_steps=config.max_steps, timeout_secs=wait_secs
+    ):
+        some = True
+        show(metrics, as_json=as_json, title=f"step {metrics['global_step']:,}")
+    if not some:
+        job.require_trained(untrained=False)
 
 
 @run_flags(*RESTORE_FIELDS, "export_dir_base")

@@ -75,6 +75,9 @@ class FakeDevice:
             given[id(inside)] = value
             return inside
 
+        # A number in the place of a tensor arrives here as a number.
+        places = zip(args, operator._schema.arguments, strict=False)
+        args = tuple(torch.tensor(v) if _is_number(v) and str(a.type) == "Tensor" else v for v, a in places)
         host_args, host_kwargs = pytree.tree_map(on_host, (args, kwargs))
         result = operator(*host_args, **host_kwargs)
         for tensor in given.values():
@@ -142,3 +145,7 @@ def _reference(tensor: torch.Tensor) -> StorageWeakRef:
 
 def _exists(memory: StorageWeakRef) -> bool:
     return not memory.expired()  # type: ignore[no-untyped-call]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, bool | int | float)

@@ -146,7 +146,8 @@ def require_same_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) 
 class BatchPlacement:
     """Copies to `device` what a model reads of a batch, and pads it to `static_rows` rows.
 
-    The columns that the model's `EmbeddingBagCollection`s read stay in main memory. A row of padding has no ids and zeros in
+    The columns that the model's `EmbeddingBagCollection`s read stay in main memory, and so do those that the model names in an
+    attribute `host_columns`, because it makes ids of them. A row of padding has no ids and zeros in
     all other columns, and `real` removes what the model makes of it. So no padding is trained on, and no table gets a row for
     it. Layers that mix the rows of a batch, such as `BatchNorm`, do see the padding.
 
@@ -160,7 +161,7 @@ class BatchPlacement:
     def __init__(self, model: nn.Module, device: torch.device, *, static_rows: int | None = None) -> None:
         self.device, self.static_rows = device, static_rows
         features = [feature for collection in embedding_collections(model) for feature in collection.features]
-        self.host_columns = frozenset(feature.name for feature in features)
+        self.host_columns = frozenset([*(feature.name for feature in features), *getattr(model, "host_columns", ())])
         """Columns that stay in main memory."""
         unpooled = [feature.name for feature in features if feature.pooling == "none"]
         if static_rows is not None and unpooled:

@@ -60,6 +60,21 @@ def test_people_get_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "ended at step 2: step 2 is reached, not saved" in out
 
 
+def test_evaluate_each_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--model-dir", str(tmp_path)]
+    assert main(["evaluate", "cli_job:Model", *where, "--each-checkpoint"]) == 2
+    assert "has no checkpoint" in capsys.readouterr().err
+    for steps in (3, 6):
+        assert main(["train", "cli_job:Model", *where, "--set", f"max_steps={steps}"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "cli_job:Model", *where, "--each-checkpoint", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["global_step"] for line in lines] == [3, 6]
+    assert main(["evaluate", "cli_job:Model", *where, "--each-checkpoint", "--set", "max_steps=3"]) == 0
+    assert "step 3" in (out := capsys.readouterr().out)
+    assert "step 6" not in out
+
+
 def test_evaluate_predict_export_inspect(model_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--model-dir", model_dir]
     assert main(["evaluate", "cli_job:Model", *where, "--json"]) == 0
