@@ -56,6 +56,7 @@ def one_thread() -> Iterator[None]:
     "page",
     [
         "tutorial",
+        "guide-accelerators",
         "guide-checkpoints",
         "guide-cluster",
         "guide-control",
