@@ -28,7 +28,7 @@ from monolith.train import Estimator, RunConfig, RunnerConfig
 from monolith.train.evaluation import evaluate_checkpoints
 from monolith.train.hooks.hook import Hook
 
-__all__ = ["TPUFlags", "TPURunner", "main"]
+__all__ = ["TPUFlags", "TPURunner", "run_with_flags"]
 
 _log = logging.getLogger(__name__)
 
@@ -280,7 +280,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run_with_flags(arguments: Sequence[str] | None = None) -> int:
     """Run the task that the flags name. Returns 0."""
     flags = TPUFlags(**vars(_parser().parse_args(arguments)))
     if flags.task is None:
@@ -296,6 +296,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
     try:
-        raise SystemExit(main())
+        raise SystemExit(run_with_flags())
     except MonolithError as error:
         raise SystemExit(f"tpu_runner: {error}") from None

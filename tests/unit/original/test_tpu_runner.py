@@ -12,7 +12,7 @@ import pytest
 import tpu_tasks
 from monolith.errors import ConfigError
 from monolith.original.tasks import TaskParams, TrainParams
-from monolith.original.tpu_runner import TPUFlags, TPURunner, main
+from monolith.original.tpu_runner import TPUFlags, TPURunner, run_with_flags
 from monolith.state.index import read_checkpoint_state
 from monolith.train.evaluation import checkpoints_iterator
 from tpu_tasks import Clicks, ranking_params
@@ -154,15 +154,17 @@ def test_what_cannot_be_followed_is_refused_or_logged(caplog: pytest.LogCaptureF
 def test_flags_are_read_as_the_original_writes_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         given = ["--task=tpu_tasks.Clicks", f"--model_dir={tmp_path}", "--iterations_per_loop=2", "--nocpu_test"]
-        assert main([*given, "--enable_stopping_signals", "--pipeline_execution=false", "--mode", "train"]) == 0
+        assert (
+            run_with_flags([*given, "--enable_stopping_signals", "--pipeline_execution=false", "--mode", "train"]) == 0
+        )
     assert steps_saved(tmp_path) == [11]
     assert "iterations_per_loop: 2" in caplog.text
     assert "enable_stopping_signals: True" in caplog.text
     assert "task_param: " in caplog.text
     with pytest.raises(ConfigError, match=r"--task: 'tpu_tasks.Nothing'"):
-        main(["--task=tpu_tasks.Nothing"])
+        run_with_flags(["--task=tpu_tasks.Nothing"])
     with pytest.raises(ConfigError, match=r"--task: expected module.Class"):
-        main([])
+        run_with_flags([])
 
 
 def test_the_module_is_a_program(tmp_path: Path) -> None:
