@@ -85,6 +85,7 @@ def test_each_call_keeps_its_number() -> None:
         "STATS": 22,
         "READ_ROWS": 23,
         "READ_ENTRIES": 24,
+        "COUNT_SLOTS": 25,
         "DECLARE_DENSE": 32,
         "READ_DENSE": 33,
         "APPLY_DENSE": 34,

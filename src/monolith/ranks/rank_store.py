@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, Unpack
 
@@ -116,6 +117,7 @@ class RankStore:
                 "reinitialize": self._reinitialize_here,
                 "rows": self._rows_here,
                 "entries": self._entries_here,
+                "slot_counts": lambda table, _: RankAnswer(list(self.local.slot_counts(table).items())),
                 "is_initialised": lambda _, __: RankAnswer(self.local.is_initialised()),
                 "mark_initialised": self._mark_here,
             },
@@ -125,7 +127,12 @@ class RankStore:
     def collective(self) -> frozenset[str]:
         """Methods that all ranks must call together now: all within an action, `lookup` and `apply` within a step."""
         if self.agreement.mode == "action":
-            return frozenset({"apply", "lookup", "stats", "evict", "assign", "assign_add", "reinitialize", "iter_rows"})
+            return frozenset(
+                {
+                    *("apply", "lookup", "stats", "evict", "assign", "assign_add", "reinitialize"),
+                    *("iter_rows", "lookup_entry", "slot_counts"),
+                }
+            )
         return frozenset({"apply", "lookup"} if self.agreement.mode == "step" else {"apply"})
 
     @property
@@ -209,6 +216,14 @@ class RankStore:
                 ids, values = map(torch.from_numpy, answer.arrays)
                 if len(ids):
                     yield ids, values
+
+    def slot_counts(self, table: str) -> dict[int, int]:
+        """Count the rows of each slot of a table whose ids have slots, all ranks together."""
+        self._require([table])
+        counts: Counter[int] = Counter()
+        for answer in self._calls.ask("slot_counts", table):
+            counts.update(dict(answer.value))
+        return dict(sorted(counts.items()))
 
     def lookup_entry(self, table: str, ids: Ids) -> Entries:
         """Return the whole rows of `ids`, with optimizer state, as `EmbeddingTable.lookup_entry` does."""

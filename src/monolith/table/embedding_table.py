@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -405,6 +406,23 @@ class EmbeddingTable:
         """
         ids, times, rows = self._core.rows_of_buckets(*bucket_bounds(buckets))
         return RawRows(ids=ids, times=times, rows=rows)
+
+    def slot_counts(self) -> dict[int, int]:
+        """Count the rows of each slot, bits 48 to 62 of an id. Copies all rows, some buckets after the other.
+
+        Example:
+            >>> from monolith import EmbeddingTable, Segment, TableConfig
+            >>> table = EmbeddingTable(TableConfig(name="slots", segments=(Segment(dim=2),)))
+            >>> _ = table.reinitialize([5 << 48, 5 << 48 | 1, 7 << 48])
+            >>> table.slot_counts()
+            {5: 2, 7: 1}
+        """
+        counts: Counter[int] = Counter()
+        for first in range(0, NUM_BUCKETS, _COPIED_BUCKETS):
+            ids = self.rows_of_buckets(range(first, first + _COPIED_BUCKETS)).ids
+            slots, rows = np.unique(ids >> 48 & 0x7FFF, return_counts=True)
+            counts.update(dict(zip(slots.tolist(), rows.tolist(), strict=True)))
+        return dict(sorted(counts.items()))
 
     def track_changes(self) -> None:
         """Track from now on which ids are written or removed, for `cut_changes`. A second call does nothing."""

@@ -144,6 +144,9 @@ class Store(Protocol):
     def lookup_entry(self, table: str, ids: Ids) -> Entries:
         """Return the whole rows of `ids`: stored weights, optimizer state and times. For debugging, not for a step."""
 
+    def slot_counts(self, table: str) -> dict[int, int]:
+        """Count the rows of each slot of a table whose ids have slots. Reads all of them where they are."""
+
     def iter_rows(self, table: str, *, chunk: int = 65536) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield all rows of a table, about `chunk` at a time: ids int64 [n] and stored weights float32 [n, dim].
 
@@ -293,6 +296,10 @@ class LocalStore:
     def lookup_entry(self, table: str, ids: Ids) -> Entries:
         """Return the whole rows of `ids`: stored weights, optimizer state and times."""
         return self._table(table).lookup_entry(ids)
+
+    def slot_counts(self, table: str) -> dict[int, int]:
+        """Count the rows of each slot of a table whose ids have slots."""
+        return self._table(table).slot_counts()
 
     def iter_rows(self, table: str, *, chunk: int = 65536) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield all rows of a table, about `chunk` at a time: ids int64 [n] and stored weights float32 [n, dim]."""

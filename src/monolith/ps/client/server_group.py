@@ -10,6 +10,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -198,6 +199,14 @@ class ServerGroup:
         answers = [json.loads(frame.text)["tables"] for frame in self._ask_all(Call.STATS)]
         return {name: TableStats.total([TableStats(**answer[name]) for answer in answers]) for name in answers[0]}
 
+    def slot_counts(self, table: str) -> dict[int, int]:
+        """Count the rows of each slot of a table whose ids have slots, all servers together."""
+        require_known([table], self._declared)
+        counts: Counter[int] = Counter()
+        for frame in self._ask_all(Call.COUNT_SLOTS, messages.CountSlots(table=table).model_dump_json()):
+            counts.update({int(slot): rows for slot, rows in json.loads(frame.text)["slots"].items()})
+        return dict(sorted(counts.items()))
+
     def evict(self, *, now: int | Mapping[str, int] | None = None) -> dict[str, int]:
         """Remove rows of all tables that have expired at `now`, by default the newest event time of each. Returns how many, by
         table."""
@@ -211,7 +220,10 @@ class ServerGroup:
         return {name: sum(count[name] for count in counts) for name in moments}
 
     def health(self) -> list[dict[str, object]]:
-        """Return the health report of each server: tables, bytes, whether it is initialised, seconds since it started."""
+        """Return the health report of each server: tables, bytes and their limit, seconds since it started, and more.
+
+        `out_of_memory` says why the server would refuse another row, and is empty if it would not.
+        """
         return [json.loads(frame.text) for frame in self._ask_all(BasicCall.HEALTH)]
 
     def is_initialised(self) -> bool:

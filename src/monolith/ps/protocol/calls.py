@@ -25,6 +25,7 @@ class Call(CallNumber):
     STATS = 22
     READ_ROWS = 23
     READ_ENTRIES = 24
+    COUNT_SLOTS = 25
     DECLARE_DENSE = 32
     READ_DENSE = 33
     APPLY_DENSE = 34

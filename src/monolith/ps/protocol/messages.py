@@ -21,6 +21,7 @@ __all__ = [
     "AssignDense",
     "BucketsAt",
     "CountFrom",
+    "CountSlots",
     "DeclareDense",
     "DeclareTables",
     "DeclaredTable",
@@ -215,6 +216,12 @@ class ReadEntries(Config):
     table: WireName
     map: WireInt = 0
     """The version of the server's buckets that the client knows. 0: read without checking who owns what."""
+
+
+class CountSlots(Config):
+    """Count the rows of each slot of a table. Answer: `{"slots": {slot: rows}}`."""
+
+    table: WireName
 
 
 class Evict(Config):

@@ -44,6 +44,7 @@ class TableCalls:
             Call.STATS: self._stats,
             Call.READ_ROWS: self._read_rows,
             Call.READ_ENTRIES: self._read_entries,
+            Call.COUNT_SLOTS: self._count_slots,
         }
 
     def _declare_tables(self, frame: Frame) -> Answer:
@@ -73,6 +74,9 @@ class TableCalls:
         self._owned.require_read(read.map)
         arrays = (entries.found.to(torch.uint8), entries.values, entries.times, *entries.slots.values())
         return Answer(text=json.dumps({"slots": list(entries.slots)}), arrays=tuple(array.numpy() for array in arrays))
+
+    def _count_slots(self, frame: Frame) -> Answer:
+        return json_answer(slots=self._tables.slot_counts(message_of(messages.CountSlots, frame).table))
 
     def _configs(self, frame: Frame) -> Answer:
         return Answer(text=messages.DeclareTables(tables=tuple(self._tables.declared())).model_dump_json())

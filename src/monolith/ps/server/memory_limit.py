@@ -47,6 +47,25 @@ class MemoryLimit:
         """Bytes in use, without frames."""
         return sum(size() for size in self._sizes.values())
 
+    @property
+    def limit(self) -> int | None:
+        """The limit that was given."""
+        return self._limit
+
+    @property
+    def full(self) -> str:
+        """Why another row would be refused. Empty if it would not.
+
+        Example:
+            >>> MemoryLimit(1000).full, MemoryLimit().full
+            ('', '')
+        """
+        try:
+            self.require_memory(1, tables=1)
+        except MemoryLimitError as error:
+            return str(error)
+        return ""
+
     def count(self, what: str, size: Callable[[], int]) -> None:
         """Add what `size` returns to the memory in use."""
         self._sizes[what] = size

@@ -183,6 +183,8 @@ class Dispatcher(FrameCalls):
             tables=len(self._state.tables.declared()),
             dense=len(self._state.dense),
             bytes=self._state.memory.used,
+            memory_limit=self._state.memory.limit,
+            out_of_memory=self._state.memory.full,
             initialised=self._state.initialised,
             checkpoint=self._state.checkpoint,
             owns=bool(self._owned.ranges),

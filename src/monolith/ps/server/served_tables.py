@@ -220,6 +220,10 @@ class ServedTables:
         _require("ids", ids, np.dtype("<i8"), 1)
         return table.lookup_entry(ids)
 
+    def slot_counts(self, name: str) -> dict[int, int]:
+        """Count the rows of each slot of a table."""
+        return self._table(name).slot_counts()
+
     def evict(self, now: Mapping[str, int]) -> dict[str, int]:
         """Remove rows that have expired at the given times. Returns how many, by table."""
         tables = {name: self._table(name) for name in now}

@@ -158,6 +158,8 @@ class RunnerConfig(DiscoveryConfig):
     """A launcher supervises the processes: it ends the servers when all workers have ended well, and the chief does not."""
     liveness: Liveness = Liveness()
     """How soon a process counts as dead, when it is replaced, and how long the others wait for that."""
+    server_health_secs: NonNegative = 30.0
+    """Seconds between two checks of the servers' memory by the chief. 0: it is not checked."""
     operation_timeout_in_ms: Annotated[int, Field(ge=-1)] = -1
     """Milliseconds that a call to a server may take. -1 leaves it to `client.timeout`."""
     partial_recovery: bool | None = None

@@ -32,6 +32,7 @@ from monolith.train.distributed.barrier import (
 )
 from monolith.train.distributed.config import RunnerConfig
 from monolith.train.distributed.formation import TEMPORARY
+from monolith.train.distributed.health import ServerHealthHook
 from monolith.train.distributed.sync import GlobalStepHook, RemoteStates, TrainingHooksHelper
 from monolith.train.hooks.cached_parameters import FetchCachedVariablesHook
 from monolith.train.hooks.hook import Hook
@@ -286,8 +287,11 @@ class WorkerAttempt:
             barrier = RemoteBarrier(common, capacity=config.num_workers, sleep=self._sleep)
         if self._controller is not None:
             self._controller.attach(barrier, servers=lambda: store.addresses)
+        health: list[Hook] = []
+        if config.is_chief and config.server_health_secs:
+            health = [ServerHealthHook(store.health, every_secs=config.server_health_secs)]
         if not self._several:
-            return []
+            return health
         sync = TrainingHooksHelper(
             _StatesOfAttempt(
                 common, num_workers=config.num_workers, restored=lambda: store.count_from(self._trainer.step)
@@ -308,7 +312,7 @@ class WorkerAttempt:
                 sleep=self._sleep,
             )
             self._trainer.save_guards = (*self._guards, listener)
-            return [*sync.training_chief_hooks, GlobalStepHook(common)]
+            return [*sync.training_chief_hooks, GlobalStepHook(common), *health]
         hooks: list[Hook] = [*sync.training_hooks, GlobalStepHook(common), BarrierHook(barrier, index=config.index)]
         if config.slow_start_steps:
             hooks.append(self._slow_start(common))
