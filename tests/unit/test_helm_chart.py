@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import ssl
 from typing import Any
 
 import kubernetes_validate
@@ -34,7 +35,8 @@ EVERYTHING: dict[str, Any] = {
     "env": {"MONOLITH_SLOW_START_STEPS": 100, "OMP_NUM_THREADS": "1"},
     "networkPolicy": {"enabled": False},
 }
-VALUES = {"needed": {}, "everything": EVERYTHING}
+RANKS: dict[str, Any] = {"ps": {"replicas": 0}, "workers": {"replicas": 3, "minRanks": 2}}
+VALUES = {"needed": {}, "everything": EVERYTHING, "ranks": RANKS}
 VERSIONS = ("1.29", "1.37")
 
 
@@ -53,7 +55,8 @@ def test_helm_finds_nothing_wrong(values: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kubernetes_knows_every_field(values: str, version: str) -> None:
     manifests = rendered(VALUES[values])
-    assert {"StatefulSet", "Job", "Service", "PodDisruptionBudget"} <= {m["kind"] for m in manifests}
+    servers = set() if values == "ranks" else {"StatefulSet", "PodDisruptionBudget"}
+    assert {"Job", "Service"} | servers <= {m["kind"] for m in manifests}
     for manifest in manifests:
         kubernetes_validate.validate(manifest, version, strict=True)
 
@@ -70,7 +73,8 @@ def test_the_validation_would_notice(plain: list[Manifest]) -> None:
     [
         ({"workers": NEEDED["workers"]}, "image.repository"),
         ({"image": NEEDED["image"]}, "workers.command"),
-        (needed({"ps": {"replicas": 0}}), "ps.replicas"),
+        (needed({"ps": {"replicas": -1}}), "ps.replicas"),
+        (needed({"workers": {"minRanks": -1}}), "workers.minRanks"),
         (needed({"ps": {"memoryLimit": "much"}}), "ps.memoryLimit"),
         (needed({"ps": {"replica": 2}}), "Additional property replica is not allowed"),
         (needed({"modelDir": {"path": "model"}}), "modelDir.path"),
@@ -97,6 +101,26 @@ def test_every_pod_finds_its_role(kind: str) -> None:
         assert reveal(runner.client.token) == reveal(runner.server.token) == "a token of the job"
         assert str(runner.client.tls_root_certs) == "/etc/monolith/tls/ca.crt"
         runner.require_spread()
+
+
+def test_without_servers_the_workers_are_ranks() -> None:
+    manifests = rendered(RANKS)
+    assert not {"StatefulSet", "PodDisruptionBudget"} & {m["kind"] for m in manifests}
+    ranks = one(manifests, "Job")
+    for index in range(3):
+        runner = RunnerConfig.from_env(environment(ranks, index, {"token": "a token of the job"}))
+        assert (runner.server_type, runner.index, runner.num_workers) == ("worker", index, 3)
+        assert runner.enable_full_sync_training
+        assert runner.server.host == f"clicks-monolith-worker-{index}.clicks-monolith-worker.ads.svc.cluster.local"
+        assert str(runner.server.tls_key) == "/etc/monolith/tls/tls.key"
+        assert runner.min_ranks == 2
+    (volume,) = (v for v in ranks["spec"]["template"]["spec"]["volumes"] if v["name"] == "tls")
+    assert "items" not in volume["secret"], "a rank listens, and needs the key"
+    policy = one(manifests, "NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "worker"
+    assert "ports" not in policy["ingress"][0], "a rank takes any free port"
+    certificate = base64.b64decode(one(manifests, "Secret", "-tls")["data"]["tls.crt"]).decode()
+    assert b"*.clicks-monolith-worker.ads.svc.cluster.local" in ssl.PEM_cert_to_DER_cert(certificate)
 
 
 def test_addresses_are_the_names_that_pods_have(plain: list[Manifest]) -> None:

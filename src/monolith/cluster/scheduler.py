@@ -103,8 +103,8 @@ class RoleRequest:
             index=index,
             num_ps=num_ps or self.num_servers,
             num_workers=num_workers,
-            # Servers that the scheduler does not know are found in the way that the configuration says.
-            discovery_type=None if self.num_servers and not num_ps and kind not in DATA_ROLES else found_by,
+            # Servers that the scheduler does not know, and ranks, find each other in the way that the configuration says.
+            discovery_type=found_by if num_ps or kind in DATA_ROLES else None,
         )
 
 

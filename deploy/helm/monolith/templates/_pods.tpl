@@ -42,6 +42,16 @@
 {{- end }}
 {{- end }}
 
+{{/* Variables of a rank: it listens under the name of its pod, which Kubernetes writes into /etc/hosts. */}}
+{{- define "monolith.rankEnv" -}}
+- name: MONOLITH_SERVER
+  value: {{ dict "host" (printf "%s-$(MONOLITH_INDEX).%s" (include "monolith.worker" .) (include "monolith.domain" (dict "root" . "service" (include "monolith.worker" .)))) "tls_cert" "/etc/monolith/tls/tls.crt" "tls_key" "/etc/monolith/tls/tls.key" | toJson | quote }}
+{{- if .Values.workers.minRanks }}
+- name: MONOLITH_MIN_RANKS
+  value: {{ .Values.workers.minRanks | quote }}
+{{- end }}
+{{- end }}
+
 {{- define "monolith.securityContext" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
