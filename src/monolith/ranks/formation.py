@@ -44,7 +44,7 @@ from monolith.ranks.rendezvous import Rendezvous
 from monolith.ranks.socket_mesh import CONTROL, SocketMesh
 from monolith.transport.framed_socket import FramedSocket
 
-__all__ = ["RankMember", "form_mesh"]
+__all__ = ["RankMember", "form_mesh", "late_ranks"]
 
 ANSWER_SECONDS = 5.0
 """How long another rank may take to answer a message of the formation."""
@@ -331,6 +331,25 @@ class _Leader:
         retry = not isinstance(error, RanksDisagreeError)
         for joined in (*self._joined.values(), *self._rivals.values()):
             _refuse(joined.connection, error, retry=retry)
+
+
+def late_ranks(mesh: SocketMesh) -> list[int]:
+    """Return which ranks want to join although the run was formed without them, by the number their launcher gave them.
+
+    Called by the leader now and then. They try again until it forms the run again.
+    """
+    found: set[int] = set()
+    there = {member.rank for member in mesh.members}
+    while (arrival := mesh.take_arrival()) is not None:
+        connection, frame = arrival
+        if frame.call == _Call.WHO:
+            answer_who(connection, mesh.members[0])
+            continue
+        with suppress(ProtocolError):
+            if frame.call == _Call.JOIN:
+                found.add(read_message(frame, _Join).member.rank)
+        _refuse(connection, UnavailableError("the run continues and will be formed again soon"), retry=True)
+    return sorted(found - there)
 
 
 def _fenced(rank: int, stale: _Joined, other: _Joined) -> FencedError:

@@ -10,7 +10,7 @@ from monolith._core import RankChannel, RankWatch
 from monolith.errors import InvalidArgumentError, ProtocolError, RankLostError, RanksDisagreeError
 from monolith.process_bound import ProcessBound, let_go_in_children
 from monolith.ranks.mesh import Arrays, Channel, Kind
-from monolith.ranks.peers import Gate, MeshConfig
+from monolith.ranks.peers import Arrival, Gate, MeshConfig
 from monolith.transport.frames import decode, encode_parts
 
 if TYPE_CHECKING:
@@ -95,6 +95,10 @@ class SocketMesh:
         if state != _DONE:
             raise self._failure(state, through, Kind.WORD, 0)
         return Kind(kind)
+
+    def take_arrival(self) -> Arrival | None:
+        """Return the next connection to the leader of a process that is not part of this mesh, or None."""
+        return None if self._gate is None else self._gate.take(timeout=0.0)
 
     def fail(self, reason: str) -> None:
         """Tell the others."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -400,6 +401,24 @@ class Trainer:
         self.epochs = int(state.get("epochs", 0)) if self.config.resume_data else 0
         self._shares = int(state.get("workers", 1))
         self.step = int(state["step"])
+
+    def start_over(self, state: Mapping[str, Any]) -> None:
+        """Go back to `state`, as if this process had just begun: the next run restores what is saved.
+
+        Args:
+            state: of this trainer from before its first step. Rows are not part of it.
+        """
+        self.model.zero_grad(set_to_none=True)
+        for collection in self._collections:
+            collection.discard_gradients()
+        self.push.abandon()
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+        self.load_state_dict(deepcopy(dict(state)))
+        self._restored = self._restored_for = self._reading = self._position = None
+        self._positions, self._rounds, self._clears_dense = WorkerPositions(), 0, False
+        if self._saving is not None:
+            self._saving = TrainerSaving(self)
 
     def save(self) -> str | None:
         """Save now, and return when it is durable: the checkpoint's path, or None without a model_dir.

@@ -157,7 +157,7 @@ class Supervisor:
     to, whatever its exit code: workers still need it. A role that hangs is killed, and has failed.
 
     Ranks end together: if one fails after others have ended well, those are started again too, because it cannot make its last
-    steps alone. A rank that fails for good ends the job, unless `min_ranks` others are left.
+    steps alone. A rank that fails for good ends the job, unless `min_ranks` others are left, rank 0 among them.
 
     Example:
         >>> from monolith.testing.roles import ScriptedProcess
@@ -301,6 +301,8 @@ class Supervisor:
         """Return the number of ranks with which the job goes on without this role. None if it does not."""
         if status.role.kind is not RoleKind.RANK or self._min_ranks is None or self._stopping:
             return None
+        if status.role.index == 0:
+            return None  # it leads the others, and saves
         left = sum(other.state is not RoleState.FAILED for other in self._of(RoleKind.RANK))
         return left if left >= self._min_ranks else None
 

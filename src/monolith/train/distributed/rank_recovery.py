@@ -1,4 +1,4 @@
-"""How the ranks of a run continue when one of them is lost: they form the run again and restore their last common state."""
+"""What a rank notes when others are lost, and when it fails itself."""
 
 from __future__ import annotations
 
@@ -6,25 +6,16 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from contextlib import closing
-from typing import TYPE_CHECKING, TypeVar
 
 from monolith.errors import FencedError, RankLostError, RepeatedFailureError, RunInterruptedError
-from monolith.ranks.socket_mesh import SocketMesh
 from monolith.state.storage import open_folder
-from monolith.train.hooks.hook import Hook
 
-if TYPE_CHECKING:
-    from monolith.train.trainer import Trainer
-
-__all__ = ["FailureRecord", "RankRecovery"]
+__all__ = ["FailureRecord", "RankRecovery", "loss_in"]
 
 FAILURES = "rank_failures"
 """The folder of the model_dir with the last failure of each rank."""
 _MAX_TEXT = 2000
 _log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 
 class FailureRecord:
@@ -69,103 +60,81 @@ class FailureRecord:
 
 
 class RankRecovery:
-    """Calls `attempt` with the connected ranks of a run, and again each time that a rank was lost and the run formed anew.
+    """What one process knows about the losses of ranks in a run: whom, since when, and what they cost.
 
-    A step that some rank has not finished is dropped: `attempt` restores the last state that all ranks have in common. An error
-    of this rank itself is told to the others and raised.
+    Every event is one line in the log.
 
     Args:
-        form: connects the ranks, given the generation that this process was part of last. It waits for a rank that is replaced.
         record: of the failures of this rank.
 
     Example:
-        >>> from types import SimpleNamespace as Mesh
-        >>> meshes = iter([1, 2])
-        >>> def form(after):
-        ...     return Mesh(rank=0, size=1, generation=next(meshes), members=(), fail=print, close=lambda: None)
-        >>> def attempt(mesh):
-        ...     if mesh.generation == 1:
-        ...         raise RankLostError("rank 1 closed its connection in step 7", rank=1, step=7)
-        ...     return mesh.generation
-        >>> RankRecovery(form, FailureRecord(None, rank=0)).run(attempt)
-        2
+        >>> recovery = RankRecovery(FailureRecord(None, rank=0))
+        >>> recovery.lost(RankLostError("rank 1 closed its connection in step 7", rank=1, step=7), step=6)
+        >>> recovery.losses
+        1
+        >>> recovery.continued(step=5, ranks=2)
     """
 
-    def __init__(
-        self,
-        form: Callable[[int], SocketMesh],
-        record: FailureRecord,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        on_failover: Callable[[int], None] = lambda count: None,
-    ) -> None:
-        self._form, self._record, self._clock, self._on_failover = form, record, clock, on_failover
+    def __init__(self, record: FailureRecord, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._record, self._clock = record, clock
         self._lost_at: float | None = None
-        self._lost_in = 0
-        self._size = 0
-        self.failovers = 0
-        """How often the run was formed again."""
-        self.hook: Hook = _Continued(self)
-        """Logs at which step the run continues. A hook of the trainer, after those that restore."""
-        self.step: Callable[[], int] = lambda: 0
-        """Returns the step of this rank, by which a failure that repeats is recognised."""
+        self._made = 0
+        self.losses = 0
+        """How often a rank was lost."""
 
-    def run(self, attempt: Callable[[SocketMesh], Result]) -> Result:
-        """Return what `attempt` returns in the end.
+    @property
+    def seconds(self) -> float:
+        """Since the loss from which the run has not continued yet, 0 if there is none."""
+        return 0.0 if self._lost_at is None else self._clock() - self._lost_at
 
-        Raises:
-            RepeatedFailureError: this rank has failed in the same step with the same error as its predecessor.
-            RankLostError: a lost rank was not replaced in time.
-        """
-        generation = 0
-        while True:
-            mesh = self._form(generation)
-            generation, self._size = mesh.generation, mesh.size
-            with closing(mesh):
-                try:
-                    return attempt(mesh)
-                except RankLostError as lost:
-                    # The mesh has told the others who was lost.
-                    self._note(mesh, lost)
-                except BaseException as error:
-                    mesh.fail(f"{type(error).__name__}: {error}")
-                    self._raise_if_repeated(error)
-                    raise
+    def lost(self, loss: RankLostError, *, step: int) -> None:
+        """Note that a rank was lost when this one had made `step` steps."""
+        if self._lost_at is None:
+            self._lost_at, self._made = self._clock(), step
+            self.losses += 1
+        _log.warning("%s; dropping the unfinished step and forming the run again", loss)
 
-    def _note(self, mesh: SocketMesh, lost: RankLostError) -> None:
-        self._lost_at, self._lost_in = self._clock(), self.step()
-        self.failovers += 1
-        known = 0 <= lost.rank < len(mesh.members)
-        who = f" ({mesh.members[lost.rank]})" if known else ""
-        _log.warning("%s%s; dropping the unfinished step and forming the run again", lost, who)
-        self._on_failover(self.failovers)
-
-    def _raise_if_repeated(self, error: BaseException) -> None:
-        if not isinstance(error, Exception) or isinstance(error, RunInterruptedError | FencedError):
-            return
-        step = self.step() + 1
-        if self._record.is_repeated(step, error):
-            raise RepeatedFailureError(
-                f"this rank has failed in step {step} with the same error as the time before, so another restart would not help: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-
-    def continued(self, step: int) -> None:
-        """Log that the run continues from `step`. Called when all of it is restored."""
+    def continued(self, *, step: int, ranks: int) -> None:
+        """Log that `ranks` continue from `step`, if a rank was lost before."""
         if self._lost_at is None:
             return
-        seconds, self._lost_at = self._clock() - self._lost_at, None
-        again = max(0, self._lost_in - step)
+        again = max(0, self._made - step)
         redone = (
             f"; {again} {'step' if again == 1 else 'steps'} made before the loss will be made again" if again else ""
         )
-        ranks = f"{self._size} {'rank' if self._size == 1 else 'ranks'}"
-        _log.warning("continuing from step %d with %s, %.1f s after the loss%s", step, ranks, seconds, redone)
+        who = f"{ranks} {'rank' if ranks == 1 else 'ranks'}"
+        _log.warning("continuing from step %d with %s, %.1f s after the loss%s", step, who, self.seconds, redone)
+        self._lost_at = None
+
+    def failed(self, error: BaseException, *, step: int) -> None:
+        """Remember that this rank itself has failed after `step` steps.
+
+        Raises:
+            RepeatedFailureError: its predecessor has failed in the same step with the same error.
+        """
+        if not isinstance(error, Exception) or isinstance(error, RunInterruptedError | FencedError):
+            return
+        if self._record.is_repeated(step + 1, error):
+            raise RepeatedFailureError(
+                f"this rank has failed in step {step + 1} with the same error as the time before, so another restart would not "
+                f"help: {type(error).__name__}: {error}"
+            ) from error
 
 
-class _Continued(Hook):
-    def __init__(self, recovery: RankRecovery) -> None:
-        self._recovery = recovery
+def loss_in(error: BaseException) -> RankLostError | None:
+    """Return the loss of a rank that `error` is, or that it was raised because of.
 
-    def after_start(self, trainer: Trainer) -> None:
-        self._recovery.continued(trainer.step)
+    Example:
+        >>> try:
+        ...     try:
+        ...         raise RankLostError("rank 1 has left", rank=1)
+        ...     finally:
+        ...         raise OSError("a save was not finished")
+        ... except OSError as error:
+        ...     loss_in(error).rank
+        1
+    """
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, RankLostError):
+        seen = seen.__cause__ or seen.__context__
+    return seen

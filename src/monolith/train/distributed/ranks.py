@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
@@ -17,19 +20,21 @@ from monolith.cluster.discovery.service_discovery import ServiceDiscovery
 from monolith.cluster.launch.reporting import beating, tell_wrong_usage
 from monolith.cluster.role import add_mpi_exception_hook, launched_rank
 from monolith.console import log_to_stderr
-from monolith.errors import ConfigError, RunInterruptedError
+from monolith.errors import ConfigError, RankLostError, RunInterruptedError
 from monolith.features.batch import Batch
 from monolith.nn import embedding_collections
 from monolith.ranks.agreement import Agreement
 from monolith.ranks.data_shards import DataShards
-from monolith.ranks.formation import form_mesh
+from monolith.ranks.formation import form_mesh, late_ranks
 from monolith.ranks.mesh import LoneMesh, Mesh
 from monolith.ranks.peers import MeshConfig
 from monolith.ranks.rank_store import RankStore
 from monolith.ranks.rendezvous import DiscoveryRendezvous, Rendezvous, torchrun_rendezvous
+from monolith.ranks.socket_mesh import SocketMesh
 from monolith.state.storage import is_remote
 from monolith.train.distributed.config import RunnerConfig
 from monolith.train.distributed.data_service import service_dispatcher, service_source
+from monolith.train.distributed.rank_recovery import FailureRecord, RankRecovery, loss_in
 from monolith.train.distributed.run import HeartBeat, tell_scheduler
 from monolith.train.distributed.worker import tables_of_model
 from monolith.train.hooks.hook import Hook
@@ -37,10 +42,14 @@ from monolith.train.synchronous import SynchronousSteps
 
 if TYPE_CHECKING:
     from monolith.train.distributed.data_service import TrainingData
-    from monolith.train.trainer import Trainer
+    from monolith.train.trainer import StepResult, Trainer
 
 __all__ = ["RankSession", "distributed_sync_train", "mesh_config", "rendezvous_of"]
 
+JOINED = "another rank joins the run"
+"""Why ranks stop between two steps, to continue as more than they are."""
+_KNOCK_SECS = 0.5
+"""Seconds after which the chief looks again whether a rank wants to join."""
 RENDEZVOUS = "ranks"
 """The folder of the model_dir in which ranks find each other, if nothing else says how."""
 # What launchers call the job, for processes that share nothing but a machine.
@@ -88,6 +97,10 @@ class RankSession:
 
     Between two calls of `train` ranks keep their rows. All ranks make the same calls. Whatever the chief does alone in between,
     such as an evaluation, the others serve in `serve`.
+
+    If a rank is lost in `train`, the others wait for the process that takes its place. All restore the last state that they have
+    in common and continue from there. With `RunnerConfig.min_ranks` they continue without it after a while, and when it comes
+    back later, they save and continue with it.
     """
 
     def __init__(
@@ -98,23 +111,23 @@ class RankSession:
         *,
         mesh: Mesh | None = None,
     ) -> None:
-        """Wait for the other ranks, or use the `mesh` that connects them."""
-        self._trainer, self._config = trainer, config
+        """Wait for the other ranks, or use the `mesh` that connects them. Then a lost rank is not waited for."""
+        self._trainer, self._config, self._given = trainer, config, mesh
         self._open = ExitStack()
         self._left = False
         self._data: tuple[object, DataShards] | None = None
+        self._recovery = RankRecovery(FailureRecord(config.model_dir or None, rank=config.index))
+        self._generation = 0
+        self.mesh: Mesh = LoneMesh()
+        """The ranks."""
+        self.store: RankStore
+        """Their rows."""
         try:
             self._prepare()
-            self.mesh = self._formed(discovery) if mesh is None else mesh
-            """The ranks."""
-            self._open.callback(self.mesh.close)
-            self.agreement = Agreement(self.mesh)
-            """What they agree on."""
-            self.store = RankStore(self.agreement, tables_of_model(trainer.model))
-            """Their rows."""
-            for collection in embedding_collections(trainer.model):
-                collection.use_store(self.store)
-            self.steps = SynchronousSteps(trainer, self.agreement, config, store=self.store)
+            self._rendezvous = self._found_by(discovery)
+            # Where a run without a saved state starts again.
+            self._initial = deepcopy(trainer.state_dict())
+            self._join()
         except BaseException:
             self._open.close()
             raise
@@ -127,22 +140,61 @@ class RankSession:
         add_mpi_exception_hook()
         self._config.require_ranks()
         self._open.enter_context(beating(self._config.liveness.heartbeat_secs))
+        self._open.callback(self._disconnect)
 
-    def _formed(self, discovery: ServiceDiscovery | None) -> Mesh:
+    def _found_by(self, discovery: ServiceDiscovery | None) -> Rendezvous | None:
+        """Return how this rank finds the others. None if there are none, or if they are connected already."""
         config = self._config
-        if config.num_workers == 1:
-            return LoneMesh()
+        if self._given is not None or config.num_workers == 1:
+            return None
         if discovery is None and _names_discovery(config):
             discovery = self._open.enter_context(monolith_discovery(config))
-        rendezvous = rendezvous_of(config) if discovery is None else DiscoveryRendezvous(discovery)
-        return form_mesh(
-            config.index,
-            config.num_workers,
-            rendezvous,
-            config=mesh_config(config),
-            min_ranks=config.min_ranks,
-            replacement_secs=config.liveness.replacement_secs,
-        )
+        return rendezvous_of(config) if discovery is None else DiscoveryRendezvous(discovery)
+
+    def _join(self) -> None:
+        """Connect to the other ranks, and make the parts of this process that belong to one formation of the run."""
+        self.mesh = self._formed()
+        self._generation = self.mesh.generation
+        self.agreement = Agreement(self.mesh)
+        """What they agree on."""
+        self.store = RankStore(self.agreement, tables_of_model(self._trainer.model))
+        for collection in embedding_collections(self._trainer.model):
+            collection.use_store(self.store)
+        self.steps = SynchronousSteps(self._trainer, self.agreement, self._config, store=self.store)
+        self._data = None
+
+    def _formed(self) -> Mesh:
+        config, settings = self._config, mesh_config(self._config)
+        if self._rendezvous is None:
+            return self._given or LoneMesh()
+        while True:
+            try:
+                return form_mesh(
+                    config.index,
+                    config.num_workers,
+                    self._rendezvous,
+                    config=settings,
+                    after=self._generation,
+                    min_ranks=config.min_ranks,
+                    replacement_secs=config.liveness.replacement_secs,
+                    while_waiting=self._stop_waiting,
+                )
+            except RankLostError as lost:
+                # A rank that dies while the run is formed is waited for like one that dies later.
+                if self._recovery.seconds > settings.formation_secs:
+                    raise
+                self._recovery.lost(lost, step=self._trainer.step)
+
+    def _stop_waiting(self) -> None:
+        if self._trainer.interrupted is not None:
+            raise RunInterruptedError(
+                f"rank {self._config.index} stopped while it waited for other ranks: {self._trainer.interrupted}"
+            )
+
+    def _disconnect(self) -> None:
+        self.mesh.close()
+        if hasattr(self, "store"):
+            self.store.close()
 
     @property
     def is_chief(self) -> bool:
@@ -158,30 +210,63 @@ class RankSession:
         hooks: Sequence[Hook] = (),
     ) -> int:
         """Train until the data or the steps end on all ranks. Returns the global step."""
-        trainer, failure = self._trainer, None
-        trainer.hooks = tuple(hooks)
+        if steps is not None and self._config.supervised:
+            _log.warning(
+                "steps=%d counts from the start of this process: after a restart there are more; max_steps is exact",
+                steps,
+            )
+        failure: BaseException | None = None
+        limits = _Limits(steps, max_steps)
         try:
-            with ExitStack() as meanwhile:
-                if self.is_chief:
-                    meanwhile.enter_context(HeartBeat(trainer.on_save_metric))
-                dispatcher = meanwhile.enter_context(service_dispatcher(self._config))
-                given = source if isinstance(source, Iterable) else source()
-                step = trainer.fit(
-                    self._share(service_source(given, self._config, dispatcher)), steps=steps, max_steps=max_steps
-                )
-            if trainer.interrupted is not None:
-                raise RunInterruptedError(
-                    f"rank {self.mesh.rank} stopped at step {step} before its work was done: {trainer.interrupted}"
-                )
-            return step
+            while True:
+                try:
+                    step = self._train_once(source, limits, hooks)
+                except Exception as error:
+                    lost = loss_in(error)
+                    if lost is None or self._rendezvous is None:
+                        raise
+                    self._recovery.lost(lost, step=self._trainer.step)
+                else:
+                    if not self._is_joined_by_another:
+                        return step
+                self._start_over()
         except BaseException as error:
             failure = error
             self._left = True
             self.mesh.fail(f"{type(error).__name__}: {error}")
+            self._recovery.failed(error, step=self._trainer.step)
             raise
         finally:
-            if self.is_chief:
+            if self._config.is_chief:
                 tell_scheduler(failure)
+
+    def _train_once(
+        self, source: TrainingData | Callable[[], TrainingData], limits: _Limits, hooks: Sequence[Hook]
+    ) -> int:
+        trainer = self._trainer
+        trainer.hooks = (*hooks, _Joining(self._recovery, limits, self.mesh, self._config))
+        with ExitStack() as meanwhile:
+            if self.is_chief:
+                meanwhile.enter_context(HeartBeat(trainer.on_save_metric))
+            dispatcher = meanwhile.enter_context(service_dispatcher(self._config))
+            given = source if isinstance(source, Iterable) else source()
+            data = self._share(service_source(given, self._config, dispatcher))
+            step = trainer.fit(data, steps=limits.steps, max_steps=limits.last)
+        if trainer.interrupted is not None:
+            raise RunInterruptedError(
+                f"rank {self.mesh.rank} stopped at step {step} before its work was done: {trainer.interrupted}"
+            )
+        return step
+
+    @property
+    def _is_joined_by_another(self) -> bool:
+        return JOINED in (self._trainer.stop_reason or "")
+
+    def _start_over(self) -> None:
+        """Form the run again. Everything that this process had from it is restored from what is saved, or starts again."""
+        self._disconnect()
+        self._trainer.start_over(self._initial)
+        self._join()
 
     def _share(self, source: Iterable[Batch]) -> Iterable[Batch]:
         """Return the data of this rank: what the steps of ranks read in place of batches."""
@@ -205,6 +290,38 @@ class RankSession:
             self._left = True
             self.mesh.fail(f"{type(error).__name__}: {error}")
         self.close()
+
+
+@dataclass
+class _Limits:
+    """Where a run ends, however often it is formed."""
+
+    steps: int | None
+    last: int | None
+
+    def begin(self, step: int) -> None:
+        if self.steps is not None:
+            self.last, self.steps = step + self.steps, None
+
+
+class _Joining(Hook):
+    """Logs that the run continues, and lets the chief stop it when a rank that was given up has come back."""
+
+    def __init__(self, recovery: RankRecovery, limits: _Limits, mesh: Mesh, config: RunnerConfig) -> None:
+        self._recovery, self._limits, self._mesh, self._config = recovery, limits, mesh, config
+        self._next = 0.0
+
+    def after_start(self, trainer: Trainer) -> None:
+        self._limits.begin(trainer.step)
+        self._recovery.continued(step=trainer.step, ranks=self._mesh.size)
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        if not isinstance(self._mesh, SocketMesh) or self._mesh.size == self._config.num_workers:
+            return
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _KNOCK_SECS
+            if late := late_ranks(self._mesh):
+                trainer.request_stop(f"{JOINED}: {', '.join(map(str, late))}")
 
 
 def mesh_config(config: RunnerConfig) -> MeshConfig:
