@@ -294,14 +294,17 @@ def _needs(manifests: Iterable[Manifest], snapshots: Mapping[str, SnapshotManife
 
 
 def remove_orphans(model_dir: ModelDir, manifest: Manifest) -> None:
-    """Remove checkpoints in the folders of servers whose run's checkpoint does not exist, because its writer or remover died.
+    """Remove checkpoints of servers and ranks whose run's checkpoint does not exist, because its writer or remover died.
 
-    `manifest` is that of the newest checkpoint, whose parts tell the folders. Call it only while no other checkpoint is being
-    written. What is outside of the model_dir is left alone.
+    `manifest` is that of the newest checkpoint, whose parts tell the folders, besides those below `ps/`. Call it only while no
+    other checkpoint is being written. What is outside of the model_dir is left alone.
     """
     top = model_dir.folder
-    inside = [entry.name for entry in manifest.parts if not is_absolute(entry.name)]
-    for folder in {parent_folder(parent_folder(name)) for name in inside}:
+    folders = {parent_folder(parent_folder(entry.name)) for entry in manifest.parts if not is_absolute(entry.name)}
+    if folders:
+        # Those of ranks that are no longer there as well.
+        folders |= {f"{SERVERS}/{name}" for name in top.inside(SERVERS).names()}
+    for folder in folders:
         for name in top.inside(folder).names():
             if name.startswith(f"{BASENAME}-") and top.inside(name).size(MANIFEST) is None:
                 # Left behind it only takes space.

@@ -11,7 +11,7 @@ from monolith.log import LogReader
 from monolith.ranks.mesh import Mesh
 from monolith.state import model_dir as model_dir_module
 from monolith.state.model_dir import ModelDir
-from monolith.state.retention import remove_unreachable
+from monolith.state.retention import remove_orphans, remove_unreachable
 from monolith.state.snapshot import write_snapshot
 from monolith.testing.rank_threads import run_ranks
 from rank_state_run import RankRun, new_tables, restored_rows, rows_at, train
@@ -63,3 +63,14 @@ def test_old_segments_go_when_a_snapshot_is_due(tmp_path: Path, monkeypatch: pyt
         assert len(sequences) < 25, "nothing was removed"
     assert restored_rows(str(tmp_path))[0] == 39
     assert np.all([len(list((tmp_path / "ps" / rank / "snapshots").iterdir())) <= 12 for rank in "01"])
+
+
+def test_parts_of_a_checkpoint_that_was_never_completed_are_removed(tmp_path: Path) -> None:
+    run_ranks(3, lambda mesh: RankRun(mesh, str(tmp_path), cut_every=100, save_every=2).run(2))
+    # As if the chief had died before it named the parts.
+    (tmp_path / "model.ckpt-2" / "manifest.json").unlink()
+    run_ranks(2, lambda mesh: RankRun(mesh, str(tmp_path), cut_every=100, save_every=3).run(3))
+    home = ModelDir(tmp_path)
+    remove_orphans(home, home.manifest("model.ckpt-3"))
+    assert sorted(path.name for path in tmp_path.glob("ps/*/model.ckpt-*")) == ["model.ckpt-3"] * 2
+    assert restored_rows(str(tmp_path)) == (3, rows_at(3))
