@@ -50,13 +50,11 @@ _log = logging.getLogger(__name__)
 
 def _agreement(trainer: Trainer) -> Agreement | None:
     """Return what the ranks of the run agree with, or None in a run of one process."""
-    ranks = getattr(trainer, "ranks", None)
-    return None if ranks is None else ranks.agreement
+    return None if trainer.ranks is None else trainer.ranks.agreement
 
 
 def _is_chief(trainer: Trainer) -> bool:
-    agreement = _agreement(trainer)
-    return agreement is None or agreement.mesh.rank == 0
+    return trainer.ranks is None or trainer.ranks.is_chief
 
 
 class SyncTrainingBarrierSaverListener(CheckpointSaverListener):

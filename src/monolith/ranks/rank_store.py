@@ -244,7 +244,7 @@ class RankStore:
         slots = {name: restored[name] for name in own.slots}
         return Entries(
             ids=torch.from_numpy(wanted.copy()),
-            found=restored["found"],
+            found=restored["found"].bool(),
             values=restored["values"],
             slots=slots,
             times=restored["times"],
@@ -382,7 +382,8 @@ class RankStore:
 
     def _entries_here(self, table: str, arrays: Arrays) -> RankAnswer:
         entries = self.local.tables[table].lookup_entry(arrays[0])
-        columns = [entries.found, entries.values, entries.times, *entries.slots.values()]
+        # Messages have no bool.
+        columns = [entries.found.to(torch.uint8), entries.values, entries.times, *entries.slots.values()]
         return RankAnswer(None, [column.numpy() for column in columns])
 
     def _mark_here(self, argument: _Argument, arrays: Arrays) -> RankAnswer:

@@ -49,6 +49,7 @@ class ThreadMesh:
         key = (channel, self._numbers[channel])
         self._numbers[channel] += 1
         hub = self._hub
+        assert all(array.dtype != np.bool_ for arrays in out for array in arrays), "messages have no bool"
         with hub.changed:
             round_ = hub.rounds.setdefault(key, _Round())
             copies = [out[r] if r == self.rank else [np.array(a) for a in out[r]] for r in range(self.size)]

@@ -160,7 +160,7 @@ def test_the_size_of_tables_is_logged_every_ten_minutes(caplog: pytest.LogCaptur
 def rank_of(hook: Callable[[int], Hook], steps: int, **config: Any) -> Callable[[Mesh], tuple[int, str | None]]:  # noqa: ANN401
     def rank(mesh: Mesh) -> tuple[int, str | None]:
         trainer, agreement, mine = Trainer(nn.Identity(), config=RunConfig(**config)), Agreement(mesh), hook(mesh.rank)
-        trainer.ranks = SimpleNamespace(agreement=agreement)  # type: ignore[assignment]
+        trainer.ranks = SimpleNamespace(agreement=agreement, is_chief=mesh.rank == 0)  # type: ignore[assignment]
         mine.begin(trainer)
         mine.after_start(trainer)
         while trainer.step < steps:
@@ -209,7 +209,7 @@ def test_all_ranks_switch_their_savers_alike(tmp_path: Path) -> None:
 def test_a_save_ends_when_all_ranks_know_of_it() -> None:
     def rank(mesh: Mesh) -> int:
         trainer, agreement = Trainer(nn.Identity()), Agreement(mesh)
-        trainer.ranks = SimpleNamespace(agreement=agreement)  # type: ignore[assignment]
+        trainer.ranks = SimpleNamespace(agreement=agreement, is_chief=mesh.rank == 0)  # type: ignore[assignment]
         seen: list[object] = []
         agreement.actions["barrier"] = seen.append  # type: ignore[assignment]
         if mesh.rank == 0:

@@ -32,6 +32,9 @@ from monolith.ranks.rank_store import RankStore
 from monolith.ranks.rendezvous import DiscoveryRendezvous, Rendezvous, torchrun_rendezvous
 from monolith.ranks.socket_mesh import SocketMesh
 from monolith.state.storage import is_remote
+from monolith.train.control import Controller
+from monolith.train.control_server import controlled
+from monolith.train.distributed.barrier import RankBarrier
 from monolith.train.distributed.config import RunnerConfig
 from monolith.train.distributed.data_service import service_dispatcher, service_source
 from monolith.train.distributed.rank_recovery import FailureRecord, RankRecovery, loss_in
@@ -248,6 +251,7 @@ class RankSession:
         with ExitStack() as meanwhile:
             if self.is_chief:
                 meanwhile.enter_context(HeartBeat(trainer.on_save_metric))
+                trainer.hooks = (*trainer.hooks, self._controller(meanwhile))
             dispatcher = meanwhile.enter_context(service_dispatcher(self._config))
             given = source if isinstance(source, Iterable) else source()
             data = self._share(service_source(given, self._config, dispatcher))
@@ -267,6 +271,15 @@ class RankSession:
         self._disconnect()
         self._trainer.start_over(self._initial)
         self._join()
+
+    def _controller(self, meanwhile: ExitStack) -> Controller:
+        """Return what does in the chief what operators ask of all ranks."""
+        config = self._config
+        controller = meanwhile.enter_context(
+            controlled(self._trainer, config.controller, num_workers=self.mesh.size, token=config.client.token)
+        )
+        controller.attach(RankBarrier(self.agreement))
+        return controller
 
     def _share(self, source: Iterable[Batch]) -> Iterable[Batch]:
         """Return the data of this rank: what the steps of ranks read in place of batches."""
