@@ -3,8 +3,9 @@
 from monolith.ranks.agreement import Agreement, StepPlan
 from monolith.ranks.data_shards import DataShards
 from monolith.ranks.dense import DenseGradients, SharedBuffers
-from monolith.ranks.formation import RankMember, form_mesh
+from monolith.ranks.formation import form_mesh
 from monolith.ranks.mesh import Channel, Kind, Mesh
+from monolith.ranks.messages import RankMember
 from monolith.ranks.peers import MeshConfig
 from monolith.ranks.rank_folder import RankFolder
 from monolith.ranks.rank_state import RankState

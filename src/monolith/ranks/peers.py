@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import hmac
 import logging
+import os
 import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 
 from monolith.cluster.net import concat_ip_and_port, get_local_host, split_address
 from monolith.config import Config, Positive
 from monolith.console import RareWarnings
-from monolith.errors import MonolithError, ProtocolError, UnavailableError
+from monolith.errors import AuthenticationError, MonolithError, ProtocolError, UnavailableError
 from monolith.process_bound import ProcessBound, let_go_in_children
+from monolith.ranks.messages import MAX_JOIN_BYTES
+from monolith.ranks.tls import Tls, TlsPipe
 from monolith.transport.addresses import connect
-from monolith.transport.framed_socket import HELLO, FramedSocket, Welcome, hello
-from monolith.transport.frames import MAGIC, PROTOCOL_VERSION, Frame, decode, encode
+from monolith.transport.framed_socket import HELLO, FramedSocket, TooLongError, Welcome, hello, peer_uid
+from monolith.transport.frames import MAGIC, PROTOCOL_VERSION, Frame, decode
 from monolith.transport.server import require_safe
 from monolith.transport.sockets import HELLO_SECONDS, connect_nearby, listen, require_welcome, welcome
 from monolith.transport.tokens import Token, reveal
 
-__all__ = ["Arrival", "Gate", "MeshConfig", "dial", "read_message", "receive_message", "send_message"]
+__all__ = ["Arrival", "Gate", "MeshConfig", "RankConnection", "dial"]
 
 MAX_STRANGERS = 64
 """Connections that have not said yet what they are for. Further ones are closed."""
-MAX_HELLO_BYTES = 2**20
 
 _log = logging.getLogger(__name__)
-Message = TypeVar("Message", bound=BaseModel)
 
 
 class MeshConfig(Config):
@@ -70,10 +72,19 @@ class MeshConfig(Config):
     """How long an exchange waits for a rank that is alive. Longer than any step, save or evaluation of one rank."""
 
 
+class RankConnection(FramedSocket):
+    """A connection to another rank. `pipe` encrypts it, if anything does."""
+
+    def __init__(self, connected: socket.socket, *, pipe: TlsPipe | None = None) -> None:
+        super().__init__(connected if pipe is None else pipe.near)
+        self.pipe = pipe
+        self.is_local = self.is_local and pipe is None
+
+
 class Arrival(NamedTuple):
     """A connection of another rank, and the first message on it."""
 
-    connection: FramedSocket
+    connection: RankConnection
     frame: Frame
 
 
@@ -82,9 +93,13 @@ class Gate:
 
     def __init__(self, config: MeshConfig) -> None:
         require_safe(config)
+        self.tls = None if config.tls_cert is None else Tls(config)
+        """The certificates, with which connections between machines are encrypted. None: they are not."""
+        self.attend: Callable[[Arrival], None] | None = None
+        """Called with connections, in threads of their own. None: they wait for `take`."""
         self._token = (reveal(config.token) or "").encode()
         self._arrived: queue.Queue[Arrival] = queue.Queue()
-        self._strangers: set[FramedSocket] = set()
+        self._strangers: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._warnings = RareWarnings(_log)
         self._is_closed = False
@@ -123,8 +138,9 @@ class Gate:
             thread.join()
         with self._lock:
             strangers, self._strangers = self._strangers, set()
-        for connection in strangers:
-            connection.close()
+        for connected in strangers:
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
         while (arrival := self.take(timeout=0.0)) is not None:
             arrival.connection.close()
 
@@ -132,8 +148,8 @@ class Gate:
         """Close the sockets in a forked child."""
         for listener in self._listeners:
             listener.close()
-        for connection in self._strangers:
-            connection.let_go()
+        for connected in self._strangers:
+            connected.close()
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._is_closed:
@@ -144,36 +160,59 @@ class Gate:
                     self._warnings.warn("cannot accept a connection of a rank: %s", error.strerror)
                     time.sleep(0.05)
                 continue
-            connection = FramedSocket(connected)
             with self._lock:
                 is_full = len(self._strangers) >= MAX_STRANGERS
                 if not is_full:
-                    self._strangers.add(connection)
+                    self._strangers.add(connected)
             if is_full:
                 self._warnings.warn("closed a connection: %s others have not said what they are for", MAX_STRANGERS)
-                connection.close()
+                connected.close()
                 continue
-            threading.Thread(target=self._greet, args=(connection,), name="monolith-ranks-greet", daemon=True).start()
+            try:
+                threading.Thread(
+                    target=self._greet, args=(connected,), name="monolith-ranks-greet", daemon=True
+                ).start()
+            except RuntimeError as error:
+                self._warnings.warn("cannot serve a connection: %s; it was closed", error)
+                self._forget(connected)
+                connected.close()
 
-    def _greet(self, connection: FramedSocket) -> None:
-        arrival = None
+    def _forget(self, connected: socket.socket) -> bool:
+        """Return whether a stranger was known, that is, not closed meanwhile."""
+        with self._lock:
+            is_known = connected in self._strangers
+            self._strangers.discard(connected)
+            return is_known
+
+    def _greet(self, connected: socket.socket) -> None:
+        connection = None
         try:
             deadline = time.monotonic() + HELLO_SECONDS
+            uid = peer_uid(connected)
+            if uid not in (None, 0, os.geteuid()):
+                raise AuthenticationError(f"it is of user {uid}, who is neither this user nor root")
+            is_encrypted = self.tls is not None and connected.family != socket.AF_UNIX
+            pipe = self.tls.accept(connected, timeout=HELLO_SECONDS) if self.tls is not None and is_encrypted else None
+            connection = RankConnection(connected, pipe=pipe)
+            arrival = None
             if self._is_accepted(connection, deadline):
-                data = connection.receive_frame(max_bytes=MAX_HELLO_BYTES, deadline=deadline)
+                data = connection.receive_frame(max_bytes=MAX_JOIN_BYTES, deadline=deadline)
                 arrival = Arrival(connection, decode(data))
-        except (OSError, MonolithError) as error:
+        except (OSError, MonolithError, TooLongError) as error:
             self._warnings.warn("closed a connection that is not of a rank: %s", error)
-        finally:
-            with self._lock:
-                is_known = connection in self._strangers
-                self._strangers.discard(connection)
-                if arrival is not None and is_known and not self._is_closed:
-                    self._arrived.put(arrival)
-                else:
-                    connection.close()
+            arrival = None
+        if self._forget(connected) and arrival is not None and not self._is_closed:
+            self._hand_over(arrival)
+        else:
+            (connection or connected).close()
 
-    def _is_accepted(self, connection: FramedSocket, deadline: float) -> bool:
+    def _hand_over(self, arrival: Arrival) -> None:
+        if self.attend is None:
+            self._arrived.put(arrival)
+        else:
+            self.attend(arrival)
+
+    def _is_accepted(self, connection: RankConnection, deadline: float) -> bool:
         magic, version, size = HELLO.unpack(connection.receive(HELLO.size, deadline=deadline).data)
         if magic != MAGIC:
             raise ProtocolError(f"hello: expected the magic {MAGIC!r}, got {magic!r}")
@@ -192,7 +231,7 @@ def _advertised(config: MeshConfig) -> str:
     return get_local_host() if config.host in ("0.0.0.0", "::") else config.host
 
 
-def dial(address: str, config: MeshConfig, *, deadline: float) -> FramedSocket:
+def dial(address: str, config: MeshConfig, tls: Tls | None, *, deadline: float) -> RankConnection:
     """Connect to the rank that listens at `address`.
 
     Raises:
@@ -200,11 +239,16 @@ def dial(address: str, config: MeshConfig, *, deadline: float) -> FramedSocket:
         AuthenticationError: the token is wrong.
     """
     host, port = split_address(address)
-    near = connect_nearby(host, port) if config.within_host else None
     try:
-        connection = FramedSocket(near or connect(host, port, max(0.001, deadline - time.monotonic())))
+        connected = connect_nearby(host, port) if config.within_host else None
+        pipe = None
+        if connected is None:
+            left = max(0.001, deadline - time.monotonic())
+            connected = connect(host, port, left)
+            pipe = None if tls is None else tls.connect(connected, host, timeout=left)
+        connection = RankConnection(connected, pipe=pipe)
     except OSError as error:
-        raise UnavailableError(f"no rank listens at {address}: {error.strerror or error}") from None
+        raise UnavailableError(f"no rank can be reached at {address}: {error.strerror or error}") from None
     try:
         connection.send(hello(reveal(config.token)), deadline=deadline)
         require_welcome(connection.receive(HELLO.size, deadline=deadline), address)
@@ -214,23 +258,3 @@ def dial(address: str, config: MeshConfig, *, deadline: float) -> FramedSocket:
             raise UnavailableError(f"the rank at {address} does not answer: {error.strerror or error}") from None
         raise
     return connection
-
-
-def send_message(connection: FramedSocket, call: int, message: BaseModel, *, deadline: float) -> None:
-    """Send one message of the formation of a run. Errors are those of sockets."""
-    connection.send_frame(encode(call=call, request=1, text=message.model_dump_json()), deadline=deadline)
-
-
-def receive_message(connection: FramedSocket, *, deadline: float) -> Frame:
-    """Return the next message. Errors are those of sockets, and `ProtocolError`."""
-    return decode(connection.receive_frame(max_bytes=MAX_HELLO_BYTES, deadline=deadline))
-
-
-def read_message(frame: Frame, kind: type[Message]) -> Message:
-    """Return the content of a message, checked."""
-    try:
-        return kind.model_validate_json(frame.text)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ProtocolError(f"{kind.__name__}.{where}: {problem['msg']}") from None

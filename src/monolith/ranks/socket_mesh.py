@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from monolith._core import RankChannel, RankWatch
 from monolith.errors import InvalidArgumentError, ProtocolError, RankLostError, RanksDisagreeError
 from monolith.process_bound import ProcessBound, let_go_in_children
 from monolith.ranks.mesh import Arrays, Channel, Kind
-from monolith.ranks.peers import Arrival, Gate, MeshConfig
+from monolith.ranks.messages import RankMember
+from monolith.ranks.peers import MeshConfig, RankConnection
 from monolith.transport.frames import decode, encode_parts
 
-if TYPE_CHECKING:
-    from monolith.ranks.formation import RankMember
-
 __all__ = ["CONTROL", "SocketMesh"]
+
+_log = logging.getLogger(__name__)
 
 CONTROL = len(Channel)
 """The connection of two ranks that carries heartbeats and news of failures."""
@@ -25,8 +25,19 @@ _MAX_BYTES = 2**36
 _DONE, _INTERRUPTED, _LOST, _DISAGREE, _CLOSED, _BROKEN = range(6)
 _IS_LOST, _HAS_FAILED, _DISAGREES = 1, 2, 3
 
-Connection = tuple[socket.socket, bool]
-"""A connected socket, and whether the two ends may share memory through it."""
+_DRAIN_SECONDS = 5.0
+
+
+class Newcomers(Protocol):
+    """Processes that want to join while the run is going on. See `monolith.ranks.leader.Lobby`."""
+
+    is_heard: Callable[[int, float], bool]
+
+    def newcomers(self) -> list[int]:
+        """Return their ranks."""
+
+    def close(self) -> None:
+        """Stop listening."""
 
 
 class SocketMesh:
@@ -38,25 +49,28 @@ class SocketMesh:
         rank: int,
         members: Sequence[RankMember],
         generation: int,
-        connections: Mapping[tuple[int, int], Connection],
+        connections: Mapping[tuple[int, int], RankConnection],
         config: MeshConfig,
-        gate: Gate | None,
+        lobby: Newcomers | None = None,
     ) -> None:
-        """Take over connected sockets, by rank and channel."""
+        """Take over the connections, by rank and channel."""
         self.rank, self.size, self.generation = rank, len(members), generation
         self.members = tuple(members)
         """The processes of this generation, by rank."""
         self.tables = 0
         """Hash of the declared tables, sent with every message. Ranks that have set different ones get an error."""
-        self._config, self._gate = config, gate
+        self._config, self._lobby = config, lobby
         sockets: dict[int, list[int]] = {}
         shares: dict[int, list[bool]] = {}
         for channel in (*Channel, CONTROL):
             taken = [connections.get((peer, channel)) for peer in range(self.size)]
-            sockets[channel] = [-1 if one is None else one[0].detach() for one in taken]
-            shares[channel] = [one is not None and one[1] for one in taken]
+            sockets[channel] = [-1 if one is None else one.detach().detach() for one in taken]
+            shares[channel] = [one is not None and one.is_local for one in taken]
         self._watch = RankWatch(rank, sockets[CONTROL], config.rank_timeout_secs)
         self._channels = [RankChannel(sockets[channel], shares[channel], self._watch) for channel in Channel]
+        self._pipes = [one.pipe for one in connections.values() if one.pipe is not None]
+        if lobby is not None:
+            lobby.is_heard = self._watch.is_heard
         self._bound = ProcessBound("the connections of a rank")
         let_go_in_children(self)
 
@@ -96,9 +110,9 @@ class SocketMesh:
             raise self._failure(state, through, Kind.WORD, 0)
         return Kind(kind)
 
-    def take_arrival(self) -> Arrival | None:
-        """Return the next connection to the leader of a process that is not part of this mesh, or None."""
-        return None if self._gate is None else self._gate.take(timeout=0.0)
+    def newcomers(self) -> list[int]:
+        """Return the ranks, as launched, of processes that wait on rank 0 until the run is formed again."""
+        return [] if self._lobby is None else self._lobby.newcomers()
 
     def fail(self, reason: str) -> None:
         """Tell the others."""
@@ -109,12 +123,15 @@ class SocketMesh:
         """Close all connections. In a forked child it does nothing."""
         if not self._bound.is_here:
             return
-        if self._gate is not None:
-            self._gate.close()
-        # Others may still read what was sent here last, and then what was said.
+        if self._lobby is not None:
+            self._lobby.close()
         for channel in self._channels:
             channel.close()
         self._watch.close()
+        # The others may still need what was sent last.
+        for pipe in self._pipes:
+            if not pipe.drain(timeout=_DRAIN_SECONDS):
+                _log.warning("rank %s: another rank does not read what was sent to it last", self.rank)
 
     def let_go(self) -> None:
         """Close the sockets in a forked child."""

@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pytest
 
-from monolith.cluster import HostServiceDiscovery
+from mesh_ranks import in_folder, run_formed
 from monolith.errors import RankLostError, RanksDisagreeError, RunInterruptedError
-from monolith.ranks.formation import form_mesh
-from monolith.ranks.mesh import Channel, Kind
-from monolith.ranks.peers import MeshConfig
-from monolith.ranks.rendezvous import DiscoveryRendezvous
-from monolith.ranks.socket_mesh import SocketMesh
-
-T = TypeVar("T")
-
-
-def run(folder: Path, size: int, body: Callable[[SocketMesh], T], **config: object) -> list[T | BaseException]:
-    """Run `body` in a thread for each rank. Returns what each has returned or raised."""
-    results: dict[int, T | BaseException] = {}
-    settings = MeshConfig(**{"formation_secs": 20.0, "rank_timeout_secs": 5.0, "exchange_timeout_secs": 5.0, **config})
-
-    def rank(number: int) -> None:
-        try:
-            mesh = form_mesh(number, size, DiscoveryRendezvous(HostServiceDiscovery(folder)), config=settings)
-            try:
-                results[number] = body(mesh)
-            finally:
-                mesh.close()
-        except BaseException as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    return [results[number] for number in range(size)]
+from monolith.ranks import Channel, Kind, SocketMesh, form_mesh
 
 
 @pytest.mark.parametrize("within_host", [True, False])
@@ -59,14 +26,14 @@ def test_each_rank_gets_what_the_others_sent_to_it(tmp_path: Path, size: int, wi
                 assert (arrays[0] == rank * 10 + mesh.rank).all()
         return True
 
-    assert run(tmp_path, size, body, within_host=within_host) == [True] * size
+    assert run_formed(tmp_path, size, body, within_host=within_host) == [True] * size
 
 
 def test_ranks_in_different_exchanges_are_told_which(tmp_path: Path) -> None:
     def body(mesh: SocketMesh) -> object:
         return mesh.exchange(Kind(Kind.IDS + mesh.rank), [[], []], step=7)
 
-    for result in run(tmp_path, 2, body):
+    for result in run_formed(tmp_path, 2, body):
         assert isinstance(result, RanksDisagreeError)
         assert "IDS of step 7" in str(result)
         assert "ROWS of step 7" in str(result)
@@ -79,7 +46,7 @@ def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
             return None
         return mesh.exchange(Kind.WORD, [[], [], []], step=3)
 
-    first, _, third = run(tmp_path, 3, body)
+    first, _, third = run_formed(tmp_path, 3, body)
     for result in (first, third):
         assert isinstance(result, RankLostError)
         assert result.rank == 1
@@ -91,7 +58,7 @@ def test_a_rank_without_data_learns_what_the_others_do(tmp_path: Path) -> None:
         kind = Kind.IDS if mesh.rank else mesh.next_kind()
         return [list(arrays[0]) for arrays in mesh.exchange(kind, [[np.array([mesh.rank])]] * 2)]
 
-    assert run(tmp_path, 2, body) == [[[0], [1]], [[0], [1]]]
+    assert run_formed(tmp_path, 2, body) == [[[0], [1]], [[0], [1]]]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -100,4 +67,4 @@ def test_a_rank_that_waits_for_others_can_be_interrupted(tmp_path: Path, rank: i
         raise RunInterruptedError("received SIGTERM")
 
     with pytest.raises(RunInterruptedError, match="received SIGTERM"):
-        form_mesh(rank, 2, DiscoveryRendezvous(HostServiceDiscovery(tmp_path)), while_waiting=interrupt)
+        form_mesh(rank, 2, in_folder(tmp_path), while_waiting=interrupt)

@@ -25,7 +25,7 @@ from monolith.features.batch import Batch
 from monolith.nn import embedding_collections
 from monolith.ranks.agreement import Agreement
 from monolith.ranks.data_shards import DataShards
-from monolith.ranks.formation import form_mesh, late_ranks
+from monolith.ranks.formation import form_mesh
 from monolith.ranks.mesh import LoneMesh, Mesh
 from monolith.ranks.peers import MeshConfig
 from monolith.ranks.rank_store import RankStore
@@ -333,7 +333,7 @@ class _Joining(Hook):
             return
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _KNOCK_SECS
-            if late := late_ranks(self._mesh):
+            if late := self._mesh.newcomers():
                 trainer.request_stop(f"{JOINED}: {', '.join(map(str, late))}")
 
 
