@@ -2,7 +2,12 @@
 // is not overwritten while the other one may read it.
 #include "monolith/rank_channel.h"
 
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -30,6 +35,64 @@ struct Rank {
   std::unique_ptr<RankWatch> watch;
   std::unique_ptr<RankChannel> channel;
 };
+
+// Two ends of a TCP connection.
+void tcp_pair(int (&ends)[2]) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  REQUIRE(::bind(listener, reinterpret_cast<sockaddr*>(&address), size) == 0);
+  REQUIRE(::listen(listener, 1) == 0);
+  REQUIRE(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) == 0);
+  ends[0] = ::socket(AF_INET, SOCK_STREAM, 0);
+  REQUIRE(::connect(ends[0], reinterpret_cast<sockaddr*>(&address), size) == 0);
+  ends[1] = ::accept(listener, nullptr, nullptr);
+  REQUIRE(ends[1] >= 0);
+  ::close(listener);
+}
+
+// One rank, and what another would hold of the connections to it.
+struct Alone {
+  int data[2];
+  int control[2];
+  std::unique_ptr<RankWatch> watch;
+  std::unique_ptr<RankChannel> channel;
+
+  explicit Alone(bool shares_memory = true) {
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, data) == 0);
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, control) == 0);
+    watch = std::make_unique<RankWatch>(0, std::vector<int>{-1, control[0]}, kLong);
+    channel = std::make_unique<RankChannel>(std::vector<RankChannel::Connection>{{-1, false}, {data[0], shares_memory}}, *watch);
+  }
+  ~Alone() {
+    ::close(data[1]);
+    ::close(control[1]);
+  }
+  Alone(const Alone&) = delete;
+  Alone& operator=(const Alone&) = delete;
+};
+
+// As the core writes it.
+struct WireHeader {
+  std::uint32_t magic = 0x4b524f4d;
+  std::uint16_t kind = 1;
+  std::uint16_t flags = 0;
+  std::uint64_t size = 0, round = 0;
+  std::int64_t step = 0;
+  std::uint64_t generation = 1, tables = 0;
+};
+
+void send_all(int socket, const void* bytes, std::size_t size) {
+  REQUIRE(::send(socket, bytes, size, 0) == static_cast<ssize_t>(size));
+}
+
+int open_descriptors() {
+  int count = 0;
+  for (int descriptor = 0; descriptor < 256; ++descriptor) count += ::fcntl(descriptor, F_GETFD) != -1;
+  return count;
+}
 
 // Ranks that are connected with each other by Unix sockets.
 std::vector<Rank> connected(std::size_t size, bool shares_memory, milliseconds silence = kLong) {
@@ -262,40 +325,148 @@ TEST("close ends a call that waits") {
   waiting.join();
 }
 
+TEST("messages of all sizes arrive over TCP") {
+  int data[2];
+  int control[2];
+  tcp_pair(data);
+  tcp_pair(control);
+  std::vector<Rank> ranks(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    std::vector<int> watched(2, -1);
+    std::vector<RankChannel::Connection> connections(2);
+    watched[1 - rank] = control[rank];
+    connections[1 - rank] = {data[rank], false};
+    ranks[rank].watch = std::make_unique<RankWatch>(rank, watched, kLong);
+    ranks[rank].channel = std::make_unique<RankChannel>(connections, *ranks[rank].watch);
+  }
+  run(ranks, [&](std::size_t rank) {
+    for (std::size_t round = 0; round < 12; ++round) {
+      const std::size_t size = round % 3 == 0 ? 0 : std::size_t{1} << (2 * round);
+      const auto sent = bytes_of(rank, 1 - rank, round, size);
+      std::vector<RankChannel::Parts> out(2);
+      out[1 - rank] = {sent};
+      if (exchange(*ranks[rank].channel, {2, 0, 1, 0}, out) != State::kDone) {
+        check::report(__FILE__, __LINE__, "an exchange failed");
+        return;
+      }
+      CHECK(is_equal(ranks[rank].channel->message(1 - rank).data, bytes_of(1 - rank, rank, round, size)));
+    }
+  });
+}
+
 TEST("bytes that no rank sends end the exchange") {
   for (const std::size_t size : {std::size_t{48}, std::size_t{200}}) {
-    int data[2];
-    int control[2];
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, data) == 0);
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, control) == 0);
-    RankWatch watch(0, {-1, control[0]}, kLong);
-    RankChannel channel({{-1, false}, {data[0], true}}, watch);
+    const Alone rank;
     const std::vector<char> garbage(size, 'x');
-    REQUIRE(::send(data[1], garbage.data(), size, 0) == static_cast<ssize_t>(size));
-    CHECK(exchange(channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kLost);
-    CHECK_EQ(channel.loss().rank, 1);
-    ::close(data[1]);
-    ::close(control[1]);
+    send_all(rank.data[1], garbage.data(), size);
+    CHECK(exchange(*rank.channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kLost);
+    CHECK_EQ(rank.channel->loss().rank, 1);
   }
 }
 
+TEST("a message longer than any can be ends the exchange") {
+  const Alone rank;
+  WireHeader header;
+  header.size = RankChannel::kMaxMessage + 1;
+  send_all(rank.data[1], &header, sizeof(header));
+  CHECK(exchange(*rank.channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kLost);
+}
+
+TEST("a header may arrive byte by byte") {
+  const Alone rank(false);
+  WireHeader header;
+  header.size = 3;
+  char bytes[sizeof(header) + 3];
+  std::memcpy(bytes, &header, sizeof(header));
+  std::memcpy(bytes + sizeof(header), "abc", 3);
+  std::thread slow([&] {
+    for (const char& one : bytes) {
+      send_all(rank.data[1], &one, 1);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  });
+  CHECK(exchange(*rank.channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kDone);
+  slow.join();
+  CHECK_EQ(rank.channel->message(1).data.size(), 3u);
+}
+
+TEST("a rank that dies within a message is named") {
+  const Alone rank(false);
+  WireHeader header;
+  header.size = 100;
+  send_all(rank.data[1], &header, sizeof(header));
+  send_all(rank.data[1], "half", 4);
+  ::shutdown(rank.data[1], SHUT_RDWR);
+  ::shutdown(rank.control[1], SHUT_RDWR);
+  CHECK(exchange(*rank.channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kLost);
+  CHECK(rank.channel->loss().why.starts_with("it has closed its connection"));
+}
+
 TEST("a message that claims to be in memory that was never given ends the exchange") {
-  int data[2];
-  int control[2];
-  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, data) == 0);
-  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, control) == 0);
-  RankWatch watch(0, {-1, control[0]}, kLong);
-  RankChannel channel({{-1, false}, {data[0], true}}, watch);
-  struct {
-    std::uint32_t magic = 0x4b524f4d;
-    std::uint16_t kind = 1;
-    std::uint16_t flags = 1;
-    std::uint64_t size = 100'000, round = 0;
-    std::int64_t step = 0;
-    std::uint64_t generation = 1, tables = 0;
-  } header;
-  REQUIRE(::send(data[1], &header, sizeof(header), 0) == static_cast<ssize_t>(sizeof(header)));
-  CHECK(exchange(channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kLost);
-  ::close(data[1]);
-  ::close(control[1]);
+  for (const std::uint16_t flags : {std::uint16_t{1}, std::uint16_t{3}}) {
+    const Alone rank;
+    WireHeader header;
+    header.flags = flags;
+    header.size = 100'000;
+    send_all(rank.data[1], &header, sizeof(header));
+    CHECK(exchange(*rank.channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kLost);
+  }
+}
+
+TEST("descriptors of shared memory are not leaked") {
+  const int before = open_descriptors();
+  exchange_many(2, true, 12, 3'000'000);
+  CHECK_EQ(open_descriptors(), before);
+}
+
+TEST("a signal lets the caller look at it and go on") {
+  struct sigaction ignoring {};
+  struct sigaction old {};
+  ignoring.sa_handler = [](int) {};
+  REQUIRE(::sigaction(SIGUSR1, &ignoring, &old) == 0);
+  const auto ranks = connected(2, true);
+  std::atomic<bool> is_interrupted{false};
+  std::thread waiting([&] {
+    RankChannel& channel = *ranks[0].channel;
+    const std::vector<RankChannel::Parts> out(2);
+    CHECK(channel.begin({1, 0, 1, 0}, out) == State::kDone);
+    State state = channel.wait(kLong);
+    CHECK(state == State::kInterrupted);
+    is_interrupted = true;
+    while (state == State::kInterrupted) state = channel.wait(kLong);
+    CHECK(state == State::kDone);
+  });
+  while (!is_interrupted) {
+    ::pthread_kill(waiting.native_handle(), SIGUSR1);
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  CHECK(exchange(*ranks[1].channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kDone);
+  waiting.join();
+  ::sigaction(SIGUSR1, &old, nullptr);
+}
+
+TEST("an exchange that was left unfinished is not followed by another") {
+  const Alone rank;
+  const std::vector<RankChannel::Parts> out(2);
+  CHECK(rank.channel->begin({1, 0, 1, 0}, out) == State::kDone);
+  CHECK(rank.channel->begin({1, 0, 1, 0}, out) == State::kBroken);
+  CHECK(rank.channel->wait_for_kind(kLong) == State::kBroken);
+}
+
+TEST("a forked child lets go of the connections without ending them") {
+  const auto ranks = connected(2, true);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    for (const Rank& rank : ranks) {
+      rank.channel->abandon();
+      rank.watch->abandon();
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK_EQ(status, 0);
+  run(ranks, [&](std::size_t rank) {
+    CHECK(exchange(*ranks[rank].channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kDone);
+  });
 }

@@ -40,13 +40,13 @@ from monolith.ranks.leader import (
 )
 from monolith.ranks.mesh import Channel
 from monolith.ranks.messages import (
-    Call,
-    Connect,
     Empty,
     Formed,
-    Join,
+    RankCall,
+    RankConnect,
+    RankJoin,
     RankMember,
-    Refused,
+    RankRefused,
     read_message,
     receive_message,
     send_message,
@@ -112,7 +112,7 @@ def form_mesh(
             host=socket.gethostname(),
             process=os.getpid(),
         )
-        join = Join(member=me, size=size, tables=tables, after=after)
+        join = RankJoin(member=me, size=size, tables=tables, after=after)
         if rank == 0:
             leader = Leader(gate, join, rendezvous, config, while_waiting)
             formed = leader.form(least=least, replacement_secs=replacement_secs, deadline=deadline)
@@ -135,7 +135,7 @@ class _Joining:
 
     def __init__(
         self,
-        join: Join,
+        join: RankJoin,
         rendezvous: Rendezvous,
         config: MeshConfig,
         tls: Tls | None,
@@ -171,14 +171,14 @@ class _Joining:
     def _join_at(self, address: str, *, deadline: float) -> Formed:
         connection = self._dial(address, deadline)
         try:
-            send_message(connection, Call.JOIN, self._join, deadline=time.monotonic() + ANSWER_SECONDS)
+            send_message(connection, RankCall.JOIN, self._join, deadline=time.monotonic() + ANSWER_SECONDS)
             while not connection.wait_readable(HERE_SECONDS):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise _TryAgainError("did not form the run")
                 self._while_waiting()
                 self._reminder.waiting("rank 0 at %s to form the run", address, left_secs=left)
-                send_message(connection, Call.HERE, Empty(), deadline=time.monotonic() + ANSWER_SECONDS)
+                send_message(connection, RankCall.HERE, Empty(), deadline=time.monotonic() + ANSWER_SECONDS)
                 if self._find() not in (None, address):
                     raise _TryAgainError("was replaced")
             frame = receive_message(connection, deadline=time.monotonic() + ANSWER_SECONDS)
@@ -186,12 +186,12 @@ class _Joining:
             raise _TryAgainError(f"has left: {error}") from None
         finally:
             connection.close()
-        if frame.call == Call.REFUSED:
-            refused = read_message(frame, Refused)
+        if frame.call == RankCall.REFUSED:
+            refused = read_message(frame, RankRefused)
             if refused.retry:
                 raise _TryAgainError(f"refuses: {refused.text}")
             raise _error_of(refused)
-        if frame.call != Call.FORMED:
+        if frame.call != RankCall.FORMED:
             raise _TryAgainError(f"answers with message {frame.call}")
         return read_message(frame, Formed)
 
@@ -217,7 +217,7 @@ class _Joining:
         return connection
 
 
-def _error_of(refused: Refused) -> MonolithError:
+def _error_of(refused: RankRefused) -> MonolithError:
     kind = getattr(errors, refused.error, None)
     if isinstance(kind, type) and issubclass(kind, MonolithError):
         return kind(refused.text)
@@ -225,7 +225,7 @@ def _error_of(refused: Refused) -> MonolithError:
 
 
 def _connect(formed: Formed, me: RankMember, gate: Gate, config: MeshConfig) -> SocketMesh:
-    """Connect this rank with all others: it connects to lower ranks, and higher ones connect to it."""
+    """RankConnect this rank with all others: it connects to lower ranks, and higher ones connect to it."""
     rank = formed.members.index(me)
     sockets: dict[tuple[int, int], RankConnection] = {}
     deadline = time.monotonic() + config.rank_timeout_secs
@@ -268,10 +268,10 @@ def _connect_to(
     except (UnavailableError, ProtocolError, AuthenticationError) as error:
         raise _lost(formed, peer, f"left ({error})") from None
     try:
-        message = Connect(generation=formed.generation, rank=rank, channel=channel)
-        send_message(connection, Call.CONNECT, message, deadline=deadline)
+        message = RankConnect(generation=formed.generation, rank=rank, channel=channel)
+        send_message(connection, RankCall.CONNECT, message, deadline=deadline)
         frame = receive_message(connection, deadline=deadline)
-        if frame.call != Call.CONNECTED:
+        if frame.call != RankCall.CONNECTED:
             raise _lost(formed, peer, f"refused a connection ({frame.text})")
     except BaseException as error:
         connection.close()
@@ -284,20 +284,20 @@ def _connect_to(
 def _accept_peer(arrival: Arrival, formed: Formed, rank: int, sockets: dict[tuple[int, int], RankConnection]) -> None:
     connection, frame = arrival
     try:
-        if frame.call == Call.WHO and rank == 0:
+        if frame.call == RankCall.WHO and rank == 0:
             answer_who(connection, formed.members[0])
             return
-        if frame.call != Call.CONNECT:
+        if frame.call != RankCall.CONNECT:
             refuse(connection, UnavailableError("the run is being formed"), retry=True)
             return
-        message = read_message(frame, Connect)
+        message = read_message(frame, RankConnect)
         key = (message.rank, message.channel)
         if message.generation != formed.generation:
             refuse(connection, FencedError(f"generation {message.generation} is over: this is {formed.generation}"))
         elif not rank < message.rank < len(formed.members) or key in sockets:
             refuse(connection, ProtocolError(f"rank {message.rank} is not expected on channel {message.channel}"))
         else:
-            send_message(connection, Call.CONNECTED, Empty(), deadline=time.monotonic() + ANSWER_SECONDS)
+            send_message(connection, RankCall.CONNECTED, Empty(), deadline=time.monotonic() + ANSWER_SECONDS)
             sockets[key] = connection
     except (OSError, ProtocolError) as error:
         _log.warning("refused a connection of a rank: %s", error)

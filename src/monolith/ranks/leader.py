@@ -19,12 +19,12 @@ from monolith.errors import (
     UnavailableError,
 )
 from monolith.ranks.messages import (
-    Call,
     Empty,
     Formed,
-    Join,
+    RankCall,
+    RankJoin,
     RankMember,
-    Refused,
+    RankRefused,
     read_message,
     receive_message,
     send_message,
@@ -36,9 +36,9 @@ __all__ = [
     "ANSWER_SECONDS",
     "HERE_SECONDS",
     "LEADER_SECONDS",
-    "PAUSE_SECONDS",
     "Leader",
     "Lobby",
+    "PAUSE_SECONDS",
     "answer_who",
     "refuse",
 ]
@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Joined:
-    join: Join
+    join: RankJoin
     connection: RankConnection
     heard: float
 
@@ -69,7 +69,7 @@ class Leader:
     """Collects the ranks of a run, as rank 0."""
 
     def __init__(
-        self, gate: Gate, join: Join, rendezvous: Rendezvous, config: MeshConfig, while_waiting: Callable[[], None]
+        self, gate: Gate, join: RankJoin, rendezvous: Rendezvous, config: MeshConfig, while_waiting: Callable[[], None]
     ) -> None:
         self._gate, self._own, self._rendezvous, self._config = gate, join, rendezvous, config
         self._while_waiting = while_waiting
@@ -133,9 +133,9 @@ class Leader:
         except UnavailableError:
             return None
         try:
-            send_message(connection, Call.WHO, Empty(), deadline=deadline)
+            send_message(connection, RankCall.WHO, Empty(), deadline=deadline)
             frame = receive_message(connection, deadline=deadline)
-            return read_message(frame, RankMember) if frame.call == Call.LEADER else None
+            return read_message(frame, RankMember) if frame.call == RankCall.LEADER else None
         except OSError:
             return None
         finally:
@@ -144,13 +144,13 @@ class Leader:
     def _arrived(self, arrival: Arrival) -> None:
         connection, frame = arrival
         try:
-            if frame.call == Call.WHO:
+            if frame.call == RankCall.WHO:
                 answer_who(connection, self._own.member)
                 return
-            if frame.call != Call.JOIN:
+            if frame.call != RankCall.JOIN:
                 refuse(connection, ProtocolError("the run is not formed yet"), retry=True)
                 return
-            join = read_message(frame, Join)
+            join = read_message(frame, RankJoin)
         except (OSError, ProtocolError) as error:
             _log.warning("refused a message of a rank: %s", error)
             connection.close()
@@ -217,7 +217,7 @@ class Leader:
         formed = Formed(generation=generation, members=members)
         for rank, joined in self._joined.items():
             try:
-                send_message(joined.connection, Call.FORMED, formed, deadline=time.monotonic() + ANSWER_SECONDS)
+                send_message(joined.connection, RankCall.FORMED, formed, deadline=time.monotonic() + ANSWER_SECONDS)
             except OSError as error:
                 raise RankLostError(f"rank {rank} left while the run was formed: {error}", rank=rank) from None
         for joined in self._joined.values():
@@ -241,16 +241,16 @@ def _two_processes(one: RankMember, other: RankMember) -> str:
 def answer_who(connection: RankConnection, leader: RankMember) -> None:
     """Tell a process that asks which one leads."""
     with suppress(OSError):
-        send_message(connection, Call.LEADER, leader, deadline=time.monotonic() + ANSWER_SECONDS)
+        send_message(connection, RankCall.LEADER, leader, deadline=time.monotonic() + ANSWER_SECONDS)
     connection.close()
 
 
 def refuse(connection: RankConnection, error: BaseException, *, retry: bool = False) -> None:
     """Tell a process why it is not admitted, and close its connection."""
     name = type(error).__name__ if isinstance(error, MonolithError) else "MonolithError"
-    refused = Refused(error=name, text=str(error)[:4096], retry=retry)
+    refused = RankRefused(error=name, text=str(error)[:4096], retry=retry)
     with suppress(OSError):
-        send_message(connection, Call.REFUSED, refused, deadline=time.monotonic() + HERE_SECONDS)
+        send_message(connection, RankCall.REFUSED, refused, deadline=time.monotonic() + HERE_SECONDS)
     connection.close()
 
 
@@ -292,10 +292,10 @@ class Lobby:
     def _attend(self, arrival: Arrival) -> None:
         connection, frame = arrival
         try:
-            if frame.call == Call.WHO:
+            if frame.call == RankCall.WHO:
                 answer_who(connection, self._members[0])
-            elif frame.call == Call.JOIN:
-                self._hold(_Joined(read_message(frame, Join), connection, time.monotonic()))
+            elif frame.call == RankCall.JOIN:
+                self._hold(_Joined(read_message(frame, RankJoin), connection, time.monotonic()))
             else:
                 refuse(connection, FencedError("this generation of the run is complete; join it again"))
         except (OSError, ProtocolError) as error:

@@ -23,14 +23,14 @@ from monolith.transport.framed_socket import FramedSocket
 from monolith.transport.frames import Frame, decode, encode
 
 __all__ = [
-    "MAX_JOIN_BYTES",
-    "Call",
-    "Connect",
     "Empty",
     "Formed",
-    "Join",
+    "MAX_JOIN_BYTES",
+    "RankCall",
+    "RankConnect",
+    "RankJoin",
     "RankMember",
-    "Refused",
+    "RankRefused",
     "read_message",
     "receive_message",
     "send_message",
@@ -43,7 +43,7 @@ MAX_RANKS = 4096
 Message = TypeVar("Message", bound=BaseModel)
 
 
-class Call(IntEnum):
+class RankCall(IntEnum):
     """The kinds of messages."""
 
     JOIN = 1
@@ -79,7 +79,7 @@ class RankMember(RankMessage):
         return f"process {self.process} of {self.host} ({self.address})"
 
 
-class Join(RankMessage):
+class RankJoin(RankMessage):
     """To the leader: a process wants to be a rank of the run."""
 
     member: RankMember
@@ -99,7 +99,7 @@ class Formed(RankMessage):
     members: list[RankMember] = Field(max_length=MAX_RANKS)
 
 
-class Connect(RankMessage):
+class RankConnect(RankMessage):
     """To another rank: what a connection is for."""
 
     generation: int = Field(gt=0, lt=2**63)
@@ -107,7 +107,7 @@ class Connect(RankMessage):
     channel: int = Field(ge=0, lt=64)
 
 
-class Refused(RankMessage):
+class RankRefused(RankMessage):
     """Why a rank was not admitted."""
 
     error: str = Field(max_length=64)
@@ -115,7 +115,7 @@ class Refused(RankMessage):
     retry: bool = False
 
 
-def send_message(connection: FramedSocket, call: Call, message: BaseModel, *, deadline: float) -> None:
+def send_message(connection: FramedSocket, call: RankCall, message: BaseModel, *, deadline: float) -> None:
     """Send one message of the formation of a run. Errors are those of sockets."""
     connection.send_frame(encode(call=call, request=1, text=message.model_dump_json()), deadline=deadline)
 
