@@ -42,7 +42,7 @@ from monolith.ranks.mesh import Channel
 from monolith.ranks.messages import (
     Empty,
     Formed,
-    RankCall,
+    JoinCall,
     RankConnect,
     RankJoin,
     RankMember,
@@ -171,14 +171,14 @@ class _Joining:
     def _join_at(self, address: str, *, deadline: float) -> Formed:
         connection = self._dial(address, deadline)
         try:
-            send_message(connection, RankCall.JOIN, self._join, deadline=time.monotonic() + ANSWER_SECONDS)
+            send_message(connection, JoinCall.JOIN, self._join, deadline=time.monotonic() + ANSWER_SECONDS)
             while not connection.wait_readable(HERE_SECONDS):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise _TryAgainError("did not form the run")
                 self._while_waiting()
                 self._reminder.waiting("rank 0 at %s to form the run", address, left_secs=left)
-                send_message(connection, RankCall.HERE, Empty(), deadline=time.monotonic() + ANSWER_SECONDS)
+                send_message(connection, JoinCall.HERE, Empty(), deadline=time.monotonic() + ANSWER_SECONDS)
                 if self._find() not in (None, address):
                     raise _TryAgainError("was replaced")
             frame = receive_message(connection, deadline=time.monotonic() + ANSWER_SECONDS)
@@ -186,12 +186,12 @@ class _Joining:
             raise _TryAgainError(f"has left: {error}") from None
         finally:
             connection.close()
-        if frame.call == RankCall.REFUSED:
+        if frame.call == JoinCall.REFUSED:
             refused = read_message(frame, RankRefused)
             if refused.retry:
                 raise _TryAgainError(f"refuses: {refused.text}")
             raise _error_of(refused)
-        if frame.call != RankCall.FORMED:
+        if frame.call != JoinCall.FORMED:
             raise _TryAgainError(f"answers with message {frame.call}")
         return read_message(frame, Formed)
 
@@ -269,9 +269,9 @@ def _connect_to(
         raise _lost(formed, peer, f"left ({error})") from None
     try:
         message = RankConnect(generation=formed.generation, rank=rank, channel=channel)
-        send_message(connection, RankCall.CONNECT, message, deadline=deadline)
+        send_message(connection, JoinCall.CONNECT, message, deadline=deadline)
         frame = receive_message(connection, deadline=deadline)
-        if frame.call != RankCall.CONNECTED:
+        if frame.call != JoinCall.CONNECTED:
             raise _lost(formed, peer, f"refused a connection ({frame.text})")
     except BaseException as error:
         connection.close()
@@ -284,10 +284,10 @@ def _connect_to(
 def _accept_peer(arrival: Arrival, formed: Formed, rank: int, sockets: dict[tuple[int, int], RankConnection]) -> None:
     connection, frame = arrival
     try:
-        if frame.call == RankCall.WHO and rank == 0:
+        if frame.call == JoinCall.WHO and rank == 0:
             answer_who(connection, formed.members[0])
             return
-        if frame.call != RankCall.CONNECT:
+        if frame.call != JoinCall.CONNECT:
             refuse(connection, UnavailableError("the run is being formed"), retry=True)
             return
         message = read_message(frame, RankConnect)
@@ -297,7 +297,7 @@ def _accept_peer(arrival: Arrival, formed: Formed, rank: int, sockets: dict[tupl
         elif not rank < message.rank < len(formed.members) or key in sockets:
             refuse(connection, ProtocolError(f"rank {message.rank} is not expected on channel {message.channel}"))
         else:
-            send_message(connection, RankCall.CONNECTED, Empty(), deadline=time.monotonic() + ANSWER_SECONDS)
+            send_message(connection, JoinCall.CONNECTED, Empty(), deadline=time.monotonic() + ANSWER_SECONDS)
             sockets[key] = connection
     except (OSError, ProtocolError) as error:
         _log.warning("refused a connection of a rank: %s", error)

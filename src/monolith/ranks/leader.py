@@ -21,7 +21,7 @@ from monolith.errors import (
 from monolith.ranks.messages import (
     Empty,
     Formed,
-    RankCall,
+    JoinCall,
     RankJoin,
     RankMember,
     RankRefused,
@@ -133,9 +133,9 @@ class Leader:
         except UnavailableError:
             return None
         try:
-            send_message(connection, RankCall.WHO, Empty(), deadline=deadline)
+            send_message(connection, JoinCall.WHO, Empty(), deadline=deadline)
             frame = receive_message(connection, deadline=deadline)
-            return read_message(frame, RankMember) if frame.call == RankCall.LEADER else None
+            return read_message(frame, RankMember) if frame.call == JoinCall.LEADER else None
         except OSError:
             return None
         finally:
@@ -144,10 +144,10 @@ class Leader:
     def _arrived(self, arrival: Arrival) -> None:
         connection, frame = arrival
         try:
-            if frame.call == RankCall.WHO:
+            if frame.call == JoinCall.WHO:
                 answer_who(connection, self._own.member)
                 return
-            if frame.call != RankCall.JOIN:
+            if frame.call != JoinCall.JOIN:
                 refuse(connection, ProtocolError("the run is not formed yet"), retry=True)
                 return
             join = read_message(frame, RankJoin)
@@ -217,7 +217,7 @@ class Leader:
         formed = Formed(generation=generation, members=members)
         for rank, joined in self._joined.items():
             try:
-                send_message(joined.connection, RankCall.FORMED, formed, deadline=time.monotonic() + ANSWER_SECONDS)
+                send_message(joined.connection, JoinCall.FORMED, formed, deadline=time.monotonic() + ANSWER_SECONDS)
             except OSError as error:
                 raise RankLostError(f"rank {rank} left while the run was formed: {error}", rank=rank) from None
         for joined in self._joined.values():
@@ -241,7 +241,7 @@ def _two_processes(one: RankMember, other: RankMember) -> str:
 def answer_who(connection: RankConnection, leader: RankMember) -> None:
     """Tell a process that asks which one leads."""
     with suppress(OSError):
-        send_message(connection, RankCall.LEADER, leader, deadline=time.monotonic() + ANSWER_SECONDS)
+        send_message(connection, JoinCall.LEADER, leader, deadline=time.monotonic() + ANSWER_SECONDS)
     connection.close()
 
 
@@ -250,7 +250,7 @@ def refuse(connection: RankConnection, error: BaseException, *, retry: bool = Fa
     name = type(error).__name__ if isinstance(error, MonolithError) else "MonolithError"
     refused = RankRefused(error=name, text=str(error)[:4096], retry=retry)
     with suppress(OSError):
-        send_message(connection, RankCall.REFUSED, refused, deadline=time.monotonic() + HERE_SECONDS)
+        send_message(connection, JoinCall.REFUSED, refused, deadline=time.monotonic() + HERE_SECONDS)
     connection.close()
 
 
@@ -269,7 +269,7 @@ class Lobby:
             self._attend(arrival)
 
     def newcomers(self) -> list[int]:
-        """Return the ranks, as launched, that wait to join."""
+        """Return the ranks that wait to join and are not part of the run, as they were launched."""
         with self._lock:
             for rank, joined in list(self._waiting.items()):
                 try:
@@ -278,7 +278,7 @@ class Lobby:
                 except (OSError, ProtocolError):
                     joined.connection.close()
                     del self._waiting[rank]
-            return sorted(self._waiting)
+            return sorted(set(self._waiting) - {member.rank for member in self._members})
 
     def close(self) -> None:
         """Stop listening. Those who wait look for the leader again."""
@@ -292,9 +292,9 @@ class Lobby:
     def _attend(self, arrival: Arrival) -> None:
         connection, frame = arrival
         try:
-            if frame.call == RankCall.WHO:
+            if frame.call == JoinCall.WHO:
                 answer_who(connection, self._members[0])
-            elif frame.call == RankCall.JOIN:
+            elif frame.call == JoinCall.JOIN:
                 self._hold(_Joined(read_message(frame, RankJoin), connection, time.monotonic()))
             else:
                 refuse(connection, FencedError("this generation of the run is complete; join it again"))

@@ -25,8 +25,8 @@ from monolith.transport.frames import Frame, decode, encode
 __all__ = [
     "Empty",
     "Formed",
+    "JoinCall",
     "MAX_JOIN_BYTES",
-    "RankCall",
     "RankConnect",
     "RankJoin",
     "RankMember",
@@ -43,7 +43,7 @@ MAX_RANKS = 4096
 Message = TypeVar("Message", bound=BaseModel)
 
 
-class RankCall(IntEnum):
+class JoinCall(IntEnum):
     """The kinds of messages."""
 
     JOIN = 1
@@ -115,7 +115,7 @@ class RankRefused(RankMessage):
     retry: bool = False
 
 
-def send_message(connection: FramedSocket, call: RankCall, message: BaseModel, *, deadline: float) -> None:
+def send_message(connection: FramedSocket, call: JoinCall, message: BaseModel, *, deadline: float) -> None:
     """Send one message of the formation of a run. Errors are those of sockets."""
     connection.send_frame(encode(call=call, request=1, text=message.model_dump_json()), deadline=deadline)
 

@@ -111,7 +111,7 @@ class SocketMesh:
         return Kind(kind)
 
     def newcomers(self) -> list[int]:
-        """Return the ranks, as launched, of processes that wait on rank 0 until the run is formed again."""
+        """Return ranks that wait until the run is formed again with them, as they were launched. Called on rank 0."""
         return [] if self._lobby is None else self._lobby.newcomers()
 
     def fail(self, reason: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from mesh_ranks import LIMITS, as_threads, in_folder, run_formed
 from monolith.errors import AuthenticationError, ConfigError, RankLostError
 from monolith.ranks import Kind, MeshConfig, SocketMesh, form_mesh, formation
-from monolith.ranks.messages import RankCall, RankConnect, RankRefused, read_message, receive_message, send_message
+from monolith.ranks.messages import JoinCall, RankConnect, RankRefused, read_message, receive_message, send_message
 from monolith.ranks.peers import Gate, dial
 from monolith.transport.framed_socket import hello
 from monolith.transport.frames import encode
@@ -165,7 +165,7 @@ def test_a_connection_of_another_generation_is_refused(tmp_path: Path) -> None:
             deadline = formation.time.monotonic() + 10
             connection = dial(mesh.members[0].address, MeshConfig(**LIMITS), None, deadline=deadline)
             stale = RankConnect(generation=mesh.generation - 1, rank=1, channel=0)
-            send_message(connection, RankCall.CONNECT, stale, deadline=deadline)
+            send_message(connection, JoinCall.CONNECT, stale, deadline=deadline)
             text = read_message(receive_message(connection, deadline=deadline), RankRefused).text
             connection.close()
         mesh.exchange(Kind.WORD, [[]] * mesh.size)
