@@ -474,10 +474,11 @@ class Trainer:
                 "was restarted in the middle of a run, some count twice",
                 self._positions.batches,
             )
+        if self.ranks is not None:
+            # Before anything is saved: all ranks must have what was restored.
+            self.ranks.send_start()
         if self._saving is not None:
             self._saving.open(self._restored if restored else None)
-        if self.ranks is not None:
-            self.ranks.send_start()
 
     def _require_own_share(self) -> None:
         """Raise if the position in the data that was restored is one in another share of it than this worker has."""
