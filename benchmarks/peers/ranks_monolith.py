@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 
 import numpy as np
@@ -19,7 +18,9 @@ from monolith.ranks.formation import form_mesh
 from monolith.ranks.mesh import Kind
 from monolith.ranks.peers import MeshConfig
 from monolith.ranks.rendezvous import DiscoveryRendezvous
-from monolith.train import Head, RunConfig, StepResult, Trainer
+from monolith.table.buckets import bucket_of
+from monolith.train import Head, RunConfig, RunnerConfig, StepResult, Trainer
+from monolith.train.distributed.ranks import RankSession
 from monolith.train.hooks import Hook
 from peers.click_monolith import features
 from rank_worker import RankJob, examples, read
@@ -37,9 +38,19 @@ class RankModel(nn.Module):
         return logits
 
 
-def batches(job: RankJob) -> Iterator[Batch]:
-    for numbers, ids, labels in examples(job, "ids").for_ever():
-        yield {"numbers": numbers, "label": labels, **dict(zip(IDS, ids, strict=True))}
+class Memory(Iterable[Batch]):
+    """The examples of one rank, for ever. Each pass continues where the last one stopped."""
+
+    def __init__(self, job: RankJob) -> None:
+        self._batches = examples(job, "ids").for_ever()
+
+    def __iter__(self) -> Iterator[Batch]:
+        for numbers, ids, labels in self._batches:
+            yield {"numbers": numbers, "label": labels, **dict(zip(IDS, ids, strict=True))}
+
+    def shard(self, index: int, count: int) -> Memory:
+        """Return these: they are the examples of this rank already."""
+        return self
 
 
 class Losses(Hook):
@@ -56,28 +67,54 @@ class OneProcessTrainer:
         self.versions = {"monolith-torch": version("monolith-torch"), "torch": torch.__version__}
         self.half = dense_half(job.model, job.towers, FM() if job.model == "deepfm" else DotInteraction())
         self._model = RankModel(self.half)
-        self._optimizer = dense_optimizer(self._model)
         # Peers do not clip either.
-        self._config, self._heads = RunConfig(clip_norm=None), [Head(reduction="sum")]
-        self._trainer = Trainer(self._model, self._optimizer, heads=self._heads, config=self._config)
+        config, heads = RunConfig(clip_norm=None), [Head(reduction="sum")]
+        self._trainer = Trainer(self._model, dense_optimizer(self._model), heads=heads, config=config)
+        self._source = Memory(job)
         # Peers have a row for every id from the start.
+        self._insert(job, np.load(job.folder / "every_id.npy"))
+
+    def _insert(self, job: RankJob, ids: np.ndarray) -> None:
         store = self._model.embeddings.store
         (table,) = store.configs()
-        store.reinitialize(table, np.load(job.folder / "every_id.npy"))
-        self._batches = batches(job)
+        store.reinitialize(table, ids)
 
     def losses(self, count: int) -> list[float]:
         losses = Losses()
-        config, heads = self._config, self._heads
-        trainer = Trainer(self._model, self._optimizer, heads=heads, config=config, hooks=[losses])
-        trainer.fit(itertools.islice(self._batches, count))
+        self._fit(count, [losses])
         return losses.seen
 
     def train(self, count: int) -> None:
-        self._trainer.fit(itertools.islice(self._batches, count))
+        self._fit(count, [])
+
+    def _fit(self, count: int, hooks: list[Hook]) -> None:
+        self._trainer.hooks = tuple(hooks)
+        self._trainer.fit(self._source, steps=count)
 
     def close(self) -> None:
         pass
+
+
+class RanksTrainer(OneProcessTrainer):
+    """The same trainer as a rank of a synchronous run."""
+
+    def _insert(self, job: RankJob, ids: np.ndarray) -> None:
+        config = RunnerConfig(num_workers=job.world, index=job.rank, **job.options)
+        self._session = RankSession(self._trainer, config, HostServiceDiscovery(str(job.meeting)))
+        self._ranks = job.world
+        store = self._session.store
+        (table,) = store.configs()
+        store.local.reinitialize(table, ids[np.isin(bucket_of(ids), store.buckets)])
+
+    def losses(self, count: int) -> list[float]:
+        # Of all ranks, on each of them.
+        return [loss / self._ranks for loss in super().losses(count)]
+
+    def _fit(self, count: int, hooks: list[Hook]) -> None:
+        self._session.train(self._source, steps=count, hooks=hooks)
+
+    def close(self) -> None:
+        self._session.close()
 
 
 class MeshExchange:
