@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -24,7 +23,7 @@ from monolith import Estimator, RunConfig
 from monolith.nn import dense_state_dict
 from monolith.train import RunnerConfig
 
-__all__ = ["RankCampaign", "Verdict", "state_of", "undisturbed"]
+__all__ = ["RankCampaign", "Verdict", "last_line", "quiet", "state_of", "undisturbed", "verdict"]
 
 LIVENESS = {
     "heartbeat_secs": 0.5,
@@ -49,6 +48,23 @@ class Verdict:
     same_bits: bool
 
 
+def quiet(batches: int) -> Verdict:
+    """What there is if nothing was lost, doubled or changed."""
+    return Verdict(lost=0, doubled=0, steps=batches, same_bits=True)
+
+
+def verdict(folder: Path, batches: int) -> Verdict:
+    """Compare the last checkpoint with the data, and with a run of one process that nobody has disturbed."""
+    model, found = state_of(folder / "model")
+    off = ranked.counted(model.embeddings.store) - ranked.expected(batches)
+    return Verdict(
+        lost=round(float(-off.clamp(max=0).sum())),
+        doubled=round(float(off.clamp(min=0).sum())),
+        steps=round(-model.batches.item() / ranked.SHARDS),
+        same_bits=equal(found, undisturbed(folder / "alone", batches)),
+    )
+
+
 @dataclass
 class RankCampaign:
     """A job of `ranks` under `monolith launch`, and the harm that is done to it."""
@@ -58,6 +74,7 @@ class RankCampaign:
     seed: int = 0
     launch_options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    liveness: dict[str, float] = field(default_factory=dict)
     pause_secs: float = 0.01
     recoveries: list[float] = field(default_factory=list)
     """Seconds from each kill until all ranks have made a step again."""
@@ -68,7 +85,7 @@ class RankCampaign:
         self.launch = Launch(
             self.folder,
             *("--ranks", str(self.ranks), "--model-dir", str(self.folder / "model")),
-            *("--liveness", json.dumps(LIVENESS), *self.launch_options),
+            *("--liveness", json.dumps({**LIVENESS, **self.liveness}), *self.launch_options),
             ranked.__file__,
             str(self.folder),
             environment={**os.environ, **own, **self.environment},
@@ -76,12 +93,12 @@ class RankCampaign:
 
     def last_step(self, rank: int) -> tuple[int, float]:
         """The step that a rank has made last, and when."""
-        with suppress(FileNotFoundError, IndexError, ValueError):
-            with (self.folder / f"steps-{rank}").open("rb") as lines:
-                lines.seek(max(0, os.fstat(lines.fileno()).st_size - 200))
-                step, moment, _ = json.loads(lines.read().splitlines()[-1])
-            return step, moment
-        return 0, 0.0
+        step, moment, _ = last_line(self.folder, rank)
+        return step, moment
+
+    def said(self, rank: int) -> str:
+        """What all processes of a rank have written."""
+        return "\n".join(self.launch.lines(f"rank {rank}"))
 
     def until_trained(self, *ranks: int, since: float) -> None:
         """Until these ranks, or all, have made a step after `since`."""
@@ -99,6 +116,12 @@ class RankCampaign:
             time.sleep(0.02)
         return pids[-1]
 
+    def kill(self, process: int) -> None:
+        """Kill a process, and wait until it has ended."""
+        os.kill(process, signal.SIGKILL)
+        while is_alive(process):
+            time.sleep(0.01)
+
     def hit(self, rank: int, number: signal.Signals = signal.SIGKILL) -> float:
         """Send a signal to a rank, and wait until all ranks train again. Returns how long that took."""
         began, process = time.time(), self.process(rank)
@@ -115,23 +138,13 @@ class RankCampaign:
     def finish(self, *, more: int = 20) -> int:
         """Let the data end some batches after those that any rank has read, and the job with it. Returns that number."""
         # Ranks read ahead of their steps.
-        last = max(self.last_step(rank)[0] for rank in range(self.ranks)) + 100 + more
+        last = max(self.last_step(rank)[0] for rank in range(self.ranks)) + 40 + more
         (self.folder / "last.new").write_text(str(last))
         (self.folder / "last.new").replace(self.folder / "last")
         code, errors = self.launch.end(PATIENCE)
         assert code == 0, errors
+        assert not any(map(is_alive, self.launch.all_pids()))
         return last
-
-    def verdict(self, batches: int) -> Verdict:
-        """Compare the last checkpoint with the data, and with a run of one process that nobody has disturbed."""
-        model, found = state_of(self.folder / "model")
-        off = ranked.counted(model.embeddings.store) - ranked.expected(batches)
-        return Verdict(
-            lost=round(float(-off.clamp(max=0).sum())),
-            doubled=round(float(off.clamp(min=0).sum())),
-            steps=round(-model.batches.item() / ranked.SHARDS),
-            same_bits=equal(found, undisturbed(self.folder / "alone", batches)),
-        )
 
     def close(self) -> None:
         self.launch.close()
@@ -143,14 +156,23 @@ class RankCampaign:
         self.close()
 
 
+def last_line(folder: Path, rank: int) -> tuple[int, float, int]:
+    """The last step of a rank, when it made it, and its process. Zeros if there is none."""
+    with suppress(FileNotFoundError, IndexError, ValueError):
+        with (folder / f"steps-{rank}").open("rb") as lines:
+            lines.seek(max(0, os.fstat(lines.fileno()).st_size - 200))
+            step, moment, process = json.loads(lines.read().splitlines()[-1])
+        return step, moment, process
+    return 0, 0.0, 0
+
+
 def undisturbed(folder: Path, batches: int) -> dict[str, Tensor]:
     """All of the state after training on so many batches of each shard in one process."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     (folder / "last").write_text(str(batches))
-    # In a process of its own: a run sets torch's threads and random numbers.
-    command = [sys.executable, ranked.__file__, str(folder)]
-    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+    with torch.random.fork_rng(), redirect_stdout(io.StringIO()):
+        ranked.main(folder, RunnerConfig(is_local=True))
     return state_of(folder / "model")[1]
 
 

@@ -4,7 +4,8 @@
 
 Batches are numbered, each a function of its shard and its number. The data ends at the number in the file `FOLDER/last`, and
 while there is none it has no end. Every step is a line in `FOLDER/steps-<rank>`: the step, the time, the process. If there is a
-file `FOLDER/raise-<rank>`, that rank fails before the step that the file says, each time.
+file `FOLDER/raise-<rank>`, that rank fails before the step that the file says, each time. If there is a file
+`FOLDER/late-<rank>`, a process of that rank waits until it is gone before it begins.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class Numbered:
         self._next = 0 if state is None else state["next"]
 
     def __iter__(self) -> Iterator[Batch]:
-        while self._next < last_of(self._folder):
-            time.sleep(self._pause)
+        while self._next < (last := last_of(self._folder)):
+            time.sleep(self._pause if last == float("inf") else 0.0)
             number, self._next = self._next, self._next + 1
             yield batch_of(self._shard, number)
         self._next = 0
@@ -114,7 +115,7 @@ class Progress(Hook):
     """Writes a line for each step, and fails where it is told to."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._steps = (folder / f"steps-{rank}").open("a")
+        self._steps = folder / f"steps-{rank}"
         self._bomb = folder / f"raise-{rank}"
 
     def before_step(self, trainer: Trainer) -> None:
@@ -122,14 +123,15 @@ class Progress(Hook):
             raise ValueError("as the campaign wants it")
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
-        self._steps.write(json.dumps([trainer.step, time.time(), os.getpid()]) + "\n")
-        self._steps.flush()
+        with self._steps.open("a") as lines:
+            lines.write(json.dumps([trainer.step, time.time(), os.getpid()]) + "\n")
 
 
 def main(folder: Path, runner: RunnerConfig | None = None) -> Counting:
-    torch.set_num_threads(1)
     runner = RunnerConfig.from_env() if runner is None else runner
     runner = runner.model_copy(update={"micro_batches": SHARDS})
+    while (folder / f"late-{runner.index}").exists():
+        time.sleep(0.02)
     model = Counting()
     config = RunConfig(
         model_dir=str(folder / "model"),
@@ -147,4 +149,5 @@ def main(folder: Path, runner: RunnerConfig | None = None) -> Counting:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main(Path(sys.argv[1]))
