@@ -27,7 +27,9 @@ from monolith.testing.fake_device import FakeDevice
 from monolith.train import Estimator, RunConfig, Trainer
 from monolith.train.device import find_device
 from monolith.train.hooks import DeepInsightHook, FeatureStatisticsHook, ProgressHook
+from rank_runs import Batches, RankRun, rows_of
 from tpu_tasks import Ranking, ranking_params
+from training import ClickModel, batch_of
 
 DEVICE = FakeDevice()
 
@@ -89,6 +91,23 @@ def trained(device: str | None, **settings: object) -> Estimator:
     estimator = Estimator(Net(), RunConfig(device=device, **settings))  # type: ignore[arg-type]
     estimator.train(batches(4))
     return estimator
+
+
+def views_of_the_fake_share_its_memory() -> None:
+    tensor = torch.zeros(2, 3, device="fake")
+    tensor[:, 1] = 5.0
+    tensor.view(-1)[3] = 7.0
+    assert tensor.cpu().tolist() == [[0, 5, 0], [7, 5, 0]]
+    with pytest.raises(NotImplementedError, match="cannot write into a view of a view with gaps"):
+        tensor.t()[0].fill_(1.0)
+
+
+def copies_and_reads_are_counted() -> None:
+    before = DEVICE.to_device, DEVICE.to_host, DEVICE.reads
+    tensor = torch.ones(3).to("fake") * 2
+    assert tensor.sum().item() == 6
+    assert tensor.cpu().tolist() == [2, 2, 2]
+    assert (DEVICE.to_device - before[0], DEVICE.to_host - before[1], DEVICE.reads - before[2]) == (1, 1, 1)
 
 
 def it_is_the_current_accelerator() -> None:
@@ -222,6 +241,25 @@ def the_host_waits_for_the_device_five_times_a_step() -> None:
     trainer.train_step(batches(1)[0])
     # Whether the labels, the loss and the norm are valid, and whether the norm is above the limit, for dense and for sparse.
     assert DEVICE.reads - reads == 5, DEVICE.reads - reads
+
+
+def ranks_train_as_on_the_host() -> None:
+    """Two ranks with their dense parts on the device have the values of two on the host, with uneven batches."""
+    settings = [{"clip_norm": 0.3}, {"clip_norm": 0.1, "clip_type": "norm"}, {"static_rows": 24}]
+    for run in settings:
+        there, here = (
+            RankRun(
+                model=lambda place=place: ClickModel().to(place),  # type: ignore[misc]
+                source=lambda: Batches(7, lambda number: batch_of(number, rows=3 + number % 3)),
+                run=run,
+            ).ranks(2)
+            for place in ("fake", "cpu")
+        )
+        assert [trained.trainer.device.type for trained in there] == ["fake", "fake"]
+        require_equal({name: tensor.cpu() for name, tensor in there[0].dense.items()}, here[0].dense)
+        for table, columns in rows_of(here).items():
+            require_equal(rows_of(there)[table], columns)
+        assert all(torch.equal(there[0].dense[name].cpu(), tensor.cpu()) for name, tensor in there[1].dense.items())
 
 
 CASES = {

@@ -18,13 +18,14 @@ _PACKAGES = ("monolith-torch", "torch", "numpy", "pyarrow", "pydantic", "safeten
 def env(as_json: Json = False) -> None:
     """Print what a bug report should contain.
 
-    These are the versions of packages, and the processor, threads and GPUs of this machine.
+    These are the versions of packages, and the processor, threads and accelerators of this machine.
     """
     import torch
 
     import monolith
 
     versions = {name: _version(name) for name in _PACKAGES}
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     answer = {
         "python": platform.python_version(),
@@ -33,6 +34,7 @@ def env(as_json: Json = False) -> None:
         "cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "threads": {"table": monolith.get_num_threads(), "torch": torch.get_num_threads()},
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "accelerator": None if accelerator is None else str(accelerator),
         "gpus": gpus,
     }
     show(answer, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,7 @@ class FakeDevice:
     """What was computed."""
     _values: dict[int, tuple[StorageWeakRef, torch.Tensor]] = field(default_factory=dict, repr=False)
     _copies: dict[int, tuple[StorageWeakRef, torch.Tensor]] = field(default_factory=dict, repr=False)
+    _roots: dict[int, tuple[StorageWeakRef, torch.Tensor]] = field(default_factory=dict, repr=False)
     _library: torch.library.Library | None = field(default=None, repr=False)
 
     def register(self) -> None:
@@ -57,7 +59,9 @@ class FakeDevice:
         if name == "aten::_copy_from":
             return self._copy(args[0], args[1])
         if name == "aten::as_strided":
-            return self._view(*args)
+            return self._view(args[0], lambda base: _strided(base, *args[1:]))
+        if name == "aten::view":
+            return self._view(args[0], lambda base: base.view(args[1]))
         self.reads += name == "aten::_local_scalar_dense"
         self._require_own_memory(operator, args, kwargs)
         given: dict[int, torch.Tensor] = {}
@@ -95,48 +99,55 @@ class FakeDevice:
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         self.to_device += not self._has(source)
         self.to_host += not self._has(target)
+        if self._has(target):
+            self._require_own("aten::_copy_from", target)
         inside = self._value(target) if self._has(target) else target
         inside.copy_(self._value(source) if self._has(source) else source)
         return target
 
-    def _view(
-        self, tensor: torch.Tensor, size: list[int], stride: list[int], offset: int | None = None
-    ) -> torch.Tensor:
+    def _view(self, tensor: torch.Tensor, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         value = self._value(tensor)
-        view = value.as_strided(size, stride, value.storage_offset() + (offset or 0))
-        made = self._tensor(view)
-        if not view.is_contiguous():
-            copy = self._value(made)
-            self._copies[id(copy)] = (_reference(tensor), copy)
-        return made
+        base = value.contiguous()
+        view = make(base)
+        root = self._roots[id(value)][0] if id(value) in self._roots else _reference(tensor)
+        (self._roots if base is value else self._copies)[id(view)] = (root, view)
+        return self._tensor(view)
 
     def _require_own_memory(self, operator: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401 - any operator of torch
-        """Raise for an operator that writes into a view, which is a copy here, while what it is a view of still exists."""
+        """Raise for an operator that writes into a view which is a copy here, while what it is a view of still exists."""
         schema = operator._schema.arguments
         named = {argument.name: value for argument, value in zip(schema, args, strict=False)} | kwargs
         for argument in schema:
             written = argument.alias_info is not None and argument.alias_info.is_write
             for value in pytree.tree_leaves(named.get(argument.name)) if written else ():
-                copied = self._copies.get(id(self._value(value))) if isinstance(value, torch.Tensor) else None
-                if copied is not None and _exists(copied[0]):
-                    raise NotImplementedError(f"{operator.name()}: {self.name} cannot write into a view with gaps")
+                if isinstance(value, torch.Tensor) and self._has(value):
+                    self._require_own(operator.name(), value)
+
+    def _require_own(self, name: str, tensor: torch.Tensor) -> None:
+        copied = self._copies.get(id(self._value(tensor)))
+        if copied is not None and _exists(copied[0]):
+            raise NotImplementedError(f"{name}: {self.name} cannot write into a view of a view with gaps")
 
     def _has(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self.name
 
-    # Torch makes further tensors of one memory in C++, so values belong to the memory and not to tensors. They all have the
-    # strides of contiguous tensors there, so values with gaps are copied.
+    # Torch makes further tensors of one memory in C++, so values belong to the memory and not to tensors. For torch they all have
+    # the strides of contiguous tensors, so a view of a value with gaps is one of a copy.
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
-        if not value.is_contiguous():
-            value = value.contiguous()
         tensor: torch.Tensor = torch._C._acc.create_empty_tensor(value.shape, value.dtype)
         self._values[tensor.untyped_storage()._cdata] = (_reference(tensor), value)
         if len(self._values) % _SWEEP == 0:
-            self._values = {key: pair for key, pair in self._values.items() if _exists(pair[0])}
+            for pairs in (self._values, self._roots, self._copies):
+                for key in [key for key, pair in pairs.items() if not _exists(pair[0])]:
+                    del pairs[key]
         return tensor
 
     def _value(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._values[tensor.untyped_storage()._cdata][1]
+
+
+def _strided(base: torch.Tensor, size: list[int], stride: list[int], offset: int | None = None) -> torch.Tensor:
+    return base.as_strided(size, stride, base.storage_offset() + (offset or 0))
 
 
 def _reference(tensor: torch.Tensor) -> StorageWeakRef:
