@@ -22,6 +22,12 @@ from monolith.train.hooks import Hook
 from training import ClickModel, batch_of
 
 
+class MeanModel(ClickModel):
+    """The model of `training` with losses that are means over the batch."""
+
+    heads = tuple(head.model_copy(update={"reduction": "mean"}) for head in ClickModel.heads)
+
+
 class Batches(Source):
     """Batches 0 to `count` - 1 of the stream of `training`, of which shard i of n has every n-th."""
 
@@ -74,10 +80,11 @@ class RankRun:
     train: dict[str, Any] = field(default_factory=dict)
     hooks: Callable[[int], list[Hook]] = lambda rank: []
 
-    def trainer(self) -> Trainer:
+    def trainer(self, *, chief: bool = True) -> Trainer:
         model = self.model()
         parameters = list(model.parameters())
-        return Trainer(model, self.optimizer(parameters) if parameters else None, config=RunConfig(**self.run))
+        config = RunConfig(**{**self.run, **({} if chief else {"model_dir": None})})
+        return Trainer(model, self.optimizer(parameters) if parameters else None, config=config)
 
     def on(self, mesh: Mesh, trainer: Trainer) -> Trained:
         """Be one rank."""
@@ -90,7 +97,7 @@ class RankRun:
     def ranks(self, size: int) -> list[Trained]:
         """Train on `size` threads."""
         # One after the other: threads share torch's random numbers.
-        trainers = [self.trainer() for _ in range(size)]
+        trainers = [self.trainer(chief=not rank) for rank in range(size)]
         return run_ranks(size, lambda mesh: self.on(mesh, trainers[mesh.rank]))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch
 
-__all__ = ["DataShards", "ShardBatches", "PartsAhead", "join_positions", "shards_of_position"]
+__all__ = ["DataShards", "PartsAhead", "ShardBatches", "ShardsInTurn", "join_positions", "shards_of_position"]
 
 _log = logging.getLogger(__name__)
 
@@ -100,9 +100,7 @@ class DataShards:
         numbers = range(rank, shards, ranks)
         if not numbers:
             _log.warning("rank %d of %d has no data: there are %d data shards for life", rank, ranks, shards)
-        # A whole source is left as it is: its own shard 0 of 1 would be a copy of it.
-        whole = not divides or shards == 1
-        self._shards = {n: _Shard(source if whole else source.shard(n, shards)) for n in numbers}  # type: ignore[attr-defined]
+        self._shards = {n: _Shard(source.shard(n, shards) if divides else source) for n in numbers}  # type: ignore[attr-defined]
         self.resumable = all(_has_position(shard.source) for shard in self._shards.values())
         """Whether the position of all shards is known."""
         self._starts = {n: shard.position().get("state") for n, shard in self._shards.items()}
@@ -153,6 +151,36 @@ class DataShards:
             raise InvalidArgumentError(f"the position in the data lacks that of data shards {missing}")
         for number, shard in self._shards.items():
             shard.load(state["positions"][number])
+
+
+class ShardsInTurn:
+    """All shards of the data in one process that trains alone: where ranks have stopped, and where ranks may continue.
+
+    Example:
+        >>> from monolith.data.synthetic import ClickStream, ClickStreamConfig
+        >>> stream = ClickStream(ClickStreamConfig(users=9, items=9, batches=4, batch_size=2))
+        >>> len(list(ShardsInTurn(stream, shards=3)))
+        4
+    """
+
+    def __init__(self, source: Iterable[Batch], *, shards: int) -> None:
+        self._shards = DataShards(source, shards=shards)
+        self.resumable = self._shards.resumable
+        """Whether the position of all shards is known."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Continue after the last batch. At the end the source starts again."""
+        for parts in self._shards:
+            yield from (batch for _, batch in parts)
+        self._shards.restart()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch handed out."""
+        return self._shards.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from there."""
+        self._shards.load_state_dict(state)
 
 
 class PartsAhead:

@@ -17,7 +17,7 @@ from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.nn import dense_state_dict, embedding_collections
 from monolith.nn.heads import sums_over_examples
 from monolith.ranks.agreement import Agreement, StepPlan
-from monolith.ranks.data_shards import DataShards, PartsAhead, ShardBatches, join_positions
+from monolith.ranks.data_shards import DataShards, PartsAhead, ShardBatches, join_positions, shards_of_position
 from monolith.ranks.dense import AllReduce, DenseGradients, SharedBuffers, StepPart, dense_digest
 from monolith.ranks.rank_store import RankStore
 from monolith.ranks.row_exchange import GradientPart
@@ -75,6 +75,7 @@ class SynchronousSteps:
         self._passes: list[tuple[int, list[int]]] = []
         self._state: dict[str, object] | None = None
         self._joined: object = None
+        self._data: tuple[object, DataShards] | None = None
         self._require_possible()
         agreement.actions.update(
             {"settle": self._settle_here, "positions": self._gather_positions, "state": self._share_state}
@@ -85,6 +86,11 @@ class SynchronousSteps:
 
     def _require_possible(self) -> None:
         config = self._config
+        reductions = {head.reduction for head in self._trainer.heads}
+        if len(reductions) > 1 and (self._mesh.size > 1 or config.micro_batches is not None):
+            raise ConfigError(
+                "heads: expected one reduction, got 'sum' and 'mean': losses of ranks are added or averaged, all of them alike"
+            )
         if self._dense.reduced_by_torch and config.end_of_data == "drain" and self._mesh.size > 1:
             raise ConfigError(
                 "RunnerConfig.end_of_data: expected 'stop', because a part of the model is in DistributedDataParallel: a rank "
@@ -112,16 +118,24 @@ class SynchronousSteps:
 
     # The run
 
-    def shards_of(self, source: Iterable[Batch]) -> DataShards:
-        """Return the data of this rank."""
+    def divided(self, source: Iterable[Batch], position: object) -> Iterable[Batch]:
+        """Return the data of this rank, which `make_pass` reads.
+
+        The number of shards is that of the run whose `position` was restored, if neither of the settings says another one.
+        """
         config = self._config
-        return DataShards(
-            source,
-            shards=config.micro_batches or config.data_shards or self._mesh.size,
-            rank=self._mesh.rank,
-            ranks=self._mesh.size,
-            together=config.micro_batches is not None,
-        )
+        if self._data is None or self._data[0] is not source:
+            shards = config.micro_batches or config.data_shards or shards_of_position(position) or self._mesh.size
+            own = DataShards(
+                source,
+                shards=shards,
+                rank=self._mesh.rank,
+                ranks=self._mesh.size,
+                together=config.micro_batches is not None,
+            )
+            # The same one for the same data, so that a second run continues where the first has stopped.
+            self._data = (source, own)
+        return cast("Iterable[Batch]", self._data[1])
 
     def send_start(self) -> None:
         """Give the others the state that the chief has restored or built, and let them begin."""
@@ -219,9 +233,10 @@ class SynchronousSteps:
         self._trainer.request_stop(f"rank {rank}: {reason}")
 
     def _tell_end(self, plan: StepPlan) -> None:
-        if not plan.is_over and self.is_chief:
+        if not plan.is_over and self.is_chief and self._mesh.size > 1:
             _log.info(
-                "the data of a rank has ended at step %d: all ranks stop with it (end_of_data=stop)", self._trainer.step
+                "the data of a rank has ended at step %d, and all ranks stop with it: end_of_data is 'stop'",
+                self._trainer.step,
             )
 
     def end_pass(self, ahead: Prefetch, source: Iterable[Batch]) -> None:
@@ -276,10 +291,11 @@ class SynchronousSteps:
         if self._buffers.any and not first:
             self._buffers.begin(restore=True)
         passes = [0 if first else collection.num_passes for collection in self._collections]
-        batch, loss, logits = trainer.pass_forward(batch, first=first)
+        share = num_rows(batch) / max(plan.total_rows, 1)
+        batch, loss, logits = trainer.pass_forward(batch, first=first, share=share if self._loss_is_sum else 1.0)
         if first and trainer.config.enable_embedding_postpush:
             trainer.push.start()
-        weight = 1.0 if self._loss_is_sum else num_rows(batch) / max(plan.total_rows, 1)
+        weight = 1.0 if self._loss_is_sum else share
         if loss.requires_grad:
             torch.autograd.backward(loss, torch.full_like(loss, weight))
         norm = trainer.clip(weight=weight) if self._config.clip_before_reduce else None

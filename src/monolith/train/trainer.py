@@ -19,7 +19,7 @@ from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.nn import auxiliary_loss, clip_grads_, dense_state_dict, embedding_collections
 from monolith.nn.heads import Head, column, heads_of, logits_by_head, sums_over_examples, total_loss
 from monolith.nn.layers.mlp import HasAuxiliaryLoss
-from monolith.ranks.data_shards import PartsAhead
+from monolith.ranks.data_shards import PartsAhead, ShardsInTurn, shards_of_position
 from monolith.state.model_dir import ModelDir
 from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Position, Store
@@ -300,10 +300,13 @@ class Trainer:
         placed = self._placement(batch)
         return self._placement.real(batch, placed, logits_by_head(self.model(placed), self.heads))
 
-    def pass_forward(self, batch: Batch, *, first: bool = True) -> tuple[Batch, Tensor, dict[str, Tensor]]:
+    def pass_forward(
+        self, batch: Batch, *, first: bool = True, share: float = 1.0
+    ) -> tuple[Batch, Tensor, dict[str, Tensor]]:
         """Make a forward pass of training. Returns the columns where the model computes, the loss, and the logits by head.
 
-        The `first` one of a step forgets the gradients of the step before.
+        The `first` one of a step forgets the gradients of the step before. The losses of layers are multiplied by `share`, for
+        one of several passes of a step whose losses are added.
         """
         self.model.train()
         if first:
@@ -316,7 +319,7 @@ class Trainer:
             batch, logits = self.forward(batch)
         loss = total_loss(logits, batch, self.heads)
         if self._layers_have_losses:
-            loss = loss + auxiliary_loss(self.model)
+            loss = loss + share * auxiliary_loss(self.model)
         extra = getattr(self.model, "extra_loss", None)
         if extra is not None:
             loss = loss + extra(batch, logits)
@@ -557,10 +560,15 @@ class Trainer:
         return True
 
     def _loop(self, source: Iterable[Batch], last: int | None, hooks: Sequence[Hook]) -> None:
-        resumable = is_resumable(source)
         self._rounds += 1
         # Only once: a source that comes later is other data, or knows its place itself.
         place, self._loaded_place = self._loaded_place, None
+        if self.ranks is not None:
+            source = self.ranks.divided(source, place)
+        elif (shards := shards_of_position(place)) is not None and self.num_workers == 1:
+            _log.info("the position is that of a run of ranks: the data is read in their %d shards, in turn", shards)
+            source = ShardsInTurn(source, shards=shards)
+        resumable = is_resumable(source)
         continues = place is not None and resumable
         if continues:
             source.load_state_dict(place)  # type: ignore[attr-defined]

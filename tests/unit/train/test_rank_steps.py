@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from rank_runs import Batches, RankRun, Trained, global_batches, rows_of, rows_of_model
-from training import batch_of
+from monolith.errors import ConfigError
+from rank_runs import Batches, MeanModel, RankRun, Trained, global_batches, rows_of, rows_of_model
+from training import ClickModel, batch_of
 
 
 def uneven(number: int) -> dict[str, object]:
@@ -48,14 +50,44 @@ def assert_close(trained: list[Trained], one: Trained) -> None:
     ],
     ids=["unclipped", "global_norm", "dense_and_sparse", "norm", "value", "decay"],
 )
-def test_ranks_do_what_one_process_does_with_the_whole_batch(ranks: int, config: dict[str, object]) -> None:
-    run = RankRun(source=lambda: Batches(10, uneven), run=config)
+@pytest.mark.parametrize("model", [ClickModel, MeanModel])
+def test_ranks_do_what_one_process_does_with_the_whole_batch(
+    model: type[ClickModel], ranks: int, config: dict[str, object]
+) -> None:
+    run = RankRun(model=model, source=lambda: Batches(10, uneven), run=config)
     assert_close(run.ranks(ranks), alone(run, global_batches(10, ranks, uneven)))
 
 
-def test_the_result_of_a_step_is_that_of_the_global_batch() -> None:
-    run = RankRun(source=lambda: Batches(4, uneven), run={"clip_norm": 1.0})
+@pytest.mark.parametrize("model", [ClickModel, MeanModel])
+def test_the_result_of_a_step_is_that_of_the_global_batch(model: type[ClickModel]) -> None:
+    run = RankRun(model=model, source=lambda: Batches(4, uneven), run={"clip_norm": 1.0})
     first, second = run.ranks(2)
     trainer = run.trainer()
     expected = [trainer.train_step(batch).mean_loss for batch in global_batches(4, 2, uneven)]
     assert first.losses == second.losses == pytest.approx(expected, rel=1e-5)
+
+
+class Regularized(nn.Linear):
+    def auxiliary_loss(self) -> torch.Tensor:
+        return self.weight.square().sum()
+
+
+class Regular(ClickModel):
+    """With a layer that has a loss of its own, which counts once in a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(Regularized(13, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def test_losses_of_layers_count_once() -> None:
+    run = RankRun(model=Regular, source=lambda: Batches(6, uneven))
+    assert_close(run.ranks(3), alone(run, global_batches(6, 3, uneven)))
+
+
+def test_heads_that_are_reduced_differently_are_refused() -> None:
+    class Mixed(ClickModel):
+        heads = (ClickModel.heads[0], MeanModel.heads[1])
+
+    with pytest.raises(ConfigError, match="heads: expected one reduction"):
+        RankRun(model=Mixed).ranks(2)

@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self
 
 from monolith.cluster.discovery.config import monolith_discovery
 from monolith.cluster.discovery.file import HostServiceDiscovery
@@ -21,10 +21,8 @@ from monolith.cluster.launch.reporting import beating, tell_wrong_usage
 from monolith.cluster.role import add_mpi_exception_hook, launched_rank
 from monolith.console import log_to_stderr
 from monolith.errors import ConfigError, RankLostError, RunInterruptedError
-from monolith.features.batch import Batch
 from monolith.nn import embedding_collections
 from monolith.ranks.agreement import Agreement
-from monolith.ranks.data_shards import DataShards
 from monolith.ranks.formation import form_mesh
 from monolith.ranks.mesh import LoneMesh, Mesh
 from monolith.ranks.peers import MeshConfig
@@ -118,7 +116,6 @@ class RankSession:
         self._trainer, self._config, self._given = trainer, config, mesh
         self._open = ExitStack()
         self._left = False
-        self._data: tuple[object, DataShards] | None = None
         self._recovery = RankRecovery(FailureRecord(config.model_dir or None, rank=config.index))
         self._generation = 0
         self.mesh: Mesh = LoneMesh()
@@ -164,7 +161,6 @@ class RankSession:
         for collection in embedding_collections(self._trainer.model):
             collection.use_store(self.store)
         self.steps = SynchronousSteps(self._trainer, self.agreement, self._config, store=self.store)
-        self._data = None
 
     def _formed(self) -> Mesh:
         config, settings = self._config, mesh_config(self._config)
@@ -254,7 +250,7 @@ class RankSession:
                 trainer.hooks = (*trainer.hooks, self._controller(meanwhile))
             dispatcher = meanwhile.enter_context(service_dispatcher(self._config))
             given = source if isinstance(source, Iterable) else source()
-            data = self._share(service_source(given, self._config, dispatcher))
+            data = service_source(given, self._config, dispatcher)
             step = trainer.fit(data, steps=limits.steps, max_steps=limits.last)
         if trainer.interrupted is not None:
             raise RunInterruptedError(
@@ -280,13 +276,6 @@ class RankSession:
         )
         controller.attach(RankBarrier(self.agreement))
         return controller
-
-    def _share(self, source: Iterable[Batch]) -> Iterable[Batch]:
-        """Return the data of this rank: what the steps of ranks read in place of batches."""
-        # The same one for the same data, so that a second call continues where the first has stopped.
-        if self._data is None or self._data[0] is not source:
-            self._data = (source, self.steps.shards_of(source))
-        return cast("Iterable[Batch]", self._data[1])
 
     def close(self) -> None:
         """Leave the other ranks, once all of them want to. Until then this one serves those that still ask for something."""
