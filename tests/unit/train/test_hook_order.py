@@ -124,6 +124,15 @@ def test_all_hooks_end_even_if_one_fails_to() -> None:
     assert pages[-2:] == ["a.end@1", "b.end@1"]
 
 
+def test_what_broke_a_run_is_raised_even_if_the_end_of_a_hook_fails_too(caplog: pytest.LogCaptureFixture) -> None:
+    pages: list[str] = []
+    with pytest.raises(RuntimeError, match="b fails in after_step"):
+        trainer_of(
+            Diary("a", pages, fail_in="end(b fails in after_step)"), Diary("b", pages, fail_in="after_step")
+        ).fit(Stream(), steps=3)
+    assert "Diary could not end after the run had failed: a fails in end(b fails in after_step)" in caplog.text
+
+
 def test_a_broken_run_is_not_saved(tmp_path: object) -> None:
     config = RunConfig(model_dir=str(tmp_path))
     trainer_of(config=config).fit(Stream(), steps=2)

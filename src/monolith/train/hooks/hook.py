@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from monolith.train.trainer import StepResult, Trainer
 
 __all__ = ["CheckpointSaverListener", "EverySteps", "Hook", "hooks_running", "overriding"]
+
+_log = logging.getLogger(__name__)
 
 
 class Hook:
@@ -125,7 +128,17 @@ def hooks_running(hooks: Sequence[Hook], trainer: Trainer, start: Callable[[], o
     finally:
         with ExitStack() as ends:
             for hook in reversed(began):
-                ends.callback(hook.end, trainer, error)
+                ends.callback(_end, hook, trainer, error)
+
+
+def _end(hook: Hook, trainer: Trainer, error: BaseException | None) -> None:
+    try:
+        hook.end(trainer, error)
+    except Exception as failure:
+        if error is None:
+            raise
+        # What broke the run decides what happens next, such as another attempt. The end of a hook often fails with it.
+        _log.warning("%s could not end after the run had failed: %s", type(hook).__name__, failure)
 
 
 class CheckpointSaverListener:
