@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -57,20 +58,38 @@ def run_formed(folder: Path, size: int, body: Callable[[SocketMesh], T], **confi
     return as_threads([lambda number=number: rank(number) for number in range(size)])
 
 
-def connected(size: int, *, local: bool = True, **config: object) -> list[SocketMesh]:
-    """Return connected ranks that were never formed, which takes less time. `local` ones share memory."""
+def connected(
+    size: int, *, local: bool = True, cut: tuple[int, int] | None = None, **config: object
+) -> list[SocketMesh]:
+    """Return connected ranks that were never formed, which takes less time.
+
+    Args:
+        size: the number of ranks.
+        local: whether they share memory.
+        cut: two ranks between which nothing arrives, though neither end is closed.
+        config: of `MeshConfig`.
+    """
     members = [RankMember(rank=r, incarnation=1, address="127.0.0.1:1", host="here", process=1) for r in range(size)]
     ends: list[dict[tuple[int, int], RankConnection]] = [{} for _ in range(size)]
+    unheard: list[socket.socket] = []
     for one in range(size):
         for other in range(one + 1, size):
             for channel in (*Channel, CONTROL):
-                for at, to, end in zip((one, other), (other, one), _pair(local), strict=True):
-                    ends[at][to, channel] = RankConnection(end)
+                first, second = _pair(local)
+                if (one, other) == cut:
+                    unheard.append(second)
+                    second, unread = _pair(local)
+                    unheard.append(unread)
+                ends[one][other, channel] = RankConnection(first)
+                ends[other][one, channel] = RankConnection(second)
     settings = MeshConfig(**{**LIMITS, **config})
-    return [
+    meshes = [
         SocketMesh(rank=rank, members=members, generation=1, connections=ends[rank], config=settings)
         for rank in range(size)
     ]
+    # Kept open as long as the first mesh.
+    weakref.finalize(meshes[0], lambda: [one.close() for one in unheard])
+    return meshes
 
 
 def _pair(local: bool) -> tuple[socket.socket, socket.socket]:

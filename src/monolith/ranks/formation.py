@@ -59,7 +59,8 @@ from monolith.ranks.tls import Tls
 __all__ = ["form_mesh"]
 
 _log = logging.getLogger(__name__)
-_INCARNATION = time.time_ns()
+# By process: a forked one is not the incarnation that its parent is.
+_began: dict[int, int] = {}
 
 
 def form_mesh(
@@ -89,7 +90,7 @@ def form_mesh(
         replacement_secs: how long the leader waits for the others before it goes on with `min_ranks`.
         while_waiting: called again and again while this rank waits. What it raises ends the wait.
         incarnation: a number that is larger than that of every process which had this rank before. None: the time in
-            nanoseconds at which this module was loaded.
+            nanoseconds at which this process first called this function.
 
     Raises:
         RankLostError: some rank did not join within `config.formation_secs`, or died while the run was formed.
@@ -107,7 +108,7 @@ def form_mesh(
     try:
         me = RankMember(
             rank=rank,
-            incarnation=_INCARNATION if incarnation is None else incarnation,
+            incarnation=_began.setdefault(os.getpid(), time.time_ns()) if incarnation is None else incarnation,
             address=gate.address,
             host=socket.gethostname(),
             process=os.getpid(),
