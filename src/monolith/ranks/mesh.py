@@ -65,7 +65,8 @@ class Mesh(Protocol):
     ) -> list[Arrays]:
         """Send `out[r]` to every rank r. Returns what each rank has sent here, that of this rank as it was given.
 
-        All ranks call it with the same `kind` and `step`. The arrays are valid until the next exchange of the channel begins.
+        All ranks call it with the same `kind` and `step`. The arrays are valid until the next exchange of the channel begins, and
+        may be sent on in it.
 
         Raises:
             RankLostError: a rank has died, has failed, or did not send in time.
