@@ -5,11 +5,11 @@ Every rank trains the rows of its own buckets. The chief keeps the log and the c
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from monolith.log import ChangeLog
 from monolith.ranks.agreement import Agreement
 from monolith.ranks.mesh import Kind, Mesh
 from monolith.ranks.rank_state import RankState
+from monolith.state.manifest import Manifest
 from monolith.state.model_dir import ModelDir
 from monolith.state.restore import prepare_tables
 from monolith.state.restore_points import RestorePoint, find_restore_point
@@ -57,6 +58,7 @@ def rows_of(tables: Mapping[str, EmbeddingTable]) -> dict[str, dict[int, bytes]]
     return found
 
 
+@cache
 def rows_at(step: int, owned: range | None = None) -> dict[str, dict[int, bytes]]:
     """What a run that was never disturbed has after `step` steps."""
     tables = new_tables()
@@ -122,7 +124,7 @@ class RankRun:
                 self.agreement.step_ended()
                 self.on_step(self.step)
                 if self.mesh.rank == 0:
-                    self._after_step()
+                    self.after_step()
             if self.mesh.rank == 0:
                 if self.cut_at_end:
                     self.cut_now()
@@ -155,7 +157,8 @@ class RankRun:
         if self.check:
             assert rows_of(self.tables) == rows_at(self.step, self.owned), f"rank {self.mesh.rank}, step {self.step}"
 
-    def _after_step(self) -> None:
+    def after_step(self) -> None:
+        """Called on the chief."""
         if self.step % self.save_every == 0:
             self.save()
         elif self.step % self.cut_every == 0:
@@ -186,7 +189,7 @@ class RankRun:
         pending = begin_checkpoint(
             path, state=self._dense(), step=self.step, tables={}, log=self._log, servers=parts.finish
         )
-        self._save = pending.finish
+        self._save = lambda: self.saved(path, pending.finish())
 
     def finish(self) -> None:
         """Wait until everything is durable."""
@@ -196,6 +199,9 @@ class RankRun:
             cut.result()
         if save is not None:
             save()
+
+    def saved(self, path: str, manifest: Manifest) -> None:
+        """Called when a checkpoint is complete."""
 
     def _dense(self) -> dict[str, object]:
         return {"step": self.step, "weights": _weights(self.step)}
@@ -208,9 +214,3 @@ def _weights(step: int) -> torch.Tensor:
 def _inside(ids: np.ndarray, owned: range) -> np.ndarray:
     bucket = bucket_of(ids)
     return (bucket >= owned.start) & (bucket < owned.stop)
-
-
-def random_moment(seed: int, steps: int) -> tuple[int, float]:
-    """A step, and a fraction of a step, to kill at."""
-    draw = random.Random(seed)
-    return draw.randrange(1, steps), draw.random()

@@ -15,7 +15,7 @@ from monolith.errors import RankLostError, StorageError
 from monolith.log import change_log
 from monolith.ps import ParameterServer, ServerConfig, ServerStore, tables_of
 from monolith.state.inspect import verify
-from monolith.state.restore_points import find_restore_point
+from monolith.state.restore_points import find_restore_point, restore_points
 from monolith.table.store import Store
 from monolith.testing.rank_threads import run_ranks
 from monolith.train import RunConfig, StepResult, Trainer
@@ -29,7 +29,7 @@ BATCHES = 24
 class Saved(RankRun):
     """Ranks of which only the chief has the model_dir."""
 
-    def __init__(self, model_dir: Path, *, shards: int = 6, micro_batches: int | None = 6, **run: object) -> None:
+    def __init__(self, model_dir: Path | str, *, shards: int = 6, micro_batches: int | None = 6, **run: object) -> None:
         super().__init__(
             source=lambda: Batches(BATCHES),
             runner={"micro_batches": micro_batches} if micro_batches else {"data_shards": shards},
@@ -209,3 +209,14 @@ def test_a_rank_that_cannot_write_ends_the_run_unless_errors_of_saves_are_ignore
             with pytest.raises((StorageError, RankLostError), match=r"rank 1: .*No space left"):
                 run.ranks(2)
     assert list(tmp_path.glob("model.ckpt-*/manifest.json")) == []
+
+
+def test_a_remote_model_dir_has_checkpoints_and_no_cuts(tmp_path: Path) -> None:
+    undisturbed = Saved(tmp_path / "whole").ranks(1)
+    remote = "memory://rank-saves/run"
+    run = Saved(remote, log_flush_secs=1e-9, save_checkpoints_steps=1)
+    run.train = {"max_steps": 2}
+    run.ranks(2)
+    assert [(point.step, point.parts) for point in restore_points(remote)] == [(1, 2), (2, 2)]
+    run.train = {}
+    assert same(rows_of(run.ranks(3)), rows_of(undisturbed))
