@@ -24,7 +24,13 @@ def main() -> None:
     torch.manual_seed(1)
     estimator = Estimator(ClickModel(), config)
     step = estimator.train()
+    metrics = estimator.evaluate(steps=2)
+    predictions = sum(1 for _ in estimator.predict(estimator.data("predict"), yield_single_examples=False))
     found = {
+        "auc": metrics["output/auc"],
+        "evaluated": metrics["output/examples"],
+        "global_step": estimator.global_step,
+        "predicted": predictions,
         "rank": estimator.runner.index,
         "step": step,
         "dense": dense_digest(dense_state_dict(estimator.model).items()),

@@ -41,3 +41,7 @@ def test_a_script_trains_as_ranks_under_torchrun(ranks: int) -> None:
     assert isinstance(rows, dict)
     assert all(count > 0 for count in rows.values())
     assert all(one["rows"] == rows for one in found), "every rank sees all rows"
+    assert len({one["auc"] for one in found}) == 1, "the chief evaluates, and all know its result"
+    assert {one["evaluated"] for one in found} == {64}
+    assert {one["global_step"] for one in found} == {12 // ranks}
+    assert [one["predicted"] for one in found] == [12, *[0] * (ranks - 1)], "only the chief predicts"

@@ -6,9 +6,9 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from monolith.train.distributed.server import LocalServers
 
 __all__ = ["Estimator", "HeadMetrics", "Mode", "forward_passes"]
+
+Result = TypeVar("Result")
 
 _METRICS: dict[str, Callable[[], Metric]] = {
     "auc": AUC,
@@ -230,8 +232,7 @@ class Estimator:
     def global_step(self) -> int:
         """Steps made so far, earlier runs in the same model_dir included."""
         self._serve_data_service()
-        self.trainer.restore()
-        return self.trainer.step
+        return self._by_chief(self._restored_step)
 
     def train(
         self,
@@ -278,6 +279,11 @@ class Estimator:
         Apart from the heads' own metrics there are `<head>/loss`, the mean per example, `<head>/examples`, and `global_step`.
         Hooks see every batch. The global step does not grow.
         """
+        return self._by_chief(lambda: self._evaluated(source, steps, hooks))
+
+    def _evaluated(
+        self, source: Iterable[Batch] | None, steps: int | None, hooks: Sequence[Hook]
+    ) -> dict[str, float]:
         metrics, seen = HeadMetrics(self.heads), 0
         data = self.data("eval", source)
         with closing(forward_passes(self.trainer, data, steps=steps, hooks=hooks, labelled=True)) as passes:
@@ -302,19 +308,23 @@ class Estimator:
     ) -> Iterator[dict[str, Tensor]]:
         """Yield predictions by head, one example at a time, or with `yield_single_examples=False` one batch.
 
+        Of the ranks of a synchronous run only the chief yields anything, and the others serve it until it has taken the last.
         `predict_keys` selects heads. Names of dense columns of the batch are passed through with them. Hooks see every
         batch before its predictions come, with a loss of NaN, and end when the last is taken or the iterator is closed.
         """
-        data = self.data("predict", source)
-        with closing(forward_passes(self.trainer, data, steps=None, hooks=hooks, labelled=False)) as passes:
-            for batch, logits in passes:
-                self._example = batch
-                chosen = self._chosen(predict_keys, batch, logits)
-                if not yield_single_examples:
-                    yield chosen
-                    continue
-                for row in range(num_rows(batch)):
-                    yield {name: tensor[row] for name, tensor in chosen.items()}
+        with self._ranks().chief_alone() if self.runner.enable_full_sync_training else nullcontext(True) as does_it:
+            if not does_it:
+                return
+            data = self.data("predict", source)
+            with closing(forward_passes(self.trainer, data, steps=None, hooks=hooks, labelled=False)) as passes:
+                for batch, logits in passes:
+                    self._example = batch
+                    chosen = self._chosen(predict_keys, batch, logits)
+                    if not yield_single_examples:
+                        yield chosen
+                        continue
+                    for row in range(num_rows(batch)):
+                        yield {name: tensor[row] for name, tensor in chosen.items()}
 
     def export_saved_model(self, folder: str | Path | None = None, *, example: Batch | None = None) -> Path:
         """Write a version that `monolith.serve.load` reads without the model's code. Returns its folder.
@@ -323,9 +333,12 @@ class Estimator:
             folder: the export gets a numbered folder in it. None means `config.export_dir_base` in the model_dir.
             example: a batch to trace the model with. None takes the last one seen, or one of `input_fn("predict")`.
         """
+        self._serve_data_service()
+        return Path(self._by_chief(lambda: str(self._exported(folder, example))))
+
+    def _exported(self, folder: str | Path | None, example: Batch | None) -> Path:
         from monolith.serve.export import export_model
 
-        self._serve_data_service()
         self.trainer.restore()
         base = self._export_base() if folder is None else Path(folder)
         return export_model(self.model, self._example_batch(example), base, heads=self.heads, step=self.trainer.step)
@@ -388,6 +401,14 @@ class Estimator:
                 max_steps=max_steps,
                 hooks=hooks,
             )
+
+    def _restored_step(self) -> int:
+        self.trainer.restore()
+        return self.trainer.step
+
+    def _by_chief(self, work: Callable[[], Result]) -> Result:
+        """Do something with all rows. Of the ranks of a synchronous run the chief does it, and all get the result."""
+        return self._ranks().by_chief(work) if self.runner.enable_full_sync_training else work()
 
     def _ranks(self) -> RankSession:
         """Return this process as a rank of the run. The first call waits for the others."""

@@ -76,12 +76,14 @@ class SynchronousSteps:
         self._state: dict[str, object] | None = None
         self._joined: object = None
         self._data: tuple[object, DataShards] | None = None
-        self._require_possible()
         agreement.actions.update(
             {"settle": self._settle_here, "positions": self._gather_positions, "state": self._share_state}
         )
+        if config.enable_pipelined_bwda2a or config.enable_async_optimize:
+            trainer.push.delayed = True
+        self._require_possible()
         if store is not None:
-            store.delayed_push = trainer.config.enable_embedding_postpush
+            store.delayed_push = trainer.push.delayed
         trainer.ranks = self
 
     def _require_possible(self) -> None:
@@ -99,7 +101,8 @@ class SynchronousSteps:
         if config.micro_batches is None:
             return
         for setting, wrong in (
-            ("enable_embedding_postpush", self._trainer.config.enable_embedding_postpush),
+            ("enable_embedding_postpush, enable_pipelined_bwda2a or enable_async_optimize", self._trainer.push.delayed),
+            ("enable_pipelined_fwda2a", config.enable_pipelined_fwda2a),
             ("DistributedDataParallel", bool(self._dense.reduced_by_torch)),
         ):
             if wrong:
@@ -200,7 +203,7 @@ class SynchronousSteps:
             if parts:
                 reading.take()
                 trainer.tell_position()
-            result = self._step(parts, plan)
+            result = self._step(parts, plan, reading)
             examples += result.examples
             trainer.steps_made += 1
             self.agreement.step = trainer.step
@@ -251,22 +254,26 @@ class SynchronousSteps:
 
     # One step
 
-    def _step(self, parts: ShardBatches, plan: StepPlan) -> StepResult:
+    def _step(self, parts: ShardBatches, plan: StepPlan, reading: PartsAhead) -> StepResult:
         trainer = self._trainer
         if self._buffers.any:
             self._buffers.begin()
         made = [self._make_part(number, batch, plan, first=not at) for at, (number, batch) in enumerate(parts)]
         if len(parts) < max(plan.parts):
             self._follow(first=not parts)
-        delayed = trainer.config.enable_embedding_postpush
+        delayed = trainer.push.delayed
         if delayed and not parts:
             trainer.push.start()
+        if not delayed:
+            self._look_ahead(reading)
         facts = self._dense.add([part for part, _, _ in made], step=self.agreement.step)
         if self._buffers.any:
             weights = self._weights(facts[:, _ROWS], plan)
             self._buffers.share([buffers for _, buffers, _ in made], weights=weights, step=self.agreement.step)
         if delayed:
             trainer.push.finish()
+            # Only now, so that the rows of the next batch lack exactly the update of this step.
+            self._look_ahead(reading)
         squares = facts[:, _SQUARES:]
         if self._config.clip_before_reduce:
             clipped = trainer.config.clip_norm is not None
@@ -293,7 +300,7 @@ class SynchronousSteps:
         passes = [0 if first else collection.num_passes for collection in self._collections]
         share = num_rows(batch) / max(plan.total_rows, 1)
         batch, loss, logits = trainer.pass_forward(batch, first=first, share=share if self._loss_is_sum else 1.0)
-        if first and trainer.config.enable_embedding_postpush:
+        if first and trainer.push.delayed:
             trainer.push.start()
         weight = 1.0 if self._loss_is_sum else share
         if loss.requires_grad:
@@ -320,6 +327,17 @@ class SynchronousSteps:
             self._buffers.take(number) if self._buffers.any else (number, {}),
             {name: tensor.detach() for name, tensor in logits.items()},
         )
+
+    def _look_ahead(self, reading: PartsAhead) -> None:
+        """Begin to look up the rows of the next batch, which so lack the update of this step. All ranks do it, or none."""
+        if not self._config.enable_pipelined_fwda2a or self._store is None:
+            return
+        following = reading.peek()
+        for collection in self._collections:
+            if not following:
+                self._store.prefetch(())
+            for _, batch in following or ():
+                self._store.prefetch(collection.plan.bags(as_batch(batch)).packed)
 
     def _follow(self, *, first: bool) -> None:
         """Answer the lookups of ranks that have more batches in this step."""

@@ -273,11 +273,11 @@ class Trainer:
         """Make one step. Of the hooks only `before_update` is called."""
         batch = as_batch(batch)
         batch, loss, logits = self.pass_forward(batch)
-        if self.config.enable_embedding_postpush:
+        if self.push.delayed:
             self.push.start()
         if loss.requires_grad:
             torch.autograd.backward(loss)
-        if self.config.enable_embedding_postpush:
+        if self.push.delayed:
             self.push.finish()
         loss, norm = loss.detach(), self.clip()
         event_time = 0 if self.config.event_time is None else self.event_time_of(batch, self.config.event_time)

@@ -223,7 +223,8 @@ class SparsePush:
 
     def __init__(self, model: nn.Module, *, delayed: bool) -> None:
         self._collections = embedding_collections(model)
-        self._delayed = delayed
+        self.delayed = delayed
+        """Whether gradients are applied one step late."""
         self._kept: list[_Update] = []
         self._thread: WorkerThreads | None = None
         self._running: Future[None] | None = None
@@ -242,7 +243,7 @@ class SparsePush:
             if collection.store.remote:
                 gradients = together[key] = list(gradients)
             taken.append((collection.store, gradients))
-        if not self._delayed:
+        if not self.delayed:
             for store, gradients in taken:
                 store.apply(gradients, step=step, event_time=event_time, position=position)
             return

@@ -99,7 +99,8 @@ def test_a_run_may_continue_with_any_number_of_ranks(
         ({"dense_wire": "float16"}, {}, "dense_wire: 'float16' cannot be used"),
         ({"use_dataservice": True}, {}, "use_dataservice: True cannot be used"),
         ({"micro_batches": 3}, {}, "expected a multiple of the 2 ranks, got 3"),
-        ({}, {"enable_embedding_postpush": True}, "enable_embedding_postpush cannot be used"),
+        ({}, {"enable_embedding_postpush": True}, "enable_embedding_postpush, .* cannot be used"),
+        ({"enable_pipelined_fwda2a": True}, {}, "enable_pipelined_fwda2a cannot be used"),
     ],
 )
 def test_what_would_change_the_bits_is_refused(runner: dict[str, Any], run: dict[str, Any], said: str) -> None:

@@ -6,13 +6,15 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar, cast
+
+from pydantic import JsonValue
 
 from monolith.cluster.discovery.config import monolith_discovery
 from monolith.cluster.discovery.file import HostServiceDiscovery
@@ -51,6 +53,8 @@ JOINED = "another rank joins the run"
 """Why ranks stop between two steps, to continue as more than they are."""
 _KNOCK_SECS = 0.5
 """Seconds after which the chief looks again whether a rank wants to join."""
+Result = TypeVar("Result")
+_CHIEF = "chief"
 RENDEZVOUS = "ranks"
 """The folder of the model_dir in which ranks find each other, if nothing else says how."""
 # What launchers call the job, for processes that share nothing but a machine.
@@ -115,7 +119,8 @@ class RankSession:
         """Wait for the other ranks, or use the `mesh` that connects them. Then a lost rank is not waited for."""
         self._trainer, self._config, self._given = trainer, config, mesh
         self._open = ExitStack()
-        self._left = False
+        self._left = self._trains = False
+        self._shared: JsonValue = None
         self._recovery = RankRecovery(FailureRecord(config.model_dir or None, rank=config.index))
         self._generation = 0
         self.mesh: Mesh = LoneMesh()
@@ -157,10 +162,14 @@ class RankSession:
         self._generation = self.mesh.generation
         self.agreement = Agreement(self.mesh)
         """What they agree on."""
+        self.agreement.actions[_CHIEF] = self._take_result
         self.store = RankStore(self.agreement, tables_of_model(self._trainer.model))
         for collection in embedding_collections(self._trainer.model):
             collection.use_store(self.store)
         self.steps = SynchronousSteps(self._trainer, self.agreement, self._config, store=self.store)
+
+    def _take_result(self, result: JsonValue) -> None:
+        self._shared = result
 
     def _formed(self) -> Mesh:
         config, settings = self._config, mesh_config(self._config)
@@ -216,6 +225,7 @@ class RankSession:
             )
         failure: BaseException | None = None
         limits = _Limits(steps, max_steps)
+        self._trains = True
         try:
             while True:
                 try:
@@ -236,6 +246,7 @@ class RankSession:
             self._recovery.failed(error, step=self._trainer.step)
             raise
         finally:
+            self._trains = False
             if self._config.is_chief:
                 tell_scheduler(failure)
 
@@ -276,6 +287,44 @@ class RankSession:
         )
         controller.attach(RankBarrier(self.agreement))
         return controller
+
+    def by_chief(self, work: Callable[[], Result]) -> Result:
+        """Let the chief do something alone, such as an evaluation, while the other ranks serve it. Returns its result on all.
+
+        `work` returns what JSON can hold.
+        """
+        with self.chief_alone() as does_it:
+            if does_it:
+                result = work()
+                if not self._trains:
+                    self.agreement.run(_CHIEF, cast("JsonValue", result))
+                return result
+        return cast("Result", self._shared)
+
+    @contextmanager
+    def chief_alone(self) -> Iterator[bool]:
+        """Let the chief do something alone in a block that all ranks enter. Yields whether this rank does it.
+
+        The others have served it when they enter. During `train` they serve anyway, and the caller does it.
+        """
+        if self._trains:
+            yield True
+            return
+        if not self.is_chief:
+            self.agreement.serve(_CHIEF)
+            yield False
+            return
+        try:
+            yield True
+        except Exception as error:
+            self._left = True
+            self.mesh.fail(f"{type(error).__name__}: {error}")
+            raise
+        except BaseException:
+            # A generator of predictions that is closed early has done its work.
+            self.agreement.release(_CHIEF)
+            raise
+        self.agreement.release(_CHIEF)
 
     def close(self) -> None:
         """Leave the other ranks, once all of them want to. Until then this one serves those that still ask for something."""
