@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 
 import torch
 import torch._dynamo  # the first optimizer of a process imports it, which takes seconds
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from cluster_job import ClickModel
 from monolith.nn import dense_state_dict
@@ -22,7 +25,13 @@ def main() -> None:
     torch.set_num_threads(1)
     config = RunConfig(log_step_count_steps=2, seed=1, **json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"))
     torch.manual_seed(1)
-    estimator = Estimator(ClickModel(), config)
+    model = ClickModel()
+    if os.environ.get("RANK_JOB_DDP"):
+        torch.distributed.init_process_group("gloo")
+        model.dense = DistributedDataParallel(model.dense)  # type: ignore[assignment]
+    if os.environ.get("RANK_JOB_DROPOUT"):
+        model.dense = nn.Sequential(nn.Dropout(0.4), model.dense)  # type: ignore[assignment]
+    estimator = Estimator(model, config)
     step = estimator.train()
     metrics = estimator.evaluate(steps=2)
     predictions = sum(1 for _ in estimator.predict(estimator.data("predict"), yield_single_examples=False))
@@ -34,6 +43,7 @@ def main() -> None:
         "rank": estimator.runner.index,
         "step": step,
         "dense": dense_digest(dense_state_dict(estimator.model).items()),
+        "weights": [parameter.flatten().tolist() for parameter in estimator.model.parameters()],
         "rows": {name: stats.rows for name, stats in estimator.trainer.table_stats().items()},
     }
     sys.stdout.write(json.dumps(found) + "\n")

@@ -45,3 +45,40 @@ def test_a_script_trains_as_ranks_under_torchrun(ranks: int) -> None:
     assert {one["evaluated"] for one in found} == {64}
     assert {one["global_step"] for one in found} == {12 // ranks}
     assert [one["predicted"] for one in found] == [12, *[0] * (ranks - 1)], "only the chief predicts"
+
+
+def weights_of(found: list[dict[str, object]]) -> list[float]:
+    assert len({json.dumps(one["weights"]) for one in found}) == 1, "all ranks have the same weights"
+    weights = found[0]["weights"]
+    assert isinstance(weights, list)
+    return [number for parameter in weights for number in parameter]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[float]:
+    return weights_of(torchrun(2))
+
+
+def test_dense_gradients_may_be_added_by_gloo(expected: list[float]) -> None:
+    assert weights_of(torchrun(2, MONOLITH_DENSE_BACKEND="gloo")) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_the_dense_part_may_be_in_distributed_data_parallel(expected: list[float]) -> None:
+    found = torchrun(2, RANK_JOB_DDP="1", MONOLITH_END_OF_DATA="stop")
+    assert weights_of(found) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_distributed_data_parallel_cannot_drain() -> None:
+    with pytest.raises(
+        AssertionError, match="end_of_data: expected 'stop', because a part of the model is in Distributed"
+    ):
+        torchrun(2, RANK_JOB_DDP="1")
+
+
+def test_dropout_of_a_reproducible_run_does_not_depend_on_the_ranks() -> None:
+    settings = {"RANK_JOB_DROPOUT": "1", "MONOLITH_MICRO_BATCHES": "4"}
+    alone, two = launched([sys.executable, rank_job.__file__], **settings), torchrun(2, **settings)
+    assert alone[0]["step"] == two[0]["step"] == 3
+    assert {one["dense"] for one in alone} == {one["dense"] for one in two}
+    assert alone[0]["auc"] == two[0]["auc"]
+    assert weights_of(torchrun(2, MONOLITH_MICRO_BATCHES="4")) != weights_of(two)

@@ -7,6 +7,7 @@ from monolith.ranks.formation import form_mesh
 from monolith.ranks.mesh import Channel, Kind, Mesh
 from monolith.ranks.messages import RankMember
 from monolith.ranks.peers import MeshConfig
+from monolith.ranks.process_group import all_reduce_over
 from monolith.ranks.rank_folder import RankFolder
 from monolith.ranks.rank_state import RankState
 from monolith.ranks.rank_store import RankStore
@@ -34,6 +35,7 @@ __all__ = [
     "SocketMesh",
     "StepPlan",
     "StoreRendezvous",
+    "all_reduce_over",
     "broadcast_state",
     "form_mesh",
     "gather_states",

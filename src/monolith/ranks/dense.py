@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from monolith.nn.collection import embedding_collections
 from monolith.ranks.mesh import Arrays, Kind, Mesh
 
-__all__ = ["DenseGradients", "DenseWire", "SharedBuffers", "StepPart", "dense_digest"]
+__all__ = ["AllReduce", "DenseGradients", "DenseWire", "SharedBuffers", "StepPart", "dense_digest"]
 
 DenseWire = Literal["float32", "float16", "bfloat16"]
 """How dense gradients are sent. They are added in float32 in any case."""

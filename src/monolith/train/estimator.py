@@ -281,9 +281,7 @@ class Estimator:
         """
         return self._by_chief(lambda: self._evaluated(source, steps, hooks))
 
-    def _evaluated(
-        self, source: Iterable[Batch] | None, steps: int | None, hooks: Sequence[Hook]
-    ) -> dict[str, float]:
+    def _evaluated(self, source: Iterable[Batch] | None, steps: int | None, hooks: Sequence[Hook]) -> dict[str, float]:
         metrics, seen = HeadMetrics(self.heads), 0
         data = self.data("eval", source)
         with closing(forward_passes(self.trainer, data, steps=steps, hooks=hooks, labelled=True)) as passes:

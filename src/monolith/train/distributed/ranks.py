@@ -25,9 +25,11 @@ from monolith.console import log_to_stderr
 from monolith.errors import ConfigError, RankLostError, RunInterruptedError
 from monolith.nn import embedding_collections
 from monolith.ranks.agreement import Agreement
+from monolith.ranks.dense import AllReduce
 from monolith.ranks.formation import form_mesh
 from monolith.ranks.mesh import LoneMesh, Mesh
 from monolith.ranks.peers import MeshConfig
+from monolith.ranks.process_group import all_reduce_over
 from monolith.ranks.rank_store import RankStore
 from monolith.ranks.rendezvous import DiscoveryRendezvous, Rendezvous, torchrun_rendezvous
 from monolith.ranks.socket_mesh import SocketMesh
@@ -121,6 +123,7 @@ class RankSession:
         self._open = ExitStack()
         self._left = self._trains = False
         self._shared: JsonValue = None
+        self._formation = ExitStack()
         self._recovery = RankRecovery(FailureRecord(config.model_dir or None, rank=config.index))
         self._generation = 0
         self.mesh: Mesh = LoneMesh()
@@ -158,6 +161,7 @@ class RankSession:
 
     def _join(self) -> None:
         """Connect to the other ranks, and make the parts of this process that belong to one formation of the run."""
+        self._formation = ExitStack()
         self.mesh = self._formed()
         self._generation = self.mesh.generation
         self.agreement = Agreement(self.mesh)
@@ -166,7 +170,27 @@ class RankSession:
         self.store = RankStore(self.agreement, tables_of_model(self._trainer.model))
         for collection in embedding_collections(self._trainer.model):
             collection.use_store(self.store)
-        self.steps = SynchronousSteps(self._trainer, self.agreement, self._config, store=self.store)
+        group = self._group()
+        self.steps = SynchronousSteps(self._trainer, self.agreement, self._config, store=self.store, group=group)
+        """How they train."""
+
+    def _group(self) -> AllReduce | None:
+        """Return what adds dense gradients in place of the mesh, if anything does."""
+        backend, device = self._config.dense_backend, self._trainer.device
+        if backend == "auto":
+            backend = "nccl" if device.type == "cuda" else "frames"
+        if backend == "frames" or self.mesh.size == 1:
+            return None
+        with self.agreement.acting():
+            return self._formation.enter_context(
+                all_reduce_over(
+                    self.mesh,
+                    backend,
+                    device,
+                    timeout_secs=self._config.rank_timeout_secs,
+                    host=mesh_config(self._config).host,
+                )
+            )
 
     def _take_result(self, result: JsonValue) -> None:
         self._shared = result
@@ -200,6 +224,7 @@ class RankSession:
             )
 
     def _disconnect(self) -> None:
+        self._formation.close()
         self.mesh.close()
         if hasattr(self, "store"):
             self.store.close()
