@@ -375,7 +375,13 @@ def _of_log(point: RestorePoint) -> TableSource:
         model_dir=model_dir,
         segments=() if point.parts else lineage.segment_entries(),
     )
-    return joined_source(own, starmap(_part_of_log, home.cut_parts(point.sequence))) if point.parts else own
+    if not point.parts:
+        return own
+    parts = list(starmap(_part_of_log, home.cut_parts(point.sequence)))
+    ranges = sorted((one.start, one.stop) for part in parts for one in part.ranges)
+    if [0, *(stop for _, stop in ranges)] != [*(start for start, _ in ranges), NUM_BUCKETS]:
+        raise CorruptFileError(f"{own.where}: its parts have the buckets {ranges}, expected each of {NUM_BUCKETS} once")
+    return joined_source(own, parts)
 
 
 def _part_of_log(home: ModelDir, sequence: int) -> TableSource:

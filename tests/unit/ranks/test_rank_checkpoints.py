@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from monolith.errors import CorruptFileError
+from monolith.log import ChangeLog, LogReader
 from monolith.ranks.mesh import Mesh
 from monolith.state.inspect import verify
 from monolith.state.restore_points import restore_points
@@ -59,3 +61,25 @@ def test_a_cut_that_ranks_are_ahead_of_is_continued_by_all(tmp_path: Path) -> No
     run_ranks(2, rank)
     assert train_ranks(tmp_path, 2, 8) == 4
     assert verify(tmp_path).problems == []
+
+
+def test_a_cut_without_the_rows_of_a_rank_is_refused(tmp_path: Path) -> None:
+    train_ranks(tmp_path, 2, 3, cut_every=100, cut_at_end=True)
+    parts = LogReader(tmp_path / "log").info(1).parts
+    for wrong in (parts[:1], (parts[0], parts[0]), (*parts, parts[1])):
+        with ChangeLog(tmp_path / "log", []) as log:
+            log.commit_in_background(step=4, dense={"step": 4}, parts=lambda wrong=wrong: wrong).result()
+        with pytest.raises(CorruptFileError, match="expected each of 4096 once"):
+            restored_rows(str(tmp_path))
+
+
+def test_a_cut_names_only_segments_of_its_own_model_dir(tmp_path: Path) -> None:
+    train_ranks(tmp_path / "other", 1, 3, cut_every=100, cut_at_end=True)
+    (part,) = LogReader(tmp_path / "other" / "log").info(1).parts
+    outside = part.model_copy(update={"name": f"{tmp_path}/other/{part.name}"})
+    upward = part.model_copy(update={"name": f"../other/{part.name}"})
+    for wrong in (outside, upward):
+        with ChangeLog(tmp_path / "run" / "log", []) as log:
+            log.commit_in_background(step=4, dense={"step": 4}, parts=lambda wrong=wrong: (wrong,)).result()
+        with pytest.raises(CorruptFileError, match="names a part"):
+            restored_rows(str(tmp_path / "run"))
