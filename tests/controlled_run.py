@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,10 +42,12 @@ class Endless:
 class Run:
     """A trainer in a thread, with its controller."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, **config: Any) -> None:  # noqa: ANN401
         model = ClickModel()
-        config = RunConfig(model_dir=None if folder is None else str(folder), embedding_prefetch_capacity=0, threads=1)
-        self.trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), config=config)
+        settings = RunConfig(
+            model_dir=None if folder is None else str(folder), embedding_prefetch_capacity=0, threads=1, **config
+        )
+        self.trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), config=settings)
         self.controller = Controller(self.trainer)
         self.trainer.hooks = (self.controller,)
         self.data = Endless()
@@ -69,9 +72,9 @@ class Run:
 
 
 @contextmanager
-def running(folder: Path | None = None) -> Iterator[Run]:
+def running(folder: Path | None = None, **config: Any) -> Iterator[Run]:  # noqa: ANN401
     """A run that has seen all of its batches."""
-    run = Run(folder)
+    run = Run(folder, **config)
     run.thread.start()
     try:
         while int(run.controller.variables(["global_step"], timeout=SECONDS)["global_step"]) < 7:

@@ -170,9 +170,8 @@ class Controller(Hook):
         stopped = self._stopped and self._state == "training"
         if not stopped:
             return BlockStatus(stopped=False, blocked=(), unblocked=tuple(range(self._num_workers)))
-        unblocked = self._barrier.unblocked()
-        blocked = tuple(index for index in range(self._num_workers) if index not in unblocked)
-        return BlockStatus(stopped=True, blocked=blocked, unblocked=tuple(unblocked))
+        barrier = self._barrier
+        return BlockStatus(stopped=True, blocked=tuple(barrier.held()), unblocked=tuple(barrier.unblocked()))
 
     def stop(self, *, timeout: float = ANSWER_SECS) -> BlockStatus:
         """Hold all workers between two steps until `resume`. Others than the chief may still be in a step when it returns.

@@ -27,6 +27,7 @@ from monolith.state.storage import is_remote
 from monolith.train.config import RunConfig
 from monolith.train.control_server import controlled
 from monolith.train.device import find_device
+from monolith.train.distributed.barrier import LocalBarrier
 from monolith.train.distributed.config import RunnerConfig
 from monolith.train.distributed.data_service import serve_data, service_dispatcher, service_source
 from monolith.train.hooks import LoggingHook, ProgressHook, TensorBoardHook
@@ -263,6 +264,8 @@ class Estimator:
             )
         elif self.runner.is_local:
             with controlled(self.trainer, self.runner.controller, token=self.runner.client.token) as controller:
+                if (servers := self._local_servers) is not None:
+                    controller.attach(LocalBarrier(1), servers=lambda: servers.store.addresses)
                 self.trainer.hooks = (*all_hooks, controller)
                 step = self._train_here(source, steps, max_steps)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from monolith.features import to_fids
 from monolith.state.restore_points import restore_points
 from monolith.train import Trainer
 from monolith.train.control import Controller
+from moving_buckets import wait_for
 
 
 def test_a_stopped_run_makes_no_step_until_it_is_resumed() -> None:
@@ -122,6 +124,33 @@ def test_rows_of_features_come_with_their_optimizer_state() -> None:
         # Ids are those of the data, also where a table has fids.
         assert found["item"].entries.ids.tolist() == to_fids([3, 4, 10**9], 1).tolist()
         assert found["item"].entries.found.tolist() == [True, True, False]
+
+
+def test_what_is_asked_during_the_last_step_is_done(tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        run.data.gate.clear()
+        run.data.asked.clear()
+        assert run.data.asked.wait(SECONDS)
+        asked = threading.Thread(target=lambda: paths.append(run.controller.save(timeout=SECONDS)))
+        paths: list[str] = []
+        asked.start()
+        wait_for(lambda: len(run.controller._commands) == 1)
+        # The data ends, so no other step begins.
+        run.data.closed = True
+        run.data.gate.set()
+        assert run.ended() == "the data ended"
+        asked.join(SECONDS)
+        assert paths == [f"{tmp_path}/model.ckpt-{run.trainer.step}"]
+
+
+def test_rows_have_the_updates_that_wait_for_the_next_step() -> None:
+    """With postpush the gradients of the last step are applied with the next one, which a stopped run does not make."""
+    with running(enable_embedding_postpush=True) as run:
+        run.controller.stop(timeout=SECONDS)
+        entries = run.controller.features(["user"], range(20), timeout=SECONDS)["user"].entries
+        run.trainer.settle()
+        table = run.trainer.model.embeddings.store.tables["user"]
+        assert torch.equal(entries.values, table.lookup_entry(range(20)).values)
 
 
 def test_too_many_rows_are_refused() -> None:

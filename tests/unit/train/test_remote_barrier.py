@@ -49,12 +49,22 @@ def test_a_worker_is_held_until_the_barrier_is_removed(chief: CoordinationClient
     thread = threading.Thread(target=held.wait, args=(1, [seen.append]), daemon=True)
     thread.start()
     assert polled.wait(60)
-    assert (seen, barrier.unblocked()) == (["Save"], [])
+    assert (seen, barrier.unblocked(), barrier.held()) == (["Save"], [], [0, 1])
     barrier.remove()
     go_on.set()
     thread.join(60)
     assert not thread.is_alive()
-    assert barrier.unblocked() == [0, 1]
+    assert (barrier.unblocked(), barrier.held()) == ([0, 1], [])
+
+
+def test_nobody_is_held_by_a_barrier_that_ends_the_run(chief: CoordinationClient, worker: CoordinationClient) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    seen = list[str]()
+    RemoteBarrier(chief, capacity=2).place("Stop")
+    assert RemoteBarrier(worker, capacity=2, sleep=sleep).wait(1, [seen.append])
+    assert seen == ["Stop"]
 
 
 def test_without_a_barrier_a_worker_passes(worker: CoordinationClient) -> None:

@@ -14,6 +14,8 @@ from torch import nn
 from monolith import Trainer
 from monolith.errors import InvalidArgumentError, SaveInterruptedError, UnavailableError
 from monolith.train.distributed.barrier import (
+    HOLD,
+    STOP,
     BarrierAlreadyPlacedError,
     BarrierHook,
     BarrierSaverListener,
@@ -123,6 +125,32 @@ def test_a_barrier_of_someone_else_is_left_alone() -> None:
     listener.after_cut(NOBODY, 3)
     listener.after_save(NOBODY, 3)
     assert barrier.is_placed()
+
+
+def test_a_save_behind_the_barrier_of_someone_else_waits_for_the_workers_too() -> None:
+    barrier = LocalBarrier(2)
+    barrier.place(HOLD)
+    worker = threading.Thread(target=barrier.wait, args=(1,), daemon=True)
+
+    def sleep(seconds: float) -> None:
+        worker.start()
+        assert barrier.wait_all_blocked(60)
+
+    BarrierSaverListener(barrier, sleep=sleep).before_cut(NOBODY, 3)
+    assert barrier.held() == [0, 1]
+    barrier.remove()
+    assert barrier.held() == []
+    worker.join(60)
+
+
+def test_nobody_is_held_by_a_barrier_that_ends_the_run() -> None:
+    barrier, seen = LocalBarrier(2), list[str]()
+    barrier.place(STOP)
+    assert barrier.wait(1, [seen.append])
+    assert seen == [STOP]
+    trainer = Trainer(nn.Identity())
+    BarrierHook(barrier, index=1).after_step(trainer, NOBODY)
+    assert trainer.stop_reason == "the chief has ended the run"
 
 
 def test_a_save_that_is_tried_again_holds_the_workers_again() -> None:

@@ -74,6 +74,9 @@ class WorkerBarrier(Protocol):
     def unblocked(self) -> list[int]:
         """Return the workers that have not arrived yet, with the chief (0) if there is no barrier."""
 
+    def held(self) -> list[int]:
+        """Return the workers that are held, with the chief (0), which placed the barrier. Nobody if there is none."""
+
     def keep(self) -> None:
         """Called by the chief again and again while it holds the others. Those that are held may wait for a sign of life."""
 
@@ -150,6 +153,11 @@ class LocalBarrier:
         """Return the workers that have not arrived yet, with the chief (0) if there is no barrier."""
         with self._changed:
             return [index for index, blocked in enumerate(self._blocked) if not blocked]
+
+    def held(self) -> list[int]:
+        """Return the workers that are held, with the chief (0). Nobody if there is no barrier."""
+        with self._changed:
+            return [index for index, blocked in enumerate(self._blocked) if blocked and self._blocked[0]]
 
     def keep(self) -> None:
         """Do nothing: a thread is held until the barrier is removed."""
@@ -236,6 +244,11 @@ class RemoteBarrier:
         chief = [] if found.barrier is not None else [0]
         return chief + [m.index for m in found.members if m.index and m.alive and m.phase == "running" and not m.held]
 
+    def held(self) -> list[int]:
+        """Return the workers that are held, with the chief (0). Nobody if there is no barrier."""
+        found = self._client.members()
+        return [] if found.barrier is None else [0, *(m.index for m in found.members if m.index and m.alive and m.held)]
+
     def keep(self) -> None:
         """Do nothing: the barrier stays as long as the chief renews its lease."""
 
@@ -287,6 +300,10 @@ class RankBarrier:
     def unblocked(self) -> list[int]:
         """Return nobody while there is a barrier, and all ranks otherwise."""
         return [] if self._placed else list(range(self.capacity))
+
+    def held(self) -> list[int]:
+        """Return all ranks while there is a barrier, and nobody otherwise."""
+        return list(range(self.capacity)) if self._placed else []
 
     def keep(self) -> None:
         """Let the others know that the chief is there."""
@@ -360,8 +377,7 @@ class BarrierSaverListener(CheckpointSaverListener):
         except BarrierAlreadyPlacedError:
             self._placed = False
             _log.info("saving step %d behind a barrier that is there already", step)
-        else:
-            self._wait_until_held(step)
+        self._wait_until_held(step)
         if self._step is not None:
             trainer.settle()
             trainer.step = max(trainer.step, self._step())
