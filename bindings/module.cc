@@ -15,6 +15,7 @@ NB_MODULE(_core, m) {
   init_ranks(m);
   init_records(m);
   init_requests(m);
+  init_rank_exchange(m);
   init_table(m);
   init_touched_set(m);
 }

@@ -12,5 +12,6 @@ void init_ragged(nanobind::module_& m);
 void init_ranks(nanobind::module_& m);
 void init_records(nanobind::module_& m);
 void init_table(nanobind::module_& m);
+void init_rank_exchange(nanobind::module_& m);
 void init_requests(nanobind::module_& m);
 void init_touched_set(nanobind::module_& m);

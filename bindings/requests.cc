@@ -9,10 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "arrays.h"
 #include "module.h"
-#include "monolith/error.h"
 #include "monolith/table.h"
+#include "packed.h"
 #include "unlocked.h"
 
 namespace nb = nanobind;
@@ -25,46 +24,8 @@ using monolith::TableUpdate;
 
 namespace {
 
-using Ids = InVector<std::int64_t>;
-using Rates = InVector<float>;
-// Vectors of tables: rows of any distance, as in a slice of a larger array.
-using Outputs = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
-using Gradients = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
-// uint8 [tables]: a Pooling each.
-using Poolings = InVector<std::uint8_t>;
-// int64 [tables, 4]: number of bags, index of the array with their vectors (-1: none), and the row and column where they begin.
-using Places = nb::ndarray<const std::int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
-
-void require_count(const char* name, std::size_t expected, std::size_t got) {
-  if (expected == got) return;
-  throw InvalidArgument(std::string(name) + ": expected " + std::to_string(expected) + ", one per table, got " +
-                        std::to_string(got));
-}
-
-std::string shape_of(std::size_t rows, std::size_t columns) {
-  return "[" + std::to_string(rows) + ", " + std::to_string(columns) + "]";
-}
-
-// The first of `bags` vectors of a table in `array`, and the distance of one to the next.
-template <typename Array>
-auto vectors(const char* name, const Table& table, const Array& array, std::size_t bags, std::int64_t row = 0,
-             std::int64_t column = 0) {
-  const std::size_t dim = table.dim();
-  const bool fits = row >= 0 && column >= 0 && static_cast<std::size_t>(row) + bags <= array.shape(0) &&
-                    static_cast<std::size_t>(column) + dim <= array.shape(1);
-  if (!fits) {
-    throw InvalidArgument("table '" + table.config().name + "': " + name + ": expected " + shape_of(bags, dim) + ", got " +
-                          shape_of(array.shape(0), array.shape(1)));
-  }
-  if (bags == 0) return std::pair(array.data(), dim);
-  if (array.shape(1) > 1 && array.stride(1) != 1) {
-    throw InvalidArgument("table '" + table.config().name + "': " + name + ": expected rows without gaps inside");
-  }
-  // A gradient that was expanded has the same row again and again, a distance of 0.
-  if (array.shape(0) > 1 && array.stride(0) < 0) throw InvalidArgument(std::string(name) + ": expected rows in ascending order");
-  const auto stride = static_cast<std::size_t>(array.shape(0) > 1 ? array.stride(0) : 0);
-  return std::pair(array.data() + static_cast<std::size_t>(row) * stride + column, stride);
-}
+using packed::Bags, packed::Gradients, packed::Ids, packed::Outputs, packed::Places, packed::Poolings, packed::Rates;
+using packed::pooling_of, packed::require_count, packed::shape_of, packed::vectors;
 
 template <typename Array>
 auto whole(const char* name, const Table& table, const Array& array, std::size_t bags) {
@@ -72,21 +33,8 @@ auto whole(const char* name, const Table& table, const Array& array, std::size_t
     throw InvalidArgument("table '" + table.config().name + "': " + name + ": expected " + shape_of(bags, table.dim()) + ", got " +
                           shape_of(array.shape(0), array.shape(1)));
   }
-  return vectors(name, table, array, bags);
+  return vectors(name, table.config().name, table.dim(), array, bags);
 }
-
-Pooling pooling_of(const Poolings& poolings, std::size_t table) {
-  const std::uint8_t pooling = poolings.data()[table];
-  if (pooling > static_cast<std::uint8_t>(Pooling::kSqrtN)) throw InvalidArgument("poolings: there is no such pooling");
-  return static_cast<Pooling>(pooling);
-}
-
-// Ids and offsets of one table.
-struct Bags {
-  std::span<const std::int64_t> ids;
-  std::span<const std::int64_t> offsets;
-  std::size_t count;
-};
 
 template <typename Pointer>
 std::vector<Bags> listed(const std::vector<Pointer>& tables, const std::vector<Ids>& ids,
@@ -107,38 +55,6 @@ std::vector<Bags> listed(const std::vector<Pointer>& tables, const std::vector<I
   return bags;
 }
 
-std::vector<Bags> packed(std::size_t tables, const Ids& ids, const std::optional<Ids>& offsets, const Places& places) {
-  require_count("places", tables, places.shape(0));
-  const auto refuse = [&](const char* name, std::size_t got) {
-    throw InvalidArgument(std::string(name) + ": expected those of the bags in `places`, got " + std::to_string(got));
-  };
-  std::vector<Bags> bags(tables);
-  std::size_t first_bag = 0, first_id = 0;
-  for (std::size_t t = 0; t < tables; ++t) {
-    const std::int64_t wanted = places.data()[t * 4];
-    const std::size_t left = offsets ? offsets->size() - first_bag : ids.size() - first_id;
-    if (wanted < 0 || static_cast<std::uint64_t>(wanted) + (offsets ? 1 : 0) > left) {
-      refuse(offsets ? "offsets" : "ids", offsets ? offsets->size() : ids.size());
-    }
-    const auto count = static_cast<std::size_t>(wanted);
-    std::size_t num_ids = count;
-    if (offsets) {
-      bags[t].offsets = as_span(*offsets).subspan(first_bag, count + 1);
-      const std::int64_t begin = bags[t].offsets.front(), end = bags[t].offsets.back();
-      if (begin != static_cast<std::int64_t>(first_id) || end < begin || static_cast<std::uint64_t>(end) > ids.size()) {
-        refuse("offsets", offsets->size());
-      }
-      num_ids = static_cast<std::size_t>(end - begin);
-    }
-    bags[t].ids = as_span(ids).subspan(first_id, num_ids);
-    bags[t].count = count;
-    first_bag += count;
-    first_id += num_ids;
-  }
-  if (first_id != ids.size()) refuse("ids", ids.size());
-  return bags;
-}
-
 void lookup_many(const std::vector<const Table*>& tables, const std::vector<Pooling>& poolings, const std::vector<Ids>& ids,
                  const std::vector<std::optional<Ids>>& offsets, const std::vector<Outputs>& outs) {
   const std::vector<Bags> bags = listed(tables, ids, offsets);
@@ -156,14 +72,14 @@ void lookup_many(const std::vector<const Table*>& tables, const std::vector<Pool
 
 void lookup_packed(const std::vector<const Table*>& tables, const Poolings& poolings, const Ids& ids,
                    const std::optional<Ids>& offsets, const Places& places, const std::vector<Outputs>& outs) {
-  const std::vector<Bags> bags = packed(tables.size(), ids, offsets, places);
+  const std::vector<Bags> bags = packed::bags_of(tables.size(), ids, offsets, places);
   require_count("poolings", tables.size(), poolings.size());
   std::vector<TableRead> reads;
   reads.reserve(tables.size());
   for (std::size_t t = 0; t < tables.size(); ++t) {
     const std::int64_t* const place = places.data() + t * 4;
     if (place[1] < 0 || static_cast<std::size_t>(place[1]) >= outs.size()) throw InvalidArgument("places: there is no such array");
-    const auto [out, stride] = vectors("out", *tables[t], outs[static_cast<std::size_t>(place[1])], bags[t].count, place[2], place[3]);
+    const auto [out, stride] = vectors("out", tables[t]->config().name, tables[t]->dim(), outs[static_cast<std::size_t>(place[1])], bags[t].count, place[2], place[3]);
     reads.push_back({tables[t], bags[t].ids, bags[t].offsets, pooling_of(poolings, t), out, stride});
   }
   const Unlocked unlocked;
@@ -217,7 +133,7 @@ void apply_many(const std::vector<Table*>& tables, const std::vector<Pooling>& p
 void apply_packed(const std::vector<Table*>& tables, const Poolings& poolings, const Ids& ids,
                   const std::optional<Ids>& offsets, const Places& places, const std::vector<Gradients>& grads,
                   const Rates& learning_rates, std::int64_t step, std::uint32_t event_time) {
-  const std::vector<Bags> bags = packed(tables.size(), ids, offsets, places);
+  const std::vector<Bags> bags = packed::bags_of(tables.size(), ids, offsets, places);
   require_count("poolings", tables.size(), poolings.size());
   std::vector<TableUpdate> updates;
   updates.reserve(tables.size());
@@ -228,7 +144,7 @@ void apply_packed(const std::vector<Table*>& tables, const Poolings& poolings, c
     if (place[1] < 0) continue;
     if (static_cast<std::size_t>(place[1]) >= grads.size()) throw InvalidArgument("places: there is no such array");
     const auto [grad, stride] =
-        vectors("grads", *tables[t], grads[static_cast<std::size_t>(place[1])], bags[t].count, place[2], place[3]);
+        vectors("grads", tables[t]->config().name, tables[t]->dim(), grads[static_cast<std::size_t>(place[1])], bags[t].count, place[2], place[3]);
     TableUpdate update{tables[t], bags[t].ids, bags[t].offsets, pooling_of(poolings, t), grad, stride, {}};
     update.options.learning_rates = rates_of_table;
     update.options.step = step;

@@ -26,13 +26,14 @@ CONFIGS = (
         segments=(Segment(dim=1, optimizer=Ftrl()), Segment(dim=7, optimizer=SGD(learning_rate=0.5))),
         expiry=Expiry(default=50),
     ),
+    TableConfig(name="half", segments=(Segment(dim=4, precision="bf16"),)),
     TableConfig(name="bits", segments=(Segment(dim=3, compressor=OneBit(step_size=2)),)),
 )
 ADMISSION = SlidingAdmission(capacity=1000, default_threshold=3)
 FILTERED = TableConfig(name="filtered", segments=(Segment(dim=2),))
 DECLARED = [*(DeclaredTable(config=config) for config in CONFIGS), DeclaredTable(config=FILTERED, admission=ADMISSION)]
-POOLINGS = {"user": "sum", "item": "mean", "bits": "sqrtn", "filtered": "sum"}
-DIMS = {"user": 5, "item": 8, "bits": 3, "filtered": 2}
+POOLINGS = {"user": "sum", "item": "mean", "half": "sum", "bits": "sqrtn", "filtered": "sum"}
+DIMS = {"user": 5, "item": 8, "half": 4, "bits": 3, "filtered": 2}
 EVERY_ID = np.arange(-30, 30) * 2**40 + 7
 
 

@@ -231,6 +231,8 @@ void Table::Impl::lookup(std::span<const std::int64_t> ids, std::span<const std:
   }
 }
 
+bool Table::has_admission() const noexcept { return impl_->admission != nullptr; }
+
 Table::Table(TableConfig config, std::shared_ptr<AdmissionFilter> admission)
     : impl_(std::make_unique<Impl>(std::move(config), std::move(admission))) {}
 

@@ -199,7 +199,7 @@ class Update {
       const std::int64_t id = unit.ids[at];
       const std::uint64_t hash = unit.hashes[at];
       Shard& shard = *impl_.shards[shard_of(hash)];
-      const auto found = impl_.upsert(shard, id, hash, options_.event_time, [&] { return impl_.admits(id, unit.counts[at]); });
+      const auto found = impl_.upsert(shard, id, hash, options_.event_time, [&] { return impl_.admits(id, unit.counts[at] & ~kSummed); });
       unit.rows[at] = found.row;
       refused |= found.row == nullptr;
       if (found.existed) fetch_lines(found.row, plan_.row_lines);
@@ -249,7 +249,7 @@ void Table::Impl::update_hashnet_scales(std::int64_t step) noexcept {
   }
 }
 
-void Table::Impl::apply(const Partition& batch, const float* grads, std::size_t stride, const UpdateOptions& options) {
+void Table::Impl::apply(const Partition& batch, const Gradients& grads, const UpdateOptions& options) {
   const WriteGate::Writing writing(gate);
   note_event_time(options.event_time);
   update_hashnet_scales(options.step);
@@ -258,8 +258,8 @@ void Table::Impl::apply(const Partition& batch, const float* grads, std::size_t 
   // More tasks than threads: a few popular ids make shards uneven.
   const std::size_t tasks =
       batch.ids.size() < kParallelIds || num_threads() == 1 ? 1 : std::min<std::size_t>(4 * num_threads(), kShards);
-  const UpdatePlan plan{views.data(), region.addresses(), batch.ids.data(), batch.tags.data(), grads, stride, options.snapshot,
-                        table_key, number, layout.dim, lines(layout.row_bytes), options.event_time, options.sequential,
+  const UpdatePlan plan{views.data(), region.addresses(), batch.ids.data(), batch.tags.data(), grads.values, grads.stride,
+                        grads.rows, grads.counts, options.snapshot, table_key, number, layout.dim, lines(layout.row_bytes), options.event_time, options.sequential,
                         needs_id_keys};
   parallel_for(tasks, [&](std::size_t task) {
     const auto first = static_cast<std::uint32_t>(kShards * task / tasks);
@@ -273,7 +273,12 @@ namespace {
 void check_gradients(const TableUpdate& update) {
   check_update(update.table->config(), update.options);
   check_batch_size(update.ids.size());
+  if (!update.counts.empty() && update.counts.size() != update.ids.size()) {
+    throw InvalidArgument("counts: expected one per id, " + std::to_string(update.ids.size()) + ", got " +
+                          std::to_string(update.counts.size()));
+  }
   if (update.offsets.empty()) return;
+  if (update.rows != nullptr || !update.counts.empty()) throw InvalidArgument("offsets: expected none with gradients by id");
   check_row_splits(update.offsets, update.ids.size(), update.offsets.front());
   if (update.options.snapshot != nullptr) throw InvalidArgument("snapshot: expected none with gradients of bags");
 }
@@ -297,7 +302,7 @@ void apply_one(Table::Impl& impl, const TableUpdate& update) {
   }
   Partition& batch = Partition::of_this_thread();
   batch.build(update.ids, splits);
-  impl.apply(batch, grads, stride, update.options);
+  impl.apply(batch, {grads, stride, update.rows, update.counts.empty() ? nullptr : update.counts.data()}, update.options);
 }
 
 }  // namespace

@@ -214,7 +214,13 @@ struct Table::Impl {
   void lookup_locked(const LookupPlan& plan, std::span<const std::int64_t> ids, float* out) const;
 
   void update_hashnet_scales(std::int64_t step) noexcept;
-  void apply(const Partition& batch, const float* grads, std::size_t stride, const UpdateOptions& options);
+  struct Gradients {
+    const float* values;
+    std::size_t stride;
+    const float* const* rows;    // as TableUpdate::rows
+    const std::int64_t* counts;  // as TableUpdate::counts, or null
+  };
+  void apply(const Partition& batch, const Gradients& grads, const UpdateOptions& options);
   template <bool kAdd>
   void write_values(std::span<const std::int64_t> ids, const float* values, std::uint32_t event_time);
 };

@@ -102,6 +102,7 @@ class Table {
   const TableConfig& config() const noexcept;
   std::uint32_t dim() const noexcept;
   std::uint32_t row_bytes() const noexcept;
+  bool has_admission() const noexcept;  // whether a filter decides which ids get a row
   std::string layout() const;  // equal for two tables iff their rows are interchangeable
   std::vector<SlotInfo> slot_infos() const;
 
@@ -220,6 +221,11 @@ struct TableUpdate {
   const float* grads;  // [bags, dim]
   std::size_t stride;
   UpdateOptions options;  // a snapshot is [ids, dim]; with bags of several ids there can be none
+  // Where the gradient of each id is, in place of `grads`. [ids], without offsets.
+  const float* const* rows = nullptr;
+  // How often each id occurred before its gradients were summed, >= 1, which admission filters count. [ids], without offsets; empty:
+  // once each.
+  std::span<const std::int64_t> counts = {};
 };
 
 // Table::apply_pooled_gradients of several tables, each named once. An error names the table and comes before any table has changed;

@@ -66,6 +66,8 @@ struct UpdatePlan {
   const std::uint32_t* tags;  // which gradient is an id's
   const float* grads;
   std::size_t grad_stride;  // floats from a gradient to the next
+  const float* const* grad_rows;  // where each gradient is, or null: at its place in grads
+  const std::int64_t* counts;     // how often each gradient's id occurred, or null: once
   const float* snapshot;    // [gradients, dim], or null
   std::uint64_t table_key;
   std::uint32_t call;  // its number, if segments round stochastically
@@ -75,6 +77,8 @@ struct UpdatePlan {
   bool sequential;    // an id that occurs twice makes two steps
   bool rounding_keys;  // somebody needs them
 };
+
+inline constexpr std::uint32_t kSummed = 1u << 31;
 
 // The ids of one or a few shards on their way through the stages of an update. All arrays have room for all of them.
 struct UpdateUnit {
@@ -86,7 +90,7 @@ struct UpdateUnit {
   std::int64_t* ids;
   std::uint64_t* hashes;
   Bucket** buckets;  // the first bucket of the id
-  std::uint32_t* counts;
+  std::uint32_t* counts;  // how often it occurred, plus kSummed if its gradient is in sums
   const float** grads;
   const float** snapshots;  // of the first occurrence, if the plan has any
   std::uint64_t* rounding_keys;

@@ -12,8 +12,25 @@ void find_shards(const std::int64_t* ids, std::size_t n, std::uint8_t* shards) {
   for (std::size_t i = 0; i < n; ++i) shards[i] = static_cast<std::uint8_t>(shard_of(hash_id(ids[i])));
 }
 
+// Far more than any admission filter counts to.
+constexpr std::uint32_t kMaxCount = kSummed - 1;
+
+[[gnu::always_inline]] inline std::uint32_t add_counts(std::uint32_t a, std::uint32_t b) noexcept {
+  return a + b < kMaxCount ? a + b : kMaxCount;
+}
+
+[[gnu::always_inline]] inline std::uint32_t count_of(const UpdatePlan& plan, std::uint32_t tag) noexcept {
+  if (plan.counts == nullptr) return 1;
+  return plan.counts[tag] < kMaxCount ? static_cast<std::uint32_t>(plan.counts[tag]) : kMaxCount;
+}
+
+[[gnu::always_inline]] inline const float* grad_of(const UpdatePlan& plan, std::uint32_t tag) noexcept {
+  return plan.grad_rows == nullptr ? plan.grads + tag * plan.grad_stride : plan.grad_rows[tag];
+}
+
 // True if the id was there and the gradient has been added to its sum.
-[[gnu::always_inline]] inline bool merge(UpdateUnit& unit, std::int64_t id, std::uint64_t hash, const float* grad, std::size_t dim) {
+[[gnu::always_inline]] inline bool merge(UpdateUnit& unit, std::int64_t id, std::uint64_t hash, const float* grad, std::size_t dim,
+                                         std::uint32_t count) {
   for (std::uint64_t place = (hash >> 32) & unit.place_mask;; place = (place + 1) & unit.place_mask) {
     if (unit.places[place] == 0) [[likely]] {
       unit.places[place] = static_cast<std::uint32_t>(unit.size + 1);
@@ -22,9 +39,11 @@ void find_shards(const std::int64_t* ids, std::size_t n, std::uint8_t* shards) {
     const std::size_t at = unit.places[place] - 1;
     if (unit.ids[at] != id) continue;
     const float* const before = unit.grads[at];
-    float* const sum = unit.counts[at]++ == 1 ? unit.sums + unit.num_sums++ * dim : const_cast<float*>(before);
+    const std::uint32_t counted = unit.counts[at];
+    float* const sum = (counted & kSummed) == 0 ? unit.sums + unit.num_sums++ * dim : const_cast<float*>(before);
     add(sum, before, grad, dim);
     unit.grads[at] = sum;
+    unit.counts[at] = add_counts(counted & ~kSummed, count) | kSummed;
     return true;
   }
 }
@@ -36,26 +55,28 @@ void collect_ids(const UpdatePlan& plan, UpdateUnit& unit, std::size_t last) {
   const std::size_t first = unit.next;
   std::uint64_t hashes[kUpdateTurn];
   for (std::size_t i = first; i < last; ++i) hashes[i - first] = hash_id(plan.ids[i]);
-  const std::size_t stride = plan.grad_stride;
-  for (std::size_t i = first; i < last; ++i) fetch(plan.grads + plan.tags[i] * stride);
+  for (std::size_t i = first; i < last; ++i) fetch(grad_of(plan, plan.tags[i]));
   for (std::size_t i = first; i < last; ++i) {
     const std::int64_t id = plan.ids[i];
     const std::uint64_t hash = hashes[i - first];
-    const float* const grad = plan.grads + plan.tags[i] * stride;
-    if ((kPlain || !plan.sequential) && merge(unit, id, hash, grad, dim)) continue;
+    const float* const grad = grad_of(plan, plan.tags[i]);
+    const std::uint32_t count = count_of(plan, plan.tags[i]);
+    if ((kPlain || !plan.sequential) && merge(unit, id, hash, grad, dim, count)) continue;
     const std::size_t at = unit.size++;
     unit.ids[at] = id;
     unit.hashes[at] = hash;
     unit.buckets[at] = plan.shards[shard_of(hash)].home(hash);
     fetch(unit.buckets[at]);
-    unit.counts[at] = 1;
+    unit.counts[at] = count;
     unit.grads[at] = grad;
     if constexpr (!kPlain) {
       if (plan.snapshot != nullptr) unit.snapshots[at] = plan.snapshot + plan.tags[i] * dim;
-      // Draws depend on the id, the number of the call and the place in it, never on which thread ran, so that the same data
-      // trains to the same bits.
+      // Draws depend on the id and the number of the call, never on which thread ran or where in the call the id is, so that the
+      // same data trains to the same bits, however it is spread over processes. Only an id that makes several steps in a call
+      // needs its place too.
       const std::uint64_t id_key = hash_id(static_cast<std::int64_t>(hash ^ plan.table_key));
-      unit.rounding_keys[at] = id_key + ((std::uint64_t{plan.call} << 32) + i + 1) * 0x9E3779B97F4A7C15ull;
+      const std::uint64_t place = plan.sequential ? i + 1 : 1;
+      unit.rounding_keys[at] = id_key + ((std::uint64_t{plan.call} << 32) + place) * 0x9E3779B97F4A7C15ull;
     }
   }
   unit.next = last;

@@ -16,10 +16,10 @@ from monolith.ps.protocol.messages import DeclaredTable, Wire
 from monolith.ranks.agreement import Agreement, RankAnswer, RankCalls
 from monolith.ranks.mesh import Arrays, Channel, Kind
 from monolith.ranks.rank_state import RankState
-from monolith.ranks.row_exchange import GradientPart, RowExchange
+from monolith.ranks.row_exchange import GradientPart, LookupsAhead, RowExchange
 from monolith.table.admission import AdmissionFilter
 from monolith.table.arrays import Ids, Values, contiguous, id_array
-from monolith.table.bags import Bags, Gradient
+from monolith.table.bags import Bags, Gradient, PackedBags
 from monolith.table.buckets import NUM_BUCKETS, bucket_of, bucket_owners, bucket_ranges
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats
@@ -48,13 +48,15 @@ class RankStore:
     The owner adds those of all ranks, in the order of ranks, and makes one optimizer step. A rank without data calls
     `follow_lookups` in place of its forward pass, and `apply([])`.
 
-    Between two steps any rank may call anything but `apply` alone: the others answer from `Agreement.next_step` or
-    `Agreement.serve`. Within an action all ranks call.
+    Between two steps any rank may call anything but `apply` and `prefetch` alone: the others answer from `Agreement.next_step`
+    or `Agreement.serve`. Within an action all ranks call.
 
     Args:
         agreement: of this rank.
         tables: the same on all ranks.
         wire: the precision of rows and gradients between ranks. 16 bits round.
+        step_by_rank: make an optimizer step with the gradient of each rank, in the order of ranks, as the original does in an
+            order that it leaves open. By default an id makes one step with the sum.
 
     Example:
         >>> from monolith.features import Feature
@@ -80,7 +82,12 @@ class RankStore:
     remote = True
 
     def __init__(
-        self, agreement: Agreement, tables: Iterable[TableConfig | DeclaredTable], *, wire: Wire = "float32"
+        self,
+        agreement: Agreement,
+        tables: Iterable[TableConfig | DeclaredTable],
+        *,
+        wire: Wire = "float32",
+        step_by_rank: bool = False,
     ) -> None:
         declared = [table if isinstance(table, DeclaredTable) else DeclaredTable(config=table) for table in tables]
         self.agreement = agreement
@@ -96,11 +103,14 @@ class RankStore:
         )
         """The rows that this rank owns."""
         self.weight = 1.0
-        """What `apply` multiplies gradients by: the rows of this rank / those of all, if the loss is a mean over rows."""
+        """What `apply` multiplies gradients by: the rows of this rank / those of all, if the loss is a mean over rows.
+
+        With a delayed push it is that of another batch: multiply the gradients themselves."""
         self.delayed_push = False
         """Whether another thread than that of training calls `apply`. It has a channel of its own then."""
         self._owners = bucket_owners(bucket_ranges(agreement.mesh.size), agreement.mesh.size)
-        self._exchange = RowExchange(agreement.mesh, self.local, self.declared, wire=wire)
+        self._exchange = RowExchange(agreement.mesh, self.local, self.declared, wire=wire, step_by_rank=step_by_rank)
+        self._ahead = LookupsAhead(self._exchange)
         self.state = RankState(agreement, self.local)
         """Saves and restores the rows of all ranks."""
         self._requested: Sequence[Bags] = ()
@@ -125,15 +135,12 @@ class RankStore:
 
     @property
     def collective(self) -> frozenset[str]:
-        """Methods that all ranks must call together now: all within an action, `lookup` and `apply` within a step."""
+        """Methods that all ranks must call together now: all within an action, `lookup`, `prefetch` and `apply` within a step."""
+        always = frozenset({"apply", "prefetch"})
         if self.agreement.mode == "action":
-            return frozenset(
-                {
-                    *("apply", "lookup", "stats", "evict", "assign", "assign_add", "reinitialize"),
-                    *("iter_rows", "lookup_entry", "slot_counts"),
-                }
-            )
-        return frozenset({"apply", "lookup"} if self.agreement.mode == "step" else {"apply"})
+            own = ("stats", "evict", "assign", "assign_add", "reinitialize", "iter_rows", "lookup_entry", "slot_counts")
+            return always | {"lookup", *own}
+        return always | {"lookup"} if self.agreement.mode == "step" else always
 
     @property
     def tables(self) -> Mapping[str, EmbeddingTable]:
@@ -154,8 +161,13 @@ class RankStore:
 
         Within a step all ranks call it, or `follow_lookups`. Between two steps one rank calls it alone.
         """
-        self._require(bags.table for bags in requests)
-        if self.agreement.mesh.size == 1:
+        self._require(requests.layout.tables if isinstance(requests, PackedBags) else [bags.table for bags in requests])
+        alone = self.agreement.mesh.size == 1
+        if alone or self.agreement.mode == "step":
+            begun = self._ahead.take(requests)
+            if begun is not None:
+                return begun
+        if alone:
             return self.local.lookup(requests)
         if self.agreement.mode != "idle":
             return self._exchange.lookup(requests, step=self.agreement.step, channel=Channel.MAIN)
@@ -173,7 +185,18 @@ class RankStore:
             self._exchange.lookup((), step=self.agreement.step, channel=Channel.MAIN)
 
     def prefetch(self, requests: Sequence[Bags]) -> None:
-        """Do nothing: the rows are looked up when they are asked for."""
+        """Begin a lookup in the background, whose answer the next `lookup` with equal `requests` takes in a step.
+
+        It sees the gradients applied before this call and none applied later: `apply` waits for it. Other changes, which one rank
+        makes between two steps, it may see or not. All ranks call it as often. A rank without a next batch gives no requests,
+        and answers the others.
+        """
+        self._require(requests.layout.tables if isinstance(requests, PackedBags) else [bags.table for bags in requests])
+        self._ahead.begin(requests, step=self.agreement.step)
+
+    def forget_prefetched(self) -> None:
+        """Drop the lookups that were begun and not taken, as after a restore, when their rows are no longer true."""
+        self._ahead.forget()
 
     def apply(
         self, gradients: Sequence[Gradient], *, step: int = 0, event_time: int = 0, position: Position | None = None
@@ -183,6 +206,10 @@ class RankStore:
         Gradients are multiplied by `weight`. The newest `event_time` of all ranks counts. All ranks call it with the same `step`.
         Nobody records the `position`: the run does.
         """
+        if self.agreement.mesh.size == 1 and self.weight == 1.0:
+            self._ahead.wait()
+            self.local.apply(gradients, step=step, event_time=event_time)
+            return
         part = GradientPart(number=self.agreement.mesh.rank, gradients=gradients, weight=self.weight)
         self.apply_parts([part] if len(gradients) else [], step=step, event_time=event_time)
 
@@ -192,11 +219,11 @@ class RankStore:
         Gradients of a part are summed by themselves, the sums are added in the order of the parts' numbers. So the bits of the
         rows do not depend on which rank had which part. The weights of the parts are used, not `weight`.
         """
-        self._require(gradient.bags.table for part in parts for gradient in part.gradients)
         if self.agreement.mode == "idle" and self.agreement.mesh.size > 1:
             raise InvalidArgumentError(
                 "apply: was called between two steps; all ranks call it together, within a step or Agreement.acting()"
             )
+        self._ahead.wait()
         channel = Channel.PUSH if self.delayed_push else Channel.MAIN
         self._exchange.apply(parts, step=step, event_time=event_time, channel=channel)
 
@@ -339,6 +366,7 @@ class RankStore:
 
     def close(self) -> None:
         """Wait for what this rank writes, and release its folder and threads. The mesh stays open."""
+        self._ahead.close()
         self.state.close()
 
     def __repr__(self) -> str:

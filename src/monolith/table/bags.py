@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -217,6 +218,13 @@ class PackedLayout:
         self._buffers = {width: [i for i, w in enumerate(self.widths) if w == width] for width in set(self.widths)}
         self._last: tuple[tuple[int, ...], _Placed] | None = None
 
+    def is_like(self, other: PackedLayout) -> bool:
+        """Whether it has the same tables in the same arrays."""
+        return self is other or (
+            (self.tables, self.dims, self.poolings, self.arrays)
+            == (other.tables, other.dims, other.poolings, other.arrays)
+        )
+
     def _place(self, counts: tuple[int, ...]) -> _Placed:
         # Batches mostly have as many rows as the one before.
         if self._last is not None and self._last[0] == counts:
@@ -231,16 +239,20 @@ class PackedLayout:
         self._last = (counts, placed)
         return placed
 
-    def read(
-        self, tables: Sequence[_core.Table], ids: np.ndarray, offsets: np.ndarray | None, counts: tuple[int, ...]
+    def places(self, counts: tuple[int, ...]) -> np.ndarray:
+        """Return int64 [tables, 4], as `_core.lookup_packed` takes them, for `counts` bags of each table."""
+        return self._place(counts).places
+
+    def fill(
+        self, counts: tuple[int, ...], write: Callable[[np.ndarray, list[np.ndarray]], None]
     ) -> list[torch.Tensor]:
-        """Look up the bags of all tables. Returns the arrays, float32 [bags, width]."""
+        """Return the arrays, float32 [bags, width], after `write(places, buffers)` has written the vectors of all tables."""
         placed = self._place(counts)
         buffers = [
             torch.empty(sum(rows), width, dtype=torch.float32, device="cpu")
             for width, rows in zip(self._buffers, placed.splits, strict=True)
         ]
-        _core.lookup_packed(tables, self.modes, ids, offsets, placed.places, [buffer.numpy() for buffer in buffers])
+        write(placed.places, [buffer.numpy() for buffer in buffers])
         # "Unsafe": torch does not know that they share memory, so each may be changed in place as if it was alone.
         parts = [
             [buffer] if len(rows) == 1 else torch.unsafe_split_with_sizes(buffer, rows)
@@ -287,7 +299,47 @@ class PackedBags(Sequence[Bags]):
 
     def lookup(self, tables: Sequence[_core.Table]) -> PackedVectors:
         """Read from `tables`, in the order of the layout."""
-        return PackedVectors(self.layout, self.layout.read(tables, self.ids, self.offsets, self.counts))
+
+        write = partial(_core.lookup_packed, tables, self.layout.modes, self.ids, self.offsets)
+        return PackedVectors(self.layout, self.layout.fill(self.counts, write))
+
+    @classmethod
+    def of(cls, bags: Sequence[Bags], dims: Sequence[int]) -> PackedBags:
+        """Pack the bags of tables with `dims`, each of them in an array of its own.
+
+        Example:
+            >>> bags = Bags(table="a", ids=np.array([5, 6]), offsets=np.array([0, 1, 2]))
+            >>> PackedBags.of([bags, bags], dims=[2, 2]).offsets.tolist()
+            [0, 1, 2, 3, 4]
+        """
+        layout = PackedLayout(
+            tables=[one.table for one in bags],
+            dims=dims,
+            poolings=[one.pooling for one in bags],
+            arrays=[(number,) for number in range(len(bags))],
+        )
+        starts = np.cumsum([0, *(len(one.ids) for one in bags)])
+        splits = [one.offsets[1:] + start for one, start in zip(bags, starts[:-1], strict=True)]
+        return cls(
+            layout,
+            ids=np.concatenate([np.empty(0, dtype=np.int64), *(one.ids for one in bags)]),
+            offsets=np.concatenate([np.zeros(1, dtype=np.int64), *splits]),
+            counts=tuple(len(one.offsets) - 1 for one in bags),
+        )
+
+    def equals(self, other: object) -> bool:
+        """Whether `other` asks for the same vectors of the same tables, in the same arrays."""
+        return self is other or (
+            isinstance(other, PackedBags)
+            and self.layout.is_like(other.layout)
+            and self.counts == other.counts
+            and np.array_equal(self.ids, other.ids)
+            and (
+                self.offsets is other.offsets
+                if self.offsets is None or other.offsets is None
+                else np.array_equal(self.offsets, other.offsets)
+            )
+        )
 
     def __len__(self) -> int:
         return len(self.counts)

@@ -232,17 +232,15 @@ class SparsePush:
     def push(self, step: int, event_time: int, position: Position | None = None) -> None:
         """Apply, or keep for later, what backward has collected. `position` tells servers which batch it is of."""
         taken: list[tuple[Store, Sequence[Gradient]]] = []
-        together: dict[int, list[Gradient]] = {}
+        together: dict[int, int] = {}
         for collection in self._collections:
             # A schedule is asked for the step the gradient belongs to, not for the one in which it is applied.
-            key, gradients = id(collection.store), collection.take_gradients(step)
-            if key in together:
+            store, gradients = collection.store, collection.take_gradients(step)
+            if store.remote and together.setdefault(id(store), len(taken)) < len(taken):
                 # Collections of one remote store are joined: a batch is pushed there once.
-                together[key].extend(gradients)
-                continue
-            if collection.store.remote:
-                gradients = together[key] = list(gradients)
-            taken.append((collection.store, gradients))
+                taken[together[id(store)]] = store, [*taken[together[id(store)]][1], *gradients]
+            else:
+                taken.append((store, gradients))
         if not self.delayed:
             for store, gradients in taken:
                 store.apply(gradients, step=step, event_time=event_time, position=position)

@@ -209,11 +209,11 @@ def test_a_refused_write_names_the_rank_and_leaves_the_others_working() -> None:
 
 def test_gradients_between_two_steps_are_refused() -> None:
     def rank(store: RankStore) -> None:
-        assert store.collective == {"apply"}
+        assert store.collective == {"apply", "prefetch"}
         with pytest.raises(InvalidArgumentError, match="apply: was called between two steps"):
             store.apply([])
         store.agreement.next_step(rows=1)
-        assert store.collective == {"apply", "lookup"}
+        assert store.collective == {"apply", "lookup", "prefetch"}
         with pytest.raises(InvalidArgumentError, match="within step 1"):
             store.stats()
 
@@ -305,3 +305,19 @@ def test_parts_are_added_in_the_order_of_their_numbers_whoever_has_them(size: in
     for name in POOLINGS:
         assert bool(expected[name].found.any())  # type: ignore[index]
         assert same_entries(found[name], expected[name]), name  # type: ignore[index]
+
+
+def test_with_a_step_for_each_rank_the_gradient_of_each_counts_by_itself() -> None:
+    def rank(mesh: Mesh) -> torch.Tensor:
+        agreement = Agreement(mesh)
+        store = RankStore(agreement, DECLARED, step_by_rank=True)
+        agreement.next_step(rows=1)
+        bags = single_ids("user", np.array([3, 4]))
+        store.apply([Gradient(bags=bags, values=torch.full((2, 5), 1.0 + mesh.rank))])
+        return store.lookup([bags])[0]
+
+    local = local_store().tables["user"]
+    for number in range(2):
+        local.apply_gradients([3, 4], torch.full((2, 5), 1.0 + number))
+    for found in run_ranks(2, rank):
+        assert torch.equal(found, local.lookup([3, 4]))
