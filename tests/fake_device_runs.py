@@ -24,7 +24,7 @@ from monolith.nn import EmbeddingBagCollection
 from monolith.original.tpu_runner import TPUFlags, TPURunner
 from monolith.serve import load
 from monolith.testing.fake_device import FakeDevice
-from monolith.train import Estimator, RunConfig, Trainer
+from monolith.train import Estimator, Head, RunConfig, Trainer
 from monolith.train.device import find_device
 from monolith.train.hooks import DeepInsightHook, FeatureStatisticsHook, ProgressHook
 from rank_runs import Batches, RankRun, rows_of
@@ -186,6 +186,27 @@ def evaluation_prediction_and_export_agree_with_the_host() -> None:
         torch.testing.assert_close(predictor.predict(batches(1)[0])["output"], torch.stack(rows))
     assert all(parameter is before[name] for name, parameter in there.model.named_parameters())
     assert there.trainer.train_step(batches(1)[0]).step == 5
+
+
+def heads_read_columns_on_both_sides() -> None:
+    """Masks, weights and rates are on the device, the groups of a column of ids on the host."""
+    heads = [Head(mask="has", sample_weight="weight", sample_rate="rate", group="user")]
+    columns = {
+        "has": torch.tensor([True, True, False, True, True]),
+        "weight": torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]),
+        "rate": torch.tensor([0.5, 1.0, 0.5, 1.0, 0.25]),
+        "user": torch.tensor([1, 1, 2, 2, 2]),
+    }
+    data = [{**batch, **columns} for batch in batches(4)]
+    results = []
+    for device in ("fake", "cpu"):
+        for static_rows in (None, 7):
+            estimator = Estimator(Net(), RunConfig(device=device, static_rows=static_rows), heads=heads)
+            estimator.train(data)
+            results.append(estimator.evaluate(data))
+    for found in results[:3]:
+        torch.testing.assert_close(found, results[3], rtol=1e-4, atol=1e-5)
+    assert "output/gauc" in results[0]
 
 
 def padding_is_not_trained_on() -> None:

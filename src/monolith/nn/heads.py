@@ -138,7 +138,9 @@ class Head(Config):
             return batch, logits
         keep = column(batch, self.mask, f"head {self.name!r}, mask").reshape(-1).bool()
         read = self.label_columns | ({self.group} if self.group else set())
-        return {name: column(batch, name, f"head {self.name!r}")[keep] for name in read}, logits[keep]
+        columns = {name: column(batch, name, f"head {self.name!r}") for name in read}
+        # Groups may be a column of ids, which stays in main memory when the others are on a device.
+        return {name: values[keep.to(values.device)] for name, values in columns.items()}, logits[keep]
 
     def loss(self, logits: Tensor, batch: Mapping[str, object]) -> Tensor:
         """Return the loss of a batch, a scalar, before `weight`."""

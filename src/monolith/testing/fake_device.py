@@ -52,6 +52,16 @@ class FakeDevice:
         _setup_privateuseone_for_python_backend(self.name)
         self._library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
         self._library.fallback(self._call, "PrivateUse1")  # type: ignore[no-untyped-call]
+        copy_of_host: Any = torch.Tensor.__deepcopy__
+
+        def deepcopy(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - a tensor
+            # Torch would copy the memory, which is not where the values are.
+            if not self._has(tensor):
+                return copy_of_host(tensor, memo)
+            memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            return memo[id(tensor)]
+
+        torch.Tensor.__deepcopy__ = deepcopy  # type: ignore[method-assign]
 
     def _call(self, operator: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any operator of torch
         name = operator.name()

@@ -26,6 +26,8 @@ from monolith.original.fused_layout import (
 )
 from monolith.original.fused_lookup import batch_from_examples, feature_configs_from_proto, feature_configs_to_proto
 from monolith.proto import example_pb2
+from monolith.ps import ParameterServer, ServerStore
+from monolith.ps.protocol.messages import DeclaredTable
 from monolith.table import SGD
 
 BATCH = 10
@@ -198,6 +200,22 @@ def test_gradients_reach_the_rows_that_made_the_outputs() -> None:
     for (name, signature), value in before.items():
         after = embedding(layout, name, signature)
         np.testing.assert_allclose(after, value - gradient[name, signature], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_on_servers_give_the_same_outputs_and_learn_the_same() -> None:
+    here, there, rows = fused_layout(), fused_layout(), ids_of_rows()
+    declared = [DeclaredTable(config=table.config) for table in there.embeddings.declaration.tables]
+    with ParameterServer() as one, ParameterServer() as two, ServerStore([one.address, two.address], declared) as store:
+        there.embeddings.use_store(store)
+        for _ in range(2):
+            for layout in (here, there):
+                outputs = layout(example_batch(rows))
+                tensors = [t for out in outputs.values() for t in (out if isinstance(out, tuple) else (out,))]
+                torch.stack([tensor.square().sum() for tensor in tensors]).sum().backward()
+                layout.embeddings.step()
+        found, expected_outputs = there(example_batch(rows)), here(example_batch(rows))
+    for name, expected_output in expected_outputs.items():
+        torch.testing.assert_close(found[name], expected_output, msg=name)
 
 
 def test_one_lookup_per_table() -> None:

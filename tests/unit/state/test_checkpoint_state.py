@@ -92,6 +92,13 @@ def test_existing_steps(tmp_path: Path) -> None:
     assert helper.get_existing_checkpoint_steps() == {10, 20, 300}
 
 
+def test_names_of_checkpoints_are_those_of_the_original() -> None:
+    helper = SaveHelper("/runs/ctr/model.ckpt")
+    assert helper.get_ckpt_prefix(30) == "/runs/ctr/model.ckpt-30"
+    assert helper.get_ckpt_asset_dir("/runs/ctr/model.ckpt-30") == "/runs/ctr/model.ckpt-30.assets/"
+    assert SaveHelper.get_global_step_value(helper.get_ckpt_prefix(30)) == 30
+
+
 def test_names_without_a_step_have_none(tmp_path: Path) -> None:
     paths = tuple(f"{tmp_path}/{name}" for name in ("model.ckpt", "run-7/model.ckpt", "model.ckpt-20"))
     write_checkpoint_state(tmp_path, CheckpointState(model_checkpoint_path=paths[0], all_model_checkpoint_paths=paths))
