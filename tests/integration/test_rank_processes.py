@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rank_job
+from monolith.state import restore_points
 
 SECONDS = 120
 
@@ -82,3 +83,22 @@ def test_dropout_of_a_reproducible_run_does_not_depend_on_the_ranks() -> None:
     assert {one["dense"] for one in alone} == {one["dense"] for one in two}
     assert alone[0]["auc"] == two[0]["auc"]
     assert weights_of(torchrun(2, MONOLITH_MICRO_BATCHES="4")) != weights_of(two)
+
+
+def test_rows_on_servers_and_dense_gradients_added_over_ranks(expected: list[float], tmp_path: Path) -> None:
+    """Partial synchrony: the last process is a server. A run that has stopped continues."""
+    settings = {
+        "RANK_JOB_ONLY_TRAINS": "1",
+        "MONOLITH_NUM_PS": "1",
+        "MONOLITH_ENABLE_PARTIAL_SYNC_TRAINING": "true",
+        "MONOLITH_MODEL_DIR": str(tmp_path / "model"),
+        "MONOLITH_DISCOVERY_FOLDER": str(tmp_path / "discovery"),
+    }
+    found = [one for one in torchrun(3, **settings) if one["kind"] == "worker"]
+    assert [one["step"] for one in found] == [6, 6], "two workers count a step once"
+    # Each rank makes an optimizer step of its own on the rows: close to one step of both, and not the same.
+    assert weights_of(found) == pytest.approx(expected, abs=0.02)
+    assert restore_points(tmp_path / "model")[-1].step == 6
+    again = [one for one in torchrun(3, **settings) if one["kind"] == "worker"]
+    assert [one["step"] for one in again] == [6, 6], "all epochs are done"
+    assert weights_of(again) == weights_of(found)

@@ -457,7 +457,7 @@ class Estimator:
 
     def _own_hooks(self, given: Sequence[Hook]) -> tuple[Hook, ...]:
         # The global step grows by one for each worker while this one makes one.
-        synchronous = self.runner.enable_full_sync_training
+        synchronous = self.runner.is_synchronous
         workers, folder = 1 if synchronous else self.runner.num_workers, self.trainer.config.model_dir
         hooks: list[Hook] = [StarvationHook()]
         if synchronous and not self.runner.is_chief:

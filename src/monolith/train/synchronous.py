@@ -82,6 +82,8 @@ class SynchronousSteps:
         if config.enable_pipelined_bwda2a or config.enable_async_optimize:
             trainer.push.delayed = True
         self._require_possible()
+        if config.reorder_fids_in_data_pipeline:
+            _log.info("reorder_fids_in_data_pipeline has no effect: the exchange sorts ids by owner, in native code")
         if store is not None:
             store.delayed_push = trainer.push.delayed
         trainer.ranks = self

@@ -468,7 +468,9 @@ class Trainer:
             _log.info("continuing from step %d of %s", point.step, point.checkpoint or f"the log of {point.model_dir}")
         if self._saving is not None:
             recover_servers(self)
-        followed = self._follow_predecessor(resume=is_resumable(source) and self._resumes)
+        # Ranks know their positions by what was restored, all of them at one step.
+        resume = is_resumable(source) and self._resumes
+        followed = self.ranks is None and self._follow_predecessor(resume=resume)
         if restored or followed:
             self._warn_of_unknown_place(source)
         if followed and not self._resumes:

@@ -14,8 +14,29 @@ from monolith.train import RunnerConfig
 from monolith.train.distributed.config import OTHER_VARIABLES, PREFIX
 
 FIELDS = {PREFIX + name.upper() for name in RunnerConfig.model_fields}
+# Of the original's communication.
+SWITCHES = {
+    *("MONOLITH_WITH_HOROVOD", "MONOLITH_WITH_OPTIMIZED_HOROVOD", "MONOLITH_WITH_HOROVOD_FID_G2G"),
+    *(
+        "MONOLITH_WITH_HOROVOD_FWD_G2G",
+        "MONOLITH_WITH_HOROVOD_BWD_G2G",
+        "MONOLITH_WITH_BYTEPS",
+        "MONOLITH_WITH_BYTEPS_FID",
+    ),
+    *(
+        "MONOLITH_WITH_BYTEPS_FWD",
+        "MONOLITH_WITH_BYTEPS_BWD",
+        "MONOLITH_WITH_BYTEPS_BWD_CAST",
+        "MONOLITH_WITH_BYTEPS_BCAST",
+    ),
+    *("MONOLITH_WITH_BYTEPS_BWD_FAKE_CAST", "MONOLITH_WITH_BYTEPS_FWD_GDR", "MONOLITH_WITH_BYTEPS_BWD_GDR"),
+    *("MONOLITH_WITH_BYTEPS_FWD_GDR_G2G", "MONOLITH_WITH_BYTEPS_BWD_GDR_G2G", "MONOLITH_WITH_BYTEPS_ALLREDUCE"),
+    *("MONOLITH_WITH_ALLREDUCE_FUSION", "MONOLITH_WITH_ALLREDUCE_FP16", "MONOLITH_FORCE_GPU_COMPATIBLE"),
+    *("MONOLITH_GPU_FEATURE_FACTORY_FUSION_LEVEL", "MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD"),
+    *("MONOLITH_SAVE_SUMMARY_INTERVAL", "MONOLITH_ROOT_LOG_INTERVAL", "MONOLITH_SKIP_ALLREDUCE"),
+}
 # Names in `__all__`, and the misspelt one of an example.
-NOT_READ = {"MONOLITH_FI_DATA", "MONOLITH_NAS_DATA", "MONOLITH_NUMPS"}
+NOT_READ = SWITCHES | {"MONOLITH_FI_DATA", "MONOLITH_NAS_DATA", "MONOLITH_NUMPS"}
 
 
 @pytest.mark.parametrize(
@@ -66,3 +87,19 @@ def test_every_variable_that_the_package_reads_is_known() -> None:
     read = {name for source in sources for name in re.findall(r'"(MONOLITH_[A-Z0-9_]+)"', source.read_text("utf-8"))}
     assert read - NOT_READ <= FIELDS | OTHER_VARIABLES
     assert read >= OTHER_VARIABLES
+
+
+@pytest.mark.parametrize("switch", sorted(SWITCHES))
+def test_a_switch_of_the_originals_communication_is_said_to_have_no_effect(
+    switch: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        RunnerConfig.from_env({switch: "0"})
+    assert f"{switch}: it has no effect here: " in caplog.text
+
+
+def test_ranks_that_would_go_apart_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="MONOLITH_SKIP_ALLREDUCE: without adding dense gradients every rank would train"
+    ):
+        RunnerConfig.from_env({"MONOLITH_SKIP_ALLREDUCE": "1"})

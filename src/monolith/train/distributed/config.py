@@ -58,6 +58,22 @@ OTHER_VARIABLES = frozenset(
 )
 """Every variable that Monolith reads and that is not a field of `RunnerConfig`."""
 
+_FRAMES = "ranks exchange rows and gradients over connections of their own, for which there is nothing to choose"
+_FUSED = "dense gradients always travel in one buffer"
+# Switches of the original's communication, and why they change nothing here. The first that matches counts.
+_SWITCHES = (
+    (r"MONOLITH_WITH_ALLREDUCE_FUSION", _FUSED),
+    (r"MONOLITH_WITH_ALLREDUCE_FP16", "set MONOLITH_DENSE_WIRE=float16, which does the same"),
+    (r"MONOLITH_WITH_BYTEPS_BWD_(FAKE_)?CAST", "set client.wire, which is that of ranks too"),
+    (r"MONOLITH_WITH_(OPTIMIZED_)?(HOROVOD|BYTEPS)(_\w+)?", _FRAMES),
+    (r"MONOLITH_FORCE_GPU_COMPATIBLE", "tables stay in main memory, and RunConfig.device places the dense part"),
+    (r"MONOLITH_GPU_FEATURE_FACTORY_FUSION_LEVEL", "one call looks up the rows of all features"),
+    (r"MONOLITH_SYNC_EMPTY_RANK0_PS_SHARD", "every rank owns rows, rank 0 too, so that ranks can be added and removed"),
+    (r"MONOLITH_SAVE_SUMMARY_INTERVAL", "set RunConfig.save_summary_steps"),
+    (r"MONOLITH_ROOT_LOG_INTERVAL", "set RunConfig.log_step_count_steps"),
+)
+_SKIP_ALLREDUCE = "MONOLITH_SKIP_ALLREDUCE"
+
 _log = logging.getLogger(__name__)
 
 
@@ -217,6 +233,17 @@ class RunnerConfig(DiscoveryConfig):
         return wanted and not self.enable_partial_sync_training and not self.num_ps
 
     @property
+    def is_synchronous(self) -> bool:
+        """Whether the workers are ranks that make every step together, wherever the rows are.
+
+        Example:
+            >>> RunnerConfig(num_ps=1, num_workers=2, enable_partial_sync_training=True).is_synchronous
+            True
+        """
+        partial = self.enable_partial_sync_training and self.num_ps > 0 and not self.is_local
+        return self.enable_full_sync_training or partial
+
+    @property
     def num_required_ps(self) -> int:
         """Servers that must be there before anything starts."""
         return self.num_ps + self.num_extra_ps
@@ -241,6 +268,16 @@ class RunnerConfig(DiscoveryConfig):
         if not self.num_ps:
             raise ConfigError(
                 "RunnerConfig.num_ps: expected at least one server; or is_local for a run in this process"
+            )
+        if self.enable_sync_training and not self.enable_partial_sync_training:
+            raise ConfigError(
+                f"RunnerConfig.enable_sync_training: with {self.num_ps} servers set enable_partial_sync_training too: rows are "
+                "on the servers, and the workers add their dense gradients. Without servers, ranks hold the rows themselves"
+            )
+        if self.enable_partial_sync_training and self.micro_batches is not None:
+            raise ConfigError(
+                "RunnerConfig.micro_batches: rows on servers are changed by each rank for itself, in no fixed order; leave it "
+                "unset or train without servers"
             )
         if not self.model_dir:
             raise ConfigError("RunnerConfig.model_dir: expected a folder that all processes of the run see, got ''")
@@ -272,12 +309,13 @@ class RunnerConfig(DiscoveryConfig):
             ("data_shards", self.data_shards not in (None, self.micro_batches), "there are as many as micro_batches"),
             ("dense_backend", self.dense_backend in ("gloo", "nccl"), "torch.distributed adds in an order of its own"),
             ("dense_wire", self.dense_wire != "float32", "rounding depends on the number of ranks"),
+            ("client.wire", self.client.wire != "float32", "rows that stay on a rank are not rounded, others are"),
             ("use_dataservice", self.use_dataservice, "which batch a rank gets depends on timing"),
         ):
             if value:
                 raise ConfigError(
-                    f"RunnerConfig.{name}: {getattr(self, name)!r} cannot be used with micro_batches, whose result must not "
-                    f"depend on the number of ranks: {why}"
+                    f"RunnerConfig.{name}: {getattr(self, name.partition('.')[0])!r} cannot be used with micro_batches, whose "
+                    f"result must not depend on the number of ranks: {why}"
                 )
 
     @classmethod
@@ -337,12 +375,27 @@ def require_known_variables(environ: Mapping[str, str], fields: Iterable[str]) -
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in known or name.startswith(services):
             continue
+        if reason := _switch_of_the_original(name, environ[name]):
+            _log.warning("%s: it has no effect here: %s", name, reason)
+            continue
         if near := nearest_name(name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known]):
             raise ConfigError(f"{name}: no such variable; did you mean {PREFIX}{near}?")
         _log.warning(
             "%s: Monolith reads no such environment variable, so it has no effect; RunnerConfig lists those it reads",
             name,
         )
+
+
+def _switch_of_the_original(name: str, value: str) -> str | None:
+    """Return why a variable of the original has no effect. None if it is none of them."""
+    if name == _SKIP_ALLREDUCE and value not in ("", "0"):
+        raise ConfigError(
+            f"{name}: without adding dense gradients every rank would train a model of its own; remove it, or set "
+            "MONOLITH_IS_LOCAL=true for independent runs"
+        )
+    if name == _SKIP_ALLREDUCE:
+        return "dense gradients are always added"
+    return next((reason for pattern, reason in _SWITCHES if re.fullmatch(pattern, name)), None)
 
 
 def _require_together(fields: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from monolith.train.distributed.data_service import TrainingData
     from monolith.train.trainer import StepResult, Trainer
 
-__all__ = ["RankSession", "distributed_sync_train", "mesh_config", "rendezvous_of"]
+__all__ = ["RankSession", "connect_ranks", "distributed_sync_train", "mesh_config", "rendezvous_of"]
 
 JOINED = "another rank joins the run"
 """Why ranks stop between two steps, to continue as more than they are."""
@@ -167,7 +167,7 @@ class RankSession:
         self.agreement = Agreement(self.mesh)
         """What they agree on."""
         self.agreement.actions[_CHIEF] = self._take_result
-        self.store = RankStore(self.agreement, tables_of_model(self._trainer.model))
+        self.store = RankStore(self.agreement, tables_of_model(self._trainer.model), wire=self._config.client.wire)
         for collection in embedding_collections(self._trainer.model):
             collection.use_store(self.store)
         group = self._group()
@@ -398,6 +398,17 @@ class _Joining(Hook):
             self._next = time.monotonic() + _KNOCK_SECS
             if late := self._mesh.newcomers():
                 trainer.request_stop(f"{JOINED}: {', '.join(map(str, late))}")
+
+
+def connect_ranks(config: RunnerConfig, discovery: ServiceDiscovery) -> Mesh:
+    """Connect the ranks of a run whose rows are on servers. They find each other as under `torchrun`, or by `discovery`."""
+    config.require_ranks()
+    if config.num_workers == 1:
+        return LoneMesh()
+    launched = launched_rank()
+    by_torchrun = launched is not None and launched.launcher == "torchrun" and launched.size == config.num_workers
+    rendezvous = rendezvous_of(config) if by_torchrun else DiscoveryRendezvous(discovery)
+    return form_mesh(config.index, config.num_workers, rendezvous, config=mesh_config(config))
 
 
 def mesh_config(config: RunnerConfig) -> MeshConfig:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from monolith.cluster.coordination import Coordination
 from monolith.cluster.discovery.service_discovery import ScheduledDiscovery, ServiceDiscovery
@@ -26,6 +26,7 @@ from monolith.features.batch import Batch
 from monolith.ps.client.benchmark import BenchmarkConfig, ServerKeys, choose_servers, measure_servers
 from monolith.ps.client.coordination_client import HostLink, ServerSteps
 from monolith.ps.client.server_group import ClientConfig, link_to
+from monolith.ranks.mesh import Mesh
 from monolith.state.storage import open_folder
 from monolith.train.config import other_runs
 from monolith.train.control_server import controlled
@@ -33,7 +34,7 @@ from monolith.train.distributed.config import ControllerConfig, RunnerConfig
 from monolith.train.distributed.data_service import serve_data, service_dispatcher, service_source
 from monolith.train.distributed.formation import Formation, run_with_retries
 from monolith.train.distributed.server import serve
-from monolith.train.distributed.worker import Meet, WorkerAttempt, client_config
+from monolith.train.distributed.worker import Meet, SynchronousAttempt, WorkerAttempt, client_config
 from monolith.train.hooks.checkpoint import MetricSink
 from monolith.train.hooks.hook import Hook
 from monolith.transport.calls import BasicCall
@@ -110,19 +111,26 @@ def distributed_train(
         ):
             data = source if isinstance(source, Iterable) else source()
             worker = _Worker(config, discovery, trainer, sleep)
-            attempt = WorkerAttempt(
-                trainer,
-                _share(service_source(data, config, dispatcher), config),
-                config,
-                steps=steps,
-                max_steps=max_steps,
-                hooks=hooks,
-                find=worker.formation.announced,
-                meet=meet,
-                controller=controller if config.is_chief else None,
-                sleep=sleep,
-            )
-            return worker.train(attempt)
+            common: dict[str, Any] = {
+                "steps": steps,
+                "max_steps": max_steps,
+                "hooks": hooks,
+                "find": worker.formation.announced,
+                "controller": controller if config.is_chief else None,
+                "sleep": sleep,
+            }
+            served = service_source(data, config, dispatcher)
+            if config.is_synchronous:
+                connect = _connection(config, discovery)
+                return worker.train(SynchronousAttempt(trainer, served, config, connect=connect, **common))
+            return worker.train(WorkerAttempt(trainer, _share(served, config), config, meet=meet, **common))
+
+
+def _connection(config: RunnerConfig, discovery: ServiceDiscovery) -> Callable[[], Mesh]:
+    """Return a function that connects this rank of a run with rows on servers to the other ranks."""
+    from monolith.train.distributed.ranks import connect_ranks
+
+    return lambda: connect_ranks(config, discovery)
 
 
 class _Worker:

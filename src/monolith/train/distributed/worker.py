@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -22,11 +22,14 @@ from monolith.ps.client.server_parameters import CachedParameters, ServerOptimiz
 from monolith.ps.client.server_store import ServerStore
 from monolith.ps.protocol.dense_optimizers import group_optimizers
 from monolith.ps.protocol.messages import DeclaredTable
+from monolith.ranks.agreement import Agreement
+from monolith.ranks.mesh import Mesh
 from monolith.train.control import Controller
 from monolith.train.distributed.barrier import (
     BarrierHook,
     BarrierSaverListener,
     LocalBarrier,
+    RankBarrier,
     RemoteBarrier,
     WorkerBarrier,
 )
@@ -38,12 +41,13 @@ from monolith.train.hooks.cached_parameters import FetchCachedVariablesHook
 from monolith.train.hooks.hook import Hook
 from monolith.train.hooks.tide import CustomGlobalStepWaiterHook
 from monolith.train.preconditions import is_resumable
+from monolith.train.synchronous import SynchronousSteps
 from monolith.train.trainer import DATA_ENDED
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
 
-__all__ = ["Placement", "WorkerAttempt", "client_config", "tables_of_model"]
+__all__ = ["Placement", "SynchronousAttempt", "WorkerAttempt", "client_config", "tables_of_model"]
 
 _POLL_SECS = 0.2
 
@@ -174,10 +178,11 @@ class WorkerAttempt:
         self._meet = meet or self._embedded
         self._several = config.num_workers > 1
         self._controller = controller
-        self._placement = Placement(trainer, dense=self._several)
+        self._placement = Placement(trainer, dense=self._several and not config.is_synchronous)
         self._guards = trainer.save_guards
         trainer.accepts_lost_servers = config.recovers
-        trainer.num_workers = config.num_workers
+        # Workers that make every step together count it once.
+        trainer.num_workers = 1 if config.is_synchronous else config.num_workers
         # The data of another launch is other data, that of this one is not: a restarted worker must not train it twice.
         trainer.named_by_launch = bool(config.uuid) and not trainer.config.resume_data
         if steps is not None and config.supervised:
@@ -347,6 +352,47 @@ class WorkerAttempt:
         # A worker that has finished and ended may have done so before the whole job was restarted, and may come back.
         there = {member.index for member in common.members().members if member.alive}
         return [index for index in range(self._config.num_workers) if index not in there]
+
+
+class SynchronousAttempt(WorkerAttempt):
+    """Trains as one of the ranks of a run whose rows are on servers: all make every step together and add dense gradients.
+
+    The rows of a step are changed by each rank for itself, as workers do that do not wait for each other. Data, saves and the end
+    are those of ranks.
+
+    Args:
+        connect: connects this rank with the others.
+    """
+
+    def __init__(self, *args: Any, connect: Callable[[], Mesh], **settings: Any) -> None:  # noqa: ANN401 - as of its base
+        super().__init__(*args, **settings)
+        self._connect = connect
+
+    def __call__(self, servers: Sequence[str]) -> int:
+        """Train on `servers` until the data or the steps end on all ranks. Returns the global step."""
+        with ExitStack() as open_now:
+            store = open_now.enter_context(self._store(servers, client_config(self._config, self._epoch())))
+            self._require_folders(store)
+            self._placement.use(store)
+            mesh = open_now.enter_context(closing(self._connect()))
+            agreement = Agreement(mesh)
+            SynchronousSteps(self._trainer, agreement, self._config)
+            self._trainer.hooks = (*self._hooks, *self._controls(agreement, store))
+            try:
+                step = self._fit()
+                agreement.leave()
+            except BaseException as error:
+                mesh.fail(f"{type(error).__name__}: {error}")
+                raise
+            return step
+
+    def _controls(self, agreement: Agreement, store: ServerStore) -> list[Hook]:
+        if self._controller is None:
+            return []
+        self._controller.attach(RankBarrier(agreement), servers=lambda: store.addresses)
+        every_secs = self._config.server_health_secs
+        health = [ServerHealthHook(store.health, every_secs=every_secs)] if every_secs else []
+        return [*health, self._controller]
 
 
 class _StatesOfAttempt(RemoteStates):
