@@ -26,7 +26,7 @@ from monolith.ranks.tls import Tls, TlsPipe
 from monolith.transport.addresses import connect
 from monolith.transport.framed_socket import HELLO, FramedSocket, TooLongError, Welcome, hello, peer_uid
 from monolith.transport.frames import MAGIC, PROTOCOL_VERSION, Frame, decode
-from monolith.transport.server import require_safe
+from monolith.transport.server import is_loopback, require_safe
 from monolith.transport.sockets import HELLO_SECONDS, connect_nearby, listen, require_welcome, welcome
 from monolith.transport.tokens import Token, reveal
 
@@ -248,7 +248,12 @@ def dial(address: str, config: MeshConfig, tls: Tls | None, *, deadline: float) 
             pipe = None if tls is None else tls.connect(connected, host, timeout=left)
         connection = RankConnection(connected, pipe=pipe)
     except OSError as error:
-        raise UnavailableError(f"no rank can be reached at {address}: {error.strerror or error}") from None
+        hint = ""
+        if is_loopback(host):
+            hint = (
+                "; only its own machine reaches this address: between machines, give each rank a host, a token and TLS"
+            )
+        raise UnavailableError(f"no rank can be reached at {address}: {error.strerror or error}{hint}") from None
     try:
         connection.send(hello(reveal(config.token)), deadline=deadline)
         require_welcome(connection.receive(HELLO.size, deadline=deadline), address)
