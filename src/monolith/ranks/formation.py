@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from monolith import errors
 from monolith.console import Reminder
@@ -55,6 +55,7 @@ from monolith.ranks.peers import Arrival, Gate, MeshConfig, RankConnection, dial
 from monolith.ranks.rendezvous import Rendezvous
 from monolith.ranks.socket_mesh import CONTROL, SocketMesh
 from monolith.ranks.tls import Tls
+from monolith.transport.frames import Frame
 
 __all__ = ["form_mesh"]
 
@@ -105,6 +106,7 @@ def form_mesh(
         raise InvalidArgumentError(f"min_ranks: expected a number from 1 to {size}, got {min_ranks}")
     deadline = time.monotonic() + config.formation_secs
     gate = Gate(config)
+    held: dict[int, RankConnection] = {}
     try:
         me = RankMember(
             rank=rank,
@@ -116,13 +118,17 @@ def form_mesh(
         join = RankJoin(member=me, size=size, tables=tables, after=after)
         if rank == 0:
             leader = Leader(gate, join, rendezvous, config, while_waiting)
-            formed = leader.form(least=least, replacement_secs=replacement_secs, deadline=deadline)
+            formed, held = leader.form(least=least, replacement_secs=replacement_secs, deadline=deadline)
         else:
-            formed = _Joining(join, rendezvous, config, gate.tls, while_waiting).form(deadline=deadline)
-        mesh = _connect(formed, me, gate, config)
-    except BaseException:
+            formed, held[0] = _Joining(join, rendezvous, config, gate.tls, while_waiting).form(deadline=deadline)
+        mesh = _connect(formed, me, gate, config, held)
+    except BaseException as error:
         gate.close()
+        for connection in held.values():
+            refuse(connection, error, retry=True)
         raise
+    if rank:
+        held[0].close()
     _log.info("rank %s of %s, generation %s", mesh.rank, mesh.size, mesh.generation)
     return mesh
 
@@ -147,8 +153,8 @@ class _Joining:
         self._reminder = Reminder(_log, who=f"rank {join.member.rank}")
         self._refused_since: float | None = None
 
-    def form(self, *, deadline: float) -> Formed:
-        """Wait for the leader, and for all others to join it."""
+    def form(self, *, deadline: float) -> tuple[Formed, RankConnection]:
+        """Wait for the leader, and for all others to join it. Returns also the connection to the leader."""
         why = "was not announced"
         while (left := deadline - time.monotonic()) > 0:
             address = None
@@ -169,32 +175,38 @@ class _Joining:
             rank=0,
         )
 
-    def _join_at(self, address: str, *, deadline: float) -> Formed:
+    def _join_at(self, address: str, *, deadline: float) -> tuple[Formed, RankConnection]:
         connection = self._dial(address, deadline)
         try:
-            send_message(connection, JoinCall.JOIN, self._join, deadline=time.monotonic() + ANSWER_SECONDS)
-            while not connection.wait_readable(HERE_SECONDS):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise _TryAgainError("did not form the run")
-                self._while_waiting()
-                self._reminder.waiting("rank 0 at %s to form the run", address, left_secs=left)
-                send_message(connection, JoinCall.HERE, Empty(), deadline=time.monotonic() + ANSWER_SECONDS)
-                if self._find() not in (None, address):
-                    raise _TryAgainError("was replaced")
-            frame = receive_message(connection, deadline=time.monotonic() + ANSWER_SECONDS)
-        except (OSError, ProtocolError) as error:
-            raise _TryAgainError(f"has left: {error}") from None
-        finally:
-            connection.close()
-        if frame.call == JoinCall.REFUSED:
+            frame = self._answer(connection, address, deadline)
+            if frame.call == JoinCall.FORMED:
+                return read_message(frame, Formed), connection
+            if frame.call != JoinCall.REFUSED:
+                raise _TryAgainError(f"answers with message {frame.call}")
             refused = read_message(frame, RankRefused)
-            if refused.retry:
-                raise _TryAgainError(f"refuses: {refused.text}")
-            raise _error_of(refused)
-        if frame.call != JoinCall.FORMED:
-            raise _TryAgainError(f"answers with message {frame.call}")
-        return read_message(frame, Formed)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, OSError | ProtocolError):
+                raise _TryAgainError(f"has left: {error}") from None
+            raise
+        connection.close()
+        if refused.retry:
+            raise _TryAgainError(f"refuses: {refused.text}")
+        raise _error_of(refused)
+
+    def _answer(self, connection: RankConnection, address: str, deadline: float) -> Frame:
+        """Join, and return what the leader says to it in the end."""
+        send_message(connection, JoinCall.JOIN, self._join, deadline=time.monotonic() + ANSWER_SECONDS)
+        while not connection.wait_readable(HERE_SECONDS):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise _TryAgainError("did not form the run")
+            self._while_waiting()
+            self._reminder.waiting("rank 0 at %s to form the run", address, left_secs=left)
+            send_message(connection, JoinCall.HERE, Empty(), deadline=time.monotonic() + ANSWER_SECONDS)
+            if self._find() not in (None, address):
+                raise _TryAgainError("was replaced")
+        return receive_message(connection, deadline=time.monotonic() + ANSWER_SECONDS)
 
     def _find(self) -> str | None:
         try:
@@ -225,8 +237,13 @@ def _error_of(refused: RankRefused) -> MonolithError:
     return RanksDisagreeError(refused.text)
 
 
-def _connect(formed: Formed, me: RankMember, gate: Gate, config: MeshConfig) -> SocketMesh:
-    """RankConnect this rank with all others: it connects to lower ranks, and higher ones connect to it."""
+def _connect(
+    formed: Formed, me: RankMember, gate: Gate, config: MeshConfig, held: dict[int, RankConnection]
+) -> SocketMesh:
+    """Connect this rank with all others: it connects to lower ranks, and higher ones connect to it.
+
+    `held` are the connections on which ranks have joined. They tell whether the others are still there.
+    """
     rank = formed.members.index(me)
     sockets: dict[tuple[int, int], RankConnection] = {}
     deadline = time.monotonic() + config.rank_timeout_secs
@@ -236,11 +253,16 @@ def _connect(formed: Formed, me: RankMember, gate: Gate, config: MeshConfig) -> 
             for channel in channels:
                 sockets[peer, channel] = _connect_to(formed, rank, peer, channel, config, gate.tls, deadline)
         while len(sockets) < (len(formed.members) - 1) * len(channels):
-            arrival = gate.take(timeout=max(0.0, deadline - time.monotonic()))
-            if arrival is None:
-                silent = next(p for p in range(len(formed.members)) if p != rank and (p, CONTROL) not in sockets)
-                raise _lost(formed, silent, "did not connect in time")
-            _accept_peer(arrival, formed, rank, sockets)
+            arrival = gate.take(timeout=PAUSE_SECONDS)
+            if arrival is not None:
+                _accept_peer(arrival, formed, rank, sockets)
+                continue
+            missing = [
+                peer for peer in range(rank + 1, len(formed.members)) if any((peer, c) not in sockets for c in channels)
+            ]
+            _require_there(formed, held, [0] if rank else missing)
+            if time.monotonic() > deadline:
+                raise _lost(formed, missing[0], "did not connect in time")
     except BaseException:
         for connection in sockets.values():
             connection.close()
@@ -253,8 +275,21 @@ def _connect(formed: Formed, me: RankMember, gate: Gate, config: MeshConfig) -> 
         generation=formed.generation,
         connections=sockets,
         config=config,
-        lobby=None if rank else Lobby(gate, formed.members),
+        lobby=None if rank else Lobby(gate, formed.members, held.values()),
     )
+
+
+def _require_there(formed: Formed, held: dict[int, RankConnection], peers: Sequence[int]) -> None:
+    """Raise if one of `peers` has left, or says that another has."""
+    for peer in peers:
+        while held[peer].is_readable():
+            try:
+                frame = receive_message(held[peer], deadline=time.monotonic() + ANSWER_SECONDS)
+                refused = read_message(frame, RankRefused) if frame.call == JoinCall.REFUSED else None
+            except (OSError, ProtocolError) as error:
+                raise _lost(formed, peer, f"left ({error})") from None
+            if refused is not None:
+                raise RankLostError(refused.text, rank=refused.rank)
 
 
 def _lost(formed: Formed, peer: int, why: object) -> RankLostError:
@@ -276,7 +311,7 @@ def _connect_to(
             raise _lost(formed, peer, f"refused a connection ({frame.text})")
     except BaseException as error:
         connection.close()
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | ProtocolError):
             raise _lost(formed, peer, f"left ({error})") from None
         raise
     return connection

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -77,8 +77,8 @@ class Leader:
         self._rivals: dict[int, _Joined] = {}
         self._reminder = Reminder(_log, who="rank 0")
 
-    def form(self, *, least: int, replacement_secs: float, deadline: float) -> Formed:
-        """Wait for the others and tell them the generation."""
+    def form(self, *, least: int, replacement_secs: float, deadline: float) -> tuple[Formed, dict[int, RankConnection]]:
+        """Wait for the others and tell them the generation. Returns also the connections to them, by their new ranks."""
         self._replace_leader()
         self._rendezvous.announce(self._gate.address)
         size, fewer_from = self._own.size, time.monotonic() + replacement_secs
@@ -210,7 +210,7 @@ class Leader:
             elif old.heard > rival.heard:
                 raise RanksDisagreeError(_two_processes(old.join.member, rival.join.member))
 
-    def _tell_all(self) -> Formed:
+    def _tell_all(self) -> tuple[Formed, dict[int, RankConnection]]:
         seen = [self._own.after, *(joined.join.after for joined in self._joined.values())]
         generation = max(int(time.time() * 1000), max(seen) + 1)
         members = [self._own.member, *(self._joined[rank].join.member for rank in sorted(self._joined))]
@@ -220,9 +220,8 @@ class Leader:
                 send_message(joined.connection, JoinCall.FORMED, formed, deadline=time.monotonic() + ANSWER_SECONDS)
             except OSError as error:
                 raise RankLostError(f"rank {rank} left while the run was formed: {error}", rank=rank) from None
-        for joined in self._joined.values():
-            joined.connection.close()
-        return formed
+        # Not closed: a rank could lose what was sent last if something that it has sent is not read.
+        return formed, {at: self._joined[rank].connection for at, rank in enumerate(sorted(self._joined), 1)}
 
     def _refuse_all(self, error: BaseException) -> None:
         retry = not isinstance(error, RanksDisagreeError)
@@ -248,7 +247,8 @@ def answer_who(connection: RankConnection, leader: RankMember) -> None:
 def refuse(connection: RankConnection, error: BaseException, *, retry: bool = False) -> None:
     """Tell a process why it is not admitted, and close its connection."""
     name = type(error).__name__ if isinstance(error, MonolithError) else "MonolithError"
-    refused = RankRefused(error=name, text=str(error)[:4096], retry=retry)
+    rank = error.rank if isinstance(error, RankLostError) else -1
+    refused = RankRefused(error=name, text=str(error)[:4096], retry=retry, rank=rank)
     with suppress(OSError):
         send_message(connection, JoinCall.REFUSED, refused, deadline=time.monotonic() + HERE_SECONDS)
     connection.close()
@@ -257,8 +257,9 @@ def refuse(connection: RankConnection, error: BaseException, *, retry: bool = Fa
 class Lobby:
     """Where processes wait that want to join while the run is going on. Rank 0 has it."""
 
-    def __init__(self, gate: Gate, members: Sequence[RankMember]) -> None:
-        self._gate, self._members = gate, tuple(members)
+    def __init__(self, gate: Gate, members: Sequence[RankMember], held: Iterable[RankConnection]) -> None:
+        """Take over the gate and the connections on which `members` have joined, which end when the run does."""
+        self._gate, self._members, self._held = gate, tuple(members), tuple(held)
         self._waiting: dict[int, _Joined] = {}
         self._lock = threading.Lock()
         self._is_closed = False
@@ -283,6 +284,8 @@ class Lobby:
     def close(self) -> None:
         """Stop listening. Those who wait look for the leader again."""
         self._gate.close()
+        for connection in self._held:
+            connection.close()
         with self._lock:
             self._is_closed = True
             for joined in self._waiting.values():

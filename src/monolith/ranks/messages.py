@@ -113,6 +113,7 @@ class RankRefused(RankMessage):
     error: str = Field(max_length=64)
     text: str = Field(max_length=4096)
     retry: bool = False
+    rank: int = Field(default=-1, ge=-1, lt=MAX_RANKS)
 
 
 def send_message(connection: FramedSocket, call: JoinCall, message: BaseModel, *, deadline: float) -> None:

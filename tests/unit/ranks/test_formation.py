@@ -11,7 +11,9 @@ from torch.distributed import HashStore
 
 from mesh_ranks import LIMITS, as_threads, in_folder
 from monolith.errors import FencedError, MonolithError, RankLostError, RanksDisagreeError
-from monolith.ranks import Kind, MeshConfig, SocketMesh, StoreRendezvous, form_mesh, leader
+from monolith.ranks import Kind, MeshConfig, RankMember, SocketMesh, StoreRendezvous, form_mesh, leader
+from monolith.ranks.messages import JoinCall, RankJoin, receive_message, send_message
+from monolith.ranks.peers import dial
 from real_servers import until
 
 CONFIG = MeshConfig(**LIMITS)
@@ -202,3 +204,31 @@ def test_a_survivor_that_joins_again_gives_way_to_no_stale_process(tmp_path: Pat
     assert isinstance(results[1], FencedError), results
     assert [type(results[number]) for number in (0, 2, 3)] == [SocketMesh] * 3
     assert np.unique([mesh.generation for mesh in results if isinstance(mesh, SocketMesh)]).size == 1
+
+
+def test_a_rank_that_dies_while_the_run_is_formed_is_named_without_a_time_limit(tmp_path: Path) -> None:
+    patient = MeshConfig(**{**LIMITS, "rank_timeout_secs": 3600.0})
+
+    def dies() -> str:
+        until(lambda: in_folder(tmp_path).find() is not None, seconds=20)
+        address, deadline = in_folder(tmp_path).find(), time.monotonic() + 30
+        assert address is not None
+        connection = dial(address, patient, None, deadline=deadline)
+        member = RankMember(rank=2, incarnation=1, address="127.0.0.1:1", host="there", process=77)
+        send_message(connection, JoinCall.JOIN, RankJoin(member=member, size=3, tables="", after=0), deadline=deadline)
+        assert receive_message(connection, deadline=deadline).call == JoinCall.FORMED
+        connection.close()
+        return "died"
+
+    leads, follows, died = as_threads(
+        [
+            lambda: form_mesh(0, 3, in_folder(tmp_path), config=patient),
+            lambda: form_mesh(1, 3, in_folder(tmp_path), config=patient),
+            dies,
+        ]
+    )
+    assert died == "died"
+    for error in (leads, follows):
+        assert isinstance(error, RankLostError)
+        assert error.rank == 2
+        assert "process 77 of there" in str(error)
