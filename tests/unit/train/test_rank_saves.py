@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 from monolith.errors import RankLostError, StorageError
 from monolith.log import change_log
@@ -211,9 +214,25 @@ def test_a_rank_that_cannot_write_ends_the_run_unless_errors_of_saves_are_ignore
     assert list(tmp_path.glob("model.ckpt-*/manifest.json")) == []
 
 
+class SharedStore(MemoryFileSystem):
+    """Files in memory that several threads read at once. Those of fsspec have one position for all readers."""
+
+    protocol = "shared"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    def _open(self, path: str, mode: str = "rb", **settings: Any) -> Any:  # noqa: ANN401 - as fsspec declares it
+        if mode != "rb" or self._strip_protocol(path) not in self.store:
+            return super()._open(path, mode, **settings)
+        return io.BytesIO(self.store[self._strip_protocol(path)].getvalue())
+
+
+fsspec.register_implementation("shared", SharedStore, clobber=True)
+
+
 def test_a_remote_model_dir_has_checkpoints_and_no_cuts(tmp_path: Path) -> None:
     undisturbed = Saved(tmp_path / "whole").ranks(1)
-    remote = "memory://rank-saves/run"
+    remote = "shared://rank-saves/run"
     run = Saved(remote, log_flush_secs=1e-9, save_checkpoints_steps=1)
     run.train = {"max_steps": 2}
     run.ranks(2)
