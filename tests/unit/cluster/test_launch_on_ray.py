@@ -20,12 +20,32 @@ PS0, WORKER0 = Role(RoleKind.PS, 0), Role(RoleKind.WORKER, 0)
 TLS = ("--tls-cert", "cert.pem", "--tls-key", "key.pem")
 
 
+HOSTS = {"10.0.0.1", "10.0.0.2"}
+
+
+def servers(*ps_args: str) -> JobRoles:
+    return JobRoles(num_ps=1, uuid="job", worker_args=(), ps_args=ps_args)
+
+
 def test_servers_of_several_machines_listen_where_others_reach_them_and_only_with_tls() -> None:
-    assert must_say_host(TLS, {"10.0.0.1", "10.0.0.2"})
-    assert not must_say_host((*TLS, "--host", "::"), {"10.0.0.1", "10.0.0.2"})
-    assert not must_say_host((), {"10.0.0.1"}), "one machine talks to itself"
+    assert must_say_host(servers(*TLS), HOSTS, {}) == {RoleKind.PS: "option"}
+    assert must_say_host(servers(*TLS, "--host", "::"), HOSTS, {}) == {}
+    assert must_say_host(servers(), {"10.0.0.1"}, {}) == {}, "one machine talks to itself"
     with pytest.raises(ConfigError, match=r"--ps-args: the Ray cluster has 2 machines.*--tls-cert FILE --tls-key FILE"):
-        must_say_host((), {"10.0.0.1", "10.0.0.2"})
+        must_say_host(servers(), HOSTS, {})
+
+
+def test_ranks_of_several_machines_do_the_same() -> None:
+    job = JobRoles(num_ps=0, num_ranks=2, uuid="job", worker_args=())
+    tls = {"MONOLITH_SERVER": '{"tls_cert": "cert.pem", "tls_key": "key.pem"}'}
+    assert must_say_host(job, HOSTS, tls) == {RoleKind.RANK: "variable"}
+    assert must_say_host(job, {"10.0.0.1"}, {}) == {}
+    assert must_say_host(job, HOSTS, {"MONOLITH_SERVER": '{"host": "::"}'}) == {}
+    for wrong in ({}, {"MONOLITH_SERVER": "cert.pem"}):
+        with pytest.raises(ConfigError, match=r"MONOLITH_SERVER: the Ray cluster has 2 machines.*tls_cert.*tls_root"):
+            must_say_host(job, HOSTS, wrong)
+    both = JobRoles(num_ps=1, num_ranks=2, uuid="job", worker_args=(), ps_args=TLS)
+    assert must_say_host(both, HOSTS, tls) == {RoleKind.PS: "option", RoleKind.RANK: "variable"}
 
 
 def test_servers_are_spread_and_each_role_has_what_it_asked_for() -> None:

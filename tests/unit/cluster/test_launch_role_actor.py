@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -48,6 +49,27 @@ def test_only_so_many_lines_wait(tmp_path: Path) -> None:
     assert look.lines == tuple(map(str, range(1500, 2500)))
     assert look.next == 2500
     assert role.look(look.life, 2498).lines == ("2498", "2499")
+
+
+@pytest.mark.parametrize(
+    ("says_host", "expected"),
+    [
+        (None, ["[]", '{"tls_cert": "c"}']),
+        ("option", ["['--host', '10.0.0.7']", '{"tls_cert": "c"}']),
+        ("variable", ["[]", '{"tls_cert": "c", "host": "10.0.0.7"}']),
+    ],
+)
+def test_a_role_is_told_the_address_of_its_machine(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    says_host: Literal["option", "variable"] | None,
+    expected: list[str],
+) -> None:
+    monkeypatch.setattr("monolith.cluster.launch.ray.get_local_ip", lambda: "10.0.0.7")
+    code = "import os, sys; print(sys.argv[1:]); print(os.environ['MONOLITH_SERVER'])"
+    environment = {"MONOLITH_SERVER": '{"tls_cert": "c"}'}
+    role = RoleActor(["-S", "-c", code], environment, str(tmp_path / "log"), str(tmp_path), says_host=says_host)
+    assert all_looks(role)[0] == expected
 
 
 def test_asked_to_end_it_ends(tmp_path: Path) -> None:

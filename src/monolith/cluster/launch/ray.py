@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import secrets
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -25,6 +26,7 @@ from monolith.errors import ConfigError
 
 __all__ = ["Look", "RayPlacement", "RayProcess", "RayRoles", "RoleActor", "must_say_host"]
 
+_LISTENS = "MONOLITH_SERVER"
 _KEPT_LINES = 1000  # lines kept for a launcher that does not read them
 _LAST_LINES = 20
 _LOOK_SECS = 0.5  # an actor answers at once when there is news, else after this time
@@ -73,17 +75,21 @@ class RoleActor:
         log: str,
         folder: str,
         *,
-        says_host: bool = False,
+        says_host: Literal["option", "variable"] | None = None,
     ) -> None:
         """Run Python with `python_args` in `folder`, which this machine must have.
 
-        With `says_host` the arguments end in the option `--host` and the address of this machine.
+        With `says_host` the process is told to listen on the address of this machine, by the option `--host` at the end of its
+        arguments or by `host` in the variable MONOLITH_SERVER.
         """
         self._life = secrets.token_hex(8)
         self._lines: list[str] = []
         self._dropped = 0
         self._changed = threading.Condition()
-        command = [sys.executable, *python_args, *(["--host", get_local_ip()] if says_host else [])]
+        command = [sys.executable, *python_args, *(["--host", get_local_ip()] if says_host == "option" else [])]
+        if says_host == "variable":
+            listens = {**_listens(environment), "host": get_local_ip()}
+            environment = {**environment, _LISTENS: json.dumps(listens)}
         self._child = ChildProcess(
             command, log=Path(log), environment=environment, folder=Path(folder), on_line=self._hear
         )
@@ -249,7 +255,7 @@ class RayRoles:
         self._session = _session(address, self._placement.cpus(job))
         self._ray = import_ray()
         try:
-            self._says_host = must_say_host(job.ps_args, _hosts(self._ray))
+            self._says_host = must_say_host(job, _hosts(self._ray), os.environ)
             self._discovery = RayServiceDiscovery(job.uuid, self._session.address, is_owner=True)
         except BaseException:
             self._session.close()
@@ -272,7 +278,7 @@ class RayRoles:
                 _passed_on(os.environ) | self._job.environment(role, discovery),
                 str(self._log_dir / f"{role.file_name}.log"),
                 str(Path.cwd()),
-                says_host=self._says_host and role.kind is RoleKind.PS,
+                says_host=self._says_host.get(role.kind),
             )
         )
         return RayProcess(actor, lambda line: self._on_line(role, line))
@@ -301,16 +307,44 @@ def _hosts(ray: Any) -> set[str]:  # noqa: ANN401 - an untyped package
     return {str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]}
 
 
-def must_say_host(ps_args: tuple[str, ...], hosts: set[str]) -> bool:
-    """Tell whether servers must listen on an address for other machines and `ps_args` does not name one."""
-    if len(hosts) <= 1 or "--host" in ps_args:
-        return False
-    if "--tls-cert" not in ps_args:
-        raise ConfigError(
-            f"--ps-args: the Ray cluster has {len(hosts)} machines, and servers that others can reach need a "
-            "certificate; give --ps-args '--tls-cert FILE --tls-key FILE'"
-        )
-    return True
+SaysHost = dict[RoleKind, Literal["option", "variable"]]
+"""How roles of each kind are told to listen on the address of their machine. Kinds that are not in it are not told."""
+
+
+def must_say_host(job: JobRoles, hosts: set[str], environ: Mapping[str, str]) -> SaysHost:
+    """Return the roles that must listen on an address for other machines, where nobody has named one.
+
+    Raises:
+        ConfigError: they have no certificate.
+    """
+    says: SaysHost = {}
+    if len(hosts) <= 1:
+        return says
+    if job.num_ps and "--host" not in job.ps_args:
+        if "--tls-cert" not in job.ps_args:
+            raise ConfigError(
+                f"--ps-args: the Ray cluster has {len(hosts)} machines, and servers that others can reach need a "
+                "certificate; give --ps-args '--tls-cert FILE --tls-key FILE'"
+            )
+        says[RoleKind.PS] = "option"
+    listens = _listens(environ)
+    if job.num_ranks > 1 and "host" not in listens:
+        if "tls_cert" not in listens:
+            raise ConfigError(
+                f"{_LISTENS}: the Ray cluster has {len(hosts)} machines, and ranks that others can reach need a certificate; set "
+                f'{_LISTENS}=\'{{"tls_cert": "FILE", "tls_key": "FILE"}}\' and MONOLITH_CLIENT=\'{{"tls_root_certs": "FILE"}}\''
+            )
+        says[RoleKind.RANK] = "variable"
+    return says
+
+
+def _listens(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of servers and ranks in the environment. `RunnerConfig` refuses what is wrong in them."""
+    try:
+        found = json.loads(environ.get(_LISTENS, "{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _passed_on(environ: Mapping[str, str]) -> dict[str, str]:
