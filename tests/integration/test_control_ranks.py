@@ -18,7 +18,7 @@ import torch
 import control_job
 from controlled_run import SECONDS
 from monolith.cli import main
-from monolith.errors import MonolithError
+from monolith.errors import MonolithError, RankLostError
 from monolith.nn import dense_state_dict
 from monolith.original import EofAwareTask, QueryActionHook, SyncTrainingForceDumpHook
 from monolith.ranks.mesh import Kind, Mesh
@@ -40,6 +40,7 @@ class Ranks:
         self, folder: Path, size: int, *, source: Callable[[], Any], hooks: Callable[[int], list[Hook]]
     ) -> None:
         self.exchanges = [0] * size
+        self.meshes: dict[int, Mesh] = {}
         self.trainers = [self._trainer(folder if rank == 0 else None) for rank in range(size)]
         self._source, self._hooks, self._size = source, hooks, size
         self.steps: list[int] = []
@@ -59,6 +60,7 @@ class Ranks:
             self.error = error
 
     def _rank(self, mesh: Mesh) -> int:
+        self.meshes[mesh.rank] = mesh
         exchange = mesh.exchange
 
         def counted(kind: Kind, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -253,3 +255,15 @@ def test_ranks_that_are_processes_obey_the_command_line(tmp_path: Path, capsys: 
         "rank 0: an operator has ended the run",
     ]
     assert ended[0]["step"] == ended[1]["step"] == restore_points(folder)[-1].step > 0
+
+
+def test_a_rank_that_dies_while_the_run_is_stopped_ends_the_wait(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, 2, source=lambda: Batches(10**9), hooks=lambda rank: [])
+    wait_for(lambda: all(trainer.step >= 10 for trainer in ranks.trainers))
+    with ControlClient.of_run(str(tmp_path), timeout=SECONDS) as client:
+        client.stop()
+        ranks.meshes[1].fail("killed by the test")
+        ranks.meshes[1].close()
+        with pytest.raises(RankLostError):
+            ranks.ended()
+    assert not (tmp_path / ADDRESS_FILE).exists()
