@@ -239,3 +239,16 @@ def test_a_remote_model_dir_has_checkpoints_and_no_cuts(tmp_path: Path) -> None:
     assert [(point.step, point.parts) for point in restore_points(remote)] == [(1, 2), (2, 2)]
     run.train = {}
     assert same(rows_of(run.ranks(3)), rows_of(undisturbed))
+
+
+def test_gradients_that_are_applied_late_are_in_cuts_and_checkpoints(tmp_path: Path) -> None:
+    run = Saved(tmp_path, micro_batches=None, enable_embedding_postpush=True, log_flush_secs=1e-9)
+    died(run, 2, rank=1, step=4)
+    point = find_restore_point(tmp_path)
+    assert (point.step, point.checkpoint) == (3, None)
+    # Every cut settles what is late, so rows that were restored from one are those of an ordinary run.
+    ordinary = Saved(tmp_path / "ordinary", micro_batches=None)
+    ordinary.train = {"max_steps": 3}
+    trainer = plain(tmp_path)
+    trainer.restore()
+    assert same(rows_of_model(trainer.model), rows_of(ordinary.ranks(2)))
