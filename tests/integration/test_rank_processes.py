@@ -102,3 +102,20 @@ def test_rows_on_servers_and_dense_gradients_added_over_ranks(expected: list[flo
     again = [one for one in torchrun(3, **settings) if one["kind"] == "worker"]
     assert [one["step"] for one in again] == [6, 6], "all epochs are done"
     assert weights_of(again) == weights_of(found)
+
+
+def test_ranks_over_gloo_train_to_the_same_bits() -> None:
+    assert torchrun(2, MONOLITH_RANK_TRANSPORT="gloo") == torchrun(2)
+
+
+def test_ranks_over_gloo_meet_at_a_store_of_rank_0(tmp_path: Path) -> None:
+    options = ["launch", "--ranks", "2", "--model-dir", str(tmp_path / "run"), "--json", rank_job.__file__]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MONOLITH_")}
+    environ = {**clean, "PYTHONPATH": str(Path(rank_job.__file__).parent), "MONOLITH_RANK_TRANSPORT": "gloo"}
+    command = [sys.executable, "-m", "monolith.cli", *options]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS)
+    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    said = [json.loads(e["text"]) for e in events if e["event"] == "line" and e["text"].startswith("{")]
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert sorted((one["rank"], one["step"]) for one in said) == [(0, 6), (1, 6)]
+    assert len({one["dense"] for one in said}) == 1

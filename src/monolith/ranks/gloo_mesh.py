@@ -12,17 +12,45 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, Work
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 from monolith.errors import RankLostError, RanksDisagreeError
 from monolith.ranks.mesh import Arrays, Channel, Kind
+from monolith.ranks.rendezvous import Rendezvous, StoreRendezvous
 
-__all__ = ["GlooMesh", "agree_on_generation"]
+__all__ = ["GlooMesh", "agree_on_generation", "gloo_store"]
 
 _POLL_SECS = 0.02
+_CONNECT_SECS = 5.0
 _HEADER = 5  # int64: kind, step, generation, hash of the tables, bytes of the message
 _HEADER_TAG, _BODY_TAG = 0, 1
 _FORMED, _JOINED, _FAILED = "monolith/formed", "monolith/joined", "monolith/failed"
+
+
+def gloo_store(rendezvous: Rendezvous, *, rank: int, host: str, timeout: float) -> Store:
+    """Return a store that all ranks reach: that of torchrun, or one that rank 0 runs at `host` and announces.
+
+    Raises:
+        RankLostError: rank 0 did not announce one that answers within `timeout` seconds.
+    """
+    if isinstance(rendezvous, StoreRendezvous):
+        return rendezvous.store
+    limit = timedelta(seconds=timeout)
+    if rank == 0:
+        store = TCPStore(host, 0, is_master=True, timeout=limit, wait_for_workers=False)
+        rendezvous.announce(f"{host}:{store.port}")
+        return store
+    deadline, why = time.monotonic() + timeout, "was not announced"
+    while time.monotonic() < deadline:
+        if (address := rendezvous.find()) is not None:
+            there, _, port = address.rpartition(":")
+            try:
+                return TCPStore(there, int(port), timeout=timedelta(seconds=_CONNECT_SECS), wait_for_workers=False)
+            except RuntimeError as error:
+                # It may be that of a process that has died. Its successor announces another one.
+                why = f"does not answer at {address}: {str(error).splitlines()[0]}"
+        time.sleep(_POLL_SECS)
+    raise RankLostError(f"the store of rank 0 {why}, for {timeout:g} s", rank=0)
 
 
 def agree_on_generation(store: Store, *, rank: int, size: int, timeout: float) -> int:
@@ -80,7 +108,8 @@ class GlooMesh:
         store: reaches all ranks, such as the `TCPStore` of torchrun.
         rank: this process.
         size: the number of ranks.
-        timeout: seconds after which a silent rank counts as lost, also while ranks come together.
+        timeout: seconds after which a silent rank counts as lost.
+        formation_secs: seconds in which all ranks must come together. None: `timeout`.
 
     Example:
         >>> from torch.distributed import HashStore
@@ -90,11 +119,13 @@ class GlooMesh:
         >>> mesh.close()
     """
 
-    def __init__(self, store: Store, *, rank: int, size: int, timeout: float) -> None:
+    def __init__(
+        self, store: Store, *, rank: int, size: int, timeout: float, formation_secs: float | None = None
+    ) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         self.tables = 0
         """Hash of the declared tables, sent with every message. Ranks that have set different ones get an error."""
-        self.generation = agree_on_generation(store, rank=rank, size=size, timeout=timeout)
+        self.generation = agree_on_generation(store, rank=rank, size=size, timeout=formation_secs or timeout)
         # A prefix of its own: gloo would take the addresses of dead processes from an earlier formation.
         self._store = PrefixStore(f"monolith/mesh/{self.generation}", store)
         # Torch's stubs lack the methods of its base class that send and receive.

@@ -66,21 +66,22 @@ class StoreRendezvous:
 
     def __init__(self, store: Store, *, job: str) -> None:
         """Use the keys of `store` that begin with the name of the job."""
-        self._store, self._key = store, f"monolith/{job}/{_SERVICE}"
+        self.store = store
+        self._key = f"monolith/{job}/{_SERVICE}"
 
     def announce(self, address: str) -> None:
         """Set the key."""
         try:
-            self._store.set(self._key, address)
+            self.store.set(self._key, address)
         except RuntimeError as error:
             raise UnavailableError(f"the store of torch.distributed failed: {error}") from None
 
     def find(self) -> str | None:
         """Read the key. It does not wait."""
         try:
-            if not self._store.check([self._key]):
+            if not self.store.check([self._key]):
                 return None
-            found: bytes = self._store.get(self._key)
+            found: bytes = self.store.get(self._key)
         except RuntimeError as error:
             raise UnavailableError(f"the store of torch.distributed failed: {error}") from None
         return found.decode()

@@ -153,6 +153,9 @@ class RunnerConfig(DiscoveryConfig):
     frames, or NCCL if the dense part of the model is on a GPU."""
     dense_wire: Literal["float32", "float16", "bfloat16"] = "float32"
     """How ranks send dense gradients. They are added in float32."""
+    rank_transport: Literal["frames", "gloo"] = "frames"
+    """How ranks exchange rows and gradients: over connections of their own, or over torch's gloo, where a network lets only that
+    through. gloo is slower, is not encrypted, and does not always know which rank was lost."""
     rank_timeout_secs: Positive = 30.0
     """Seconds without a sign of life after which a rank counts as lost. Ranks that compute give signs of life."""
     num_extra_ps: _Count = 0
@@ -303,6 +306,16 @@ class RunnerConfig(DiscoveryConfig):
             raise ConfigError(
                 f"RunnerConfig.min_ranks: expected at most num_workers, {self.num_workers}, got {self.min_ranks}"
             )
+        if self.rank_transport == "gloo":
+            for name, given in (
+                ("min_ranks", self.min_ranks is not None),
+                ("client", self.client.tls_root_certs is not None),
+            ):
+                if given:
+                    raise ConfigError(
+                        f"RunnerConfig.{name}: {'its TLS' if name == 'client' else name} cannot be used with "
+                        "rank_transport='gloo'; leave out one of them"
+                    )
         if self.micro_batches is None:
             return
         for name, value, why in (

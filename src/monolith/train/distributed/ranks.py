@@ -27,6 +27,7 @@ from monolith.nn import embedding_collections
 from monolith.ranks.agreement import Agreement
 from monolith.ranks.dense import AllReduce
 from monolith.ranks.formation import form_mesh
+from monolith.ranks.gloo_mesh import GlooMesh, gloo_store
 from monolith.ranks.mesh import LoneMesh, Mesh
 from monolith.ranks.peers import MeshConfig
 from monolith.ranks.process_group import all_reduce_over
@@ -46,6 +47,8 @@ from monolith.train.hooks.hook import Hook
 from monolith.train.synchronous import SynchronousSteps
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from monolith.train.distributed.data_service import TrainingData
     from monolith.train.trainer import StepResult, Trainer
 
@@ -126,6 +129,7 @@ class RankSession:
         self._formation = ExitStack()
         self._recovery = RankRecovery(FailureRecord(config.model_dir or None, rank=config.index))
         self._generation = 0
+        self._store_of_gloo: Store | None = None
         self.mesh: Mesh = LoneMesh()
         """The ranks."""
         self.store: RankStore
@@ -199,6 +203,8 @@ class RankSession:
         config, settings = self._config, mesh_config(self._config)
         if self._rendezvous is None:
             return self._given or LoneMesh()
+        if config.rank_transport == "gloo":
+            return self._over_gloo(self._rendezvous, settings)
         while True:
             try:
                 return form_mesh(
@@ -216,6 +222,21 @@ class RankSession:
                 if self._recovery.seconds > settings.formation_secs:
                     raise
                 self._recovery.lost(lost, step=self._trainer.step)
+
+    def _over_gloo(self, rendezvous: Rendezvous, settings: MeshConfig) -> GlooMesh:
+        config = self._config
+        if self._store_of_gloo is None or config.index:
+            # That of rank 0 lives as long as rank 0. The others look for it again: rank 0 may have been replaced.
+            self._store_of_gloo = gloo_store(
+                rendezvous, rank=config.index, host=settings.host, timeout=settings.formation_secs
+            )
+        return GlooMesh(
+            self._store_of_gloo,
+            rank=config.index,
+            size=config.num_workers,
+            timeout=settings.rank_timeout_secs,
+            formation_secs=settings.formation_secs,
+        )
 
     def _stop_waiting(self) -> None:
         if self._trainer.interrupted is not None:
