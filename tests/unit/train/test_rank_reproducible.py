@@ -113,3 +113,12 @@ def test_data_that_cannot_be_divided_is_refused() -> None:
     wrong = RankRun(source=lambda: [batch_of(0)], runner={"micro_batches": 4})
     with pytest.raises(ConfigError, match=r"a list has no shard\(index, count\)"):
         wrong.ranks(2)
+
+
+def test_fewer_ranks_that_micro_batches_cannot_be_dealt_to_are_refused_before_any_is_lost() -> None:
+    RunnerConfig(num_workers=4, micro_batches=12, min_ranks=2).require_ranks()
+    RunnerConfig(num_workers=2, micro_batches=4, min_ranks=1).require_ranks()
+    with pytest.raises(
+        ConfigError, match=r"min_ranks: with 2, the run may continue with 3 of 4 ranks, .*micro_batches=4"
+    ):
+        RunnerConfig(num_workers=4, micro_batches=4, min_ranks=2).require_ranks()

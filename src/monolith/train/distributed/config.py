@@ -318,6 +318,12 @@ class RunnerConfig(DiscoveryConfig):
                     )
         if self.micro_batches is None:
             return
+        fewer = range(self.min_ranks or self.num_workers, self.num_workers)
+        if uneven := [ranks for ranks in fewer if self.micro_batches % ranks]:
+            raise ConfigError(
+                f"RunnerConfig.min_ranks: with {self.min_ranks}, the run may continue with {uneven[0]} of {self.num_workers} "
+                f"ranks, of which micro_batches={self.micro_batches} is no multiple; give other micro_batches or min_ranks"
+            )
         for name, value, why in (
             ("data_shards", self.data_shards not in (None, self.micro_batches), "there are as many as micro_batches"),
             ("dense_backend", self.dense_backend in ("gloo", "nccl"), "torch.distributed adds in an order of its own"),
