@@ -17,7 +17,11 @@ from monolith.train.control_server import ADDRESS_FILE, ControlClient
 from moving_buckets import wait_for
 
 
-@pytest.mark.parametrize("roles", [("--ps", "1", "--workers", "2"), ("--ranks", "2")], ids=["servers", "ranks"])
+@pytest.mark.parametrize(
+    "roles",
+    [("--ps", "1", "--workers", "2"), ("--ranks", "2"), ("--ps", "1", "--ranks", "2")],
+    ids=["servers", "ranks", "ranks over servers"],
+)
 def test_a_launched_job_is_stopped_saved_and_ended(
     tmp_path: Path, roles: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
