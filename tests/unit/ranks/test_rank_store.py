@@ -14,6 +14,7 @@ from monolith.ranks.rank_store import RankStore
 from monolith.ranks.row_exchange import GradientPart
 from monolith.table import Bags, Gradient, Store
 from monolith.table.bags import single_ids
+from monolith.testing import sgd_table_config
 from monolith.testing.rank_threads import run_ranks
 from rank_tables import (
     CONFIGS,
@@ -321,3 +322,19 @@ def test_with_a_step_for_each_rank_the_gradient_of_each_counts_by_itself() -> No
         local.apply_gradients([3, 4], torch.full((2, 5), 1.0 + number))
     for found in run_ranks(2, rank):
         assert torch.equal(found, local.lookup([3, 4]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_gradient_of_each_rank_counts(size: int) -> None:
+    """Lookup and push of the original's `distributed_ps_sync`: ids that all ranks have, and ids that one has."""
+
+    def rank(store: RankStore) -> list[list[float]]:
+        me = store.agreement.mesh.rank
+        store.agreement.next_step(rows=3)
+        bags = single_ids("plain", np.array([7, 7, 100 + me]))
+        assert store.lookup([bags])[0].tolist() == [[0.0], [0.0], [0.0]]
+        store.apply([Gradient(bags=bags, values=torch.tensor([[1.0], [2.0], [4.0]]))])
+        return store.lookup([bags])[0].tolist()
+
+    plain = DeclaredTable(config=sgd_table_config(1, name="plain"))
+    assert run_stores(size, rank, [plain]) == [[[-3.0 * size], [-3.0 * size], [-4.0]]] * size
