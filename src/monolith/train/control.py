@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 
 from monolith.console import Reminder
-from monolith.errors import DeadlineExceededError, InvalidArgumentError, RankLostError, RanksDisagreeError
+from monolith.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    MonolithError,
+    RankLostError,
+    RanksDisagreeError,
+)
 from monolith.features.ids import to_fids
 from monolith.nn import dense_state_dict, embedding_collections
 from monolith.table.arrays import id_array
@@ -258,7 +264,13 @@ class Controller(Hook):
         # Only now: a run that ends while it is stopped must not hold the others.
         if self._stopped or self._ended_all:
             self._stopped = self._ended_all = False
-            self._barrier.remove()
+            try:
+                self._barrier.remove()
+            except MonolithError as failure:
+                # What broke the run must not be hidden by it. The barrier falls with this process.
+                if error is None:
+                    raise
+                _log.warning("the workers are held until the chief is gone: %s", failure)
         with self._changed:
             self._thread, self._state = None, "starting" if error is not None else "ending"
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from controlled_run import SECONDS, running
-from monolith.errors import DeadlineExceededError, InvalidArgumentError, StorageError
+from monolith.errors import DeadlineExceededError, InvalidArgumentError, StorageError, UnavailableError
 from monolith.features import to_fids
 from monolith.state.restore_points import restore_points
 from monolith.train import Trainer
 from monolith.train.control import Controller
+from monolith.train.distributed.barrier import LocalBarrier
 from moving_buckets import wait_for
 
 
@@ -100,6 +101,22 @@ def test_a_request_that_cannot_be_done_in_time_is_withdrawn() -> None:
         run.data.gate.set()
         run.controller.variables([], timeout=SECONDS)
         assert not run.controller.block_status().stopped
+
+
+def test_the_error_that_broke_a_run_is_not_hidden_by_a_barrier_that_cannot_be_removed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Gone(LocalBarrier):
+        def remove(self) -> None:
+            raise UnavailableError("the servers are gone")
+
+    with running() as run:
+        run.controller.attach(Gone(1))
+        run.controller.stop(timeout=SECONDS)
+        run.controller.end(run.trainer, ValueError("what broke the run"))
+        assert "held until the chief is gone: the servers are gone" in caplog.text
+        assert run.controller.status().state == "starting"
+        run.controller.attach(LocalBarrier(1))
 
 
 def test_whoever_waits_when_the_run_breaks_is_told() -> None:
