@@ -18,6 +18,7 @@ from monolith.errors import RankLostError, StorageError
 from monolith.log import change_log
 from monolith.ps import ParameterServer, ServerConfig, ServerStore, tables_of
 from monolith.state.inspect import verify
+from monolith.state.model_dir import ModelDir
 from monolith.state.restore_points import find_restore_point, restore_points
 from monolith.table.store import Store
 from monolith.testing.rank_threads import run_ranks
@@ -252,3 +253,12 @@ def test_gradients_that_are_applied_late_are_in_cuts_and_checkpoints(tmp_path: P
     trainer = plain(tmp_path)
     trainer.restore()
     assert same(rows_of_model(trainer.model), rows_of(ordinary.ranks(2)))
+
+
+def test_a_second_job_is_refused_before_it_takes_the_folders_of_ranks(tmp_path: Path) -> None:
+    with (
+        ModelDir(tmp_path).open_log({}),
+        pytest.raises((StorageError, RankLostError), match="another writer has this log open"),
+    ):
+        Saved(tmp_path).ranks(2)
+    assert not (tmp_path / "ps").exists()
