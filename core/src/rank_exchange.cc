@@ -50,16 +50,20 @@ using Vector4 = float __attribute__((vector_size(16), aligned(alignof(float)), m
   for (std::size_t k = whole; k < dim; ++k) to[k] = from[k] * factor;
 }
 
-// Rows of the usual sizes go through code that knows their size.
+// Rows of the usual sizes, without and with a bias, go through code that knows their size.
 template <typename F>
 [[gnu::always_inline]] inline void with_dim(std::size_t dim, const F& f) {
   switch (dim) {
     case 1: return f(std::integral_constant<std::size_t, 1>{});
     case 4: return f(std::integral_constant<std::size_t, 4>{});
     case 8: return f(std::integral_constant<std::size_t, 8>{});
+    case 9: return f(std::integral_constant<std::size_t, 9>{});
     case 16: return f(std::integral_constant<std::size_t, 16>{});
+    case 17: return f(std::integral_constant<std::size_t, 17>{});
     case 32: return f(std::integral_constant<std::size_t, 32>{});
+    case 33: return f(std::integral_constant<std::size_t, 33>{});
     case 64: return f(std::integral_constant<std::size_t, 64>{});
+    case 65: return f(std::integral_constant<std::size_t, 65>{});
     default: return f(dim);
   }
 }

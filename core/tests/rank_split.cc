@@ -39,10 +39,10 @@ std::vector<std::uint16_t> even_owners(std::size_t count) {
 }
 
 std::vector<Table> random_tables(std::mt19937_64& random, std::size_t ids) {
-  const std::uint32_t dims[] = {16, 3, 1, 8, 5, 64, 4, 32};
+  const std::uint32_t dims[] = {16, 3, 1, 8, 5, 64, 4, 32, 17, 65, 33, 9};
   const Pooling poolings[] = {Pooling::kSum, Pooling::kMean, Pooling::kSqrtN};
   std::vector<Table> tables;
-  for (std::size_t t = 0; t < 8; ++t) {
+  for (std::size_t t = 0; t < std::size(dims); ++t) {
     Table table{dims[t], t % 3 == 1, poolings[t % 3], {}, {}};
     const std::size_t count = t == 4 ? 0 : random() % (ids + 1);
     for (std::size_t i = 0; i < count; ++i) table.ids.push_back(static_cast<std::int64_t>(random() % (ids / 2 + 1)) * 977 - 5000);
