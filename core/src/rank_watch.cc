@@ -38,11 +38,17 @@ std::string record(std::uint16_t kind, int rank, const std::string& text) {
 }
 
 void make_pipe(int (&ends)[2]) {
-  if (::pipe(ends) != 0) throw IoError(std::string("cannot make a pipe: ") + std::strerror(errno));
+#if defined(__linux__)
+  // At once: another thread may start a program in between.
+  const int made = ::pipe2(ends, O_CLOEXEC | O_NONBLOCK);
+#else
+  const int made = ::pipe(ends);
   for (const int end : ends) {
     ::fcntl(end, F_SETFD, FD_CLOEXEC);
     ::fcntl(end, F_SETFL, O_NONBLOCK);
   }
+#endif
+  if (made != 0) throw IoError(std::string("cannot make a pipe: ") + std::strerror(errno));
 }
 
 void close_descriptor(int& descriptor) noexcept {

@@ -94,8 +94,10 @@ int open_descriptors() {
   return count;
 }
 
-// Ranks that are connected with each other by Unix sockets.
-std::vector<Rank> connected(std::size_t size, bool shares_memory, milliseconds silence = kLong) {
+// Ranks that are connected with each other by Unix sockets. Pairs that are plain share no memory.
+std::vector<Rank> connected(
+    std::size_t size, bool shares_memory, milliseconds silence = kLong,
+    const std::function<bool(std::size_t, std::size_t)>& is_plain = [](std::size_t, std::size_t) { return false; }) {
   std::vector<std::vector<int>> control(size, std::vector<int>(size, -1));
   std::vector<std::vector<RankChannel::Connection>> data(size, std::vector<RankChannel::Connection>(size));
   for (std::size_t a = 0; a < size; ++a) {
@@ -105,8 +107,9 @@ std::vector<Rank> connected(std::size_t size, bool shares_memory, milliseconds s
       control[a][b] = ends[0];
       control[b][a] = ends[1];
       REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
-      data[a][b] = {ends[0], shares_memory};
-      data[b][a] = {ends[1], shares_memory};
+      const bool shares = shares_memory && !is_plain(a, b);
+      data[a][b] = {ends[0], shares};
+      data[b][a] = {ends[1], shares};
     }
   }
   std::vector<Rank> ranks(size);
@@ -214,6 +217,34 @@ TEST("what was received can be sent on in the next exchange") {
         }
         // After hop h, what began h + 1 ranks before is here.
         CHECK(is_equal(channel.message(before).data, bytes_of((rank + 3 * 12 - hop - 1) % 3, (rank + 3 * 12 - hop - 1) % 3, 0, 100'000)));
+      }
+    });
+  }
+}
+
+TEST("what is being sent on to a slow rank is not overwritten by the rank it came from") {
+  // 0 sends to 1, which sends it on to 2 through a socket, from the memory of 0 or from its own buffer. Meanwhile 0 sends the next to 1.
+  for (const bool shares_memory : {true, false}) {
+    std::vector<Rank> ranks = connected(3, shares_memory, kLong, [](std::size_t a, std::size_t b) { return a + b == 3; });
+    run(ranks, [&](std::size_t rank) {
+      RankChannel& channel = *ranks[rank].channel;
+      for (std::size_t round = 0; round < 8; ++round) {
+        const auto sent = bytes_of(0, 1, round, 4'000'000);
+        std::vector<RankChannel::Parts> out(3);
+        RankChannel::Message held;
+        if (rank == 0) out[1] = {sent};
+        if (rank == 1 && round > 0) {
+          held = channel.message(0);
+          out[2] = {held.data};
+        }
+        State state = channel.begin({1, 0, 1, 0}, out);
+        if (rank == 2) std::this_thread::sleep_for(milliseconds(20));
+        if (state == State::kDone) state = channel.wait(kLong);
+        if (state != State::kDone) {
+          check::report(__FILE__, __LINE__, "an exchange failed");
+          return;
+        }
+        if (rank == 2 && round > 0) CHECK(is_equal(channel.message(1).data, bytes_of(0, 1, round - 1, 4'000'000)));
       }
     });
   }
