@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,24 +10,7 @@ import pytest
 
 import rank_job
 from monolith.state import restore_points
-
-SECONDS = 120
-
-
-def launched(command: list[str], **variables: str) -> list[dict[str, object]]:
-    """Run ranks, and return what they say, by rank."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("MONOLITH_")}
-    environ = {**clean, "PYTHONPATH": str(Path(rank_job.__file__).parent), "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return sorted(
-        (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")), key=lambda r: r["rank"]
-    )
-
-
-def torchrun(count: int, *arguments: str, **variables: str) -> list[dict[str, object]]:
-    options = ["--standalone", "--nproc-per-node", str(count), rank_job.__file__]
-    return launched([sys.executable, "-m", "torch.distributed.run", *options, *arguments], **variables)
+from rank_processes import ended, said, torchrun
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -78,7 +59,7 @@ def test_distributed_data_parallel_cannot_drain() -> None:
 
 def test_dropout_of_a_reproducible_run_does_not_depend_on_the_ranks() -> None:
     settings = {"RANK_JOB_DROPOUT": "1", "MONOLITH_MICRO_BATCHES": "4"}
-    alone, two = launched([sys.executable, rank_job.__file__], **settings), torchrun(2, **settings)
+    alone, two = said([sys.executable, rank_job.__file__], **settings), torchrun(2, **settings)
     assert alone[0]["step"] == two[0]["step"] == 3
     assert {one["dense"] for one in alone} == {one["dense"] for one in two}
     assert alone[0]["auc"] == two[0]["auc"]
@@ -110,12 +91,9 @@ def test_ranks_over_gloo_train_to_the_same_bits() -> None:
 
 def test_ranks_over_gloo_meet_at_a_store_of_rank_0(tmp_path: Path) -> None:
     options = ["launch", "--ranks", "2", "--model-dir", str(tmp_path / "run"), "--json", rank_job.__file__]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("MONOLITH_")}
-    environ = {**clean, "PYTHONPATH": str(Path(rank_job.__file__).parent), "MONOLITH_RANK_TRANSPORT": "gloo"}
-    command = [sys.executable, "-m", "monolith.cli", *options]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=SECONDS)
+    done = ended([sys.executable, "-m", "monolith.cli", *options], MONOLITH_RANK_TRANSPORT="gloo")
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    said = [json.loads(e["text"]) for e in events if e["event"] == "line" and e["text"].startswith("{")]
+    found = [json.loads(e["text"]) for e in events if e["event"] == "line" and e["text"].startswith("{")]
     assert done.returncode == 0, done.stderr[-4000:]
-    assert sorted((one["rank"], one["step"]) for one in said) == [(0, 6), (1, 6)]
-    assert len({one["dense"] for one in said}) == 1
+    assert sorted((one["rank"], one["step"]) for one in found) == [(0, 6), (1, 6)]
+    assert len({one["dense"] for one in found}) == 1
