@@ -66,6 +66,7 @@ def one_thread() -> Iterator[None]:
         "guide-launch",
         "guide-log",
         "guide-parameter-servers",
+        "guide-ranks",
         "guide-training",
     ],
 )
