@@ -77,8 +77,9 @@ def prepare_tables(
     of buckets that the server that has written them no longer owned. Only that server itself does so.
     """
     groups = group_tables(tables)
-    with reading(source) as whole:
-        saved = (whole if owned else replace(whole, ranges=ALL)).within(ALL if ranges is None else ranges)
+    wanted = ALL if ranges is None else ranges
+    with reading(source, wanted) as whole:
+        saved = (whole if owned else replace(whole, ranges=ALL)).within(wanted)
         report = _plan(saved, groups, choices, buckets)
         report.require()
         built = build_tables(saved, groups, report.tables, buckets)

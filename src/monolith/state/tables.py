@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import starmap
 from typing import TypeVar
 
 from monolith import _core
@@ -288,23 +287,26 @@ def _common(left: Iterable[range], right: Sequence[range]) -> tuple[range, ...]:
 
 
 @contextlib.contextmanager
-def reading(source: StrPath | RestorePoint) -> Iterator[TableSource]:
+def reading(source: StrPath | RestorePoint, ranges: Sequence[range] = ALL) -> Iterator[TableSource]:
     """Provide what `open_source` returns, and keep retention from removing the checkpoint within the block."""
     if isinstance(source, RestorePoint) and source.checkpoint is None:
-        yield open_source(source)
+        yield open_source(source, ranges)
         return
     with in_use(source.folder if isinstance(source, RestorePoint) else source):
-        yield open_source(source)
+        yield open_source(source, ranges)
 
 
-def open_source(source: StrPath | RestorePoint) -> TableSource:
-    """Return the tables of a checkpoint or of another restore point, all of whose files must exist."""
+def open_source(source: StrPath | RestorePoint, ranges: Sequence[range] = ALL) -> TableSource:
+    """Return the tables of a checkpoint or of another restore point, all of whose files must exist.
+
+    Of the logs of ranks, only those are read that have rows in `ranges` of buckets. The others have no rows in the result.
+    """
     if not isinstance(source, RestorePoint):
         if sequence_of(base_name(source)):
-            return _of_log(restore_point_of(source))
+            return _of_log(restore_point_of(source), ranges)
         return _of_checkpoint(ModelDir.around(source), str(source))
     if source.checkpoint is None:
-        return _of_log(source)
+        return _of_log(source, ranges)
     return _of_checkpoint(source.home.home_of(source.checkpoint), source.checkpoint)
 
 
@@ -352,17 +354,38 @@ def _files_by_table(manifest: Manifest | SnapshotManifest, where: str) -> dict[s
         raise CorruptFileError(f"{where}: a table is in {error}, which the manifest does not list") from None
 
 
-def _of_log(point: RestorePoint) -> TableSource:
-    home, model_dir = point.home, point.home.folder
+def _of_log(point: RestorePoint, ranges: Sequence[range]) -> TableSource:
     # The log of a run whose ranks hold the rows has none itself.
-    lineage = Lineage(segments=(home.log.info(point.sequence),)) if point.parts else home.lineage(point.sequence)
+    own = _tables_at(point, rows=not point.parts)
+    if not point.parts:
+        return own
+    parts = [_part_of_log(home, sequence, ranges) for home, sequence in point.home.cut_parts(point.sequence)]
+    owned = sorted((one.start, one.stop) for part in parts for one in part.ranges)
+    if [0, *(stop for _, stop in owned)] != [*(start for start, _ in owned), NUM_BUCKETS]:
+        raise CorruptFileError(f"{own.where}: its parts have the buckets {owned}, expected each of {NUM_BUCKETS} once")
+    return joined_source(own, parts)
+
+
+def _part_of_log(home: ModelDir, sequence: int, ranges: Sequence[range]) -> TableSource:
+    """Return what a rank had when it committed `sequence`, with the buckets that it says it owned."""
+    point = restore_point_of(f"{home}/{LOG}/{segment_name(sequence)}", home)
+    with home.log.read(sequence) as segment:
+        owned = owned_ranges(segment.source(), str(segment.path))
+    source = _tables_at(point, rows=bool(_common(owned, ranges)))
+    return dataclasses.replace(source, ranges=owned, owned=sum(map(len, owned)))
+
+
+def _tables_at(point: RestorePoint, *, rows: bool) -> TableSource:
+    """Return the tables of a segment, with what leads to their rows if these are wanted."""
+    home, model_dir = point.home, point.home.folder
+    lineage = home.lineage(point.sequence) if rows else Lineage(segments=(home.log.info(point.sequence),))
     if lineage is None:
         raise LogGapError(
             f"{point.model_dir}/{LOG}: tables had rows before sequence {point.sequence} that no snapshot has; choose a later "
             "restore point"
         )
     snapshot = lineage.snapshot
-    own = TableSource(
+    return TableSource(
         where=f"sequence {point.sequence} of {point.model_dir}/{LOG}",
         step=point.step,
         time=point.time,
@@ -373,23 +396,8 @@ def _of_log(point: RestorePoint) -> TableSource:
         rows=model_dir.inside(f"{SNAPSHOTS}/{lineage.name}") if lineage.name is not None else model_dir,
         row_files=_files_by_table(snapshot, str(lineage.name)) if snapshot is not None else {},
         model_dir=model_dir,
-        segments=() if point.parts else lineage.segment_entries(),
+        segments=lineage.segment_entries() if rows else (),
     )
-    if not point.parts:
-        return own
-    parts = list(starmap(_part_of_log, home.cut_parts(point.sequence)))
-    ranges = sorted((one.start, one.stop) for part in parts for one in part.ranges)
-    if [0, *(stop for _, stop in ranges)] != [*(start for start, _ in ranges), NUM_BUCKETS]:
-        raise CorruptFileError(f"{own.where}: its parts have the buckets {ranges}, expected each of {NUM_BUCKETS} once")
-    return joined_source(own, parts)
-
-
-def _part_of_log(home: ModelDir, sequence: int) -> TableSource:
-    """Return what a rank had when it committed `sequence`, with the buckets that it says it owned."""
-    source = _of_log(restore_point_of(f"{home}/{LOG}/{segment_name(sequence)}", home))
-    with home.log.read(sequence) as segment:
-        ranges = owned_ranges(segment.source(), str(segment.path))
-    return dataclasses.replace(source, ranges=ranges, owned=sum(map(len, ranges)))
 
 
 def owned_ranges(source: State, where: str) -> tuple[range, ...]:

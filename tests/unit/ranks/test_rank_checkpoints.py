@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from monolith.errors import CorruptFileError
+from monolith.errors import CorruptFileError, LogGapError
 from monolith.log import ChangeLog, LogReader
+from monolith.log.segment_format import segment_name
 from monolith.ranks.mesh import Mesh
 from monolith.state.inspect import verify
+from monolith.state.restore import prepare_tables
 from monolith.state.restore_points import restore_points
+from monolith.table import bucket_ranges
 from monolith.testing.rank_threads import run_ranks
-from rank_state_run import RankRun, restored_rows, rows_at
+from rank_state_run import RankRun, new_tables, restored_rows, rows_at, rows_of
 
 
 def train_ranks(model_dir: Path, ranks: int, steps: int, **settings: object) -> int:
@@ -83,3 +86,14 @@ def test_a_cut_names_only_segments_of_its_own_model_dir(tmp_path: Path) -> None:
             log.commit_in_background(step=4, dense={"step": 4}, parts=lambda wrong=wrong: (wrong,)).result()
         with pytest.raises(CorruptFileError, match="names a part"):
             restored_rows(str(tmp_path / "run"))
+
+
+def test_a_rank_reads_only_the_logs_that_have_its_rows(tmp_path: Path) -> None:
+    train_ranks(tmp_path, 2, 4, cut_every=100, save_every=2, cut_at_end=True)
+    (tmp_path / "ps" / "1" / "log" / segment_name(1)).unlink()
+    point, tables, half = restore_points(tmp_path)[-1], new_tables(), bucket_ranges(2)
+    assert point.checkpoint is None
+    prepare_tables(point, tables, ranges=[half[0]])[1]()
+    assert rows_of(tables) == rows_at(4, half[0])
+    with pytest.raises(LogGapError):
+        prepare_tables(point, tables, ranges=[half[1]])
