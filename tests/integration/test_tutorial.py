@@ -78,7 +78,7 @@ def test_the_page_does_what_it_says(
     known = set(sys.modules)
     namespace: dict[str, object] = {"__name__": "__page__"}
     blocks = BLOCK.findall((DOCS / f"{page}.md").read_text())
-    assert len(blocks) > 5
+    assert len(blocks) > 1
     try:
         for language, name, code in blocks:
             if language == "text":
