@@ -132,8 +132,10 @@ class RankFolder:
         """
         if self._writing is not None:
             wait([self._writing])
-        if self._rootless and self._scan is not None:
-            wait([self._scan])
+        if self._rootless:
+            self._snapshot_if_due()
+            if self._scan is not None:
+                wait([self._scan])
         pending = begin_checkpoint(
             f"{self._home}/{name}",
             state={"source": self._source},

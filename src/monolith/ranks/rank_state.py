@@ -235,6 +235,10 @@ class RankState:
             raise InvalidArgumentError(f"restore: nothing was prepared on rank {self._mesh.rank}; begin again")
         (put_in_place, self._origin), self._prepared = self._prepared, None
         put_in_place()
+        if self._origin is not None:
+            # The log that is continued must have what changes before it is opened.
+            for table in self._local.tables.values():
+                table.track_changes()
         self._local.mark_initialised()
         if self._folder is not None:
             self._folder.reopen(parent=self._parent_in(self._folder.path))

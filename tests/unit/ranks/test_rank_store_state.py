@@ -14,6 +14,7 @@ from monolith.log import LogReader
 from monolith.ranks import Agreement, RankStore
 from monolith.ranks.mesh import Mesh
 from monolith.state import write_checkpoint
+from monolith.state.save import begin_checkpoint
 from monolith.table import EmbeddingTable, LocalStore
 from monolith.testing import sgd_table_config
 from monolith.testing.rank_threads import run_ranks
@@ -140,3 +141,28 @@ def test_the_log_of_every_rank_can_be_followed(tmp_path: Path) -> None:
         assert sum(LogReader(f"{log.folder}/log").info(1).rows for log in logs) == len(IDS)
 
     on_ranks(2, run)
+
+
+def test_rows_written_between_a_restore_and_the_log_are_in_the_log(tmp_path: Path) -> None:
+    def save(store: RankStore) -> None:
+        fill(store)
+        parts = store.begin_save(str(tmp_path / "model.ckpt-1"), step=1)
+        begin_checkpoint(tmp_path / "model.ckpt-1", state={}, step=1, servers=parts.finish).finish()
+
+    on_ranks(2, save)
+
+    def change(store: RankStore) -> torch.Tensor:
+        store.restore(tmp_path / "model.ckpt-1")
+        newer = fill(store, 5.0)
+        store.open_log(str(tmp_path))
+        parts = store.begin_save(str(tmp_path / "model.ckpt-2"), step=2)
+        begin_checkpoint(tmp_path / "model.ckpt-2", state={}, step=2, servers=parts.finish).finish()
+        return newer
+
+    newer = on_ranks(2, change)
+
+    def read(store: RankStore) -> torch.Tensor:
+        store.restore(tmp_path / "model.ckpt-2")
+        return values(store)
+
+    assert torch.equal(on_ranks(1, read), newer)
