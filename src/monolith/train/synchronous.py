@@ -23,6 +23,7 @@ from monolith.ranks.rank_store import RankStore
 from monolith.ranks.row_exchange import GradientPart
 from monolith.ranks.states import broadcast_state, gather_states
 from monolith.table.store import Position
+from monolith.train.processors import use_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,6 +83,9 @@ class SynchronousSteps:
         if config.enable_pipelined_bwda2a or config.enable_async_optimize:
             trainer.push.delayed = True
         self._require_possible()
+        if config.micro_batches is not None and trainer.config.threads is None:
+            # Kernels of torch add in another order with other numbers of threads, which depend on the ranks of a machine.
+            use_threads(1)
         if config.reorder_fids_in_data_pipeline:
             _log.info("reorder_fids_in_data_pipeline has no effect: the exchange sorts ids by owner, in native code")
         if store is not None:

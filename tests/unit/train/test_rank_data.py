@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from monolith.errors import InvalidArgumentError
+from monolith.errors import InvalidArgumentError, RunInterruptedError
 from monolith.features import Feature
 from monolith.features.batch import Batch
 from monolith.nn import EmbeddingBagCollection
@@ -120,6 +120,24 @@ def test_all_ranks_stop_when_one_wants_to(asking: int) -> None:
     assert trained[asking].trainer.stop_reason == "enough"
     assert trained[1 - asking].trainer.stop_reason == f"rank {asking}: enough"
     assert counts(trained) == dict.fromkeys(range(6), 1)
+
+
+@pytest.mark.parametrize("asking", [0, 1])
+def test_all_ranks_are_interrupted_when_one_is(asking: int) -> None:
+    run = run_of(20)
+    run.hooks = lambda rank: [Stop(3, interrupt=True)] if rank == asking else []
+    seen: list[BaseException] = []
+
+    def rank(mesh: Mesh) -> None:
+        with pytest.raises(
+            RunInterruptedError, match=r"stopped at step 3 before its work was done: .*enough"
+        ) as raised:
+            run.on(mesh, trainers[mesh.rank])
+        seen.append(raised.value)
+
+    trainers = [run.trainer() for _ in range(2)]
+    run_ranks(2, rank)
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("worlds", [(2, 4, 2), (4, 1, 3), (1, 2, 4)])

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import nn
 
+import cluster_job
+from monolith.data.synthetic import ClickStream, ClickStreamConfig
+from monolith.data.transforms.rows import concat_rows
 from monolith.errors import ConfigError
+from monolith.nn import embedding_collections
+from monolith.table import EmbeddingTable, LocalStore
+from monolith.train import Estimator, RunnerConfig, Trainer
 from rank_runs import Batches, MeanModel, RankRun, Trained, global_batches, rows_of, rows_of_model
 from training import ClickModel, batch_of
 
@@ -91,3 +99,30 @@ def test_heads_that_are_reduced_differently_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="heads: expected one reduction"):
         RankRun(model=Mixed).ranks(2)
+
+
+def test_the_auc_is_that_of_one_process_with_the_same_global_batch() -> None:
+    config = ClickStreamConfig(users=20, items=20, batches=300, batch_size=64)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return cluster_job.ClickModel()
+
+    run = RankRun(model=model, source=lambda: ClickStream(config))
+    held_out = list(ClickStream(config.model_copy(update={"batches": 330})))[300:]
+
+    def auc(trainer: Trainer, tables: Mapping[str, EmbeddingTable]) -> float:
+        (collection,) = embedding_collections(trainer.model)
+        collection.store = LocalStore(tables.values())
+        return Estimator(trainer.model, runner=RunnerConfig(is_local=True)).evaluate(held_out)["output/auc"]
+
+    trained = run.ranks(2)
+    (collection,) = embedding_collections(trained[0].trainer.model)
+    whole = {table.config.name: EmbeddingTable(table.config) for table in collection.declaration.tables}
+    for name, columns in rows_of(trained).items():
+        whole[name].assign(columns["ids"], columns["values"])
+    trainer, batches = run.trainer(), list(ClickStream(config))
+    trainer.fit([concat_rows(batches[first : first + 2]) for first in range(0, 300, 2)])
+    expected = auc(trainer, dict(trainer.stores[0].tables))
+    assert expected > 0.55, "it has learned something"
+    assert auc(trained[0].trainer, whole) == pytest.approx(expected, abs=1e-4)
