@@ -4,8 +4,8 @@
     python benchmarks/rank_kills.py --kills 5 --peer-kills 3     # the peer as well, in the same run
 
 Ours is a job under `monolith launch --ranks`. After the last kill its checkpoint is compared with the data, and bit by bit with
-an undisturbed run of one process. The peer is the job of peers/torchrun_job.py under `torchrun --max-restarts`, which counts as
-not come back if it makes no step for a minute, or ends.
+an undisturbed run of one process. The peer is the job of peers/torchrun_job.py under `torchrun --max-restarts 3`, a new one for
+each kill. It has not come back if it makes no step for a minute, or ends.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "fault")]
 from rank_campaign import RankCampaign, last_line, verdict  # noqa: E402 - of the tests
 
 NOT_BACK_SECS = 60.0
+MAX_RESTARTS = 3
 
 
 def kill_ours(folder: Path, ranks: int, kills: int, seed: int) -> dict[str, object]:
@@ -52,33 +53,46 @@ def kill_ours(folder: Path, ranks: int, kills: int, seed: int) -> dict[str, obje
 
 
 def kill_peer(folder: Path, ranks: int, kills: int, seed: int) -> dict[str, object]:
-    """Kill ranks of a job under bare torchrun with gloo, until it does not come back."""
-    chance, seconds = random.Random(seed), []
+    """Kill one rank of a job under bare torchrun with gloo, in each of `kills` jobs."""
+    chance, seconds, back = random.Random(seed), [], 0
+    for number in range(kills):
+        own = folder / str(number)
+        own.mkdir()
+        took = _kill_one_of_peer(own, ranks, chance)
+        back += took is not None
+        seconds += [] if took is None else [took]
+        text = "did not come back" if took is None else f"training again after {took:.1f} s"
+        print(f"torchrun and gloo, kill {number + 1}: {text}", file=sys.stderr, flush=True)
+    return {"kills": kills, "max_restarts": MAX_RESTARTS, "came_back": back, "secs": [round(one, 1) for one in seconds]}
+
+
+def _kill_one_of_peer(folder: Path, ranks: int, chance: random.Random) -> float | None:
+    """Return how long it took until all ranks trained again. None if they did not."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["--max-restarts", str(kills), str(ROOT / "benchmarks" / "peers" / "torchrun_job.py"), str(folder)]
+    command += [
+        "--max-restarts",
+        str(MAX_RESTARTS),
+        str(ROOT / "benchmarks" / "peers" / "torchrun_job.py"),
+        str(folder),
+    ]
     with (folder / "log").open("wb") as log:
         job = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        back = _trains(job, folder, ranks, since=0.0)
-        while back and len(seconds) < kills:
-            time.sleep(chance.uniform(0.5, 1.5))
-            began = time.time()
-            os.kill(last_line(folder, chance.randrange(ranks))[2], signal.SIGKILL)
-            # Lines that were written before the kill was noticed do not count.
-            back = _trains(job, folder, ranks, since=began + 1.0)
-            seconds.append(time.time() - began)
-            print(f"gloo: {'back' if back else 'not back'} after {seconds[-1]:.1f} s", file=sys.stderr, flush=True)
+        if not _trains(job, folder, ranks, since=0.0):
+            raise SystemExit(f"the job of the peer does not start: {(folder / 'log').read_text()}")
+        time.sleep(chance.uniform(0.5, 1.5))
+        began = time.time()
+        os.kill(last_line(folder, chance.randrange(ranks))[2], signal.SIGKILL)
+        # Lines that were written before the kill was noticed do not count.
+        return time.time() - began if _trains(job, folder, ranks, since=began + 1.0) else None
     finally:
         if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-        code = job.wait()
-    came_back = len(seconds) if back else max(0, len(seconds) - 1)
-    return {
-        "kills": len(seconds),
-        "came_back": came_back,
-        "secs": [round(one, 1) for one in seconds],
-        "exit_code": code,
-    }
+            os.killpg(job.pid, signal.SIGTERM)
+            try:
+                job.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
 
 
 def _trains(job: subprocess.Popen[bytes], folder: Path, ranks: int, *, since: float) -> bool:

@@ -308,6 +308,7 @@ class RankSession:
             dispatcher = meanwhile.enter_context(service_dispatcher(self._config))
             given = source if isinstance(source, Iterable) else source()
             data = service_source(given, self._config, dispatcher)
+            limits.rewind(data)
             step = trainer.fit(data, steps=limits.steps, max_steps=limits.last)
         if trainer.interrupted is not None:
             raise RunInterruptedError(
@@ -391,14 +392,24 @@ class RankSession:
 
 @dataclass
 class _Limits:
-    """Where a run ends, however often it is formed."""
+    """Where a call of `train` begins and ends, however often the run is formed."""
 
     steps: int | None
     last: int | None
+    start: object = None
 
     def begin(self, step: int) -> None:
         if self.steps is not None:
             self.last, self.steps = step + self.steps, None
+
+    def rewind(self, data: object) -> None:
+        """Let data that ranks read as a whole begin where it was at first. Shards are made anew for each formation."""
+        if hasattr(data, "shard") or not (hasattr(data, "state_dict") and hasattr(data, "load_state_dict")):
+            return
+        if self.start is None:
+            self.start = deepcopy(data.state_dict())
+        else:
+            data.load_state_dict(deepcopy(self.start))
 
 
 class _Joining(Hook):
