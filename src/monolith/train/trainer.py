@@ -415,8 +415,6 @@ class Trainer:
         for collection in self._collections:
             collection.discard_gradients()
         self.push.abandon()
-        if self.optimizer is not None:
-            self.optimizer.state.clear()
         self.load_state_dict(deepcopy(dict(state)))
         self._restored = self._restored_for = self._reading = self._position = None
         self._positions, self._rounds, self._clears_dense = WorkerPositions(), 0, False
