@@ -18,6 +18,7 @@ BatchColumn = torch.Tensor | Ragged
 """Rows of one column: a tensor [rows, ...], or `Ragged` with as many rows."""
 Batch = dict[str, BatchColumn]
 """Columns by name, all with the same number of rows. Labels, weights and request times are columns like any other."""
+_COLUMNS = (torch.Tensor, Ragged)
 
 
 def as_batch(columns: Mapping[str, object]) -> Batch:
@@ -84,9 +85,16 @@ def num_rows(batch: Mapping[str, object], names: Iterable[str] | None = None) ->
         2
     """
     first, rows = "", 0
-    numbers = (name for name, column in batch.items() if isinstance(column, torch.Tensor | Ragged))
-    for name in numbers if names is None else names:
-        length = len(column_of(batch, name))
+    # Called for every batch, with all of its columns: torch's own __len__ alone would take most of the time.
+    for name in batch if names is None else names:
+        column = batch.get(name)
+        if not isinstance(column, _COLUMNS):
+            if names is None:
+                continue
+            column = column_of(batch, name)
+        elif isinstance(column, torch.Tensor) and column.ndim == 0:
+            column_of(batch, name)  # raises
+        length = column.shape[0] if isinstance(column, torch.Tensor) else len(column)
         if not first:
             first, rows = name, length
         elif length != rows:

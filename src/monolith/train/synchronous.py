@@ -304,7 +304,8 @@ class SynchronousSteps:
         if self._buffers.any and not first:
             self._buffers.begin(restore=True)
         passes = [0 if first else collection.num_passes for collection in self._collections]
-        share = num_rows(batch) / max(plan.total_rows, 1)
+        rows = num_rows(batch)
+        share = rows / max(plan.total_rows, 1)
         batch, loss, logits = trainer.pass_forward(batch, first=first, share=share if self._loss_is_sum else 1.0)
         if first and trainer.push.delayed:
             trainer.push.start()
@@ -319,7 +320,7 @@ class SynchronousSteps:
         facts = np.concatenate(
             [
                 [
-                    num_rows(batch),
+                    rows,
                     loss.item() * weight,
                     0.0 if norm is None else norm.item() / weight,
                     0 if column is None else trainer.event_time_of(batch, column),
