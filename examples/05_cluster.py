@@ -1,11 +1,14 @@
-"""The same training over many processes: tables on servers, several workers, and the model unchanged.
+"""The same training over many processes, with the model unchanged.
 
-Run alone, it trains in this process. The launcher runs the same file as servers and workers, and restarts them:
+Run alone, it trains in this process. The launcher runs the same file as servers and workers, or as ranks, and restarts them:
 
     monolith launch --ps 2 --workers 3 --model-dir build/clicks examples/05_cluster.py
+    monolith launch --ranks 2 --model-dir build/clicks-ranks examples/05_cluster.py
 
-The role of a process comes from the environment: our variables, TF_CONFIG, the MLP scheduler or `mpirun`. The data is divided
-into shards, the rows and the dense weights are on the servers, and worker 0, the chief, saves for all.
+With servers, the rows and the dense weights are on them, and each worker trains at its own pace. Ranks hold the rows themselves,
+and every step is one step of all ranks on a global batch. In both, the data is divided into shards, and process 0, the chief,
+saves for all. The role of a process comes from the environment: our variables, TF_CONFIG, the MLP scheduler, `torchrun`, `mpirun`
+or `srun`.
 """
 
 from __future__ import annotations
@@ -53,8 +56,8 @@ def who(runner: RunnerConfig) -> str:
 
 
 def main(steps: int, model_dir: Path) -> None:
-    torch.manual_seed(0)  # the initial dense weights, which the first worker sends to the servers
-    torch.set_num_threads(1)  # several workers share a machine here
+    torch.manual_seed(0)  # the initial dense weights, which the chief gives to all
+    torch.set_num_threads(1)  # several processes share a machine here
     runner = RunnerConfig.from_env()
     # A launcher sets the folder, which all processes must share.
     config = RunConfig(model_dir=None if runner.model_dir else str(model_dir), event_time="event_time")
@@ -64,7 +67,8 @@ def main(steps: int, model_dir: Path) -> None:
         auc = f"AUC of the last batches {now.auc['click']:.4f}"
         print(f"{who(runner)}: step {now.step:,}, {now.rows:,} rows, {auc}", flush=True)
 
-    # An endless stream, of which each worker reads its shard. The limit counts the steps of all workers.
+    # An endless stream, of which each process reads its shard. The limit counts the steps of all workers, or those that all
+    # ranks make together.
     stream = ClickStream(ClickStreamConfig(**WORLD))
     step = estimator.train(stream, max_steps=steps, hooks=[ProgressHook(report, every_steps=max(1, steps // 5))])
     print(f"{who(runner)}: ends at step {step:,}", flush=True)
@@ -72,7 +76,7 @@ def main(steps: int, model_dir: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=300, help="batches of 1,024 impressions, of all workers together")
+    parser.add_argument("--steps", type=int, default=300, help="global steps, see max_steps of Estimator.train")
     parser.add_argument(
         "--model-dir", type=Path, default=Path("build/examples/05_cluster"), help="of a run that is alone"
     )

@@ -132,6 +132,15 @@ def test_the_same_script_trains_alone_and_as_a_cluster(tmp_path: Path) -> None:
     assert saved[-1].step >= 40
 
 
+def test_the_same_script_trains_as_ranks(tmp_path: Path) -> None:
+    launch = ("-m", "monolith.cli", "launch", "--ranks", "2", "--model-dir", str(tmp_path))
+    command = [sys.executable, *launch, str(EXAMPLES / "05_cluster.py"), "--", "--steps", "10"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"worker \d: ends at step (\d+)", done.stdout) == ["10", "10"]
+    assert restore_points(tmp_path)[-1].step == 10
+
+
 def test_ffm_learns_and_its_export_agrees() -> None:
     out = run("ffm.py", "--steps", "10")
     before, after = map(float, re.findall(r"loss ([\d.]+) before, ([\d.]+) after", out)[0])

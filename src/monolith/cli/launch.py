@@ -277,7 +277,9 @@ def launch(
             metavar="TARGET",
         ),
     ],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.", metavar="ARGUMENTS")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Its arguments. A leading -- is left out.", metavar="ARGUMENTS")
+    ] = None,
     ps: Annotated[
         int | None, typer.Option("--ps", help="Parameter servers, by default 1, with --ranks none.", min=1)
     ] = None,
@@ -432,6 +434,9 @@ def _stopping_on_signals(request_stop: Callable[[str], None]) -> Iterator[None]:
 
 
 def _worker_args(target: str, arguments: Sequence[str], *, module: bool) -> list[str]:
+    if arguments[:1] == ["--"]:
+        # Everything behind TARGET is its own, with or without the word that says so.
+        arguments = arguments[1:]
     if module:
         return ["-m", target, *arguments]
     if not Path(target).is_file():

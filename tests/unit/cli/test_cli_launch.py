@@ -83,6 +83,7 @@ class FakeRoles:
     ("arguments", "python_args"),
     [
         (["work.py", "--ps", "x"], ("work.py", "--ps", "x")),
+        (["work.py", "--", "--ps", "--", "x"], ("work.py", "--ps", "--", "x")),
         (["--module", "package.work", "-m"], ("-m", "package.work", "-m")),
         (["job.yaml", "--steps", "3"], ("-m", "monolith.cli", "train", "job.yaml", "--steps", "3")),
     ],
