@@ -92,3 +92,20 @@ def test_a_person_sees_the_numbers() -> None:
     line = stream.getvalue()
     for part in ("1,200", "0.5", "0.7500 ctr", "0.5000 cvr", "54,321 examples/s", "1,000,000 rows", "300 MiB"):
         assert part in line
+
+
+def test_a_run_that_failed_is_not_asked_for_its_rows(caplog: pytest.LogCaptureFixture) -> None:
+    """Other processes have a part of the rows, and may be what was lost."""
+    reports: list[ProgressReport] = []
+
+    class Fail(Hook):
+        def after_step(self, trainer: Trainer, result: StepResult) -> None:
+            raise ValueError("a rank was lost")
+
+    model = ClickModel()
+    trainer = Trainer(model, torch.optim.SGD(model.mlp.parameters(), lr=0.1))
+    trainer.hooks = (ProgressHook(reports.append, every_steps=10), Fail())
+    with pytest.raises(ValueError, match="a rank was lost"):
+        trainer.fit(Stream(), steps=3)
+    assert reports == []
+    assert "could not end" not in caplog.text

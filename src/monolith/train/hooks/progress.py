@@ -127,8 +127,8 @@ class ProgressHook(Hook):
             self._report(trainer)
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
-        """Report the steps since the last report."""
-        if self._losses:
+        """Report the steps since the last report. A run that failed cannot be asked for its rows: nothing is reported."""
+        if self._losses and error is None:
             self._report(trainer)
 
     def _report(self, trainer: Trainer) -> None:
