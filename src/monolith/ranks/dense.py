@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,10 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from monolith.errors import MonolithError, RankLostError
 from monolith.nn.collection import embedding_collections
 from monolith.ranks.mesh import Arrays, Kind, Mesh
 
-__all__ = ["AllReduce", "DenseGradients", "DenseWire", "SharedBuffers", "StepPart", "dense_digest"]
+__all__ = [
+    "AllReduce",
+    "DenseGradients",
+    "DenseWire",
+    "SharedBuffers",
+    "StepPart",
+    "dense_digest",
+    "lost_in_torch",
+]
 
 DenseWire = Literal["float32", "float16", "bfloat16"]
 """How dense gradients are sent. They are added in float32 in any case."""
@@ -178,8 +188,25 @@ class AllReduce:
         self.device, self._group = device, group
 
     def all_reduce(self, values: Tensor) -> None:
-        """Replace `values` by the sum over all ranks, the same bits on each."""
-        torch.distributed.all_reduce(values, group=self._group)
+        """Replace `values` by the sum over all ranks, the same bits on each.
+
+        Raises:
+            RankLostError: torch has failed to do it, which does not say which rank was lost.
+        """
+        with lost_in_torch("dense gradients could not be added"):
+            torch.distributed.all_reduce(values, group=self._group)
+
+
+@contextmanager
+def lost_in_torch(what: str) -> Iterator[None]:
+    """Raise `RankLostError` for an error of `torch.distributed`, which has no type for the end of another rank."""
+    try:
+        yield
+    except (MonolithError, torch.OutOfMemoryError):
+        raise
+    except RuntimeError as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RankLostError(f"{what}; torch.distributed has lost a rank: {why}") from error
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -175,7 +176,9 @@ class GlooMesh:
     def fail(self, reason: str) -> None:
         """Tell the others why this rank ends."""
         if self.size > 1 and not self._closed.is_set():
-            self._store.set(f"{_FAILED}/{self.rank}", reason)
+            # The store ends with rank 0. Then the others notice that this rank is gone.
+            with suppress(RuntimeError):
+                self._store.set(f"{_FAILED}/{self.rank}", reason)
         self.close()
 
     def close(self) -> None:
@@ -208,9 +211,11 @@ class GlooMesh:
 
     def _lost(self, step: int, error: Exception, rank: int | None = None) -> RankLostError:
         """Describe a failure of gloo, which says neither who was lost nor why, by what ranks have said before they ended."""
-        for other in range(self.size):
-            if other != self.rank and (reason := _text(self._store, f"{_FAILED}/{other}")) is not None:
-                return RankLostError(f"rank {other} failed in step {step}: {reason}", rank=other, step=step)
+        # Without an answer if the store has ended with rank 0.
+        with suppress(RuntimeError):
+            for other in range(self.size):
+                if other != self.rank and (reason := _text(self._store, f"{_FAILED}/{other}")) is not None:
+                    return RankLostError(f"rank {other} failed in step {step}: {reason}", rank=other, step=step)
         who = "a rank" if rank is None else f"rank {rank}"
         why = f"{who} was lost in step {step}, or lost another one: {str(error).splitlines()[0]}"
         return RankLostError(why, rank=-1 if rank is None else rank, step=step)

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from monolith.cluster.net import get_local_host
 from monolith.errors import ConfigError
-from monolith.ranks.dense import AllReduce
+from monolith.ranks.dense import AllReduce, lost_in_torch
 from monolith.ranks.mesh import Mesh
 from monolith.ranks.states import broadcast_state
 
@@ -37,6 +37,7 @@ def all_reduce_over(
 
     Raises:
         ConfigError: the backend does not fit the device, or the group of the script does not fit the ranks.
+        RankLostError: a rank was lost before all had met.
     """
     if backend == "nccl" and device.type != "cuda":
         raise ConfigError(
@@ -47,7 +48,8 @@ def all_reduce_over(
         raise ConfigError("RunnerConfig.dense_backend: this build of torch has no NCCL; set 'gloo' or 'frames'")
     ours = not distributed.is_initialized()
     if ours:
-        _make_group(mesh, backend, timedelta(seconds=timeout_secs), host)
+        with lost_in_torch("no process group could be made"):
+            _make_group(mesh, backend, timedelta(seconds=timeout_secs), host)
     elif (distributed.get_rank(), distributed.get_world_size()) != (mesh.rank, mesh.size):
         raise ConfigError(
             f"torch.distributed: expected rank {mesh.rank} of {mesh.size}, as the run has it, the script has made rank "
@@ -55,7 +57,8 @@ def all_reduce_over(
         )
     try:
         # At once: a group that is made by its first use ignores the timeout.
-        distributed.barrier()
+        with lost_in_torch("the ranks of a process group did not meet"):
+            distributed.barrier()
         yield AllReduce(device if backend == "nccl" else torch.device("cpu"))
     finally:
         if ours:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from monolith.errors import RankLostError
 from monolith.ranks import dense
 from monolith.ranks.dense import DenseGradients, SharedBuffers, dense_digest
-from monolith.ranks.mesh import Mesh
+from monolith.ranks.mesh import LoneMesh, Mesh
 from monolith.testing.rank_threads import run_ranks
 
 
@@ -114,3 +115,14 @@ def test_a_digest_sees_names_shapes_types_and_bits() -> None:
     others = [("v", one), ("w", one.view(2, 1)), ("w", one.double()), ("w", torch.tensor([1.0, 2.0000002]))]
     assert dense_digest([("w", one)]) == dense_digest([("w", one.clone())])
     assert len({dense_digest([pair]) for pair in [("w", one), *others]}) == 5
+
+
+def test_a_rank_that_torch_has_lost_is_a_loss_that_the_others_recover_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(values: torch.Tensor, group: object = None) -> None:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer\nException raised from ...")
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", broken)
+    group = dense.AllReduce(torch.device("cpu"))
+    with pytest.raises(RankLostError, match=r"could not be added.* Connection closed by peer$") as lost:
+        DenseGradients(model((3,)), LoneMesh(), group=group).add([], step=3)
+    assert lost.value.rank == -1

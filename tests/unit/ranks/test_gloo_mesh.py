@@ -113,6 +113,32 @@ def test_a_rank_that_fails_says_why() -> None:
     assert (lost.value.rank, lost.value.step) == (1, 7)
 
 
+class EndedStore:
+    """The store of a rank 0 that was killed."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise RuntimeError("failed to recv, got 0 bytes")
+
+    def set(self, key: str, value: str) -> None:
+        raise RuntimeError("failed to send: Broken pipe")
+
+
+def test_a_rank_is_lost_although_the_store_has_ended_with_it() -> None:
+    left = threading.Event()
+
+    def rank(mesh: GlooMesh) -> None:
+        mesh._store = EndedStore()  # type: ignore[assignment]
+        if mesh.rank == 0:
+            mesh.fail("nobody hears it")
+            left.set()
+            return
+        left.wait(10)
+        mesh.exchange(Kind.IDS, [[], []], step=4)
+
+    with pytest.raises(RankLostError, match="was lost in step 4"):
+        run(2, rank, timeout=2.0)
+
+
 def test_a_silent_rank_is_lost_at_the_deadline() -> None:
     done = threading.Event()
 
