@@ -242,9 +242,9 @@ class TPURunner:
                 f"TPUFlags.tpu: {flags.tpu!r} is a remote TPU, which torch cannot use; run this on the machine that has the "
                 "TPU, with --device=tpu"
             )
-        for name in ("gcp_project", "tpu_zone"):
-            if getattr(flags, name):
-                _log.warning("--%s=%s is ignored: the device is one of this machine", name, getattr(flags, name))
+        for name in ("gcp_project", "tpu_zone", "tf_version", "enable_tpu_version_config", "partition_strategy"):
+            if getattr(flags, name) != TPUFlags.model_fields[name].default:
+                _log.warning("--%s=%s is ignored: it is about a remote TPU and its tables", name, getattr(flags, name))
 
 
 def _flag_kinds() -> dict[str, type]:

@@ -141,8 +141,9 @@ def test_what_cannot_be_followed_is_refused_or_logged(caplog: pytest.LogCaptureF
     with pytest.raises(ConfigError, match=r"'grpc://10.0.0.1:8470' is a remote TPU"):
         TPURunner(params(), TPUFlags(tpu="grpc://10.0.0.1:8470")).run()
     with caplog.at_level(logging.WARNING):
-        TPURunner(params(max_steps=1), TPUFlags(tpu_zone="us-central1-b")).run()
+        TPURunner(params(max_steps=1), TPUFlags(tpu_zone="us-central1-b", partition_strategy="div")).run()
     assert "--tpu_zone=us-central1-b is ignored" in caplog.text
+    assert "--partition_strategy=div is ignored" in caplog.text
     with pytest.raises(ConfigError, match=r"TPUFlags.partition_strategy"):
         TPUFlags(partition_strategy="hash")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"train.per_replica_batch_size: the task does not say"):
