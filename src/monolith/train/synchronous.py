@@ -312,7 +312,8 @@ class SynchronousSteps:
         weight = 1.0 if self._loss_is_sum else share
         if loss.requires_grad:
             torch.autograd.backward(loss, torch.full_like(loss, weight))
-        norm = trainer.clip(weight=weight) if self._config.clip_before_reduce else None
+        # A batch without rows has no weight, and nothing to clip.
+        norm = trainer.clip(weight=weight) if self._config.clip_before_reduce and weight else None
         pairs = zip(self._collections, passes, strict=True)
         wanted = trainer.config.clip_norm is not None and not self._config.clip_before_reduce
         squares = [collection.gradient_squares(since=since) for collection, since in pairs if wanted]

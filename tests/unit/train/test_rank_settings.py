@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from monolith.errors import ConfigError, DivergedError, MonolithError, RankLostError, RanksDisagreeError
-from monolith.train import StepResult, Trainer
+from monolith.ranks.socket_mesh import SocketMesh
+from monolith.train import RunnerConfig, StepResult, Trainer
+from monolith.train.distributed import ranks
+from monolith.train.distributed.rank_recovery import FailureRecord, RankRecovery
+from monolith.train.distributed.ranks import mesh_config
 from monolith.train.hooks import Hook
-from rank_runs import Batches, MeanModel, RankRun, global_batches, rows_of, rows_of_model
-from training import batch_of
+from rank_runs import Batches, MeanModel, RankRun, Trained, global_batches, rows_of, rows_of_model
+from training import ClickModel, batch_of
 
 
 def uneven(number: int) -> dict[str, Any]:
@@ -136,8 +140,66 @@ def test_the_error_of_one_rank_is_known_to_the_others() -> None:
     [
         ({"merge_sync_training_ckpt": False}, "merge_sync_training_ckpt: expected true"),
         ({"min_ranks": 3}, "min_ranks: expected at most num_workers, 2, got 3"),
+        ({"min_ranks": 1, "rank_transport": "gloo"}, "min_ranks: cannot be used with rank_transport='gloo'"),
+        (
+            {"server": {"tls_cert": Path("cert.pem"), "tls_key": Path("key.pem")}, "rank_transport": "gloo"},
+            r"server\.tls_cert: cannot be used with rank_transport='gloo', which does not encrypt",
+        ),
+        (
+            {"client": {"tls_root_certs": Path("ca.pem")}, "rank_transport": "gloo"},
+            r"client\.tls_root_certs: cannot be used with rank_transport='gloo'",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(runner: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         RankRun(runner=runner).ranks(2)
+
+
+def test_the_time_limits_of_ranks_are_those_of_the_run() -> None:
+    config = mesh_config(RunnerConfig(num_workers=2, rank_timeout_secs=1, rank_exchange_secs=2, rank_formation_secs=3))
+    assert (config.rank_timeout_secs, config.exchange_timeout_secs, config.formation_secs) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("clips_first", [False, True])
+@pytest.mark.parametrize("model", [ClickModel, MeanModel])
+def test_a_batch_without_rows_changes_nothing(model: type[ClickModel], clips_first: bool) -> None:
+    def some_empty(number: int) -> dict[str, Any]:
+        return batch_of(number, rows=0 if number % 4 == 1 else 5)
+
+    def trained(ranks: int, batch: Any, count: int) -> list[Trained]:  # noqa: ANN401
+        runner = {"clip_before_reduce": clips_first}
+        return RankRun(
+            model=model, source=lambda: Batches(count, batch), run={"clip_norm": 100.0}, runner=runner
+        ).ranks(ranks)
+
+    # Batches 0 and 1 are one global batch, in which the second is empty.
+    found, expected = trained(2, some_empty, 2), trained(1, some_empty, 1)
+    for name, values in expected[0].dense.items():
+        torch.testing.assert_close(found[1].dense[name], values)
+    assert found[0].losses == pytest.approx(expected[0].losses)
+
+
+class _Newcomers(SocketMesh):
+    """Two ranks of three, and the third has come back."""
+
+    def __init__(self) -> None:
+        self.size = 2
+
+    def newcomers(self) -> list[int]:
+        return [2]
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_run_that_could_not_continue_does_not_stop_for_a_rank_that_joins(
+    has_folder: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = RankRun(run={"model_dir": str(tmp_path) if has_folder else None}).trainer()
+    hook = ranks._Joining(
+        RankRecovery(FailureRecord(None, rank=0)), ranks._Limits(None, None), _Newcomers(), RunnerConfig(num_workers=3)
+    )
+    result = trainer.train_step(batch_of(0))
+    for _ in range(2):
+        hook.after_step(trainer, result)
+    assert trainer.stop_reason == ("another rank joins the run: 2" if has_folder else None)
+    assert caplog.text.count("ranks 2 wait until the run ends: it has no model_dir") == (0 if has_folder else 1)

@@ -157,7 +157,13 @@ class RunnerConfig(DiscoveryConfig):
     """How ranks exchange rows and gradients: over connections of their own, or over torch's gloo, where a network lets only that
     through. gloo is slower, is not encrypted, and does not always know which rank was lost."""
     rank_timeout_secs: Positive = 30.0
-    """Seconds without a sign of life after which a rank counts as lost. Ranks that compute give signs of life."""
+    """Seconds without a sign of life after which a rank counts as lost. Ranks that compute give signs of life. With
+    `rank_transport="gloo"` they do not, so it also limits how long a rank may compute, read or save between two exchanges."""
+    rank_exchange_secs: Positive = 1800.0
+    """Seconds that ranks wait for one that is alive and does not come to the next exchange, because it waits for data or
+    evaluates. Then it counts as lost. Not used with `rank_transport="gloo"`."""
+    rank_formation_secs: Positive = 600.0
+    """Seconds that ranks wait until all of them are there, at the start and after a loss."""
     num_extra_ps: _Count = 0
     """Servers beyond `num_ps` that are started so that the fastest can be chosen by measuring all."""
     num_redundant_ps: _Count = 0
@@ -309,12 +315,13 @@ class RunnerConfig(DiscoveryConfig):
         if self.rank_transport == "gloo":
             for name, given in (
                 ("min_ranks", self.min_ranks is not None),
-                ("client", self.client.tls_root_certs is not None),
+                ("client.tls_root_certs", self.client.tls_root_certs is not None),
+                ("server.tls_cert", self.server.tls_cert is not None),
             ):
                 if given:
                     raise ConfigError(
-                        f"RunnerConfig.{name}: {'its TLS' if name == 'client' else name} cannot be used with "
-                        "rank_transport='gloo'; leave out one of them"
+                        f"RunnerConfig.{name}: cannot be used with rank_transport='gloo', which "
+                        f"{'needs all ranks' if name == 'min_ranks' else 'does not encrypt'}; leave out one of them"
                     )
         if self.micro_batches is None:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import tempfile
 import time
@@ -45,6 +46,7 @@ from monolith.train.distributed.run import HeartBeat, tell_scheduler
 from monolith.train.distributed.worker import tables_of_model
 from monolith.train.hooks.hook import Hook
 from monolith.train.synchronous import SynchronousSteps
+from monolith.transport.server import is_loopback
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -185,6 +187,8 @@ class RankSession:
             backend = "nccl" if device.type == "cuda" else "frames"
         if backend == "frames" or self.mesh.size == 1:
             return None
+        if not is_loopback(self._config.server.host):
+            _warn_of_plain("dense gradients", f"dense_backend={backend!r}")
         with self.agreement.acting():
             return self._formation.enter_context(
                 all_reduce_over(
@@ -225,6 +229,8 @@ class RankSession:
 
     def _over_gloo(self, rendezvous: Rendezvous, settings: MeshConfig) -> GlooMesh:
         config = self._config
+        if not is_loopback(settings.host):
+            _warn_of_plain("rows and gradients", "rank_transport='gloo'")
         if self._store_of_gloo is None or config.index:
             # That of rank 0 lives as long as rank 0. The others look for it again: rank 0 may have been replaced.
             self._store_of_gloo = gloo_store(
@@ -426,10 +432,18 @@ class _Joining(Hook):
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         if not isinstance(self._mesh, SocketMesh) or self._mesh.size == self._config.num_workers:
             return
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _KNOCK_SECS
-            if late := self._mesh.newcomers():
-                trainer.request_stop(f"{JOINED}: {', '.join(map(str, late))}")
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _KNOCK_SECS
+        late = ", ".join(map(str, self._mesh.newcomers()))
+        if late and trainer.config.model_dir is not None:
+            trainer.request_stop(f"{JOINED}: {late}")
+        elif late:
+            # With them the run would start from its beginning.
+            self._next = math.inf
+            _log.warning(
+                "ranks %s wait until the run ends: it has no model_dir, from which it could continue with them", late
+            )
 
 
 def connect_ranks(config: RunnerConfig, discovery: ServiceDiscovery) -> Mesh:
@@ -457,6 +471,16 @@ def mesh_config(config: RunnerConfig) -> MeshConfig:
         tls_key=config.server.tls_key,
         tls_root_certs=config.client.tls_root_certs,
         rank_timeout_secs=config.rank_timeout_secs,
+        exchange_timeout_secs=config.rank_exchange_secs,
+        formation_secs=config.rank_formation_secs,
+    )
+
+
+def _warn_of_plain(what: str, setting: str) -> None:
+    _log.warning(
+        "%s: torch.distributed sends %s without encryption and checks no token; use a network that nobody else reaches",
+        setting,
+        what,
     )
 
 
