@@ -252,7 +252,8 @@ class RowExchange:
             rates_at=np.concatenate([np.empty(0, np.int64), *(np.arange(starts[n], starts[n + 1]) for n in numbers)]),
         )
         if len(self._requests) >= _REMEMBERED:
-            self._requests.pop(next(iter(self._requests)))
+            # A lookup ahead may have removed it in its thread.
+            self._requests.pop(next(iter(self._requests)), None)
         self._requests[id(layout)] = request
         return request
 

@@ -26,6 +26,7 @@ _DONE, _INTERRUPTED, _LOST, _DISAGREE, _CLOSED, _BROKEN = range(6)
 _IS_LOST, _HAS_FAILED, _DISAGREES = 1, 2, 3
 
 _DRAIN_SECONDS = 5.0
+_MAX_REASON = 4096  # RankWatch::kMaxReason
 
 
 class Newcomers(Protocol):
@@ -117,7 +118,7 @@ class SocketMesh:
     def fail(self, reason: str) -> None:
         """Tell the others."""
         self._bound.require()
-        self._watch.fail(reason)
+        self._watch.fail(_as_sent(reason))
 
     def close(self) -> None:
         """Close all connections. In a forked child it does nothing."""
@@ -142,7 +143,7 @@ class SocketMesh:
     def _failure(self, state: int, through: RankChannel, kind: Kind, step: int) -> Exception:
         if state == _DISAGREE:
             text = self._difference(through, kind, step)
-            self._watch.report(_DISAGREES, through.other[0], text)
+            self._watch.report(_DISAGREES, through.other[0], _as_sent(text))
             return RanksDisagreeError(text)
         if state == _LOST:
             what, rank, why, told_by = through.loss
@@ -167,3 +168,8 @@ class SocketMesh:
             f"rank {self.rank} is in {kind.name} of step {step}, rank {rank} in {name} of step {other_step} "
             f"(exchanges {through.round} and {number} of generations {self.generation} and {generation})"
         )
+
+
+def _as_sent(reason: str) -> str:
+    """Return `reason` so that others can read it: of the length that the core sends, cut between two characters."""
+    return reason.encode(errors="backslashreplace")[:_MAX_REASON].decode(errors="ignore")

@@ -14,8 +14,17 @@ import pytest
 from mesh_ranks import LIMITS, as_threads, in_folder, run_formed
 from monolith.errors import AuthenticationError, ConfigError, RankLostError
 from monolith.ranks import Kind, MeshConfig, SocketMesh, form_mesh, formation
-from monolith.ranks.messages import JoinCall, RankConnect, RankRefused, read_message, receive_message, send_message
-from monolith.ranks.peers import Gate, dial
+from monolith.ranks.messages import (
+    Formed,
+    JoinCall,
+    RankConnect,
+    RankMember,
+    RankRefused,
+    read_message,
+    receive_message,
+    send_message,
+)
+from monolith.ranks.peers import Arrival, Gate, RankConnection, dial
 from monolith.transport.framed_socket import hello
 from monolith.transport.frames import encode
 from tls import TOKEN
@@ -173,3 +182,20 @@ def test_a_connection_of_another_generation_is_refused(tmp_path: Path) -> None:
 
     first, _ = run_formed(tmp_path, 2, disturbed)
     assert first == "this generation of the run is complete; join it again"
+
+
+def test_a_process_of_another_generation_does_not_get_into_one_that_is_formed() -> None:
+    member = {"address": "127.0.0.1:1", "host": "a", "process": 1}
+    formed = Formed(generation=5, members=[RankMember(rank=rank, incarnation=1, **member) for rank in range(2)])
+    deadline = formation.time.monotonic() + 10
+    sockets: dict[tuple[int, int], RankConnection] = {}
+    for generation, answer in ((4, JoinCall.REFUSED), (5, JoinCall.CONNECTED)):
+        here, there = map(RankConnection, socket.socketpair())
+        message = RankConnect(generation=generation, rank=1, channel=0)
+        send_message(there, JoinCall.CONNECT, message, deadline=deadline)
+        formation._accept_peer(Arrival(here, receive_message(here, deadline=deadline)), formed, 0, sockets)
+        frame = receive_message(there, deadline=deadline)
+        assert frame.call == answer
+        assert len(sockets) == generation - 4
+        for connection in (here, there):
+            connection.close()

@@ -11,6 +11,8 @@ import pytest
 from monolith.log import change_log
 from monolith.ranks import rank_state
 from monolith.ranks.mesh import Mesh
+from monolith.ranks.rank_folder import RankFolder
+from monolith.state.model_dir import ModelDir
 from monolith.testing.rank_threads import run_ranks
 from rank_state_run import RankRun, newest, restored_rows, rows_at
 
@@ -52,3 +54,27 @@ def test_training_goes_on_while_a_rank_writes(tmp_path: Path, may_write: threadi
 
     run_ranks(2, rank)
     assert restored_rows(str(tmp_path)) == (3, rows_at(3))
+
+
+def test_no_rank_cuts_while_another_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_ready, real = threading.Event(), RankFolder.ready
+    monkeypatch.setattr(RankFolder, "ready", lambda self: real(self) and (is_ready.is_set() or "/ps/0" in self.path))
+    cuts: dict[int, bool] = {}
+
+    def rank(mesh: Mesh) -> list[int]:
+        run = RankRun(mesh, str(tmp_path), cut_every=100, save_every=100)
+
+        def on_step(step: int) -> None:
+            if step == 5:
+                is_ready.set()
+            if step in (3, 5):
+                cuts[step] = run.cut()
+
+        if mesh.rank == 0:
+            run.on_step = on_step
+        run.run(8)
+        return [segment.step for segment in ModelDir(f"{tmp_path}/ps/{mesh.rank}").log.segments()]
+
+    assert run_ranks(2, rank) == [[5], [5]]
+    assert cuts == {3: False, 5: True}
+    assert restored_rows(str(tmp_path)) == (5, rows_at(5))

@@ -82,6 +82,20 @@ def test_rows_expire_by_the_newest_time_of_any_rank() -> None:
     run_stores(2, rank)
 
 
+@pytest.mark.parametrize("newest", [0, 1])
+def test_the_newest_event_time_of_a_step_is_that_of_all_its_rows(newest: int) -> None:
+    def rank(store: RankStore) -> object:
+        own = store.agreement.mesh.rank
+        store.agreement.next_step(rows=1)
+        bags = single_ids("user", EVERY_ID[own::2])
+        gradient = Gradient(bags=bags, values=torch.ones(len(EVERY_ID) // 2, 5))
+        store.apply([gradient], event_time=200 if own == newest else 100)
+        store.agreement.step_ended()
+        return store.lookup_entry("user", EVERY_ID).times.tolist() if own == 0 else None
+
+    assert run_stores(2, rank)[0] == [200] * len(EVERY_ID)
+
+
 def test_rows_are_where_their_buckets_are() -> None:
     def rank(store: RankStore) -> set[int]:
         store.agreement.next_step(rows=1)

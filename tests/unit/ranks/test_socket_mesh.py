@@ -53,6 +53,19 @@ def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
         assert "out of memory" in str(result)
 
 
+@pytest.mark.parametrize("reason", ["x" + "é" * 5000, "a file named \udcff"])
+def test_any_reason_can_be_told(tmp_path: Path, reason: str) -> None:
+    """Reasons are cut, which must not leave half a character, and may have what no message can have."""
+
+    def body(mesh: SocketMesh) -> object:
+        return mesh.fail(reason) if mesh.rank else mesh.exchange(Kind.WORD, [[], []], step=3)
+
+    first, second = run_formed(tmp_path, 2, body)
+    assert isinstance(first, RankLostError)
+    assert reason[:10] in str(first)
+    assert second is None
+
+
 def test_a_rank_without_data_learns_what_the_others_do(tmp_path: Path) -> None:
     def body(mesh: SocketMesh) -> object:
         kind = Kind.IDS if mesh.rank else mesh.next_kind()
