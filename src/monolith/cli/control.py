@@ -32,7 +32,7 @@ RunTokenFile = Annotated[
 ]
 TlsRootCerts = Annotated[Path | None, typer.Option(help="CA bundle (PEM) that signed the certificate of the run.")]
 VariableNames = Annotated[
-    list[str] | None, typer.Argument(help="VariableNames of dense values. Without any, list them.", metavar="NAME")
+    list[str] | None, typer.Argument(help="Names of dense values. Without any, list them.", metavar="NAME")
 ]
 
 control = typer.Typer(
