@@ -60,6 +60,7 @@ _SAME = {
     "monolith.original.checkpoint_state": "SaveHelper get_latest_checkpoint_state",
     "monolith.state.index": "get_monolith_checkpoint_state",
     "monolith.train": "RunnerConfig",
+    "monolith.train.distributed.ranks": "distributed_sync_train",
     "monolith.train.distributed.run": "distributed_train",
     "monolith.train.config": "get_metric_prefix set_metric_prefix",
     "monolith.train.distributed.sync": "ChiefSyncHook SyncHelper TrainingHooksHelper WorkerSyncHook",

@@ -14,7 +14,7 @@ from monolith.dataservice import DataClientConfig, DataWorkerConfig, DispatcherC
 from monolith.errors import ConfigError, StorageError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig
 from monolith.ranks import MeshConfig
-from monolith.train.distributed.config import RunnerConfig
+from monolith.train.distributed.config import ControllerConfig, RunnerConfig
 from monolith.transport.server import ListenConfig
 from monolith.transport.tokens import read_token, reveal
 
@@ -28,6 +28,7 @@ def with_token() -> list[Config]:
         DispatcherConfig(token=TOKEN),
         DataWorkerConfig(dispatcher="a:1", token=TOKEN, client=DataClientConfig(token=TOKEN)),
         MeshConfig(token=TOKEN),
+        ControllerConfig(token=TOKEN),
         ClientConfig(token=TOKEN),
         DataClientConfig(token=TOKEN),
         RunnerConfig(client=ClientConfig(token=TOKEN), server=ServerConfig(token=TOKEN)),
