@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from monolith.errors import MonolithError, RankLostError
 from monolith.nn.collection import embedding_collections
 from monolith.ranks.mesh import Arrays, Kind, Mesh
+from monolith.transport.frames import BFLOAT16
 
 __all__ = [
     "AllReduce",
@@ -176,8 +177,7 @@ class DenseGradients:
         if self._wire == "float16":
             return values.half().numpy()
         if self._wire == "bfloat16":
-            # NumPy has no bfloat16.
-            return values.bfloat16().view(torch.int16).numpy()
+            return values.bfloat16().view(torch.int16).numpy().view(BFLOAT16)
         return values.numpy()
 
 
