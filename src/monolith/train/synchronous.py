@@ -170,8 +170,25 @@ class SynchronousSteps:
     def _share_state(self, _: JsonValue) -> None:
         state = broadcast_state(self._mesh, self._state, step=self.agreement.step)
         if self._state is None:
+            given = cast("dict[str, Any]", state)
+            self._require_same_model(given["model"])
             self._trainer.dense.declare()
-            self._trainer.load_state_dict(cast("dict[str, Any]", state))
+            self._trainer.load_state_dict(given)
+
+    def _require_same_model(self, given: dict[str, Any]) -> None:
+        own = dense_state_dict(self._trainer.model)
+        here, there = ({name: _what(value) for name, value in one.items()} for one in (own, given))
+        wrong = [
+            f"{name} is {here.get(name, 'missing')} here and {there.get(name, 'missing')} there"
+            for name in {**there, **here}
+            if here.get(name) != there.get(name)
+        ]
+        if wrong:
+            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise RanksDisagreeError(
+                f"rank {self._mesh.rank} has another model than rank 0: {', '.join(wrong[:3])}{more}. All ranks must build the "
+                "same model: look for settings or data that differ between them"
+            )
 
     def end_run(self) -> None:
         """The run is over here. Ranks other than the chief serve it until it has ended, too: it may still be saving."""
@@ -206,6 +223,8 @@ class SynchronousSteps:
                 self.agreement.step_ended()
                 self._stop(plan) if plan.stops else self._tell_end(plan)
                 return examples
+            if trainer.steps_made == 0 and plan.ended[self._mesh.rank]:
+                self._tell_idle()
             if parts:
                 reading.take()
                 trainer.tell_position()
@@ -240,6 +259,14 @@ class SynchronousSteps:
         if self._trainer.stop_reason is None and plan.interrupted:
             self._trainer.interrupt(f"rank {rank}: {reason}")
         self._trainer.request_stop(f"rank {rank}: {reason}")
+
+    def _tell_idle(self) -> None:
+        _log.warning(
+            "rank %d of %d has no data in this pass and only serves rows: its data shards are empty, or were read before the run "
+            "was continued. Data in more files, or Parquet row groups, than ranks is divided better",
+            self._mesh.rank,
+            self._mesh.size,
+        )
 
     def _tell_end(self, plan: StepPlan) -> None:
         if not plan.is_over and self.is_chief and self._mesh.size > 1:
@@ -421,6 +448,10 @@ class SynchronousSteps:
     def _gather_positions(self, _: JsonValue) -> None:
         states = gather_states(self._mesh, self._trainer.position, step=self.agreement.step)
         self._joined = join_positions(cast("list[dict[str, Any] | None]", states))
+
+
+def _what(value: object) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if isinstance(value, Tensor) else "there"
 
 
 def _seed_of(seed: int, step: int, number: int) -> int:

@@ -79,6 +79,16 @@ def test_a_rank_may_have_no_data_at_all(caplog: pytest.LogCaptureFixture) -> Non
     assert "rank 3 of 4 has no data: there are 2 data shards for life" in caplog.text
 
 
+def test_a_rank_with_an_empty_shard_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    assert counts(run_of(1).ranks(2)) == {0: 1}
+    assert "rank 1 of 2 has no data in this pass" in caplog.text
+
+
+def test_a_rank_whose_data_ends_earlier_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    assert counts(run_of(3).ranks(2)) == {0: 1, 1: 1, 2: 1}
+    assert "has no data" not in caplog.text
+
+
 @pytest.mark.parametrize(("ranks", "steps", "trained_batches"), [(1, 7, 7), (2, 3, 6), (3, 2, 6)])
 def test_all_stop_with_the_first_rank_that_has_had_its_last_batch(
     ranks: int, steps: int, trained_batches: int, caplog: pytest.LogCaptureFixture

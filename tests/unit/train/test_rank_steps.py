@@ -11,9 +11,10 @@ from torch import nn
 import cluster_job
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.data.transforms.rows import concat_rows
-from monolith.errors import ConfigError
+from monolith.errors import ConfigError, RanksDisagreeError
 from monolith.nn import embedding_collections
 from monolith.table import EmbeddingTable, LocalStore
+from monolith.testing.rank_threads import run_ranks
 from monolith.train import Estimator, RunnerConfig, Trainer
 from rank_runs import Batches, MeanModel, RankRun, Trained, global_batches, rows_of, rows_of_model
 from training import ClickModel, batch_of
@@ -126,3 +127,16 @@ def test_the_auc_is_that_of_one_process_with_the_same_global_batch() -> None:
     expected = auc(trainer, dict(trainer.stores[0].tables))
     assert expected > 0.55, "it has learned something"
     assert auc(trained[0].trainer, whole) == pytest.approx(expected, abs=1e-4)
+
+
+def test_ranks_with_different_models_are_told_what_differs() -> None:
+    class Wider(ClickModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = nn.Sequential(nn.Linear(13, 9), nn.ReLU(), nn.Linear(9, 2))
+
+    run, other = RankRun(), RankRun(model=Wider)
+    trainers = [run.trainer(), other.trainer(chief=False)]
+    said = r"rank 1 has another model than rank 0: mlp\.0\.weight is float32\[9, 13\] here and float32\[8, 13\] there"
+    with pytest.raises(RanksDisagreeError, match=said):
+        run_ranks(2, lambda mesh: (run, other)[mesh.rank].on(mesh, trainers[mesh.rank]))
