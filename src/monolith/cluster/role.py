@@ -219,10 +219,13 @@ def ranks_on_this_machine(environ: Mapping[str, str] | None = None) -> int:
 
 
 def _launched_by(launcher: _Launcher, environ: Mapping[str, str]) -> LaunchedRank:
+    rank, size = _number(environ, launcher.rank), _number(environ, launcher.size)
+    if rank >= size:
+        raise ConfigError(f"{launcher.rank}: expected a number less than {launcher.size}, {size}, got {rank}")
     return LaunchedRank(
         launcher=launcher.name,
-        rank=_number(environ, launcher.rank),
-        size=_number(environ, launcher.size),
+        rank=rank,
+        size=size,
         local_rank=_number(environ, launcher.local_rank, "0"),
         local_size=_number(environ, launcher.local_size, "1") if launcher.local_size else _slurm_local_size(environ),
     )

@@ -47,6 +47,11 @@ def test_a_list_of_slurm_that_cannot_be_read_is_an_error() -> None:
         launched_rank({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(y2)"})
 
 
+def test_a_rank_beyond_the_number_of_ranks_is_an_error_that_names_the_variables() -> None:
+    with pytest.raises(ConfigError, match=r"^RANK: expected a number less than WORLD_SIZE, 2, got 5$"):
+        launched_rank({"RANK": "5", "WORLD_SIZE": "2"})
+
+
 def test_a_process_without_a_launcher_is_alone() -> None:
     assert launched_rank({}) is None
     assert launched_rank({"RANK": "0", "WORLD_SIZE": "1"}) is None
