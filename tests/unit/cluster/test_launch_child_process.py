@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from monolith.cluster.launch.local import ChildProcess
+from monolith.cluster.launch import JobRoles
+from monolith.cluster.launch.local import ChildProcess, LocalRoles
+from monolith.errors import StorageError
 from real_servers import until
 
 WAIT = 60.0
@@ -166,3 +168,11 @@ def test_a_launcher_that_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     until(lambda: not is_alive(pid))
+
+
+def test_logs_that_cannot_be_written_are_an_error_that_names_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    job = JobRoles(num_ps=0, num_workers=1, uuid="try", worker_args=("-c", "pass"))
+    roles = LocalRoles(job, tmp_path / "run" / "logs")
+    with pytest.raises(StorageError, match=r"run/logs/discovery-try: cannot make the folder for logs: Not a directory"):
+        roles.start(job.roles[0])

@@ -19,6 +19,7 @@ from monolith.cluster.launch import die_with_parent
 from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE, Pulse
 from monolith.cluster.launch.roles import JobRoles, Role, RoleKind
 from monolith.cluster.role import LOCAL_RANK_VARIABLE, LOCAL_SIZE_VARIABLE
+from monolith.errors import StorageError
 
 __all__ = ["ChildProcess", "LineCutter", "LocalRoles", "OnLine"]
 
@@ -229,7 +230,10 @@ class LocalRoles:
     def start(self, role: Role) -> ChildProcess:
         """Start a role, in a process that ends with this one."""
         # Everyone who can write here can redirect workers, and their token, to other addresses.
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self._folder}: cannot make the folder for logs: {error.strerror}") from error
         discovery = {"MONOLITH_DISCOVERY_TYPE": "file", "MONOLITH_DISCOVERY_FOLDER": str(self._folder)}
         # A role on this machine is back after its first restart.
         patience = {_RETRY_WAIT: os.environ.get(_RETRY_WAIT, str(self._job.liveness.backoff_secs))}
