@@ -155,7 +155,7 @@ class _Joining:
 
     def form(self, *, deadline: float) -> tuple[Formed, RankConnection]:
         """Wait for the leader, and for all others to join it. Returns also the connection to the leader."""
-        why = "was not announced"
+        why = "has not announced its address yet"
         while (left := deadline - time.monotonic()) > 0:
             address = None
             try:

@@ -41,7 +41,7 @@ def gloo_store(rendezvous: Rendezvous, *, rank: int, host: str, timeout: float) 
         store = TCPStore(host, 0, is_master=True, timeout=limit, wait_for_workers=False)
         rendezvous.announce(f"{host}:{store.port}")
         return store
-    deadline, why = time.monotonic() + timeout, "was not announced"
+    deadline, why = time.monotonic() + timeout, "has not announced its address yet"
     while time.monotonic() < deadline:
         if (address := rendezvous.find()) is not None:
             there, _, port = address.rpartition(":")

@@ -58,7 +58,10 @@ def use_threads(threads: int | None) -> int:
         _log.warning("threads: %d asked for, but this process may use only %d processors", threads, processors)
     if wanted != torch.get_num_threads():
         _log.info(
-            "using %s instead of torch's %d%s", _threads(wanted), torch.get_num_threads(), _why(ranks, processors)
+            "using %s instead of torch's %d%s",
+            _counted(wanted, "thread"),
+            torch.get_num_threads(),
+            _why(ranks, processors),
         )
         torch.set_num_threads(wanted)
     set_num_threads(wanted if threads is not None else min(wanted, get_num_threads()))
@@ -66,7 +69,7 @@ def use_threads(threads: int | None) -> int:
 
 
 def _why(ranks: int, processors: int) -> str:
-    return "" if ranks == 1 else f": {ranks} ranks share {processors} processors"
+    return "" if ranks == 1 else f": {ranks} processes that train share {_counted(processors, 'processor')}"
 
 
 def _is_bound(root: Path = Path("/")) -> bool:
@@ -126,18 +129,18 @@ class StarvationHook(Hook):
         if part > self._share:
             self._told = True
             _log.warning(
-                "this run waited for a processor %.0f%% of the last %.0f s: it has %s on %d processors, which others use too; "
+                "this run waited for a processor %.0f%% of the last %.0f s: it has %s on %s, which others use too; "
                 "give it more processors%s",
                 100 * part,
                 seconds,
-                _threads(threads := torch.get_num_threads()),
-                available_processors(),
+                _counted(threads := torch.get_num_threads(), "thread"),
+                _counted(available_processors(), "processor"),
                 ", or fewer `threads`" if threads > 1 else "",
             )
 
 
-def _threads(number: int) -> str:
-    return f"{number} thread{'' if number == 1 else 's'}"
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _quotas(root: Path) -> Iterator[float]:
