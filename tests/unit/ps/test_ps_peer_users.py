@@ -11,7 +11,7 @@ import pytest
 from monolith.ps import ParameterServer, ServerStore
 from monolith.testing.servers import free_ports
 from monolith.transport.framed_socket import FramedSocket, hello, local_name
-from monolith.transport.sockets import SocketConnector
+from monolith.transport.sockets import connect_nearby
 from real_servers import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract Unix sockets")
@@ -69,7 +69,7 @@ def test_a_client_does_not_talk_to_another_user_who_took_the_name_of_its_server(
     ) as squatter:
         assert squatter.stdout is not None
         assert squatter.stdout.readline().strip() == "listening"
-        assert SocketConnector(f"127.0.0.1:{port}", token=None)._nearby() is None
+        assert connect_nearby("127.0.0.1", port) is None
         squatter.communicate(timeout=60)
 
 
@@ -78,7 +78,8 @@ def test_a_process_of_an_unknown_user_is_turned_away(
 ) -> None:
     with ParameterServer() as server:
         monkeypatch.setattr(FramedSocket, "peer_uid", property(lambda self: os.geteuid() + 4242))
-        local = SocketConnector(server.address, token=None)._nearby()
+        host, _, port = server.address.rpartition(":")
+        local = connect_nearby(host, int(port))
         assert local is not None
         local.settimeout(30)
         assert local.recv(1) == b""
