@@ -48,7 +48,7 @@ def test_ranks_that_are_cut_off_from_each_other_are_noticed_by_all(local: bool) 
 
 
 def test_a_rank_that_is_alive_but_does_not_come_ends_the_exchange() -> None:
-    meshes = connected(3, exchange_timeout_secs=0.3)
+    meshes = connected(3, exchange_timeout_secs=2.0)
     for error in as_threads([lambda mesh=mesh: word(mesh) for mesh in meshes[:2]]):
         assert isinstance(error, RankLostError)
         assert error.rank == 2
