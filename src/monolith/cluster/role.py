@@ -167,9 +167,24 @@ def role_from_environment(
             return scheduler.role(request)
     if (started := launched_rank(environ)) is not None:
         return _of_rank(started, request)
+    if not is_local:
+        _warn_of_half_a_rank(environ)
     if schedulers and request == RoleRequest():
         _log.warning("%s runs this process, and TF_CONFIG does not say its role: it trains alone", schedulers[0].title)
     return None
+
+
+def _warn_of_half_a_rank(environ: Mapping[str, str]) -> None:
+    for launcher in _LAUNCHERS:
+        rank = environ.get(launcher.rank, "0")
+        if rank.isdecimal() and int(rank) and launcher.size not in environ:
+            _log.warning(
+                "%s is %s, but %s is not set: this process trains alone; set both, as %s does",
+                launcher.rank,
+                rank,
+                launcher.size,
+                launcher.name,
+            )
 
 
 def _of_tf_config(text: str, request: RoleRequest) -> ScheduledRole | None:

@@ -173,3 +173,12 @@ def test_a_process_of_the_data_service_is_no_chief(kind: str, servers: dict[str,
     for more in ({}, {"MONOLITH_IS_LOCAL": "true"}):
         runner = RunnerConfig.from_env({**environ, **more})
         assert (runner.server_type, runner.index, runner.is_chief) == (kind, 0, False)
+
+
+def test_a_rank_without_the_number_of_ranks_is_said_to_be_alone(caplog: pytest.LogCaptureFixture) -> None:
+    assert RunnerConfig.from_env({"RANK": "1"}).is_local
+    assert "RANK is 1, but WORLD_SIZE is not set: this process trains alone" in caplog.text
+    caplog.clear()
+    assert RunnerConfig.from_env({"RANK": "0"}).is_local
+    assert RunnerConfig.from_env({"RANK": "1", "MONOLITH_IS_LOCAL": "true"}).is_local
+    assert not caplog.text
