@@ -24,7 +24,9 @@ def package(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch)
     (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.delitem(sys.modules, name, raising=False)
+    # Set and deleted, so that what the test imports is not there for later ones.
+    monkeypatch.setitem(sys.modules, name, sys)
+    del sys.modules[name]
 
 
 def test_a_backend_that_aborts_is_an_error_and_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
