@@ -103,7 +103,7 @@ def _read(store: Store, key: str) -> dict[str, Any] | None:
 
 
 class GlooMesh:
-    """A `Mesh` whose messages are sent by gloo. Each exchange costs about three times the processor time of `SocketMesh`.
+    """A `Mesh` whose messages are sent by gloo. It is slower than `SocketMesh` and does not encrypt.
 
     Args:
         store: reaches all ranks, such as the `TCPStore` of torchrun.
