@@ -11,6 +11,7 @@ MonolithError
 ├── ForkedProcessError (RuntimeError)    a forked child uses threads or connections of its parent
 ├── LogGapError                          the change log does not lead from one sequence number to another
 ├── MissingPackageError (ImportError)    an optional package is needed and not installed
+├── ModelNotFoundError (LookupError)     a server has no model of that name, or not that version of it
 ├── RankLostError                        a rank of a synchronous run died, fell silent or failed
 ├── RanksDisagreeError                   ranks of a synchronous run do not do the same thing at the same time
 ├── RepeatedFailureError                 a rank has failed again in the same step with the same error
@@ -23,6 +24,7 @@ MonolithError
 │   ├── MemoryLimitError (MemoryError)         the request exceeds the memory limit
 │   ├── OwnershipChangedError                  it no longer owns these ids: refresh the routes
 │   ├── ProtocolError (ValueError)             a message is malformed, too large, or of another version
+│   │   └── MessageTooLargeError                   it is larger than the server or client accepts
 │   ├── ServerLostError                        it cannot restore its state, and the run does not accept that
 │   ├── ServerRestartedError                   it was restarted and has lost its state
 │   │   └── ServerRestoredError                it has restored itself: join again and continue
@@ -50,7 +52,9 @@ __all__ = [
     "InvalidVariableError",
     "LogGapError",
     "MemoryLimitError",
+    "MessageTooLargeError",
     "MissingPackageError",
+    "ModelNotFoundError",
     "MonolithError",
     "OverloadedError",
     "OwnershipChangedError",
@@ -116,6 +120,10 @@ class MissingPackageError(MonolithError, ImportError):
     """An optional package is needed and not installed. The message has the command that installs it."""
 
 
+class ModelNotFoundError(MonolithError, LookupError):
+    """A server has no model of that name, or not that version of it. The message lists those it has."""
+
+
 class RankLostError(MonolithError):
     """A rank of a synchronous run died, fell silent or failed.
 
@@ -179,6 +187,10 @@ class OwnershipChangedError(ServerError):
 
 class ProtocolError(ServerError, ValueError):
     """A message is malformed, larger than allowed, or of another version of the protocol. Nothing was changed."""
+
+
+class MessageTooLargeError(ProtocolError):
+    """A message is larger than the server or the client accepts. Nothing was changed."""
 
 
 class ServerLostError(ServerError):

@@ -1,0 +1,97 @@
+"""Which replicas answer a request, and who hears about the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from torch import Tensor
+
+from monolith.serve.replica import Replica
+
+if TYPE_CHECKING:
+    from monolith.serve.repository import ModelRepository
+
+__all__ = ["AnswerProtocol", "AnswerStatus", "Answered", "DefaultRouter", "Observer", "Route", "Router"]
+
+AnswerProtocol = Literal["http-json", "http-binary", "grpc", "python"]
+"""How a request came."""
+AnswerStatus = Literal["ok", "invalid", "overloaded", "deadline", "error"]
+"""How it ended. "invalid" is the client's fault, "error" is the server's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """The replicas of one request."""
+
+    primary: Replica
+    """Its predictions are the answer."""
+    shadows: tuple[Replica, ...] = ()
+    """They predict as well, after the answer was sent. What they predict is only observed."""
+
+
+class Router(Protocol):
+    """Chooses the replicas of a request. Called in several threads at once, so it must be quick and thread-safe."""
+
+    def route(self, name: str, version: int | None, key: str) -> Route:
+        """Return the replicas for a request of the model `name`.
+
+        Args:
+            name: Name of the model.
+            version: The version that the client asked for. None if it left the choice to the server.
+            key: What a split of the traffic hashes: the request parameter `route_key`, else the id of the request, else "".
+
+        Raises:
+            ModelNotFoundError: there is no such model or version.
+        """
+
+
+class DefaultRouter:
+    """Takes the version that was asked for, else the default version of the model.
+
+    Example:
+        >>> from monolith.serve.repository import ModelRepository
+        >>> DefaultRouter(ModelRepository()).route("clicks", None, "")
+        Traceback (most recent call last):
+            ...
+        monolith.errors.ModelNotFoundError: model 'clicks': there is no such model; this server has no models
+    """
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self._repository = repository
+
+    def route(self, name: str, version: int | None, key: str) -> Route:
+        """Return the replica of `version`, or of the default version."""
+        return Route(primary=self._repository.get(name, version))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """One request that was answered, well or badly."""
+
+    model: str
+    version: int
+    """0 if no version was found, or none was looked for."""
+    protocol: AnswerProtocol
+    rows: int
+    seconds: float
+    """From the arrival of the request to its answer, as bytes. For a shadow the seconds of its prediction."""
+    status: AnswerStatus
+    request_id: str
+    """The id that the client gave to the request, else ""."""
+    key: str = ""
+    """What a split of the traffic hashes, see `Router.route`."""
+    columns: Mapping[str, object] = field(default_factory=dict)
+    """The columns of the request. Empty if they could not be read."""
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """The predictions by head, before the client's choice of outputs and `top_k`. Empty if there are none."""
+    shadow: bool = False
+    """Whether this was a prediction of a shadow, which no client has seen."""
+
+
+class Observer(Protocol):
+    """Hears of every answer."""
+
+    def answered(self, answered: Answered) -> None:
+        """Called in the thread that answered, in several threads at once. It must be quick and should not raise."""
