@@ -281,6 +281,30 @@ void def_changes(nb::class_<Table>& table) {
       .def("rollback_changes", &Table::rollback_changes, "cut"_a, nb::call_guard<Unlocked>());
 }
 
+using FeedArrays =
+    std::tuple<OutVector<std::int64_t>, OutVector<std::uint32_t>, OutMatrix<float>, OutVector<std::int64_t>>;
+
+void def_feed(nb::class_<Table>& table) {
+  table.def("track_feed", &Table::track_feed, nb::call_guard<Unlocked>())
+      .def_prop_ro("fed", &Table::fed, nb::call_guard<Unlocked>())
+      .def(
+          "read_feed",
+          [](Table& self) -> std::optional<FeedArrays> {
+            auto piece = std::make_unique<monolith::FeedBatch>();
+            {
+              const Unlocked unlocked;
+              if (!self.read_feed(*piece)) return std::nullopt;
+            }
+            monolith::FeedBatch& batch = *piece;
+            const nb::capsule owner = keep(std::move(piece));
+            return FeedArrays(OutVector<std::int64_t>(batch.ids.data(), {batch.ids.size()}, owner),
+                              OutVector<std::uint32_t>(batch.times.data(), {batch.times.size()}, owner),
+                              OutMatrix<float>(batch.values.data(), {batch.ids.size(), self.dim()}, owner),
+                              OutVector<std::int64_t>(batch.erased.data(), {batch.erased.size()}, owner));
+          },
+          "The next ids, times, stored weights and removed ids; None when a pass over the table has ended.");
+}
+
 void def_updates(nb::class_<Table>& table) {
   table
       .def(
@@ -454,5 +478,6 @@ void init_table(nb::module_& m) {
   def_reads(table);
   def_updates(table);
   def_changes(table);
+  def_feed(table);
   init_file(m);
 }

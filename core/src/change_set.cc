@@ -59,7 +59,7 @@ void ChangeBits::clear() noexcept {
 
 std::size_t ChangeBits::bytes() const {
   const std::lock_guard guard(mutex_);
-  return sizeof(*this) + 2 * ReservedMemory::bytes_for(rows_ / 8);
+  return sizeof(*this) + planes_.size() * ReservedMemory::bytes_for(rows_ / 8);
 }
 
 void ChangeSet::prefetch(std::span<const Bucket::Match> found) const noexcept {

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -90,14 +89,16 @@ class SavedRooms {
   std::size_t most_taken_ = 0;  // since the last cut
 };
 
-// Both bits of all rows of a table, by row number. Thread-safe as far as it concerns rows of different shards, for which no byte is
+// One or two bits of all rows of a table, by row number. Thread-safe as far as it concerns rows of different shards, for which no byte is
 // shared (RowRegion::kRun).
 class ChangeBits {
  public:
   // Throws std::bad_alloc.
-  ChangeBits() : planes_{ReservedMemory::at_most(kBytes, kLeastBytes), ReservedMemory::at_most(kBytes, kLeastBytes)} {}
+  explicit ChangeBits(std::size_t planes = 2) {
+    for (std::size_t i = 0; i < planes; ++i) planes_.push_back(ReservedMemory::at_most(kBytes, kLeastBytes));
+  }
 
-  std::uint8_t* plane(int number) const noexcept { return reinterpret_cast<std::uint8_t*>(planes_[number].base()); }
+  std::uint8_t* plane(std::size_t number) const noexcept { return reinterpret_cast<std::uint8_t*>(planes_[number].base()); }
   // There are bits for the rows below `rows` at least; returns for how many. Throws std::bad_alloc.
   std::uint64_t make_room(std::uint64_t rows);
   // All bits are zero. Nobody may use them meanwhile.
@@ -109,7 +110,7 @@ class ChangeBits {
   static constexpr std::size_t kLeastBytes = kBytes >> 8;
 
   mutable std::mutex mutex_;
-  std::array<ReservedMemory, 2> planes_;
+  std::vector<ReservedMemory> planes_;
   std::uint64_t rows_ = 0;
 };
 

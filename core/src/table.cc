@@ -449,7 +449,9 @@ TableStats Table::stats() const {
     stats.growths += shard->index.growths();
     stats.bytes += shard->index.directory_bytes();
     if (shard->changes != nullptr) stats.bytes += shard->changes->bytes();
+    if (shard->feed != nullptr) stats.bytes += shard->feed->bytes();
     if (shard == impl_->shards.front() && impl_->tracks()) stats.bytes += impl_->change_bits->bytes();
+    if (shard == impl_->shards.front() && impl_->feeds()) stats.bytes += impl_->feed_bits->bytes();
   }
   return stats;
 }

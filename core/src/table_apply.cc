@@ -143,7 +143,7 @@ class Update {
       idle += begin == first_shard;
       collecting.start(batch_.starts[begin], batch_.starts[first_shard], plan_);
       locks[turn % 3].acquire({impl_.locks.data() + begin, first_shard - begin});
-      collecting.tracked = begin != first_shard && impl_.tracks();
+      collecting.tracked = begin != first_shard && (impl_.tracks() || impl_.feeds());
       while (collecting.next < collecting.last || matching.matched < matching.size || stepping.stepped < stepping.size) {
         impl_.kernels->collect(plan_, collecting, std::min(collecting.next + kUpdateTurn, collecting.last));
         match(matching);
@@ -160,8 +160,9 @@ class Update {
     const std::size_t first = unit.matched;
     impl_.kernels->match(plan_, unit, std::min(first + kUpdateTurn, unit.size));
     if (!unit.tracked) return;
-    for_each_shard(unit, first, unit.matched, [&](ChangeSet& changes, std::size_t begin, std::size_t end) {
-      changes.prefetch({unit.matches + begin, end - begin});
+    for_each_shard(unit, first, unit.matched, [&](Shard& shard, std::size_t begin, std::size_t end) {
+      if (shard.changes != nullptr) shard.changes->prefetch({unit.matches + begin, end - begin});
+      if (shard.feed != nullptr) shard.feed->prefetch({unit.matches + begin, end - begin});
     });
     note_changes(unit, first);
   }
@@ -169,8 +170,12 @@ class Update {
   // Of the ids before `last`, all of them matched in an earlier turn: their bits, and their rows if a cut needs copies of them,
   // had the time of a turn to arrive.
   void note_changes(Unit& unit, std::size_t last) {
-    for_each_shard(unit, unit.noted, last, [&](ChangeSet& changes, std::size_t begin, std::size_t end) {
-      changes.before_changes({unit.matches + begin, end - begin}, unit.ids + begin, unit.buckets + begin, unit.rows + begin);
+    for_each_shard(unit, unit.noted, last, [&](Shard& shard, std::size_t begin, std::size_t end) {
+      const std::span found(unit.matches + begin, end - begin);
+      if (shard.changes != nullptr) {
+        shard.changes->before_changes(found, unit.ids + begin, unit.buckets + begin, unit.rows + begin);
+      }
+      if (shard.feed != nullptr) shard.feed->before_changes(found, unit.ids + begin);
     });
     for (; unit.noted < last; ++unit.noted) {
       const Bucket::Match match = unit.matches[unit.noted];
@@ -179,14 +184,14 @@ class Update {
     }
   }
 
-  // Calls f(changes, begin, end) for the ids from `first` to `last`, shard by shard, which is the order they are in.
+  // Calls f(shard, begin, end) for the ids from `first` to `last`, shard by shard, which is the order they are in.
   template <typename F>
   void for_each_shard(const Unit& unit, std::size_t first, std::size_t last, F&& f) {
     while (first < last) {
       const std::uint32_t shard = shard_of(unit.hashes[first]);
       std::size_t end = first + 1;
       while (end < last && shard_of(unit.hashes[end]) == shard) ++end;
-      f(*impl_.shards[shard]->changes, first, end);
+      f(*impl_.shards[shard], first, end);
       first = end;
     }
   }

@@ -1,5 +1,5 @@
 // The inside of Table, shared by the files that implement it: table.cc (reads and bookkeeping), table_apply.cc (gradients),
-// table_update.cc (other writes) and table_changes.cc (what changed).
+// table_update.cc (other writes), table_changes.cc (what changed) and table_feed.cc (what followers get).
 #pragma once
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "change_set.h"
+#include "feed_set.h"
 #include "fetch.h"
 #include "kernels/kernels.h"
 #include "layout.h"
@@ -36,6 +37,7 @@ struct alignas(64) Shard {
   ShardIndex index;
   RowPool rows;
   std::unique_ptr<ChangeSet> changes;  // null without change tracking: in all shards or in none
+  std::unique_ptr<FeedSet> feed;       // null without a feed, likewise
 };
 
 // A batch in shard order: ids of shard s are at [starts[s], starts[s + 1]), in their original order. A tag is the position of
@@ -72,6 +74,7 @@ struct Table::Impl {
   BlockPool blocks;
   SavedRooms saved_rooms{layout.row_bytes};
   std::unique_ptr<ChangeBits> change_bits;  // null without change tracking
+  std::unique_ptr<ChangeBits> feed_bits;    // null without a feed
   std::array<ShardView, kShards> views;
   // Of the shards, side by side: a small batch takes nearly all of them, and finds them in a few cache lines.
   std::array<RwLock, kShards> locks;
@@ -98,6 +101,16 @@ struct Table::Impl {
     void require(const TableConfig& config, std::uint64_t wanted) const;
   };
   Cut cut;
+
+  // How far the feed has been read: up to `position` in what was taken from `shard`.
+  struct Feed {
+    std::mutex mutex;
+    std::uint32_t shard = 0;
+    bool reading = false;
+    std::size_t position = 0;
+    FeedSet::Taken taken;
+  };
+  Feed feed;
 
   std::uint64_t id_key(std::uint64_t hash) const noexcept { return hash_id(static_cast<std::int64_t>(hash ^ table_key)); }
   float hashnet_scale(std::size_t segment) const noexcept { return hashnet_scales[segment].load(std::memory_order_relaxed); }
@@ -127,6 +140,7 @@ struct Table::Impl {
     if (const auto slot = search.slot; search.found) {
       std::byte* const row = shard.rows.at(slot.row());
       if (shard.changes != nullptr) shard.changes->before_change(id, slot.row(), slot.time(), row);
+      if (shard.feed != nullptr) shard.feed->before_change(id, slot.row());
       // Most batches carry the time that is there already; not writing keeps the cache line clean.
       if (slot.time() != time) slot.time() = time;
       return {row, true};
@@ -137,12 +151,14 @@ struct Table::Impl {
     if constexpr (kInit) initialize(row, hash);
     try {
       if (shard.changes != nullptr) shard.changes->before_insert(number);
+      if (shard.feed != nullptr) shard.feed->before_insert(number);
       shard.index.insert(search, id, hash, number, time);
     } catch (...) {
       shard.rows.free(number);
       throw;
     }
     if (shard.changes != nullptr) shard.changes->inserted(id, number);
+    if (shard.feed != nullptr) shard.feed->inserted(id, number);
     return {row, false};
   }
   bool admits(std::int64_t id, std::uint32_t count) const { return admission == nullptr || admission->admit(id, count); }
@@ -155,19 +171,26 @@ struct Table::Impl {
 
   void erase(Shard& shard, ShardIndex::Slot slot, std::int64_t id, std::uint64_t hash) {
     const std::uint32_t row = slot.row();
+    if (shard.feed != nullptr) shard.feed->before_erase(id);
     if (shard.changes != nullptr) shard.changes->before_erase(id, row, slot.time(), shard.rows.at(row));
+    if (shard.feed != nullptr) shard.feed->erased(row);
     shard.index.erase(slot, hash);
     shard.rows.free(row);
   }
 
   // Some shard must be locked, or the mutex of `cut`.
   bool tracks() const noexcept { return shards[0]->changes != nullptr; }
+  // Some shard must be locked, or the mutex of `feed`.
+  bool feeds() const noexcept { return shards[0]->feed != nullptr; }
   std::vector<std::unique_lock<RwLock>> lock_all() const;
   // Of the reader of the cut, which holds its mutex. read_group looks at the next ids of the shard's list, finish_flight
   // appends its removed ids and goes on to the next shard that has any.
   void read_group(RowBatch& out);
   void finish_flight(std::vector<std::int64_t>& erased);
   void skip_empty_flights() noexcept;
+  // Of the reader of the feed, which holds its mutex. The first is for the next ids of the shard, the second for all that were removed.
+  void read_feed_group(FeedBatch& out);
+  void read_feed_erased(FeedBatch& out);
   void end_cut() noexcept;
 
   // Calls f(shard, first, last) for runs of at most kGroup ids of one shard; takes no lock.

@@ -15,13 +15,15 @@ bool is_zero(const float* value, std::size_t n) {
   return square < std::numeric_limits<float>::min();
 }
 
-// Everything that clearing a shard with change tracking needs memory for. Returns its ids.
+// Everything that clearing a shard with change tracking or a feed needs memory for. Returns its ids.
 std::vector<std::int64_t> before_clear(Shard& shard) {
   std::vector<std::int64_t> ids;
   ids.reserve(shard.index.size());
-  shard.changes->before_clear(shard.index.size());
+  if (shard.changes != nullptr) shard.changes->before_clear(shard.index.size());
+  if (shard.feed != nullptr) shard.feed->before_clear(shard.index.size());
   shard.index.for_each([&](std::int64_t id, std::uint64_t, ShardIndex::Slot slot) {
     ids.push_back(id);
+    if (shard.changes == nullptr) return;
     if (shard.changes->in_flight(slot.row())) shard.changes->save(id, slot.row(), slot.time(), shard.rows.at(slot.row()));
   });
   return ids;
@@ -131,7 +133,7 @@ void Table::clear() {
   // All shards at once: their rows share one region.
   const auto guards = impl_->lock_all();
   std::array<std::vector<std::int64_t>, kShards> gone;
-  if (impl_->tracks()) {
+  if (impl_->tracks() || impl_->feeds()) {
     for (std::uint32_t s = 0; s < kShards; ++s) gone[s] = before_clear(*impl_->shards[s]);
   }
   for (std::uint32_t s = 0; s < kShards; ++s) {
@@ -139,8 +141,10 @@ void Table::clear() {
     shard.index.clear();
     shard.rows.clear();
     if (shard.changes != nullptr) shard.changes->cleared(gone[s]);
+    if (shard.feed != nullptr) shard.feed->cleared(gone[s]);
   }
   if (impl_->tracks()) impl_->change_bits->clear();
+  if (impl_->feeds()) impl_->feed_bits->clear();
   impl_->blocks.release();
   impl_->region.release();
 }

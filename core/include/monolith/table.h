@@ -67,6 +67,21 @@ struct ChangeBatch {
   }
 };
 
+// A piece of a feed: stored weights as they were when they were read, and ids that have no row.
+struct FeedBatch {
+  std::vector<std::int64_t> ids;
+  std::vector<std::uint32_t> times;
+  std::vector<float> values;  // ids.size() * dim
+  std::vector<std::int64_t> erased;
+  std::size_t size() const noexcept { return ids.size() + erased.size(); }
+  void clear() noexcept {
+    ids.clear();
+    times.clear();
+    values.clear();
+    erased.clear();
+  }
+};
+
 // Where a scan stands: rows are visited in the order of the leading bits of their ids' hashes. Starts at the beginning.
 struct Cursor {
   std::uint32_t shard = 0;
@@ -171,6 +186,16 @@ class Table {
   void commit_changes(std::uint64_t cut);
   // They are not: all wait for the next cut again. On std::bad_alloc the cut is still under way; call it again.
   void rollback_changes(std::uint64_t cut);
+
+  // The feed, for followers that want each row as it is now, soon and often, and not the state of one moment. From track_feed() on the
+  // table remembers which ids were written or removed, independently of change tracking, and without copies of rows: a copy of the
+  // table that applies all pieces in their order, removed ids first, has the stored weights of all ids that nobody writes any more.
+  void track_feed();  // does nothing the second time
+  // Ids that wait, some of them perhaps twice. 0 without a feed.
+  std::uint64_t fed() const;
+  // Replaces `piece` by about 16 thousand rows and removed ids; false when a pass over the table has ended. One reader at a time.
+  // Throws InvalidArgument without a feed. After any other exception some changes are lost: start followers from a scan again.
+  bool read_feed(FeedBatch& piece);
 
   // Uses other hyperparameters for the same rows from now on: of optimizers, initializers and compressors, expiry, and another
   // admission filter. Throws InvalidArgument, and changes nothing, unless name, seed, mode, what unseen ids read and the layout
