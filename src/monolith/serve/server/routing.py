@@ -13,7 +13,7 @@ from monolith.serve.replica import Replica
 if TYPE_CHECKING:
     from monolith.serve.repository import ModelRepository
 
-__all__ = ["AnswerProtocol", "AnswerStatus", "Answered", "DefaultRouter", "Observer", "Route", "Router"]
+__all__ = ["AnswerProtocol", "AnswerStatus", "Answered", "DefaultRouter", "Observer", "ReplicaRoute", "Router"]
 
 AnswerProtocol = Literal["http-json", "http-binary", "grpc", "python"]
 """How a request came."""
@@ -22,7 +22,7 @@ AnswerStatus = Literal["ok", "invalid", "overloaded", "deadline", "error"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Route:
+class ReplicaRoute:
     """The replicas of one request."""
 
     primary: Replica
@@ -34,7 +34,7 @@ class Route:
 class Router(Protocol):
     """Chooses the replicas of a request. Called in several threads at once, so it must be quick and thread-safe."""
 
-    def route(self, name: str, version: int | None, key: str) -> Route:
+    def route(self, name: str, version: int | None, key: str) -> ReplicaRoute:
         """Return the replicas for a request of the model `name`.
 
         Args:
@@ -61,9 +61,9 @@ class DefaultRouter:
     def __init__(self, repository: ModelRepository) -> None:
         self._repository = repository
 
-    def route(self, name: str, version: int | None, key: str) -> Route:
+    def route(self, name: str, version: int | None, key: str) -> ReplicaRoute:
         """Return the replica of `version`, or of the default version."""
-        return Route(primary=self._repository.get(name, version))
+        return ReplicaRoute(primary=self._repository.get(name, version))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
