@@ -49,7 +49,7 @@ from monolith.table.store import Position
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange, finish_each, jittered
 
-__all__ = ["ReadAhead", "ServerStore", "tables_of"]
+__all__ = ["ReadAhead", "ServerStore", "joined_entries", "tables_of"]
 
 REMEMBERED = 32
 """Requests whose split is kept: the gradients of a batch come soon after its lookup."""
@@ -183,7 +183,7 @@ class ServerStore(BucketGroup):
             return part.link.begin(Call.READ_ENTRIES, text, [sorted_ids[part.indices[0]]])
 
         answers = run_parts(self._routes, route, [sorted_ids], [sizes], begin, timeout=self.config.timeout)
-        return _joined_entries(wanted, [(order[indices[0]], frame) for indices, frame in answers])
+        return joined_entries(wanted, [(order[indices[0]], frame) for indices, frame in answers])
 
     def iter_rows(self, table: str, *, chunk: int = 65536) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield all rows of a table, about `chunk` at a time: ids int64 [n] and stored weights float32 [n, dim].
@@ -359,7 +359,7 @@ def _row_matrix(values: Values, count: int) -> np.ndarray:
     return array.reshape(count, array.shape[-1])
 
 
-def _joined_entries(ids: np.ndarray, answers: Sequence[tuple[np.ndarray, Frame]]) -> Entries:
+def joined_entries(ids: np.ndarray, answers: Sequence[tuple[np.ndarray, Frame]]) -> Entries:
     """Return the rows that servers have sent, in the order of `ids`. Each answer comes with the positions of its ids."""
     names = json.loads(answers[0][1].text)["slots"]
     arrays = [np.zeros((len(ids), *array.shape[1:]), array.dtype) for array in answers[0][1].arrays]

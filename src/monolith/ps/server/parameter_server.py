@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -12,11 +11,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from monolith.errors import FencedError, OverloadedError, ProtocolError, ServerRestoredError
+from monolith.errors import FencedError, ServerRestoredError
 from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import AUTHORITATIVE, CHANGES, READ_IN_PLACE, Call
 from monolith.ps.protocol.ownership import mask_of, ranges_of
-from monolith.ps.protocol.precision import WIRE_DTYPES
 from monolith.ps.rebalance.moves import TRANSFER_BYTES, BucketMoves
 from monolith.ps.rebalance.transfer import BucketInstalls, MoverLease
 from monolith.ps.server.calls import BucketCalls, CoordinationCalls, DenseCalls, TableCalls
@@ -31,7 +29,7 @@ from monolith.state.restore_points import Moment
 from monolith.state.storage import StrPath
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.transport.calls import Answer, BasicCall, CallNumber, FrameCalls, json_answer, message_of
-from monolith.transport.frames import Frame, allocate
+from monolith.transport.frames import Frame
 from monolith.transport.link import Link
 from monolith.transport.server import FrameServer, ListenConfig, read_pem, require_safe
 from monolith.transport.tokens import reveal
@@ -221,22 +219,14 @@ class Dispatcher(FrameCalls):
         text = frame.text
         lookup = (_cached_lookup if len(text) <= MAX_CACHED else messages.Lookup.from_json)(text)
         self._owned.require_read(lookup.map)
-        reads = self._state.tables.reads(lookup, frame.arrays)
-        shapes = [(WIRE_DTYPES[lookup.wire], read.shape) for read in reads]
-        size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in shapes)
-        if size > self._max_frame_bytes:
-            raise ProtocolError(
-                f"lookup: the answer would have {size:,} bytes, the limit is {self._max_frame_bytes:,}; ask for fewer ids"
-            )
-        if not self.frames.fits(size):
-            raise OverloadedError(
-                f"lookup: requests and answers of {self.frames.in_use:,} bytes are in memory, none is left for one of {size:,}; "
-                "try again later"
-            )
-        buffer, views = allocate(
-            call=Call.LOOKUP, request=frame.request, instance=self.instance, text="{}", shapes=shapes, out=out
+        buffer = self._state.tables.answer(
+            lookup,
+            frame,
+            instance=self.instance,
+            max_bytes=self._max_frame_bytes,
+            memory=self.frames,
+            out=out,
         )
-        self._state.tables.lookup(reads, views)
         # Rows may have been removed because they were moved away meanwhile.
         self._owned.require_read(lookup.map)
         return buffer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from monolith import _core
-from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.errors import ConfigError, InvalidArgumentError, OverloadedError, ProtocolError
 from monolith.ps.protocol.messages import Apply, DeclaredTable, Lookup, Pooling, TableGradient, TableRead
-from monolith.ps.protocol.precision import narrow, widen
+from monolith.ps.protocol.precision import WIRE_DTYPES, narrow, widen
 from monolith.ps.server.memory_limit import MemoryLimit
 from monolith.state.compatibility import changed_settings, filters_fit
 from monolith.table.admission import AdmissionFilter
@@ -21,6 +22,8 @@ from monolith.table.bags import Bags, pooling_factors
 from monolith.table.buckets import bucket_of
 from monolith.table.embedding_table import EmbeddingTable, TableStats, TableUpdate, apply_updates, as_pooling
 from monolith.table.entries import Entries
+from monolith.transport.calls import FrameMemory
+from monolith.transport.frames import Frame, allocate
 
 __all__ = ["CheckedRead", "ServedTables", "require_count"]
 
@@ -185,6 +188,44 @@ class ServedTables:
         for made, view in zip(rows, out, strict=True):
             if made is not view:
                 narrow(made, view)
+
+    def answer(
+        self,
+        lookup: Lookup,
+        frame: Frame,
+        *,
+        instance: int,
+        max_bytes: int,
+        memory: FrameMemory,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Return the bytes of the answer to `frame`, which asks for `lookup`. Rows are written into the answer itself.
+
+        Args:
+            lookup: the message in the frame.
+            frame: has the arrays of the lookup.
+            instance: the incarnation of the server.
+            max_bytes: a larger answer is refused.
+            memory: counts the frames of the server. An answer that does not fit is refused.
+            out: where a large answer may be written.
+        """
+        reads = self.reads(lookup, frame.arrays)
+        shapes = [(WIRE_DTYPES[lookup.wire], read.shape) for read in reads]
+        size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in shapes)
+        if size > max_bytes:
+            raise ProtocolError(
+                f"lookup: the answer would have {size:,} bytes, the limit is {max_bytes:,}; ask for fewer ids"
+            )
+        if not memory.fits(size):
+            raise OverloadedError(
+                f"lookup: requests and answers of {memory.in_use:,} bytes are in memory, none is left for one of {size:,}; "
+                "try again later"
+            )
+        buffer, views = allocate(
+            call=frame.call, request=frame.request, instance=instance, text="{}", shapes=shapes, out=out
+        )
+        self.lookup(reads, views)
+        return buffer
 
     def apply(self, apply: Apply, arrays: Sequence[np.ndarray], *, leave_out: np.ndarray | None = None) -> None:
         """Make one optimizer step for each table and id. If anything is wrong, or does not fit into memory, nothing has changed.
