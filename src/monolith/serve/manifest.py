@@ -26,6 +26,7 @@ __all__ = [
     "Signature",
     "read_export_manifest",
     "serving_features",
+    "version_folder",
     "write_export_manifest",
 ]
 
@@ -89,6 +90,16 @@ def read_export_manifest(folder: Path) -> ExportManifest:
     for name, expected in manifest.files.items():
         _check(folder, name, expected)
     return manifest
+
+
+def version_folder(path: Path) -> Path:
+    """Return `path` if it is an export, else the newest complete export of those that it contains under their numbers."""
+    if (path / _NAME).is_file():
+        return path
+    if not path.is_dir():
+        raise InvalidArgumentError(f"{path}: expected the folder of an export, or one with numbered exports")
+    versions = [folder for folder in path.iterdir() if folder.name.isdecimal() and (folder / _NAME).is_file()]
+    return max(versions, key=lambda folder: int(folder.name)) if versions else path
 
 
 def _check(folder: Path, name: str, expected: ExportedFile) -> None:
