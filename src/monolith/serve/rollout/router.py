@@ -1,0 +1,452 @@
+"""`RolloutRouter`: divides the requests of a model between its versions, judges them by labels, and rolls back."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from monolith.console import RareWarnings
+from monolith.errors import InvalidArgumentError, ModelNotFoundError, MonolithError, StorageError
+from monolith.serve.replica import Replica
+from monolith.serve.repository import ModelRepository
+from monolith.serve.rollout.labels import PredictionMemory, ServedLabel
+from monolith.serve.rollout.moments import RollbackTarget, moment_of
+from monolith.serve.rollout.plan import ModelRollout, RolloutEvent, RolloutFile, RolloutPlan, RolloutState
+from monolith.serve.rollout.quality import QualityBoard
+from monolith.serve.server.routing import Answered, ReplicaRoute
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["RolloutRouter"]
+
+_MAX_EVENTS = 100
+_log = logging.getLogger(__name__)
+
+
+class RolloutRouter:
+    """Chooses versions by the plan of each model. A `Router`, and an `Observer` of its answers. Thread-safe.
+
+    A model without a plan is answered by its default version. A request that names a version gets that version. The state is
+    in `folder`, and is durable before a change is answered. One server at a time may use a folder.
+
+    Args:
+        repository: The replicas.
+        folder: Where rollout.json is. It is created if needed.
+        memory: Remembers predictions until their labels come.
+        targets: By model, what can go back to an earlier moment of the run that it follows.
+        clock: Seconds that never go back. The same as that of `memory`.
+        now: Seconds since 1970.
+
+    Example:
+        >>> import tempfile
+        >>> from monolith.serve.repository import ModelRepository
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     router = RolloutRouter(ModelRepository(), folder)
+        ...     router.status()["models"]
+        ...     router.close()
+        {}
+    """
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        folder: str | Path,
+        *,
+        memory: PredictionMemory | None = None,
+        targets: Mapping[str, RollbackTarget] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._repository = repository
+        self._clock, self._now = clock, now
+        self.memory = memory or PredictionMemory(clock=clock)
+        """The served predictions that wait for labels."""
+        self.targets = dict(targets or {})
+        """By model, what can go back to an earlier moment. Set one before requests come."""
+        self._changes = threading.RLock()
+        self._counting = threading.Lock()
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._heads: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._warnings = RareWarnings(_log, seconds=60)
+        self._board = QualityBoard()
+        self._saved = True
+        self._file = RolloutFile(Path(folder))
+        self._state = self._file.read()
+        for name, rollout in self._state.models.items():
+            self._board.restart(rollout.plan, clock())
+            self._follow_default(rollout.plan)
+            _log.info("model %r: rollout continues: %s", name, _sentence(rollout.plan))
+
+    # --- Router ------------------------------------------------------------------------------------------------------
+
+    def route(self, name: str, version: int | None, key: str) -> ReplicaRoute:
+        """Return the replica of `version`, or those that the plan of the model has for `key`."""
+        rollout = self._state.models.get(name)
+        if version is not None or rollout is None:
+            return ReplicaRoute(primary=self._repository.get(name, version))
+        plan = rollout.plan
+        # A request without a key cannot be recognized, so chance decides. With one hash all of them would go to one version.
+        key = key or format(random.getrandbits(64), "x")
+        primary = self._available(plan, plan.version_of(key))
+        if not plan.shadows:
+            return ReplicaRoute(primary=primary)
+        shadows = [self._shadow(name, shadow) for shadow in plan.shadows_of(key) if shadow != primary.version]
+        return ReplicaRoute(primary=primary, shadows=tuple(shadow for shadow in shadows if shadow is not None))
+
+    def key_column(self, name: str) -> str | None:
+        """Return the column whose first value is the key of a request. None: the request's own key."""
+        rollout = self._state.models.get(name)
+        return None if rollout is None else rollout.plan.split_by
+
+    def _available(self, plan: RolloutPlan, version: int) -> Replica:
+        for wanted in (version, plan.stable):
+            try:
+                return self._repository.get(plan.model, wanted)
+            except ModelNotFoundError as error:
+                self._count("missing_versions", plan.model, wanted)
+                self._warnings.warn("a request is answered by another version than planned: %s", error)
+        return self._repository.get(plan.model)
+
+    def _shadow(self, name: str, version: int) -> Replica | None:
+        try:
+            return self._repository.get(name, version)
+        except ModelNotFoundError as error:
+            self._count("missing_versions", name, version)
+            self._warnings.warn("a shadow does not predict: %s", error)
+            return None
+
+    # --- Observer ----------------------------------------------------------------------------------------------------
+
+    def answered(self, answered: Answered) -> None:
+        """Remember the predictions of an answer until its labels come."""
+        if answered.status != "ok":
+            if answered.shadow:
+                self._count("failed_shadows", answered.model, answered.version)
+            return
+        self._count("shadows" if answered.shadow else "answers", answered.model, answered.version)
+        if not answered.request_id or not answered.outputs:
+            if not answered.request_id:
+                self._count("answers_without_id", answered.model, answered.version)
+            return
+        heads = self._heads_of(answered.model, answered.version)
+        if not heads or any(head not in answered.outputs for head in heads):
+            return
+        values = np.stack([_vector(answered.outputs[head]) for head in heads])
+        returned = self.memory.add(answered.model, answered.version, answered.request_id, heads, values)
+        if answered.shadow and returned is not None:
+            self._board.compare(answered.model, answered.version, np.abs(values.astype(np.float64) - returned).ravel())
+
+    def _heads_of(self, model: str, version: int) -> tuple[str, ...]:
+        """Return the heads whose predictions are probabilities."""
+        known = self._heads.get((model, version))
+        if known is not None:
+            return known
+        try:
+            outputs = self._repository.get(model, version).signature.outputs
+        except ModelNotFoundError:  # removed since it answered
+            return ()
+        heads = tuple(output.name for output in outputs if output.kind == "binary" and output.shape in ((), (1,)))
+        if len(self._heads) > 256:
+            self._heads = {}
+        self._heads[model, version] = heads
+        return heads
+
+    def _count(self, what: str, model: str, version: int | str = "") -> None:
+        with self._counting:
+            self._counts[what, model, str(version)] += 1
+
+    # --- Labels ------------------------------------------------------------------------------------------------------
+
+    def add_labels(self, labels: Iterable[ServedLabel]) -> dict[str, int]:
+        """Join labels with served predictions, judge the candidates by them, and roll back one that breaks a bound.
+
+        Returns:
+            The number of labels that were joined, and of those that were repeated, late, unknown or invalid, see
+            `PredictionMemory.join`.
+        """
+        batches, counts = self.memory.join(labels)
+        for model in self._board.add(batches, self._clock()):
+            self._judge(model)
+        if not self._saved:
+            self._save_if_needed()
+        return {kind: counts.get(kind, 0) for kind in ("joined", "repeated", "late", "unknown", "invalid")}
+
+    def _judge(self, model: str) -> None:
+        rollout = self._state.models.get(model)
+        if rollout is None:
+            return
+        plan = rollout.plan
+        if plan.candidate is None and (plan.rewind is None or model not in self.targets):
+            return
+        broken = self._board.verdict(
+            plan, self._clock(), version=plan.stable if plan.candidate is None else plan.candidate
+        )
+        if broken is None:
+            return
+        if plan.candidate is None:
+            self._rewind_automatically(plan, broken)
+        else:
+            self._roll_back_automatically(plan, plan.candidate, broken)
+
+    def _roll_back_automatically(self, plan: RolloutPlan, candidate: int, broken: str) -> None:
+        with self._changes:
+            rollout = self._state.models[plan.model]
+            if rollout.plan is not plan:  # an operator was quicker
+                return
+            _log.warning(
+                "model %r: version %d is rolled back, version %d answers all requests: %s",
+                plan.model,
+                candidate,
+                plan.stable,
+                broken,
+            )
+            self._count("rollbacks", plan.model, candidate)
+            self._back_to_stable(rollout, candidate, broken, automatic=True)
+            self._save_if_needed()
+
+    def _rewind_automatically(self, plan: RolloutPlan, broken: str) -> None:
+        assert plan.rewind is not None
+        _log.warning("model %r: goes back to %s: %s", plan.model, plan.rewind, broken)
+        # Whether or not it succeeds, the next verdict needs new answers.
+        self._board.restart(plan, self._clock())
+        try:
+            self._rewind(plan.model, plan.rewind, broken, automatic=True)
+        except MonolithError as error:
+            self._count("failed_rewinds", plan.model, plan.stable)
+            _log.error("model %r: could not go back to %s: %s", plan.model, plan.rewind, error)
+
+    # --- Operator ----------------------------------------------------------------------------------------------------
+
+    def set_plan(self, plan: RolloutPlan, *, again: bool = False) -> None:
+        """Put a plan into force. It is durable when this returns.
+
+        Args:
+            plan: Replaces the one of the same model.
+            again: Allow a candidate that was rolled back before.
+
+        Raises:
+            ModelNotFoundError: The server does not have one of the versions.
+            InvalidArgumentError: The candidate was rolled back before, or the plan needs what the model does not have.
+            StorageError: The plan cannot be made durable. The one before stays in force.
+        """
+        for version in plan.versions:
+            self._repository.get(plan.model, version)
+        if plan.rewind is not None:
+            self._target(plan.model)
+        with self._changes:
+            before = self._state.models.get(plan.model)
+            rejected = () if before is None else before.rejected
+            refused = [version for version in plan.versions[:2] if version in rejected and version != plan.stable]
+            if refused and not again:
+                raise InvalidArgumentError(
+                    f"candidate: version {refused[0]} of {plan.model!r} was rolled back before; fix the model and export a new "
+                    "version, or say that it is to be tried again (--again, or ?again=true)"
+                )
+            kept = before or ModelRollout(plan=plan, started=0.0)
+            rejected = tuple(version for version in rejected if version not in plan.versions)
+            change = kept.model_copy(update={"plan": plan, "rejected": rejected})
+            event = self._event("plan", plan.candidate or plan.stable, _sentence(plan))
+            self._put(change, event)
+
+    def promote(self, model: str) -> RolloutPlan:
+        """Make the candidate the stable version. It is durable when this returns."""
+        with self._changes:
+            rollout = self._rollout(model)
+            plan = rollout.plan
+            if plan.candidate is None:
+                raise InvalidArgumentError(f"model {model!r}: there is no candidate to promote; set a plan with one")
+            self._repository.get(model, plan.candidate)
+            shadows = tuple(version for version in plan.shadows if version != plan.candidate)
+            promoted = _replaced(plan, stable=plan.candidate, candidate=None, share=0.0, shadows=shadows)
+            change = rollout.model_copy(update={"plan": promoted, "previous": plan.stable})
+            self._put(change, self._event("promote", plan.candidate, f"stable was {plan.stable}"))
+            return promoted
+
+    def rollback(self, model: str, *, to: str | None = None, reason: str = "asked by an operator") -> str:
+        """Go back at once: to the stable version, without a candidate to the one before the last promotion, or to a moment.
+
+        Args:
+            model: Name of the model.
+            to: A moment such as "10m-ago", for a replica that follows a run. See `moment_of`.
+            reason: For the record.
+
+        Returns:
+            A sentence that says what was done.
+
+        Raises:
+            InvalidArgumentError: There is nothing to go back to.
+            StorageError: Traffic has gone back, but this cannot be made durable. It is tried again with every label.
+        """
+        if to is not None:
+            return self._rewind(model, to, reason, automatic=False)
+        with self._changes:
+            rollout = self._rollout(model)
+            plan = rollout.plan
+            if plan.candidate is not None:
+                self._back_to_stable(rollout, plan.candidate, reason, automatic=False)
+            elif rollout.previous is not None:
+                self._repository.get(model, rollout.previous)
+                back = _replaced(plan, stable=rollout.previous, shadows=())
+                change = rollout.model_copy(
+                    update={"plan": back, "previous": None, "rejected": _with(rollout.rejected, plan.stable)}
+                )
+                self._apply(change, self._event("rollback", plan.stable, reason))
+            else:
+                raise InvalidArgumentError(
+                    f"model {model!r}: version {plan.stable} answers all requests, and nothing was promoted before it; set a "
+                    "plan with another stable version, or name a moment to go back to"
+                )
+            self._save()
+            stable = self._state.models[model].plan.stable
+        done = f"model {model!r}: version {stable} answers all requests"
+        _log.warning("%s: %s", done, reason)
+        return done
+
+    def status(self) -> dict[str, Any]:
+        """Return plans, events, quality and counts of all models, as JSON can express them."""
+        quality = self.quality()
+        with self._counting:
+            counts = Counter(self._counts)
+        models: dict[str, object] = {}
+        for name, rollout in self._state.models.items():
+            answers = {key[2]: number for key, number in counts.items() if key[:2] == ("answers", name)}
+            models[name] = {
+                **rollout.model_dump(mode="json"),
+                "available": list(self._versions(name)),
+                "answers": answers,
+                "quality": quality.get(name, {}),
+            }
+        return {
+            "models": models,
+            "labels": dict(self.memory.counts),
+            "remembered": len(self.memory),
+            "saved": self._saved,
+        }
+
+    def quality(self) -> dict[str, dict[str, dict[str, object]]]:
+        """Return the quality of each version by model: `heads` with `window` and `total`, and `shadow` for a shadow."""
+        return self._board.as_json(self._clock())
+
+    def counters(self) -> dict[tuple[str, str, str], int]:
+        """Return all counts by (what, model, version). Those of labels and remembered requests have no model and version."""
+        with self._counting:
+            return {**self._counts, **{(what, "", ""): number for what, number in self.memory.counts.items()}}
+
+    def close(self) -> None:
+        """Let another server use the folder. Calling it twice is harmless."""
+        self._file.close()
+
+    # --- Changes -----------------------------------------------------------------------------------------------------
+
+    def _back_to_stable(self, rollout: ModelRollout, candidate: int, reason: str, *, automatic: bool) -> None:
+        plan = _replaced(rollout.plan, candidate=None, share=0.0)
+        change = rollout.model_copy(update={"plan": plan, "rejected": _with(rollout.rejected, candidate)})
+        self._apply(change, self._event("rollback", candidate, reason, automatic=automatic))
+
+    def _rewind(self, model: str, to: str, reason: str, *, automatic: bool) -> str:
+        moment = moment_of(to, now=self._now())
+        done = self._target(model).rollback_to(moment)
+        _log.warning("model %r: went back to %s: %s", model, moment, done)
+        self._count("rewinds", model)
+        with self._changes:
+            rollout = self._state.models.get(model)
+            if rollout is not None:
+                event = self._event("rewind", rollout.plan.stable, f"{moment}: {done}: {reason}", automatic=automatic)
+                self._apply(rollout.model_copy(), event)
+                self._save_if_needed()
+        return done
+
+    def _target(self, model: str) -> RollbackTarget:
+        target = self.targets.get(model)
+        if target is None:
+            raise InvalidArgumentError(
+                f"model {model!r}: does not follow a run, so it cannot go back to a moment; roll back to another version"
+            )
+        return target
+
+    def _rollout(self, model: str) -> ModelRollout:
+        rollout = self._state.models.get(model)
+        if rollout is None:
+            known = ", ".join(map(repr, self._state.models)) or "none"
+            raise InvalidArgumentError(f"model {model!r}: has no plan; models with one: {known}")
+        return rollout
+
+    def _event(self, kind: str, version: int, reason: str, *, automatic: bool = False) -> RolloutEvent:
+        return RolloutEvent(time=self._now(), kind=kind, version=version, reason=reason, automatic=automatic)  # type: ignore[arg-type]
+
+    def _put(self, change: ModelRollout, event: RolloutEvent) -> None:
+        """Make a change durable and then put it into force."""
+        before = self._state
+        change = _recorded(change, event)
+        after = RolloutState(models={**before.models, change.plan.model: change})
+        self._file.write(after)
+        self._saved = True
+        self._enforce(after, change)
+
+    def _apply(self, change: ModelRollout, event: RolloutEvent) -> None:
+        """Put a change into force at once. It is to be saved by the caller."""
+        change = _recorded(change, event)
+        self._saved = False
+        self._enforce(RolloutState(models={**self._state.models, change.plan.model: change}), change)
+
+    def _enforce(self, state: RolloutState, change: ModelRollout) -> None:
+        self._state = state  # one assignment, which requests see whole
+        self._board.restart(change.plan, self._clock())
+        self._follow_default(change.plan)
+
+    def _save(self) -> None:
+        with self._changes:
+            self._file.write(self._state)
+            self._saved = True
+
+    def _save_if_needed(self) -> None:
+        try:
+            self._save()
+        except StorageError as error:
+            self._warnings.warn("the rollout is not durable yet: %s", error)
+
+    def _follow_default(self, plan: RolloutPlan) -> None:
+        """Let whoever asks the repository for the default version get the stable one."""
+        if plan.stable in self._versions(plan.model):
+            self._repository.set_default(plan.model, plan.stable)
+        else:
+            _log.warning("model %r: version %d of its rollout is not loaded", plan.model, plan.stable)
+
+    def _versions(self, model: str) -> tuple[int, ...]:
+        return self._repository.versions(model) if self._repository.ready(model) else ()
+
+
+def _vector(values: Tensor) -> npt.NDArray[np.float32]:
+    return values.detach().cpu().float().numpy().reshape(-1)
+
+
+def _with(versions: tuple[int, ...], version: int) -> tuple[int, ...]:
+    return (*(other for other in versions if other != version), version)
+
+
+def _replaced(plan: RolloutPlan, **fields: object) -> RolloutPlan:
+    return RolloutPlan(**{**{name: getattr(plan, name) for name in RolloutPlan.model_fields}, **fields})
+
+
+def _recorded(change: ModelRollout, event: RolloutEvent) -> ModelRollout:
+    return change.model_copy(update={"started": event.time, "events": (*change.events, event)[-_MAX_EVENTS:]})
+
+
+def _sentence(plan: RolloutPlan) -> str:
+    by = f"of {plan.split_by}" if plan.split_by else "of requests"
+    parts = [f"stable {plan.stable}"]
+    if plan.candidate is not None:
+        parts.append(f"candidate {plan.candidate} for {plan.share:.4g} {by}")
+    if plan.shadows:
+        parts.append(f"shadows {', '.join(map(str, plan.shadows))}")
+    return ", ".join(parts)
