@@ -55,6 +55,7 @@ LAYERS = (
     "transport",
     "features cluster",
     "state",
+    "follow",
     "nn optim metrics",
     "data",
     "dataservice",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from monolith import _core
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.table.arrays import Ids, id_array
 
-__all__ = ["NUM_BUCKETS", "bucket_bounds", "bucket_of", "bucket_owners", "bucket_ranges"]
+__all__ = ["NUM_BUCKETS", "bucket_bounds", "bucket_of", "bucket_owners", "bucket_ranges", "mask_of", "ranges_of"]
 
 NUM_BUCKETS: int = _core.NUM_BUCKETS
 """Buckets of every model, for ever."""
@@ -80,3 +80,22 @@ def bucket_owners(ranges: Sequence[range], count: int) -> np.ndarray:
     if (owners < 0).any():
         raise ConfigError(f"ranges: nobody owns bucket {int(np.argmin(owners))}; every bucket needs an owner")
     return owners
+
+
+def mask_of(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Return bool [NUM_BUCKETS]: which buckets are in `ranges`."""
+    mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
+    for first, end in ranges:
+        mask[first:end] = True
+    return mask
+
+
+def ranges_of(mask: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """Return the ranges of the buckets that are set in `mask`, as few as possible.
+
+    Example:
+        >>> ranges_of(mask_of([(0, 5), (5, 7), (9, 10)]))
+        ((0, 7), (9, 10))
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]]))).tolist()
+    return tuple(zip(edges[::2], edges[1::2], strict=True))

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from monolith import _core
 
-__all__ = ["CutPiece", "RawRows", "TableCut"]
+__all__ = ["CutPiece", "FeedPiece", "RawRows", "TableCut"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,3 +77,17 @@ class TableCut:
     def rollback(self) -> None:
         """Return the changes to the table, merged with newer ones, whether they were read or not."""
         self._table.rollback_changes(self._number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedPiece:
+    """Some rows of a table that changed since its feed was last read, as they are now, and ids that have no row any more."""
+
+    ids: np.ndarray
+    """int64 [n]."""
+    times: np.ndarray
+    """uint32 [n]: event time of the last write, seconds."""
+    values: np.ndarray
+    """float32 [n, dim]: stored weights."""
+    erased: np.ndarray
+    """int64 [m]."""

@@ -18,7 +18,7 @@ from monolith import _core
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.table.arrays import Ids, Values, contiguous, file_name, id_array, id_vector, row_matrix, time_vector
 from monolith.table.buckets import NUM_BUCKETS, bucket_bounds
-from monolith.table.changes import RawRows, TableCut
+from monolith.table.changes import FeedPiece, RawRows, TableCut
 from monolith.table.config import TableConfig, to_core
 from monolith.table.entries import Entries, TableState
 
@@ -443,6 +443,32 @@ class EmbeddingTable:
         Raises `InvalidArgumentError` without `track_changes`, or while a cut is neither committed nor rolled back.
         """
         return TableCut(self._core)
+
+    def track_feed(self) -> None:
+        """Track from now on which ids are written or removed, for `read_feed`. A second call does nothing.
+
+        It is independent of `track_changes`, and of who reads which of the two.
+        """
+        self._core.track_feed()
+
+    def read_feed(self) -> Iterator[FeedPiece]:
+        """Yield the rows that were written since the last pass, as they are now, and the ids that were removed. One reader at a time.
+
+        A copy that applies all pieces in order, removed ids first, has the stored weights of every row that is not being written.
+        Writers wait for microseconds. Raises `InvalidArgumentError` without `track_feed`.
+
+        Example:
+            >>> from monolith import EmbeddingTable, Segment, TableConfig
+            >>> table = EmbeddingTable(TableConfig(name="item", segments=(Segment(dim=2),)))
+            >>> table.track_feed()
+            >>> _ = table.reinitialize([3, 4])
+            >>> _ = table.erase([3])
+            >>> [(piece.ids.tolist(), piece.erased.tolist()) for piece in table.read_feed()]
+            [([4], [3])]
+        """
+        while (arrays := self._core.read_feed()) is not None:
+            ids, times, values, erased = arrays
+            yield FeedPiece(ids=ids, times=times, values=values, erased=erased)
 
     def take_over(self, other: EmbeddingTable) -> None:
         """Have the rows, state and admission filter of `other` instead of one's own, from one moment to the next.

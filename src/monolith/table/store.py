@@ -204,11 +204,11 @@ class Store(Protocol):
         """
 
     def begin_restore(
-        self, path: str, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
+        self, path: str | None, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
     ) -> Callable[[], None]:
         """Let other processes read their rows from `path`, a checkpoint or a segment of a run's log that names their segments.
 
-        Returns a function that puts them in place.
+        Returns a function that puts them in place. None: they will hold nothing, as when they were new.
 
         With `only_fresh`, those that hold rows that are to be kept keep them. With `rows_only`, dense parameters are left as they
         are.
@@ -225,6 +225,12 @@ class Store(Protocol):
 
         More was trained if the caller knows it (`trained`), or if other holders are not at that checkpoint. `checkpoint` is its
         name, "" if there is none.
+        """
+
+    def moved_on(self, checkpoint: str) -> list[str]:
+        """Return the addresses of holders whose rows are not exactly those of `checkpoint`, without those that are new.
+
+        `checkpoint` is its name. "": of holders that have rows at all.
         """
 
     def progress(self) -> WorkerProgress | None:
@@ -390,7 +396,7 @@ class LocalStore:
         return StoreSave()
 
     def begin_restore(
-        self, path: str, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
+        self, path: str | None, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
     ) -> Callable[[], None]:
         """Return a function that does nothing: all rows are in `tables`, which the caller restores."""
         return lambda: None
@@ -405,6 +411,10 @@ class LocalStore:
 
     def lost(self, checkpoint: str, *, trained: bool) -> list[str]:
         """Return nothing: rows in this process are lost with the caller."""
+        return []
+
+    def moved_on(self, checkpoint: str) -> list[str]:
+        """Return nothing: rows in this process are those of the caller."""
         return []
 
     def progress(self) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.ps.protocol.control_messages import Buckets
-from monolith.ps.protocol.ownership import NOBODY, OwnedByServer, OwnershipMap, mask_of, ranges_of
+from monolith.ps.protocol.ownership import NOBODY, OwnedByServer, OwnershipMap
 from monolith.ps.rebalance.client import planned_moves
-from monolith.table.buckets import NUM_BUCKETS
+from monolith.table.buckets import NUM_BUCKETS, mask_of, ranges_of
 
 
 def described(*servers: tuple[str, object, object]) -> str:

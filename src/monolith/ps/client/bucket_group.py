@@ -11,8 +11,9 @@ from monolith.ps.client.scatter_gather import FIRST_PAUSE
 from monolith.ps.client.server_group import FIND_SECONDS, ClientConfig, ServerGroup
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import DeclaredTable, Joined
-from monolith.ps.protocol.ownership import OwnershipMap, mask_of, ranges_of
+from monolith.ps.protocol.ownership import OwnershipMap
 from monolith.ps.rebalance.client import rebalance_buckets
+from monolith.table.buckets import mask_of, ranges_of
 from monolith.table.config import TableConfig
 from monolith.transport.addresses import distinct_addresses
 from monolith.transport.calls import CallNumber

@@ -21,8 +21,8 @@ from monolith.errors import (
 )
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import Buckets, OwnBuckets
-from monolith.ps.protocol.ownership import OwnedByServer, OwnershipMap, mask_of, ranges_of
-from monolith.table.buckets import NUM_BUCKETS
+from monolith.ps.protocol.ownership import OwnedByServer, OwnershipMap
+from monolith.table.buckets import NUM_BUCKETS, mask_of, ranges_of
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link, finish_each
 

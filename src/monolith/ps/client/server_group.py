@@ -26,7 +26,7 @@ from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import LogState
 from monolith.ps.protocol.messages import CountFrom, DeclaredTable, HeldPosition, Push, Wire
-from monolith.ps.protocol.ownership import mask_of
+from monolith.table.buckets import mask_of
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats
 from monolith.table.store import FollowedLog, RestoreChoices, StoreSave, WorkerProgress
@@ -264,9 +264,12 @@ class ServerGroup:
         """Return None: every server commits when it decides to, so no step is in all of their logs."""
 
     def begin_restore(
-        self, path: str, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
+        self, path: str | None, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
     ) -> Callable[[], None]:
-        """Let the servers read their parts of the checkpoint `path`. Returns a function that puts them in place."""
+        """Let the servers read their parts of the checkpoint `path`. Returns a function that puts them in place.
+
+        None: the function lets the servers drop all that they hold.
+        """
         return prepare_servers(self.links, path, only_fresh=only_fresh, rows_only=rows_only, **choices)
 
     def lost(self, checkpoint: str, *, trained: bool) -> list[str]:
@@ -276,6 +279,12 @@ class ServerGroup:
             # A server that owns nothing, as one that has just been added, has nothing to lose.
             return [address for address, one in health.items() if not one["initialised"] and one["owns"]]
         return []
+
+    def moved_on(self, checkpoint: str) -> list[str]:
+        """Return the addresses of servers that hold something other than `checkpoint`, "" for nothing at all."""
+        health = zip(self.addresses, self.health(), strict=True)
+        # One that is not initialised is restored anyway, if there is something to restore.
+        return [a for a, one in health if one["checkpoint"] != checkpoint and (one["initialised"] or not checkpoint)]
 
     def followed_logs(self) -> list[FollowedLog]:
         """Return the change log of each server. Servers without a folder have none, and are refused."""

@@ -38,11 +38,10 @@ from monolith.ps.client.server_group import ClientConfig, require_known
 from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.messages import DeclaredTable
-from monolith.ps.protocol.ownership import mask_of, ranges_of
 from monolith.ps.protocol.precision import narrowed, widen
 from monolith.table.arrays import Ids, Values, contiguous, id_array
 from monolith.table.bags import Bags, Gradient, join_gradients
-from monolith.table.buckets import NUM_BUCKETS
+from monolith.table.buckets import NUM_BUCKETS, mask_of, ranges_of
 from monolith.table.config import TableConfig
 from monolith.table.entries import Entries
 from monolith.table.store import Position

@@ -105,8 +105,8 @@ class Restore(Config):
     A retry with the same token returns whether it is done.
     """
 
-    path: _Path
-    """A checkpoint of any number of servers, or of none."""
+    path: _Path | None
+    """A checkpoint of any number of servers, or of none. None: drop everything, as when the server was new."""
     token: WireInt
     wait: _Wait = 0.0
     aliases: dict[WireName, WireName] = {}

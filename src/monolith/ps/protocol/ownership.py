@@ -8,7 +8,7 @@ can exist. The map of a group is the union of what its servers own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated
 
@@ -16,10 +16,10 @@ import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from monolith.config import Config
-from monolith.table.buckets import NUM_BUCKETS, bucket_owners, bucket_ranges
+from monolith.table.buckets import NUM_BUCKETS, bucket_owners, bucket_ranges, mask_of, ranges_of
 from monolith.transport.addresses import Address
 
-__all__ = ["BucketRange", "BucketRanges", "NOBODY", "OwnedByServer", "OwnershipMap", "mask_of", "ranges_of"]
+__all__ = ["BucketRange", "BucketRanges", "NOBODY", "OwnedByServer", "OwnershipMap"]
 
 NOBODY = -1
 """The owner of a bucket that is in transit from one server to another."""
@@ -42,25 +42,6 @@ BucketRange = Annotated[tuple[_Bound, _Bound], AfterValidator(_ordered)]
 """The first bucket, and the one after the last."""
 BucketRanges = Annotated[tuple[BucketRange, ...], Field(max_length=NUM_BUCKETS), AfterValidator(_apart)]
 """In order and disjoint. Empty: no bucket."""
-
-
-def mask_of(ranges: Iterable[tuple[int, int]]) -> np.ndarray:
-    """Return bool [NUM_BUCKETS]: which buckets are in `ranges`."""
-    mask = np.zeros(NUM_BUCKETS, dtype=np.bool_)
-    for first, end in ranges:
-        mask[first:end] = True
-    return mask
-
-
-def ranges_of(mask: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """Return the ranges of the buckets that are set in `mask`, as few as possible.
-
-    Example:
-        >>> ranges_of(mask_of([(0, 5), (5, 7), (9, 10)]))
-        ((0, 7), (9, 10))
-    """
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]]))).tolist()
-    return tuple(zip(edges[::2], edges[1::2], strict=True))
 
 
 class OwnedByServer(Config):

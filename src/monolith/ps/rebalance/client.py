@@ -15,8 +15,8 @@ from monolith.ps.client.routes import ask_buckets
 from monolith.ps.client.server_group import ClientConfig, link_to
 from monolith.ps.protocol.calls import Call
 from monolith.ps.protocol.control_messages import Buckets, MoveBuckets, Moved, OutgoingTransfer, TakeBack, TakenBack
-from monolith.ps.protocol.ownership import OwnershipMap, mask_of, ranges_of
-from monolith.table.buckets import NUM_BUCKETS
+from monolith.ps.protocol.ownership import OwnershipMap
+from monolith.table.buckets import NUM_BUCKETS, mask_of, ranges_of
 from monolith.transport.addresses import distinct_addresses
 from monolith.transport.link import Link
 

@@ -29,7 +29,6 @@ from monolith.ps.protocol.control_messages import (
     TakeBack,
     TakenBack,
 )
-from monolith.ps.protocol.ownership import mask_of, ranges_of
 from monolith.ps.rebalance.transfer import (
     REFUSALS,
     MoverLease,
@@ -42,6 +41,7 @@ from monolith.ps.rebalance.transfer import (
 from monolith.ps.server.ledger_state import progress_text, put_progress, read_ledger
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.state import ServerState
+from monolith.table.buckets import mask_of, ranges_of
 from monolith.transport.link import Link
 
 __all__ = ["ASK_SECONDS", "BucketMoves", "TransferDelivery", "keep_transfer"]

@@ -17,14 +17,13 @@ from monolith.ps.protocol.control_messages import (
     Refused,
     RefuseTransfer,
 )
-from monolith.ps.protocol.ownership import mask_of
 from monolith.ps.server.dense_parameters import DenseParameters
 from monolith.ps.server.ledger_state import put_progress, read_ledger
 from monolith.ps.server.owned_buckets import OwnedBuckets
 from monolith.ps.server.served_tables import ServedTables, require_count
 from monolith.ps.server.state import ServerState
 from monolith.state_bytes import State, pack_state, unpack_state
-from monolith.table.buckets import bucket_of
+from monolith.table.buckets import bucket_of, mask_of
 from monolith.table.embedding_table import EmbeddingTable
 from monolith.table.entries import TableState
 

@@ -19,7 +19,8 @@ from monolith.errors import (
     UnavailableError,
 )
 from monolith.ps.protocol.control_messages import Buckets, InstallBuckets, OutgoingTransfer, RefuseTransfer
-from monolith.ps.protocol.ownership import BucketRange, BucketRanges, mask_of, ranges_of
+from monolith.ps.protocol.ownership import BucketRange, BucketRanges
+from monolith.table.buckets import mask_of, ranges_of
 from monolith.transport.calls import WireInt
 
 __all__ = ["OwnedBuckets"]

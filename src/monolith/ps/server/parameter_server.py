@@ -14,7 +14,6 @@ from pydantic import Field
 from monolith.errors import FencedError, ServerRestoredError
 from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import AUTHORITATIVE, CHANGES, READ_IN_PLACE, Call
-from monolith.ps.protocol.ownership import mask_of, ranges_of
 from monolith.ps.rebalance.moves import TRANSFER_BYTES, BucketMoves
 from monolith.ps.rebalance.transfer import BucketInstalls, MoverLease
 from monolith.ps.server.calls import BucketCalls, CoordinationCalls, DenseCalls, TableCalls
@@ -27,7 +26,7 @@ from monolith.ps.server.saving import LogCalls, SaveCalls
 from monolith.ps.server.state import ServerState
 from monolith.state.restore_points import Moment
 from monolith.state.storage import StrPath
-from monolith.table.buckets import NUM_BUCKETS
+from monolith.table.buckets import NUM_BUCKETS, mask_of, ranges_of
 from monolith.transport.calls import Answer, BasicCall, CallNumber, FrameCalls, json_answer, message_of
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link

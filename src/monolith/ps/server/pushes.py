@@ -23,9 +23,8 @@ import numpy as np
 
 from monolith.errors import ConfigError, ProtocolError, StalePushError
 from monolith.ps.protocol.messages import BucketsAt, HeldPosition, Join, ParametersAt, Push
-from monolith.ps.protocol.ownership import mask_of, ranges_of
 from monolith.ps.server.gate import ChangeGate
-from monolith.table.buckets import NUM_BUCKETS
+from monolith.table.buckets import NUM_BUCKETS, mask_of, ranges_of
 from monolith.table.store import Position
 
 __all__ = ["BucketProgress", "ParameterProgress", "PushLedger", "WINDOW", "WorkerRecord"]

@@ -27,17 +27,16 @@ from monolith.ps.protocol.control_messages import (
     Saved,
     WaitForSave,
 )
-from monolith.ps.protocol.ownership import mask_of
 from monolith.ps.server.folder import ServerFolder
 from monolith.ps.server.ledger_state import forget_progress, put_progress, read_base_step, read_ledger
 from monolith.ps.server.state import ServerState, is_of_rank, source_of
 from monolith.state.locks import in_use
 from monolith.state.paths import base_name, is_below, reading_below, restore_roots
-from monolith.state.restore import prepare_tables
+from monolith.state.restore import prepare_empty, prepare_tables
 from monolith.state.restore_points import RestorePoint, restore_point_of
 from monolith.state.storage import StrPath
 from monolith.state_bytes import State
-from monolith.table.buckets import NUM_BUCKETS
+from monolith.table.buckets import NUM_BUCKETS, mask_of
 from monolith.table.table_file import FileEntry
 from monolith.transport.calls import Answer, Handlers, json_answer, message_of
 from monolith.transport.frames import Frame
@@ -54,9 +53,12 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
     comes from. Ownership does not change.
     """
     require_settled(state)
+    if restore.path is None:
+        return _emptied(state)
+    path = restore.path
     ranges = state.ranges()
-    with in_use(restore.path):
-        point = restore_point_of(restore.path)
+    with in_use(path):
+        point = restore_point_of(path)
         _, put_in_place = prepare_tables(
             point,
             state.tables.all(),
@@ -93,7 +95,21 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
             state.pushes.count_from(point.step)
         else:
             state.pushes.base_step = base_step
-        state.initialised, state.step, state.checkpoint = True, point.step, base_name(restore.path)
+        state.initialised, state.step, state.checkpoint = True, point.step, base_name(path)
+
+    return apply
+
+
+def _emptied(state: ServerState) -> Callable[[], None]:
+    """Return a function that drops all that `state` has been trained with, for a run that starts from nothing."""
+    drop_rows = prepare_empty(state.tables.all())
+
+    def apply() -> None:
+        drop_rows()
+        state.dense.load_state()
+        forget_progress(state.pushes)
+        state.pushes.base_step = None
+        state.initialised, state.step, state.checkpoint = False, 0, ""
 
     return apply
 
@@ -218,7 +234,7 @@ class SaveCalls:
     def _prepare(self, restore: Restore) -> Callable[[], None]:
         folder = self._folder()
         roots = (*self._given_roots, *restore_roots(), *(() if folder is None else (folder.model_dir,)))
-        if not is_below(restore.path, roots):
+        if restore.path is not None and not is_below(restore.path, roots):
             raise InvalidArgumentError(
                 f"restore: {restore.path!r} is not below {', '.join(map(str, roots)) or 'any folder of the server'}, and a "
                 "client may not make the server read elsewhere; start it with --restore-root"
