@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 # Shows what pip is doing, one line at a time: an installation that takes minutes must not look as if it hangs.
 SHOW := | sed -unE 's/^ *(Collecting [^ ]+|Building [^(]+|Installing collected packages).*/  \1 .../p; s/^ *(Building .* still running).*/  \1 .../p'
 PYTEST := $(BIN)/python -m pytest
-EXTENSION_SOURCES := CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
+EXTENSION_SOURCES := CMakeLists.txt deploy/charts/CMakeLists.txt $(shell find core/CMakeLists.txt core/include core/src bindings proto -type f)
 
 .PHONY: FORCE help demo test check format test-core test-python test-slow fuzz mutants structure servers bench clean distclean
 

@@ -1,0 +1,401 @@
+"""`Page`: what the operator's page of a serving replica shows, and the routes that serve it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, fields
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import numpy as np
+
+from monolith.errors import InvalidArgumentError, ModelNotFoundError, MonolithError
+from monolith.log import LogReader, RowChange, history
+from monolith.serve.metrics import LoadSample, ServingMetrics, VersionTotals
+from monolith.serve.server.http import HttpRequest, HttpResponse, HttpRoute
+from monolith.state.model_dir import SERVERS
+
+if TYPE_CHECKING:
+    from monolith.serve.replica import Replica
+
+__all__ = ["Page", "PageServer", "Rollback", "charts_installed", "json_response", "row_history", "static_routes"]
+
+_STATIC = Path(__file__).parent / "static"
+_CHARTS = "uplot/uPlot.iife.min.js"
+_FILES = {
+    "": ("index.html", "text/html; charset=utf-8"),
+    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+    # Fetched by the build, see deploy/charts. Without them the page draws simple lines.
+    _CHARTS: (_CHARTS, "text/javascript; charset=utf-8"),
+    "uplot/uPlot.min.css": ("uplot/uPlot.min.css", "text/css; charset=utf-8"),
+    "uplot/LICENSE": ("uplot/LICENSE", "text/plain; charset=utf-8"),
+}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+_SAFE_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_MAX_CHANGES = 100
+
+
+class Rollback(TypedDict):
+    """Whether the server could be rolled back now."""
+
+    possible: bool
+    reason: str
+    """What it would go back to, or why it cannot."""
+
+
+class Page:
+    """The operator's page of one server: `/`, `/static/...`, `/status.json`, `/ids/{table}/{id}` and `/metrics`.
+
+    Args:
+        metrics: Observes the server.
+        quality: Returns what is known of the quality of each version, such as its log loss, by model, version and name.
+        rollback: Returns whether `POST /rollout/rollback` would succeed.
+        history: Returns the changes of a row of a table, oldest first. None if no log is known, see `row_history`.
+        now: Seconds since 1970.
+
+    Example:
+        >>> page = Page(ServingMetrics())
+        >>> [route.path for route in page.routes()]
+        ['/', '/static/{file:path}', '/status.json', '/ids/{table}/{id}', '/metrics']
+        >>> page.status()["models"]
+        []
+    """
+
+    def __init__(
+        self,
+        metrics: ServingMetrics,
+        *,
+        quality: Callable[[], Mapping[str, Mapping[int, Mapping[str, object]]]] = dict,
+        rollback: Callable[[], Rollback] = lambda: Rollback(possible=False, reason="this server has no rollout"),
+        history: Callable[[str, int], Iterable[RowChange]] | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._metrics, self._quality, self._rollback, self._history = metrics, quality, rollback, history
+        self._now = now
+        # A log is read from its beginning: one lookup at a time is what a server can afford beside its work.
+        self._history_lock = threading.Lock()
+
+    def routes(self) -> tuple[HttpRoute, ...]:
+        """Return the routes of the page, for `ModelServer(extra_routes=...)`."""
+
+        async def status(request: HttpRequest) -> HttpResponse:
+            since = _seconds(request.query.get("since", "0"))
+            answer = await asyncio.to_thread(self.status, since)
+            return json_response({"time": self._now(), "charts": charts_installed(), "replicas": [answer], "runs": []})
+
+        async def row(request: HttpRequest) -> HttpResponse:
+            return await asyncio.to_thread(self._row_response, request)
+
+        async def metrics(request: HttpRequest) -> HttpResponse:
+            accept = request.headers.get("accept", "")
+            body, kind = await asyncio.to_thread(self._metrics.exposition, accept)
+            return HttpResponse(headers={"Content-Type": kind, "Cache-Control": "no-store"}, body=body)
+
+        return (
+            *static_routes(),
+            HttpRoute(method="GET", path="/status.json", handler=status),
+            HttpRoute(method="GET", path="/ids/{table}/{id}", handler=row),
+            HttpRoute(method="GET", path="/metrics", handler=metrics),
+        )
+
+    def status(self, since: float = 0.0) -> dict[str, object]:
+        """Return what the page shows of this server, with the samples of its load after the time `since`."""
+        metrics = self._metrics
+        samples = metrics.samples(since)
+        newest = samples[-1:] or metrics.samples()[-1:]
+        totals = metrics.totals()
+        quality = self._quality()
+        models: dict[str, list[dict[str, object]]] = {}
+        for replica in metrics.replicas():
+            known = totals.get((replica.name, replica.version))
+            described = self._version(replica, known, quality)
+            models.setdefault(replica.name, []).append(described)
+        return {
+            "address": "",
+            "reachable": True,
+            "time": self._now(),
+            "uptime_seconds": self._now() - metrics.started,
+            "models": [
+                {"name": name, "default": metrics.default(name), "versions": versions}
+                for name, versions in models.items()
+            ],
+            "load": asdict(newest[0]) if newest else None,
+            "in_flight": metrics.in_flight(),
+            "requests": _requests(totals.values()),
+            "unserved": _requests(known for (_, version), known in totals.items() if not version),
+            "rollback": dict(self._rollback()),
+            "history": self._history is not None,
+            "series": {field.name: [getattr(s, field.name) for s in samples] for field in fields(LoadSample)},
+        }
+
+    def _version(
+        self,
+        replica: Replica,
+        totals: VersionTotals | None,
+        quality: Mapping[str, Mapping[int, Mapping[str, object]]],
+    ) -> dict[str, object]:
+        lag = self._metrics.lag(replica)
+        return {
+            "version": replica.version,
+            "default": self._metrics.default(replica.name) == replica.version,
+            "lag": None if lag is None else {**asdict(lag), "positions": dict(lag.positions)},
+            "freshness": self._metrics.freshness(replica.name, replica.version),
+            "requests": _requests([] if totals is None else [totals]),
+            "latency": {} if totals is None else dict(totals.latency),
+            "tables": [
+                {"name": name, "rows": stats.rows, "bytes": stats.bytes, "row_bytes": stats.row_bytes}
+                for name, stats in self._metrics.tables(replica).items()
+            ],
+            "quality": dict(quality.get(replica.name, {}).get(replica.version, {})),
+        }
+
+    def row(self, table: str, id_: int, *, model: str | None = None, version: int | None = None) -> dict[str, object]:
+        """Return the row of an id as it is served now, and how it came to be so.
+
+        Args:
+            table: Name of the table.
+            id_: The id, an int64.
+            model: Name of the model, by default the first that has the table.
+            version: Version of the model, by default its default version.
+
+        Raises:
+            InvalidArgumentError: `id_` is not an int64, or no model that is served has the table.
+        """
+        if not -(2**63) <= id_ < 2**63:
+            raise InvalidArgumentError(f"id: expected an int64, got {id_}")
+        known: set[str] = set()
+        for replica in self._metrics.replicas():
+            wanted = self._metrics.default(replica.name) if version is None else version
+            if model not in (None, replica.name) or replica.version != wanted:
+                continue
+            for store in replica.predictor.stores.values():
+                known |= store.configs().keys()
+                if table in store.configs():
+                    entries = store.lookup_entry(table, np.array([id_], dtype=np.int64))
+                    found, values = bool(entries.found[0]), entries.values[0].tolist()
+                    return {
+                        "table": table,
+                        "id": str(id_),  # JavaScript has no int64
+                        "model": replica.name,
+                        "version": replica.version,
+                        "found": found,
+                        "values": values if found else None,
+                        "norm": math.hypot(*values) if found else None,
+                        "event_time": int(entries.times[0]) or None if found else None,
+                        **self._changes(replica, table, id_),
+                    }
+        raise InvalidArgumentError(
+            f"table: there is no {table!r} here; there is {', '.join(sorted(known)) or 'no table of this model'}"
+        )
+
+    def _changes(self, replica: Replica, table: str, id_: int) -> dict[str, object]:
+        if self._history is None:
+            return {"changes": None, "learnt": None, "note": "This server knows no change log, so there is no history."}
+        if not self._history_lock.acquire(blocking=False):
+            return {"changes": None, "learnt": None, "note": "Another lookup is reading the log. Try again."}
+        try:
+            changes = list(self._history(table, id_))
+        except MonolithError as error:
+            return {"changes": None, "learnt": None, "note": f"The log cannot be read: {error}"}
+        finally:
+            self._history_lock.release()
+        described = [self._change(replica, change) for change in changes]
+        note = f"The last {_MAX_CHANGES} of {len(changes)} changes." if len(changes) > _MAX_CHANGES else ""
+        learnt = next((change for change in described if not change["erased"]), None)
+        return {"changes": described[-_MAX_CHANGES:], "learnt": learnt, "note": note}
+
+    def _change(self, replica: Replica, change: RowChange) -> dict[str, object]:
+        # Numbers of several writers cannot be compared with one of a row whose writer is not known.
+        lag = self._metrics.lag(replica)
+        served = None
+        if lag is not None and len(lag.positions) <= 1:
+            served = self._metrics.served_since(replica.name, replica.version, change.sequence)
+        return {
+            "sequence": change.sequence,
+            "step": change.step,
+            "time": change.time,
+            "erased": change.erased,
+            "event_time": change.event_time,
+            "norm": change.norm,
+            "values": change.values,
+            "served": None if served is None else served[0],
+            "served_earlier": served is not None and served[1],
+        }
+
+    def _row_response(self, request: HttpRequest) -> HttpResponse:
+        parts, query = request.path_parameters, request.query
+        try:
+            version = int(query["version"]) if query.get("version") else None
+            row = self.row(parts["table"], int(parts["id"]), model=query.get("model") or None, version=version)
+        except (InvalidArgumentError, ModelNotFoundError) as error:
+            return json_response({"error": str(error)}, status=404)
+        except ValueError:
+            return json_response({"error": f"id: expected an integer, got {parts['id'][:64]!r}"}, status=400)
+        except MonolithError as error:
+            return json_response({"error": str(error)}, status=503)
+        return json_response(row)
+
+
+def row_history(model_dir: str | Path) -> Callable[[str, int], Iterable[RowChange]]:
+    """Return a function from a table and an id to the changes of its row, from all logs below a local model_dir.
+
+    Example:
+        >>> changes = row_history("runs/clicks")  # doctest: +SKIP
+        >>> [change.step for change in changes("user", 7)]  # doctest: +SKIP
+        [100, 250]
+    """
+    root = Path(model_dir)
+
+    def changes(table: str, id_: int) -> list[RowChange]:
+        folders = [root / "log", *sorted(root.glob(f"{SERVERS}/*/log"))]
+        found = (history(LogReader(folder), id_, table=table) for folder in folders if folder.is_dir())
+        return sorted((change for log in found for change in log), key=lambda change: (change.time, change.sequence))
+
+    return changes
+
+
+def charts_installed() -> bool:
+    """Whether the build found the chart library. Without it the page draws simple lines."""
+    return (_STATIC / _CHARTS).is_file()
+
+
+def static_routes() -> tuple[HttpRoute, ...]:
+    """Return the routes of the files that browsers load, which hold no data.
+
+    Example:
+        >>> [route.path for route in static_routes()]
+        ['/', '/static/{file:path}']
+    """
+
+    async def static(request: HttpRequest) -> HttpResponse:
+        name, kind = _FILES.get(request.path_parameters.get("file", ""), ("", ""))
+        path = _STATIC / name
+        if not name or not path.is_file():
+            return json_response({"error": "there is no such file"}, status=404)
+        headers = {**_SAFE_HEADERS, "Content-Type": kind, "Cache-Control": "no-cache"}
+        return HttpResponse(headers=headers, body=path.read_bytes())
+
+    return (
+        HttpRoute(method="GET", path="/", handler=static),
+        HttpRoute(method="GET", path="/static/{file:path}", handler=static),
+    )
+
+
+def json_response(answer: Mapping[str, object], *, status: int = 200) -> HttpResponse:
+    """Return `answer` as JSON, with null for numbers that are not finite.
+
+    Example:
+        >>> json_response({"lag": float("nan")}).body
+        b'{"lag": null}'
+    """
+    headers = {**_SAFE_HEADERS, "Content-Type": "application/json", "Cache-Control": "no-store"}
+    return HttpResponse(status=status, headers=headers, body=json.dumps(_finite(answer), allow_nan=False).encode())
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return 0.0
+    return seconds if math.isfinite(seconds) else 0.0
+
+
+def _requests(totals: Iterable[VersionTotals]) -> dict[str, int]:
+    answer = {"total": 0, "rows": 0, "ok": 0, "invalid": 0, "overloaded": 0, "deadline": 0, "error": 0}
+    for known in totals:
+        answer["total"] += known.requests
+        answer["rows"] += known.rows
+        for status, count in known.statuses.items():
+            answer[status] = answer.get(status, 0) + count
+    return answer
+
+
+class PageServer:
+    """Serves routes over plain HTTP, one thread for each connection: for `monolith page`, not for predictions.
+
+    Example:
+        >>> with PageServer(static_routes()) as server:
+        ...     server.address.startswith("http://127.0.0.1:")
+        True
+    """
+
+    def __init__(self, routes: Iterable[HttpRoute], *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._server = ThreadingHTTPServer((host, port), _request_handler(tuple(routes)))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="page-server", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """URL of the page."""
+        host, port = self._server.server_address[:2]
+        name = host.decode() if isinstance(host, bytes | bytearray) else host
+        return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> PageServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _request_handler(routes: tuple[HttpRoute, ...]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        server_version, sys_version, timeout = "monolith", "", 30
+
+        def do_GET(self) -> None:
+            response = asyncio.run(_answer(routes, self.path, dict(self.headers.items())))
+            self.send_response(response.status)
+            for name, value in response.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(response.body)))
+            self.end_headers()
+            self.wfile.write(response.body)
+
+        def log_message(self, format: str, *values: object) -> None:  # noqa: A002 - the name in the base class
+            pass  # a page that is open asks every second
+
+    return Handler
+
+
+async def _answer(routes: tuple[HttpRoute, ...], target: str, headers: Mapping[str, str]) -> HttpResponse:
+    parts = urlsplit(target)
+    path = unquote(parts.path)
+    for route in routes:
+        found = route.match(path)
+        if route.method == "GET" and found is not None:
+            lower = {name.lower(): value for name, value in headers.items()}
+            query = dict(parse_qsl(parts.query))
+            return await route.handler(
+                HttpRequest(method="GET", path=path, query=query, headers=lower, path_parameters=found)
+            )
+    return json_response({"error": "there is no such page"}, status=404)
