@@ -1,0 +1,142 @@
+"""From the tensors of a request to the columns of a model: ids, ragged ids, dense columns, and the original's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+
+from monolith.config import nearest_name
+from monolith.data.sources.records import parse_records
+from monolith.data.sources.source import Column
+from monolith.errors import CorruptFileError, InvalidArgumentError, SchemaError
+from monolith.features import Ragged
+from monolith.features.batch import Batch, BatchColumn
+from monolith.serve.manifest import InputSpec, Signature
+from monolith.serve.server.tensors import WireTensor, torch_datatype
+
+__all__ = ["ColumnReader", "MESSAGES", "SPLITS"]
+
+MESSAGES: dict[str, Literal["instance", "example", "example_batch"]] = {
+    "instances": "instance",
+    "examples": "example",
+    "example_batch": "example_batch",
+}
+"""Inputs of serialized messages, as the original's servers take them, and the message of each."""
+SPLITS = ".splits"
+"""What follows the name of an input to name the row splits of its values."""
+_RECORD_TYPES: dict[str, Literal["int64", "float32", "float64"]] = {
+    "int64": "int64",
+    "float32": "float32",
+    "float64": "float64",
+}
+
+
+class ColumnReader:
+    """Reads the columns that a model needs from the inputs of requests. Others are ignored."""
+
+    def __init__(self, signature: Signature, *, max_rows: int) -> None:
+        self._specs = {spec.name: (spec, getattr(torch, spec.dtype)) for spec in signature.inputs}
+        self._names = signature.columns
+        self._max_rows = max_rows
+
+    def read(self, inputs: Mapping[str, WireTensor]) -> Batch:
+        """Return the columns.
+
+        Raises:
+            InvalidArgumentError: an input is missing or does not fit its column.
+        """
+        for name, kind in MESSAGES.items():
+            if name in inputs and name not in self._names:
+                return self._parsed(name, kind, inputs)
+        return {name: self._column(name, inputs) for name in self._names}
+
+    def _column(self, name: str, inputs: Mapping[str, WireTensor]) -> BatchColumn:
+        given = inputs.get(name)
+        if given is None:
+            near = nearest_name(name, inputs)
+            hint = (
+                f"did you mean {near!r}?" if near else f"got {', '.join(map(repr, list(inputs)[:20])) or 'no inputs'}"
+            )
+            raise InvalidArgumentError(f"inputs[{name!r}]: expected {self._wanted(name)}, but it is missing; {hint}")
+        if isinstance(given.data, list):
+            hint = "; convert texts to ids with monolith.features.hash_strings" if name not in self._specs else ""
+            raise InvalidArgumentError(f"inputs[{name!r}]: expected {self._wanted(name)}, got BYTES{hint}")
+        spec = self._specs.get(name)
+        if spec is not None:
+            return self._rows(name, self._dense(*spec, given.data))
+        if given.data.dtype is not torch.int64:
+            raise InvalidArgumentError(f"inputs[{name!r}]: expected {self._wanted(name)}, got {_got(given)}")
+        splits = inputs.get(name + SPLITS)
+        return self._rows(name, given.data) if splits is None else self._ragged(name, given, splits)
+
+    def _ragged(self, name: str, given: WireTensor, splits: WireTensor) -> Ragged:
+        offsets, values = splits.data, given.data
+        if isinstance(offsets, list) or offsets.dtype is not torch.int64 or offsets.ndim != 1 or not len(offsets):
+            raise InvalidArgumentError(f"inputs[{name + SPLITS!r}]: expected INT64 [rows + 1], got {_got(splits)}")
+        assert isinstance(values, torch.Tensor)
+        if values.ndim != 1:
+            raise InvalidArgumentError(
+                f"inputs[{name!r}]: expected INT64 [n] with {name + SPLITS!r}, got {_got(given)}"
+            )
+        self._check_rows(name + SPLITS, len(offsets) - 1)
+        try:
+            return Ragged(values, offsets)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"inputs[{name + SPLITS!r}]: {error}") from None
+
+    def _dense(self, spec: InputSpec, wanted: torch.dtype, data: torch.Tensor) -> torch.Tensor:
+        if data.dtype is wanted:
+            return data
+        if data.dtype.is_floating_point and wanted.is_floating_point:
+            return data.to(wanted)
+        if data.dtype is torch.int64 and not wanted.is_floating_point and wanted is not torch.bool:
+            limits = torch.iinfo(wanted)
+            if not data.numel() or (data.min() >= limits.min and data.max() <= limits.max):
+                return data.to(wanted)
+        raise InvalidArgumentError(
+            f"inputs[{spec.name!r}]: expected {self._wanted(spec.name)}, got {torch_datatype(data.dtype)} {list(data.shape)}"
+        )
+
+    def _rows(self, name: str, data: torch.Tensor) -> torch.Tensor:
+        self._check_rows(name, data.shape[0])
+        return data
+
+    def _check_rows(self, name: str, rows: int) -> None:
+        if rows > self._max_rows:
+            raise InvalidArgumentError(f"inputs[{name!r}]: expected at most {self._max_rows:,} rows, got {rows:,}")
+
+    def _wanted(self, name: str) -> str:
+        if name not in self._specs:
+            return f"INT64 [rows], [rows, k], or INT64 [n] and {name + SPLITS!r}"
+        spec, dtype = self._specs[name]
+        return f"{torch_datatype(dtype)} [rows{''.join(f', {size}' for size in spec.shape)}]"
+
+    def _parsed(
+        self, name: str, kind: Literal["instance", "example", "example_batch"], inputs: Mapping[str, WireTensor]
+    ) -> Batch:
+        given = inputs[name]
+        if not isinstance(given.data, list):
+            raise InvalidArgumentError(f"inputs[{name!r}]: expected BYTES, serialized messages, got {_got(given)}")
+        if kind != "example_batch":
+            self._check_rows(name, len(given.data))
+        columns = [Column(name=column) for column in self._names if column not in self._specs]
+        for spec, _ in self._specs.values():
+            dtype = _RECORD_TYPES.get(spec.dtype)
+            if dtype is None:
+                raise InvalidArgumentError(
+                    f"inputs[{name!r}]: messages have no {spec.dtype}, as {spec.name!r} needs; send tensors"
+                )
+            columns.append(Column(name=spec.name, dtype=dtype, shape=spec.shape))
+        try:
+            batch = parse_records(given.data, columns, format=kind)
+        except (CorruptFileError, SchemaError) as error:
+            raise InvalidArgumentError(f"inputs[{name!r}]: {error}") from None
+        for column in batch.values():
+            self._check_rows(name, len(column))
+        return batch
+
+
+def _got(tensor: WireTensor) -> str:
+    return f"{tensor.datatype} {list(tensor.shape)}"

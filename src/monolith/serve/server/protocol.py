@@ -1,0 +1,220 @@
+"""Requests and responses of the Open Inference Protocol v2 over HTTP: JSON, and JSON with binary tensor data after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from monolith.config import nearest_name
+from monolith.errors import InvalidArgumentError, MessageTooLargeError, MissingPackageError, ProtocolError
+from monolith.serve.server.tensors import WireTensor, from_elements, from_raw, to_raw, torch_datatype
+
+try:
+    import orjson
+except ImportError:
+    raise MissingPackageError("serving needs the package orjson; run pip install 'monolith-torch[serve]'") from None
+
+__all__ = [
+    "BINARY_HEADER",
+    "InferRequest",
+    "InferResponse",
+    "PARAMETERS",
+    "checked_id",
+    "checked_parameters",
+    "decode_infer",
+    "encode_infer",
+    "parse_json",
+    "to_json",
+]
+
+BINARY_HEADER = "inference-header-content-length"
+"""The HTTP header with the length of the JSON part. Binary data follows it."""
+_MAX_TENSORS = 4096
+PARAMETERS = {
+    "binary_data_output": bool,
+    "output": str,
+    "route_key": str,
+    "timeout": int,
+    "top_k": int,
+}
+"""The parameters of a request that mean something here, and their types. Others are ignored unless they look misspelt."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A request for predictions, of any protocol."""
+
+    id: str = ""
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    inputs: Mapping[str, WireTensor] = field(default_factory=dict)
+    outputs: Mapping[str, bool] = field(default_factory=dict)
+    """The outputs that are wanted, all if empty, and whether each is to be binary."""
+
+    @property
+    def binary_output(self) -> bool:
+        """Whether outputs are binary that do not say otherwise."""
+        return self.parameters.get("binary_data_output") is True
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    """The answer to a request, for any protocol."""
+
+    model: str
+    version: str
+    id: str
+    parameters: Mapping[str, int | float | str]
+    outputs: Mapping[str, torch.Tensor]
+
+
+def parse_json(data: bytes | memoryview, limit: int) -> dict[str, Any]:
+    """Return the object in `data`.
+
+    Raises:
+        MessageTooLargeError: it has more than `limit` bytes.
+        ProtocolError: it is not JSON, too deeply nested, or not an object.
+
+    Example:
+        >>> parse_json(b'{"id": "7"}', 1000)
+        {'id': '7'}
+    """
+    if len(data) > limit:
+        raise MessageTooLargeError(
+            f"JSON: expected at most {limit:,} bytes, got {len(data):,}; send tensors as binary data"
+        )
+    try:
+        tree = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(f"JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise ProtocolError(f"JSON: expected an object, got {type(tree).__name__}")
+    return tree
+
+
+def to_json(tree: Mapping[str, object]) -> bytes:
+    """Return `tree` as JSON. NumPy arrays become lists, numbers that are not finite null.
+
+    Example:
+        >>> to_json({"live": True})
+        b'{"live":true}'
+    """
+    return orjson.dumps(tree, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def decode_infer(body: bytes, json_bytes: str | None, *, max_json_bytes: int) -> InferRequest:
+    """Return the request in the body of an HTTP request.
+
+    Args:
+        body: JSON, or JSON and then binary data.
+        json_bytes: Value of the header that gives the length of the JSON part. None: all of it is JSON.
+        max_json_bytes: A longer JSON part is refused.
+
+    Raises:
+        InvalidArgumentError: an input has other bytes or elements than its datatype and shape say.
+        ProtocolError: the request as a whole cannot be read.
+    """
+    if json_bytes is None:
+        return _request(parse_json(body, max_json_bytes), bytearray())
+    length = int(json_bytes) if json_bytes.isdecimal() and len(json_bytes) < 12 else -1
+    if not 0 <= length <= len(body):
+        raise ProtocolError(
+            f"{BINARY_HEADER}: expected a number up to {len(body)}, the length of the body, got {json_bytes!r:.40}"
+        )
+    view = memoryview(body)
+    # A copy at an address that is a multiple of 8, whatever the length of the JSON: tensors share its memory.
+    return _request(parse_json(view[:length], max_json_bytes), bytearray(view[length:]))
+
+
+def _request(tree: Mapping[str, Any], data: bytearray) -> InferRequest:
+    inputs: dict[str, WireTensor] = {}
+    at = 0
+    for name, entry in _named(tree, "inputs"):
+        if name in inputs:
+            raise ProtocolError(f"inputs[{name!r}]: is given twice")
+        parameters = _parameters(entry, f"inputs[{name!r}]")
+        size = parameters.get("binary_data_size") if parameters else None
+        if size is None:
+            inputs[name] = from_elements(name, entry.get("datatype"), entry.get("shape"), entry.get("data"))
+            continue
+        if type(size) is not int or not 0 <= size <= len(data) - at:
+            raise InvalidArgumentError(
+                f"inputs[{name!r}].binary_data_size: expected up to {len(data) - at:,}, the bytes that are left, got {size!r:.40}"
+            )
+        inputs[name] = from_raw(name, entry.get("datatype"), entry.get("shape"), data, at, size)
+        at += size
+    if at != len(data):
+        raise ProtocolError(f"body: {len(data) - at:,} bytes are left after the binary data of all inputs")
+    parameters = checked_parameters(_parameters(tree, "request"))
+    binary = parameters.get("binary_data_output") is True
+    outputs: dict[str, bool] = {}
+    for name, entry in _named(tree, "outputs"):
+        wanted = _parameters(entry, f"outputs[{name!r}]").get("binary_data", binary)
+        outputs[name] = wanted is True
+    return InferRequest(checked_id(tree.get("id", "")), parameters, inputs, outputs)
+
+
+def _named(tree: Mapping[str, Any], kind: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    entries = tree.get(kind) or []
+    if not isinstance(entries, list) or len(entries) > _MAX_TENSORS:
+        raise ProtocolError(f"{kind}: expected a list of at most {_MAX_TENSORS} tensors")
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            raise ProtocolError(f"{kind}: expected objects with a name, got {entry!r:.80}")
+    return [(entry["name"], entry) for entry in entries]
+
+
+def _parameters(entry: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    parameters = entry.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise ProtocolError(f"{where}.parameters: expected an object, got {type(parameters).__name__}")
+    if "shared_memory_region" in parameters:
+        raise ProtocolError(f"{where}: this server has no shared memory; send the tensor in the request")
+    return parameters
+
+
+def checked_id(value: object) -> str:
+    """Return the id of a request."""
+    if not isinstance(value, str) or len(value) > 1024:
+        raise ProtocolError(f"id: expected a string of at most 1,024 characters, got {value!r:.80}")
+    return value
+
+
+def checked_parameters(parameters: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the parameters of a request, after a check of those that mean something here."""
+    for name, value in parameters.items():
+        kind = PARAMETERS.get(name)
+        if kind is None:
+            near = nearest_name(name, PARAMETERS)
+            if near is not None:
+                raise InvalidArgumentError(f"parameters[{name!r}]: is not known; did you mean {near!r}?")
+        elif type(value) is not kind:
+            raise InvalidArgumentError(f"parameters[{name!r}]: expected {kind.__name__}, got {value!r:.80}")
+    return parameters
+
+
+def encode_infer(response: InferResponse, request: InferRequest) -> tuple[bytes, int | None]:
+    """Return the body of the HTTP response, and the length of its JSON part if binary data follows."""
+    outputs: list[dict[str, object]] = []
+    parts: list[bytes] = []
+    for name, tensor in response.outputs.items():
+        entry: dict[str, object] = {"name": name, "datatype": torch_datatype(tensor.dtype), "shape": list(tensor.shape)}
+        if request.outputs.get(name, request.binary_output):
+            raw = to_raw(tensor)
+            parts.append(raw)
+            entry["parameters"] = {"binary_data_size": len(raw)}
+        else:
+            half = tensor.dtype is torch.bfloat16 or tensor.dtype is torch.float16
+            entry["data"] = (tensor.float() if half else tensor).contiguous().numpy().reshape(-1)
+        outputs.append(entry)
+    tree: dict[str, object] = {"model_name": response.model, "model_version": response.version}
+    if response.id:
+        tree["id"] = response.id
+    tree["parameters"] = response.parameters
+    tree["outputs"] = outputs
+    head = to_json(tree)
+    return (b"".join((head, *parts)), len(head)) if parts else (head, None)
