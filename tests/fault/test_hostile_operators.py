@@ -22,9 +22,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monolith.errors import InvalidArgumentError
+from monolith.serve.bound import Ref
 from monolith.serve.costs import tensors_in
 from monolith.serve.operators import ALLOWED
-from monolith.serve.program import Budget, _Ref, _Step
+from monolith.serve.program import Budget, _Step
 
 Calls = dict[str, list[tuple[list[Any], dict[str, Any]]]]
 X, W = torch.randn(5, 7), torch.randn(7)
@@ -188,7 +189,7 @@ def referred(value: Any, values: dict[str, Any]) -> Any:  # noqa: ANN401 - argum
     if isinstance(value, torch.Tensor):
         name = f"tensor {len(values)}"
         values[name] = value
-        return _Ref(name)
+        return Ref(name)
     if isinstance(value, list | tuple):  # a program has lists only
         return [referred(item, values) for item in value]
     return {key: referred(item, values) for key, item in value.items()} if isinstance(value, dict) else value

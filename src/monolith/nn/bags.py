@@ -111,6 +111,8 @@ class BatchBags:
     """By table and group. None: every row has one id of every feature."""
     devices: Sequence[torch.device] | None = None
     """Where the batch is, by table. None: in main memory."""
+    rows: int
+    """Rows of the batch."""
 
 
 class BagPlan:
@@ -158,9 +160,10 @@ class BagPlan:
         batch."""
         packed = self._one_id_per_row(batch)
         if packed is not None:
-            return BatchBags(packed=packed)
+            return BatchBags(packed=packed, rows=packed.counts[0] // self._units[0])
         columns = {name: column_of(batch, name) for name in self._names}
-        if len({len(column) for column in columns.values()}) > 1:
+        lengths = {len(column) for column in columns.values()}
+        if len(lengths) > 1:
             num_rows(columns)  # raises, and names the columns
         parts = [[group.bags(columns) for group in groups] for groups in self._groups]
         every = [part for table in parts for part in table]
@@ -172,20 +175,27 @@ class BagPlan:
         )
         firsts = [columns[groups[0].features[0].name] for groups in self._groups]
         devices = [(first.values if isinstance(first, Ragged) else first).device for first in firsts]
-        return BatchBags(packed=packed, parts=parts, devices=devices)
+        return BatchBags(packed=packed, parts=parts, devices=devices, rows=lengths.pop() if lengths else 0)
 
     def _one_id_per_row(self, batch: Mapping[str, object]) -> PackedBags | None:
-        """Return the request if every column is int64 [rows] in main memory, by three calls for all columns, otherwise None."""
+        """Return the request if every column is int64 [rows] in main memory, by three calls for all columns, otherwise None.
+
+        NumPy arrays may have integers of any size.
+        """
         if not self._is_pooled:
             return None
         try:
-            columns: list[torch.Tensor] = [batch[name] for name in self._names]  # type: ignore[misc]
-            if {column.dtype for column in columns} != _INT64:
+            found = [batch[name] for name in self._names]
+            columns: list[torch.Tensor] = found  # type: ignore[assignment]
+            if type(found[0]) is np.ndarray:
+                pieces = _array_pieces(found, self._runs)
+            elif {column.dtype for column in columns} == _INT64:
+                pieces = [torch.stack(columns[run.columns], dim=int(run.is_stack)) for run in self._runs]
+            else:
                 return None
-            pieces = [torch.stack(columns[run.columns], dim=int(run.is_stack)) for run in self._runs]
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError):
             return None  # the general path reports what is wrong, if anything is
-        rows = len(columns[0])
+        rows = columns[0].shape[0]
         for run, piece in zip(self._runs, pieces, strict=True):
             if piece.ndim != 2 or piece.shape[not run.is_stack] != rows or piece.device.type != "cpu":
                 return None
@@ -222,8 +232,7 @@ class BagPlan:
         groups = self._groups[table]
         if bags.parts is None:
             parts: Sequence[FeatureBags | None] = [None] * len(groups)
-            rows = bags.packed.counts[table] // self._units[table]
-            counts = [rows * group.width for group in groups]
+            counts = [bags.rows * group.width for group in groups]
         else:
             parts = bags.parts[table]
             counts = [len(part.bag_splits) - 1 for part in bags.parts[table]]
@@ -234,6 +243,20 @@ class BagPlan:
 
 
 _INT64 = {torch.int64}
+
+
+def _array_pieces(columns: Sequence[object], runs: Sequence[_Run]) -> list[torch.Tensor]:
+    """Return the same of NumPy arrays of integers, without a tensor for each. Raises `TypeError` if they are something else."""
+    arrays = [
+        column for column in columns if type(column) is np.ndarray and column.ndim == 1 and column.dtype.kind == "i"
+    ]
+    if len(arrays) < len(columns) or len({array.shape for array in arrays}) > 1:
+        raise TypeError("expected arrays of ids, all of one length")
+    joined = [np.concatenate(arrays[run.columns], dtype=np.int64).reshape(-1, len(arrays[0])) for run in runs]
+    return [
+        torch.from_numpy(np.ascontiguousarray(piece.T) if run.is_stack else piece)
+        for run, piece in zip(runs, joined, strict=True)
+    ]
 
 
 def _runs(groups: Sequence[_Group]) -> list[_Run]:

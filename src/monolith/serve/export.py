@@ -8,7 +8,6 @@ Embeddings become inputs of the program, and everything behind them is traced by
 
 from __future__ import annotations
 
-import math
 import secrets
 import shutil
 import time
@@ -21,8 +20,8 @@ from urllib.parse import quote
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, fx, nn
-from torch.export.graph_signature import InputKind, OutputKind
+from torch import Tensor, nn
+from torch.export.graph_signature import OutputKind
 
 from monolith.data.transforms.rows import select_rows
 from monolith.errors import InvalidArgumentError, StorageError
@@ -30,6 +29,7 @@ from monolith.features import Ragged
 from monolith.features.batch import Batch, BatchColumn, num_rows
 from monolith.nn import EmbeddingBagCollection
 from monolith.nn.heads import Head, logits_by_head
+from monolith.serve.encoding import encode_program
 from monolith.serve.manifest import (
     CollectionSpec,
     InputSpec,
@@ -38,8 +38,7 @@ from monolith.serve.manifest import (
     serving_features,
     write_export_manifest,
 )
-from monolith.serve.operators import name_of
-from monolith.serve.program import CONSTANTS, DenseProgram, program_inputs
+from monolith.serve.program import DenseProgram, program_inputs
 from monolith.table import EmbeddingTable, TableConfig
 from monolith.table.table_file import write_table_file
 from monolith.urls import local_path
@@ -165,9 +164,6 @@ def _next_version(base: Path, now: int) -> int:
     return max([now, *(version + 1 for version in there)])
 
 
-_Json = Any  # what json.dumps takes
-
-
 def collections_by_path(model: nn.Module) -> dict[str, EmbeddingBagCollection]:
     """Return the collections of a model by their path in it."""
     return {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingBagCollection)}
@@ -190,7 +186,7 @@ def trace_model(model: nn.Module, example: Batch, heads: Sequence[Head]) -> tupl
             embeddings = {path: collection(batch) for path, collection in collections.items()}
             inputs = program_inputs(columns, embeddings)
             module = _DenseModel(model, collections, heads, list(columns), embeddings)
-            return trace_program(module, inputs, [head.name for head in heads]), inputs
+            return trace_program(module, inputs, [head.name for head in heads], of="model."), inputs
     finally:
         model.train(was_training)
 
@@ -312,10 +308,17 @@ def _traceable_rows(model: nn.Module, example: Batch) -> Batch:
     return select_rows(example, torch.arange(rows) % num_rows(example))
 
 
-def trace_program(module: nn.Module, example: Mapping[str, Tensor], outputs: Sequence[str]) -> DenseProgram:
+def trace_program(
+    module: nn.Module, example: Mapping[str, Tensor], outputs: Sequence[str], *, of: str = ""
+) -> DenseProgram:
     """Trace `module(*example.values())`, a tuple with one tensor per name of `outputs`.
 
     The first dimension of every input may vary. The example needs at least two rows, because one would be traced as a constant.
+    Weights are named as in the `state_dict` of the submodule `of`, written with a dot at its end.
+
+    torch.export folds no values of parameters or buffers into a program: it traces with tensors that have none, and code that
+    needs values (`item`, `tolist`, `numpy`, `data`) is refused. Tensors that are plain attributes of a module become constants,
+    whether they are derived from parameters or not. `DenseProgram.unfollowed` lists those.
     """
     varying = {0: torch.export.Dim.DYNAMIC}
     shapes = tuple(varying if tensor.ndim else None for tensor in example.values())
@@ -332,7 +335,7 @@ def trace_program(module: nn.Module, example: Mapping[str, Tensor], outputs: Seq
         raise InvalidArgumentError(f"forward cannot be traced for export: {reason}") from error
     exported = _functional(exported)
     _refuse_changed_weights(exported)
-    return DenseProgram(*_encode_program(exported, list(example), outputs))
+    return DenseProgram(*encode_program(exported, list(example), outputs, of=of, module=module))
 
 
 def _shapes(module: nn.Module, shapes: tuple[object, ...]) -> tuple[object, ...]:
@@ -358,73 +361,3 @@ def _refuse_changed_weights(exported: torch.export.ExportedProgram) -> None:
             raise InvalidArgumentError(
                 f"forward changes {spec.target!r} even in eval mode; such a model cannot be exported"
             )
-
-
-def _encode_program(
-    exported: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]
-) -> tuple[_Json, dict[str, Tensor]]:
-    weights, weight_nodes, input_nodes = {}, {}, []
-    used = {node.name for node in exported.graph.nodes if node.users}
-    for spec in exported.graph_signature.input_specs:
-        if spec.kind == InputKind.USER_INPUT:
-            input_nodes.append(spec.arg.name)
-        elif spec.arg.name in used and spec.target is not None:
-            weight_nodes[spec.arg.name] = spec.target
-            tensor = exported.state_dict.get(spec.target, exported.constants.get(spec.target))
-            weights[spec.target] = tensor.detach().cpu().clone().contiguous()
-    steps = [
-        {
-            "name": node.name,
-            "operator": _operator(node),
-            "args": [_encode(argument) for argument in node.args],
-            "kwargs": {key: _encode(argument) for key, argument in node.kwargs.items()},
-        }
-        for node in exported.graph.nodes
-        if node.op == "call_function" and node.target not in _ASSERTIONS
-    ]
-    (returned,) = exported.graph.output_node().args
-    specs = exported.graph_signature.output_specs
-    answers = [node for node, spec in zip(returned, specs, strict=True) if spec.kind == OutputKind.USER_OUTPUT]
-    program = {
-        "inputs": {name: node for name, node in zip(inputs, input_nodes, strict=True) if node in used},
-        "weights": weight_nodes,
-        "steps": steps,
-        "outputs": {name: _encode(node) for name, node in zip(outputs, answers, strict=True)},
-    }
-    return program, weights
-
-
-_ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_tensor_metadata.default)
-
-
-def _operator(node: fx.Node) -> str:
-    name = name_of(node.target)
-    if name is None:
-        stack = list(node.meta.get("nn_module_stack", {}).values())
-        path, kind = stack[-1] if stack else ("", "")
-        where = f"{path or 'forward'} ({str(kind).rpartition('.')[2]})" if stack else "forward"
-        raise InvalidArgumentError(
-            f"{where} uses {node.target}, which an exported model may not: only operators of torch that check their arguments "
-            "and change nothing are allowed (monolith.serve.operators.ALLOWED); use other torch functions in that part of forward"
-        )
-    return name
-
-
-def _encode(argument: object) -> _Json:
-    match argument:
-        case fx.Node():
-            return {"node": argument.name}
-        case float() if not math.isfinite(argument):
-            return {"float": str(argument)}
-        case None | bool() | int() | float() | str():
-            return argument
-        case list() | tuple():
-            return [_encode(item) for item in argument]
-        case torch.device():
-            # A program runs where its inputs are served, not where it was traced.
-            return {"device": "cpu"}
-    for kind, constants in CONSTANTS.items():
-        for name, constant in constants.items():
-            if argument is constant or (kind == "memory_format" and argument == constant):
-                return {kind: name}
-    raise InvalidArgumentError(f"the model passes a {type(argument).__name__} to an operator, which cannot be exported")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from monolith.config import nearest_name
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.features import Ragged
 from monolith.features.batch import BatchColumn
+from monolith.serve.bound import REFUSALS, BoundProgram, Number, Ref, refused
 from monolith.serve.costs import Cost, known_cost, measure, tensors_in
 from monolith.serve.operators import GUARDS, is_on_sizes, resolve
 
@@ -39,6 +42,8 @@ CONSTANTS: dict[str, dict[str, object]] = {
 }
 _SMALL = 2**20
 """A step whose tensors have fewer elements than this, all multiplied, is not measured."""
+MAX_BOUND = 256
+"""Shapes of inputs for which a program remembers its calls. Fewer for a program of very many steps."""
 _REMEMBERED = 64
 """Shapes for which a step remembers what it costs."""
 _GROWING = """
@@ -76,15 +81,25 @@ class DenseProgram:
                 raise ValueError(f"weight {name!r}: {weight.dtype} is not allowed")
         self.inputs: dict[str, str] = program["inputs"]
         """Name in the program of each input that the model reads."""
-        self._constants = {node: self.weights[name] for node, name in program["weights"].items()}
-        self._sizes = _sizes(self._constants.values())
+        self.unfollowed: tuple[str, ...] = tuple(program.get("unfollowed", ()))
+        """Tensors that are constants of the program although training may change them: they are not in the `state_dict`."""
+        self._weight_of: dict[str, str] = program["weights"]
+        # Replaced as a whole by `set_weights`: a run takes it once.
+        self._constants = [self.weights[name] for name in self._weight_of.values()]
+        self._sizes = _sizes(self._constants)
         if len(program["steps"]) > MAX_STEPS:
             raise ValueError(f"expected at most {MAX_STEPS:,} steps, got {len(program['steps']):,}")
-        known = {*self.inputs.values(), *self._constants}
+        known = {*self.inputs.values(), *self._weight_of}
         self._steps = [_Step(step, known) for step in program["steps"]]
         self.outputs = {name: _decode(value, known) for name, value in program["outputs"].items()}
         """What each output refers to."""
         _free_after_last_use(self._steps, set(_refs(list(self.outputs.values()))))
+        self._given = [*self._weight_of, *self.inputs.values()]
+        if len(set(self._given)) < len(self._given):
+            raise ValueError("expected a node of its own for each input and weight")
+        self._max_bound = max(1, min(MAX_BOUND, MAX_STEPS // max(1, len(self._steps))))
+        self._bound: dict[object, BoundProgram] = {}
+        self._writing = threading.Lock()
 
     def to_json(self) -> str:
         """Return the operators and how they are connected, without the weights."""
@@ -99,20 +114,87 @@ class DenseProgram:
             raise CorruptFileError(f"the dense program cannot be read: {error!r}") from None
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run the program without gradients. Returns the outputs by name.
+        """Run without gradients. Returns the outputs by name.
 
         Raises:
             InvalidArgumentError: an operator refuses its arguments, or would take more memory or time than the inputs justify.
         """
-        given = {node: inputs[name] for name, node in self.inputs.items()}
-        nbytes, elements = _sizes(given.values())
-        budget = Budget(self._sizes[0] + nbytes, self._sizes[1] + elements)
-        values: dict[str, object] = {**self._constants, **given}
         with torch.no_grad():
-            for step in self._steps:
-                step.run(values, budget)
-        found = {name: values[ref] for name, ref in self.outputs.items() if isinstance(ref, _Ref)}
-        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+            return self.run([inputs[name] for name in self.inputs])
+
+    def run(self, tensors: list[Tensor], key: object = None) -> dict[str, Tensor]:
+        """Run with the inputs in the order of `inputs`. The caller has turned gradients off.
+
+        The first run with certain shapes measures every step. Later ones with the same shapes call the operators and nothing
+        else. `key` stands for the shapes, strides and types of all inputs. Without one it is made of them.
+        """
+        if key is None:
+            key = tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
+        bound = self._bound.get(key)
+        if bound is None:
+            return self._measured(tensors, key)
+        return bound.run([*self._constants, *tensors, *bound.tail])  # type: ignore[return-value] # tensors, as when it was bound
+
+    def _measured(self, tensors: list[Tensor], key: object) -> dict[str, Tensor]:
+        """Run within a budget, and remember the calls for `key`."""
+        nbytes, elements = _sizes(tensors)
+        budget = Budget(self._sizes[0] + nbytes, self._sizes[1] + elements)
+        values: dict[str, object] = dict(zip(self._given, [*self._constants, *tensors], strict=True))
+        numbers: dict[str, Number] = {}
+        for step in self._steps:
+            result = step.run(values, budget)
+            if isinstance(result, int | float):
+                numbers[step.name] = result
+        found = {name: values[ref] for name, ref in self.outputs.items() if isinstance(ref, Ref)}
+        outputs = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        refs = {name: ref for name, ref in self.outputs.items() if name in outputs and isinstance(ref, Ref)}
+        bound = BoundProgram(self._steps, {name: place for place, name in enumerate(self._given)}, numbers, refs)
+        # Another thread may do the same at the same time, with the same result.
+        self._bound = {**(self._bound if len(self._bound) < self._max_bound else {}), key: bound}
+        return outputs
+
+    def set_weights(self, weights: Mapping[str, Tensor], *, ignore_unknown: bool = False) -> None:
+        """Replace the weights of these names, all at once: a run that has begun keeps the old ones. Copies the values.
+
+        Args:
+            weights: By their name in the model, with the same shape and dtype. Those left out keep their values.
+            ignore_unknown: Ignore names that the program does not have, such as buffers that are not used to predict.
+
+        Raises:
+            InvalidArgumentError: a name is unknown, a shape or dtype is another, or the program has tensors that cannot follow
+                (`unfollowed`). Nothing is replaced then.
+        """
+        if self.unfollowed:
+            raise InvalidArgumentError(
+                f"weights: the model computes with {self.unfollowed[0]!r}, a tensor that is not in its state_dict, so the "
+                "exported program cannot follow training; make it a parameter or a buffer, or compute it in forward"
+            )
+        changed: dict[str, Tensor] = {}
+        for name, weight in weights.items():
+            there = self.weights.get(name)
+            if there is None:
+                if ignore_unknown:
+                    continue
+                near = nearest_name(name, self.weights)
+                hint = f"did you mean {near!r}?" if near else f"it has {', '.join(map(repr, self.weights)) or 'none'}"
+                raise InvalidArgumentError(
+                    f"weights[{name!r}]: the program has no such weight, {hint}; ignore_unknown=True ignores it"
+                )
+            if weight.shape != there.shape or weight.dtype != there.dtype:
+                raise InvalidArgumentError(
+                    f"weights[{name!r}]: expected {there.dtype} {list(there.shape)}, got {weight.dtype} {list(weight.shape)}; "
+                    "export the model again if its layers have changed"
+                )
+            changed[name] = _own_copy(weight)
+        with self._writing:
+            self.weights = {**self.weights, **changed}
+            self._constants = [self.weights[name] for name in self._weight_of.values()]
+
+
+def _own_copy(weight: Tensor) -> Tensor:
+    """Return a contiguous copy in main memory that can be used in and out of inference mode."""
+    with torch.inference_mode(False):
+        return torch.empty(weight.shape, dtype=weight.dtype, device="cpu").copy_(weight.detach())
 
 
 def _sizes(tensors: Iterable[Tensor]) -> tuple[int, int]:
@@ -146,10 +228,6 @@ class Budget:
         )
 
 
-class _Ref(str):
-    """The value of an earlier step, by name."""
-
-
 class _Step:
     """One call of an operator. `known` are the names it may refer to, to which it adds its own."""
 
@@ -179,17 +257,17 @@ class _Step:
         known.add(self.name)
 
     def connect(self, args: list[object], kwargs: dict[str, object]) -> None:
-        """Set the arguments, in which a `_Ref` stands for the value of that name, and note where the references are."""
+        """Set the arguments, in which a `Ref` stands for the value of that name, and note where the references are."""
         _check_types(self._function, args, kwargs)
         self.args, self.kwargs = args, kwargs
         in_kwargs = _refs(list(kwargs.values()))
         self.refs = _refs(args) + in_kwargs
         self._binds_kwargs = bool(in_kwargs)
 
-    def run(self, values: dict[str, object], budget: Budget) -> None:
-        """Call the operator with `values`, to which its result is added."""
+    def run(self, values: dict[str, object], budget: Budget) -> object:
+        """Call the operator with `values`, to which its result is added. Returns the result."""
         # As `_bind` does, without a call for most steps.
-        args = [values[a] if isinstance(a, _Ref) else _bind(a, values) if isinstance(a, list) else a for a in self.args]
+        args = [values[a] if isinstance(a, Ref) else _bind(a, values) if isinstance(a, list) else a for a in self.args]
         kwargs = self.kwargs
         if self._binds_kwargs:
             kwargs = dict(zip(kwargs, _bind(list(kwargs.values()), values), strict=True))
@@ -203,9 +281,8 @@ class _Step:
             values[self.name] = result = self._function(*args, **kwargs)
         except InvalidArgumentError:
             raise
-        except _REFUSALS as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise InvalidArgumentError(f"step {self.name} ({self.operator}): {reason}") from error
+        except REFUSALS as error:
+            raise refused(self.name, self.operator, error) from error
         # Only the result is kept, and the values that nothing refers to any more are freed.
         kept = (
             result.nbytes if isinstance(result, Tensor) else _nbytes(result) if isinstance(result, list | tuple) else 0
@@ -216,6 +293,7 @@ class _Step:
             tensors = list(tensors_in(freed))
         kept -= sum(tensor.nbytes for tensor in tensors)
         budget.bytes = min(budget.allowed, budget.bytes - kept)
+        return result
 
     def _cost(self, args: list[object], kwargs: dict[str, object], given: list[object]) -> Cost:
         """Bound the memory and the work of a call with the referenced values `given`."""
@@ -249,8 +327,6 @@ def _nbytes(values: Sequence[object]) -> int:
     return sum(tensor.nbytes for tensor in tensors_in(values))
 
 
-_REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Exceptions by which operators and guards refuse their arguments."""
 _TYPES = {"dtype": torch.dtype, "layout": torch.layout, "device": torch.device, "memory_format": torch.memory_format}
 
 
@@ -275,7 +351,7 @@ def _shape_key(value: object) -> object:
 
 def _refs(value: object) -> list[str]:
     """List the references in nested lists, in order, repetitions included."""
-    if isinstance(value, _Ref):
+    if isinstance(value, Ref):
         return [value]
     return [name for item in value for name in _refs(item)] if isinstance(value, list) else []
 
@@ -297,7 +373,7 @@ def _decode(argument: _Json, known: set[str]) -> object:
         return _literal(argument)
     ((kind, value),) = argument.items()
     if kind == "node" and value in known:
-        return _Ref(value)
+        return Ref(value)
     if kind == "float":
         return float(value)
     if kind == "device":
@@ -326,7 +402,7 @@ def _literal(value: _Json) -> _Json:
 def _bind(arguments: list[object], values: Mapping[str, object]) -> list[object]:
     """Return `arguments`, nested lists included, with values for references."""
     return [
-        values[item] if isinstance(item, _Ref) else _bind(item, values) if isinstance(item, list) else item
+        values[item] if isinstance(item, Ref) else _bind(item, values) if isinstance(item, list) else item
         for item in arguments
     ]
 
