@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -128,13 +128,12 @@ def _parquet_batches(path: Path) -> Iterator[list[ServedLabel]]:
             yield [_label_of_row(path, row) for row in batch.to_pylist()]
 
 
-def _label_of_row(path: Path, row: Mapping[str, object]) -> ServedLabel:
+def _label_of_row(path: Path, row: Mapping[str, Any]) -> ServedLabel:
     label = row["label"]
-    given = {**row, "label": tuple(map(float, label)) if isinstance(label, list) else label}
-    if isinstance(label, int):
-        given["label"] = float(label)
+    if isinstance(label, list):
+        label = tuple(map(float, label))
     try:
-        return ServedLabel(**given)
+        return ServedLabel(**{**row, "label": float(label) if isinstance(label, int) else label})
     except ConfigError as error:
         raise InvalidArgumentError(f"{path}: {error}") from None
 
@@ -155,10 +154,11 @@ class LabelledPredictions:
 class _Request:
     """What was predicted for one request: [heads, rows] by version."""
 
-    __slots__ = ("answers", "heads", "labelled", "time")
+    __slots__ = ("answers", "heads", "labelled", "returned", "time")
 
     def __init__(self, time: float, heads: tuple[str, ...]) -> None:
         self.time, self.heads = time, heads
+        self.returned: int | None = None
         self.answers: dict[int, npt.NDArray[np.float32]] = {}
         self.labelled: npt.NDArray[np.bool_] | None = None
 
@@ -182,7 +182,7 @@ class PredictionMemory:
 
     Example:
         >>> memory = PredictionMemory()
-        >>> memory.add("clicks", 7, "r-1", ("ctr",), np.array([[0.25, 0.5]], dtype=np.float32))
+        >>> _ = memory.add("clicks", 7, "r-1", ("ctr",), np.array([[0.25, 0.5]], dtype=np.float32))
         >>> joined, counts = memory.join([ServedLabel(request_id="r-1", row=1, label=1.0)])
         >>> joined[0].version, joined[0].predictions.tolist(), dict(counts)
         (7, [0.5], {'joined': 1})
@@ -217,29 +217,41 @@ class PredictionMemory:
         return len(self._requests)
 
     def add(
-        self, model: str, version: int, request_id: str, heads: tuple[str, ...], values: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.float32] | None:
-        """Remember the predictions [heads, rows] of a version. Returns those of the first version that answered, if another did.
+        self,
+        model: str,
+        version: int,
+        request_id: str,
+        heads: tuple[str, ...],
+        values: npt.NDArray[np.float32],
+        *,
+        shadow: bool = False,
+    ) -> list[tuple[int, npt.NDArray[np.float64]]]:
+        """Remember the predictions [heads, rows] of a version.
 
-        A second answer of the same version replaces the first: the client has used a request id again.
+        Returns:
+            Versions in the shadow of the returned answer, and the distances of their predictions from it, as soon as both
+            are known. A shadow may predict before or after the answer is returned.
         """
         now, key = self._clock(), (model, request_id)
         with self._lock:
             request = self._requests.get(key)
-            if request is not None and (version in request.answers or request.heads != heads):
+            if request is not None and not _belongs(request, heads, values, shadow=shadow):
                 self._forget(key, "reused_id")
                 request = None
-            first = None
             if request is None:
                 request = self._requests[key] = _Request(now, heads)
                 self._dropped.pop(key, None)
                 self._models.add(model)
-            else:
-                first = next(iter(request.answers.values()))
+            self._predictions += values.size - getattr(request.answers.get(version), "size", 0)
             request.answers[version] = values
-            self._predictions += values.size
+            if not shadow:
+                request.returned = version
             self._trim(now)
-            return None if first is None or first.shape != values.shape else first
+            if request.returned is None:
+                return []
+            returned = request.answers[request.returned].astype(np.float64)
+            new = [version] if shadow else [other for other in request.answers if other != version]
+            return [(other, np.abs(request.answers[other] - returned).ravel()) for other in new]
 
     def join(self, labels: Iterable[ServedLabel]) -> tuple[list[LabelledPredictions], Counter[str]]:
         """Join labels with what was served. Returns the examples by version and head, and the number of labels of each kind.
@@ -320,6 +332,13 @@ class PredictionMemory:
         self._dropped[key] = None
         if len(self._dropped) > self._max_requests:
             self._dropped.popitem(last=False)
+
+
+def _belongs(request: _Request, heads: tuple[str, ...], values: npt.NDArray[np.float32], *, shadow: bool) -> bool:
+    """Return whether predictions are those of the request that is known by the same id, not of a later one."""
+    if request.heads != heads or request.rows != values.shape[1]:
+        return False
+    return shadow or request.returned is None
 
 
 def _position(head: str | None, heads: Sequence[str]) -> int | None:

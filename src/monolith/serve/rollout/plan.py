@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -28,6 +28,7 @@ __all__ = [
 MAX_SHADOWS = 4
 """How many versions may answer a request in the shadow of the one that is returned."""
 
+_MAX_EVENTS = 100
 _Version = Annotated[int, Field(ge=0, lt=2**63)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -141,6 +142,20 @@ class RolloutPlan(Config):
         # The stable version as salt: whether a key is shadowed has nothing to do with who answers it.
         return self.shadows if split_point(self.model, self.stable, key) < self.shadow_share else ()
 
+    def replaced(self, **fields: object) -> RolloutPlan:
+        """Return the plan with other values of some fields."""
+        kept: dict[str, Any] = {name: getattr(self, name) for name in RolloutPlan.model_fields}
+        return RolloutPlan(**{**kept, **fields})
+
+    def describe(self) -> str:
+        """Return what the plan does, in words."""
+        parts = [f"stable {self.stable}"]
+        if self.candidate is not None:
+            parts.append(f"candidate {self.candidate} for {self.share:.4g} of {self.split_by or 'requests'}")
+        if self.shadows:
+            parts.append(f"shadows {', '.join(map(str, self.shadows))}")
+        return ", ".join(parts)
+
     @property
     def versions(self) -> tuple[int, ...]:
         """All versions of the plan, the stable one first."""
@@ -172,6 +187,22 @@ class ModelRollout(Config):
     """Versions that were rolled back. A plan that tries one again must say so."""
     events: tuple[RolloutEvent, ...] = ()
     """The newest last. The oldest of many are removed."""
+
+    def recorded(self, event: RolloutEvent) -> Self:
+        """Return it as of the time of `event`, which is added to the record."""
+        return self.model_copy(update={"started": event.time, "events": (*self.events, event)[-_MAX_EVENTS:]})
+
+    def way_back(self) -> tuple[bool, str]:
+        """Return whether there is something to roll back to, and what that would do, or why not."""
+        stable, candidate = self.plan.stable, self.plan.candidate
+        if candidate is not None:
+            return True, f"version {stable} answers all requests, version {candidate} none"
+        if self.previous is not None:
+            return True, f"version {self.previous} answers all requests, as before the last promotion"
+        return (
+            False,
+            f"version {stable} of {self.plan.model!r} answers all requests, and nothing was promoted before it",
+        )
 
 
 class RolloutState(Config):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -276,6 +276,16 @@ class QualityBoard:
                 of_version["shadow"] = difference.as_json()
         return found
 
+    def table(self, now: float) -> dict[str, dict[int, dict[str, object]]]:
+        """Return numbers by model, version and name: those of the window, and how many labels there were in all.
+
+        The name of a number begins with that of its head if the version has several.
+        """
+        return {
+            model: {int(version): _flat(known) for version, known in versions.items()}
+            for model, versions in self.as_json(now).items()
+        }
+
     def _new_tally(self, model: str) -> WindowedQuality:
         started, plan = self._windows.get(model, (0.0, None))
         return WindowedQuality(started, QualityBounds().window_secs if plan is None else plan.bounds.window_secs)
@@ -287,6 +297,20 @@ class QualityBoard:
         for version in list(others)[: -self.MAX_OTHERS]:
             for key in [key for key in self._tallies if key[:2] == (model, version)]:
                 del self._tallies[key]
+
+
+_SHOWN = ("labels", "log_loss", "calibration", "auc", "mean_prediction", "mean_label")
+
+
+def _flat(known: Mapping[str, Any]) -> dict[str, object]:
+    numbers: dict[str, object] = {}
+    for head, parts in known["heads"].items():
+        prefix = f"{head}_" if len(known["heads"]) > 1 else ""
+        numbers.update({f"{prefix}{name}": parts["window"][name] for name in _SHOWN})
+        numbers[f"{prefix}total_labels"] = parts["total"]["labels"]
+    if "shadow" in known:
+        numbers["shadow_mean_absolute_difference"] = known["shadow"]["mean_absolute_difference"]
+    return numbers
 
 
 def broken_bound(bounds: QualityBounds, judged: QualityNumbers, against: QualityNumbers | None) -> str | None:

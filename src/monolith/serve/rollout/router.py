@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RolloutRouter"]
 
-_MAX_EVENTS = 100
 _log = logging.getLogger(__name__)
 
 
@@ -85,7 +84,7 @@ class RolloutRouter:
         for name, rollout in self._state.models.items():
             self._board.restart(rollout.plan, clock())
             self._follow_default(rollout.plan)
-            _log.info("model %r: rollout continues: %s", name, _sentence(rollout.plan))
+            _log.info("model %r: rollout continues: %s", name, rollout.plan.describe())
 
     # --- Router ------------------------------------------------------------------------------------------------------
 
@@ -142,9 +141,11 @@ class RolloutRouter:
         if not heads or any(head not in answered.outputs for head in heads):
             return
         values = np.stack([_vector(answered.outputs[head]) for head in heads])
-        returned = self.memory.add(answered.model, answered.version, answered.request_id, heads, values)
-        if answered.shadow and returned is not None:
-            self._board.compare(answered.model, answered.version, np.abs(values.astype(np.float64) - returned).ravel())
+        compared = self.memory.add(
+            answered.model, answered.version, answered.request_id, heads, values, shadow=answered.shadow
+        )
+        for version, distances in compared:
+            self._board.compare(answered.model, version, distances)
 
     def _heads_of(self, model: str, version: int) -> tuple[str, ...]:
         """Return the heads whose predictions are probabilities."""
@@ -255,7 +256,7 @@ class RolloutRouter:
             kept = before or ModelRollout(plan=plan, started=0.0)
             rejected = tuple(version for version in rejected if version not in plan.versions)
             change = kept.model_copy(update={"plan": plan, "rejected": rejected})
-            event = self._event("plan", plan.candidate or plan.stable, _sentence(plan))
+            event = self._event("plan", plan.candidate or plan.stable, plan.describe())
             self._put(change, event)
 
     def promote(self, model: str) -> RolloutPlan:
@@ -267,7 +268,7 @@ class RolloutRouter:
                 raise InvalidArgumentError(f"model {model!r}: there is no candidate to promote; set a plan with one")
             self._repository.get(model, plan.candidate)
             shadows = tuple(version for version in plan.shadows if version != plan.candidate)
-            promoted = _replaced(plan, stable=plan.candidate, candidate=None, share=0.0, shadows=shadows)
+            promoted = plan.replaced(stable=plan.candidate, candidate=None, share=0.0, shadows=shadows)
             change = rollout.model_copy(update={"plan": promoted, "previous": plan.stable})
             self._put(change, self._event("promote", plan.candidate, f"stable was {plan.stable}"))
             return promoted
@@ -296,7 +297,7 @@ class RolloutRouter:
                 self._back_to_stable(rollout, plan.candidate, reason, automatic=False)
             elif rollout.previous is not None:
                 self._repository.get(model, rollout.previous)
-                back = _replaced(plan, stable=rollout.previous, shadows=())
+                back = plan.replaced(stable=rollout.previous, shadows=())
                 change = rollout.model_copy(
                     update={"plan": back, "previous": None, "rejected": _with(rollout.rejected, plan.stable)}
                 )
@@ -314,7 +315,7 @@ class RolloutRouter:
 
     def status(self) -> dict[str, Any]:
         """Return plans, events, quality and counts of all models, as JSON can express them."""
-        quality = self.quality()
+        quality = self._board.as_json(self._clock())
         with self._counting:
             counts = Counter(self._counts)
         models: dict[str, object] = {}
@@ -333,9 +334,17 @@ class RolloutRouter:
             "saved": self._saved,
         }
 
-    def quality(self) -> dict[str, dict[str, dict[str, object]]]:
-        """Return the quality of each version by model: `heads` with `window` and `total`, and `shadow` for a shadow."""
-        return self._board.as_json(self._clock())
+    def quality(self) -> dict[str, dict[int, dict[str, object]]]:
+        """Return numbers by model and version for a table, see `QualityBoard.table`. `status` has all numbers."""
+        return self._board.table(self._clock())
+
+    def rollback_possible(self, model: str | None = None) -> tuple[bool, str]:
+        """Return whether `rollback` could go back for a model, by default the first one, and to what, or why not."""
+        name = model or next(iter(self._repository.names()), "")
+        rollout = self._state.models.get(name)
+        if rollout is None:
+            return False, f"model {name!r} has no rollout"
+        return rollout.way_back()
 
     def counters(self) -> dict[tuple[str, str, str], int]:
         """Return all counts by (what, model, version). Those of labels and remembered requests have no model and version."""
@@ -349,7 +358,7 @@ class RolloutRouter:
     # --- Changes -----------------------------------------------------------------------------------------------------
 
     def _back_to_stable(self, rollout: ModelRollout, candidate: int, reason: str, *, automatic: bool) -> None:
-        plan = _replaced(rollout.plan, candidate=None, share=0.0)
+        plan = rollout.plan.replaced(candidate=None, share=0.0)
         change = rollout.model_copy(update={"plan": plan, "rejected": _with(rollout.rejected, candidate)})
         self._apply(change, self._event("rollback", candidate, reason, automatic=automatic))
 
@@ -387,7 +396,7 @@ class RolloutRouter:
     def _put(self, change: ModelRollout, event: RolloutEvent) -> None:
         """Make a change durable and then put it into force."""
         before = self._state
-        change = _recorded(change, event)
+        change = change.recorded(event)
         after = RolloutState(models={**before.models, change.plan.model: change})
         self._file.write(after)
         self._saved = True
@@ -395,7 +404,7 @@ class RolloutRouter:
 
     def _apply(self, change: ModelRollout, event: RolloutEvent) -> None:
         """Put a change into force at once. It is to be saved by the caller."""
-        change = _recorded(change, event)
+        change = change.recorded(event)
         self._saved = False
         self._enforce(RolloutState(models={**self._state.models, change.plan.model: change}), change)
 
@@ -432,21 +441,3 @@ def _vector(values: Tensor) -> npt.NDArray[np.float32]:
 
 def _with(versions: tuple[int, ...], version: int) -> tuple[int, ...]:
     return (*(other for other in versions if other != version), version)
-
-
-def _replaced(plan: RolloutPlan, **fields: object) -> RolloutPlan:
-    return RolloutPlan(**{**{name: getattr(plan, name) for name in RolloutPlan.model_fields}, **fields})
-
-
-def _recorded(change: ModelRollout, event: RolloutEvent) -> ModelRollout:
-    return change.model_copy(update={"started": event.time, "events": (*change.events, event)[-_MAX_EVENTS:]})
-
-
-def _sentence(plan: RolloutPlan) -> str:
-    by = f"of {plan.split_by}" if plan.split_by else "of requests"
-    parts = [f"stable {plan.stable}"]
-    if plan.candidate is not None:
-        parts.append(f"candidate {plan.candidate} for {plan.share:.4g} {by}")
-    if plan.shadows:
-        parts.append(f"shadows {', '.join(map(str, plan.shadows))}")
-    return ", ".join(parts)

@@ -75,7 +75,7 @@ def rollout_routes(router: RolloutRouter) -> tuple[HttpRoute, ...]:
 
     def roll_back(request: HttpRequest) -> Mapping[str, object]:
         wanted = RollbackRequest.from_json(_text(request))
-        return {"model": wanted.model, "done": router.rollback(wanted.model, to=wanted.to, reason=wanted.reason)}
+        return {"model": wanted.model, "message": router.rollback(wanted.model, to=wanted.to, reason=wanted.reason)}
 
     def labels(request: HttpRequest) -> Mapping[str, object]:
         return router.add_labels(parse_labels(request.body))

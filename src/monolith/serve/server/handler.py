@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -100,8 +99,7 @@ class Handler:
         )
         self._readers: WeakKeyDictionary[Replica, ColumnReader] = WeakKeyDictionary()
         self._shadows = ThreadPoolExecutor(1, thread_name_prefix="monolith-shadow")
-        self._waiting_shadows: deque[None] = deque(maxlen=_MAX_SHADOWS)
-        self._lock = threading.Lock()
+        self._waiting_shadows = threading.BoundedSemaphore(_MAX_SHADOWS)
 
     @property
     def batches(self) -> bool:
@@ -141,7 +139,7 @@ class Handler:
     def infer(self, exchange: Exchange, request: InferRequest, version: str, deadline: float) -> InferResponse:
         """Predict. Fills `exchange` with what becomes known, also if an error is raised."""
         exchange.request_id = request.id
-        exchange.key = str(request.parameters.get("route_key") or request.id)
+        exchange.key = _route_key(request, self.router.key_column(exchange.model))
         check_deadline(deadline, "before it was predicted")
         route = self._route(exchange, version)
         replica = route.primary
@@ -196,16 +194,12 @@ class Handler:
 
     def _start_shadows(self, route: ReplicaRoute, exchange: Exchange) -> None:
         for replica in route.shadows:
-            with self._lock:
-                accepted = len(self._waiting_shadows) < _MAX_SHADOWS
-                if accepted:
-                    self._waiting_shadows.append(None)
-            if not accepted or not self.repository.acquire(replica):
+            if not self._waiting_shadows.acquire(blocking=False):
                 self._observe_shadow(replica, exchange, "overloaded", 0.0, {})
-                if accepted:
-                    self._waiting_shadows.pop()
-                continue
-            self._shadows.submit(self._shadow, replica, exchange)
+            elif self.repository.acquire(replica):
+                self._shadows.submit(self._shadow, replica, exchange)
+            else:  # removed after the router had chosen it
+                self._waiting_shadows.release()
 
     def _shadow(self, replica: Replica, exchange: Exchange) -> None:
         started = time.monotonic()
@@ -218,7 +212,7 @@ class Handler:
             status = failure_of(error).status
         finally:
             self.repository.release(replica)
-            self._waiting_shadows.pop()
+            self._waiting_shadows.release()
         self._observe_shadow(replica, exchange, status, time.monotonic() - started, outputs)
 
     # What observers hear
@@ -351,6 +345,16 @@ def _version_number(model: str, version: str) -> int | None:
     if not (version.isascii() and version.isdecimal() and len(version) < 20):
         raise ModelNotFoundError(f"model {model!r}: has no version {version!r:.40}; versions are numbers")
     return int(version)
+
+
+def _route_key(request: InferRequest, column: str | None) -> str:
+    """Return what a split of the traffic hashes, see `Router.route`."""
+    given = request.parameters.get("route_key")
+    tensor = None if given or column is None else request.inputs.get(column)
+    if tensor is not None:
+        first = tensor.data[:1] if isinstance(tensor.data, list) else tensor.data.reshape(-1)[:1].tolist()
+        given = "".join(value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in first)
+    return str(given or request.id)
 
 
 def _asked_outputs(request: InferRequest, outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

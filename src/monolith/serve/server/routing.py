@@ -40,11 +40,15 @@ class Router(Protocol):
         Args:
             name: Name of the model.
             version: The version that the client asked for. None if it left the choice to the server.
-            key: What a split of the traffic hashes: the request parameter `route_key`, else the id of the request, else "".
+            key: What a split of the traffic hashes: the request parameter `route_key`, else the first value of the input
+                that `key_column` names, else the id of the request, else "".
 
         Raises:
             ModelNotFoundError: there is no such model or version.
         """
+
+    def key_column(self, name: str) -> str | None:
+        """Return the input by whose first value the traffic of the model `name` is split. None: by the request's own key."""
 
 
 class DefaultRouter:
@@ -64,6 +68,10 @@ class DefaultRouter:
     def route(self, name: str, version: int | None, key: str) -> ReplicaRoute:
         """Return the replica of `version`, or of the default version."""
         return ReplicaRoute(primary=self._repository.get(name, version))
+
+    def key_column(self, name: str) -> str | None:
+        """Return None: the traffic is not split."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
