@@ -55,11 +55,13 @@ _VERBS = {
     "ps": "ps",
     "rebalance": "ps",
     "probe": "ps",
+    "serve-shard": "serve_shard",
     "dispatcher": "data_service",
     "data-worker": "data_service",
     "control": "control",
     "checkpoint": "checkpoint",
     "log": "log",
+    "page": "page",
     "verify": "verify:verify_run",
     "env": "env",
 }

@@ -173,8 +173,8 @@ class ShardCalls(FrameCalls):
             ShardCall.READ_ROWS: self._read_rows,
             ShardCall.READ_ENTRIES: self._read_entries,
             ShardCall.COUNT_SLOTS: self._count_slots,
-            **{call: _refuse for call in map(ServerCall, CHANGES)},
         }
+        self._handlers.update((ServerCall(call), _refuse) for call in CHANGES)
 
     def _require_mine(self, frame: Frame) -> None:
         """Accept requests for any incarnation: the rows are those of the export that each request names."""
@@ -252,7 +252,8 @@ class ShardCalls(FrameCalls):
 
 def _refuse(frame: Frame) -> NoReturn:
     raise InvalidArgumentError(
-        f"call: {ServerCall(frame.call).name.lower()} changes rows, and an embedding shard is read-only; train on parameter servers"
+        f"call: {ServerCall(frame.call).name.lower()} changes rows, and an embedding shard is read-only; "
+        "train on parameter servers"
     )
 
 

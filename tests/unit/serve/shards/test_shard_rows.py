@@ -44,7 +44,7 @@ def test_each_shard_has_the_rows_of_its_buckets_and_no_others(export: Path, shar
             mine = IDS[torch.from_numpy(np.isin(bucket_of(IDS), np.arange(buckets.start, buckets.stop)))]
             found = torch.cat([entries.ids for entries in table.iter_batches(1000)])
             assert sorted(found.tolist()) == mine.tolist()
-            assert 0 < len(mine)
+            assert len(mine) > 0
             expected = local.lookup_entry(table.name, mine)
             assert torch.equal(table.lookup_entry(mine).values, expected.values)
         assert held.rows == sum(len(table) for table in tables.all())

@@ -1,0 +1,107 @@
+"""`monolith serve-shard`: hold some of the rows of an export, for front ends that look them up."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from monolith.cli.options import Json, size_in_bytes
+from monolith.cli.serving import (
+    Grace,
+    Host,
+    MaxMessage,
+    MaxStreams,
+    Port,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+    serve_until_asked,
+)
+from monolith.transport.tokens import read_token
+
+if TYPE_CHECKING:
+    from monolith.serve.shards.shard_server import ShardServer
+
+__all__ = ["serve_shard"]
+
+_ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+def serve_shard(
+    export: Annotated[
+        Path, typer.Argument(help="An export, or a folder of numbered exports: the newest.", metavar="EXPORT")
+    ],
+    shard: Annotated[int, typer.Option(help="Number of this shard, from 0.", min=0)] = 0,
+    shards: Annotated[int, typer.Option(help="How many shards hold the export together.", min=1, max=4096)] = 1,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+    discovery: Annotated[
+        str | None,
+        typer.Option(
+            help="Announce the shard: file=FOLDER, consul=NAME, zk=NAME[@HOST:PORT,...] or ray=NAME[@HOST:PORT]. "
+            "Front ends find it with the same value of --shards."
+        ),
+    ] = None,
+    replica: Annotated[int, typer.Option(help="With --discovery: number of this replica of the shard.", min=0)] = 0,
+    advertise: Annotated[
+        str | None,
+        typer.Option(help="With --discovery: host:port at which front ends reach it, by default where it listens."),
+    ] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
+    max_message: MaxMessage = "256MiB",
+    max_streams: MaxStreams = 1024,
+    max_requests: Annotated[
+        int | None, typer.Option(help="Requests in progress at the same time, by default one per stream.", min=1)
+    ] = None,
+    transport: Annotated[
+        Literal["socket", "flight"] | None,
+        typer.Option(help="Transport of requests. By default Flight with a certificate, plain sockets without one."),
+    ] = None,
+    grace: Grace = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Run an embedding shard: hold the rows of some buckets of an export, and answer lookups of them.
+
+    Shard I of N keeps about 1/N of the rows in memory. Start each shard several times, on several machines, and front ends use
+    another replica when one fails. The shard serves until SIGTERM, SIGINT or a client stops it, and changes nothing. The first
+    line of the output has the address.
+    """
+    from monolith.serve.shards.shard_server import ShardConfig, ShardServer
+
+    server = ShardServer(
+        ShardConfig(
+            export=export,
+            shard=shard,
+            shards=shards,
+            host=host,
+            port=port,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            token=read_token(token_file),
+            max_message_bytes=size_in_bytes(max_message, "--max-message"),
+            max_streams=max_streams,
+            max_requests=max_requests,
+            transport=transport,
+        )
+    )
+    announced = None if discovery is None else _announced(discovery, server, replica, advertise)
+    serve_until_asked(server, grace=grace, as_json=as_json, announced=announced)
+
+
+def _announced(
+    discovery: str, server: ShardServer, replica: int, advertise: str | None
+) -> AbstractContextManager[object]:
+    from monolith.cluster.net import concat_ip_and_port, get_local_host
+    from monolith.serve.shards.addresses import announced_shard, open_discovery
+
+    host = get_local_host() if server.config.host in _ANY_ADDRESS else server.config.host
+    address = advertise or concat_ip_and_port(host, server.port)
+    stack = ExitStack()
+    found = stack.enter_context(open_discovery(discovery))
+    stack.enter_context(announced_shard(found, server.config.shard, replica, address))
+    return stack

@@ -1,0 +1,56 @@
+"""`lookup_scope`: a deadline for the lookups of a request, and a report of what happened in them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+__all__ = ["LookupReport", "current_report", "lookup_scope"]
+
+
+@dataclass
+class LookupReport:
+    """What happened in the lookups of a `lookup_scope`."""
+
+    deadline: float
+    """When they must have ended, on the clock `time.monotonic`. Infinite if nobody asked for one."""
+    missing_ids: int = 0
+    """Ids that were read as unseen, because no replica of their shard answered."""
+    missing_buckets: set[tuple[int, int]] = field(default_factory=set)
+    """The buckets of the shards that did not answer."""
+    retries: int = 0
+    """Requests that were sent to another replica."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether some rows are missing."""
+        return self.missing_ids > 0
+
+
+_scope: ContextVar[LookupReport | None] = ContextVar("monolith_lookup_report", default=None)
+
+
+@contextmanager
+def lookup_scope(timeout: float | None = None) -> Iterator[LookupReport]:
+    """Limit the lookups of this thread within a block to `timeout` seconds together, and report what happened in them.
+
+    Example:
+        >>> with lookup_scope(timeout=0.05) as report:
+        ...     pass  # predictor.predict(batch)
+        >>> report.partial
+        False
+    """
+    report = LookupReport(deadline=float("inf") if timeout is None else time.monotonic() + timeout)
+    token = _scope.set(report)
+    try:
+        yield report
+    finally:
+        _scope.reset(token)
+
+
+def current_report() -> LookupReport | None:
+    """Return the report of the `lookup_scope` around the caller. None if there is none."""
+    return _scope.get()
