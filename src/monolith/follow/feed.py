@@ -1,0 +1,482 @@
+"""`Feed`: the changes of tables and dense weights, published to followers a moment after they were made.
+
+A thread takes the changed rows of all tables every `every` seconds, as they are then, into one segment with the next number. The
+newest segments are kept in memory, and followers wait for the next one. The disk is not involved.
+
+A follower that asks for a segment which is no longer kept reads all rows of the tables again and continues from there. Every row
+that changes while it reads is in a later segment, so the copy becomes equal to the tables.
+
+The numbers belong to a *stream*, which ends with the process or when the rows of a table are replaced. If the writer has restored
+itself from its change log, a follower has perhaps seen changes that were lost. It then reads the rows of the changes again that
+were not durable, as far as it knows, or all rows if the log does not lead on from what it knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from monolith.errors import InvalidArgumentError, MonolithError, OwnershipChangedError
+from monolith.process_bound import ProcessBound
+from monolith.table import EmbeddingTable
+from monolith.table.buckets import NUM_BUCKETS, bucket_of, ranges_of
+
+__all__ = ["EVERY_SECS", "Feed", "FeedSegment", "FeedView", "LogPosition", "Owner", "TablePart", "WriterLog"]
+
+EVERY_SECS = 0.1
+"""Seconds between two segments, by default."""
+DENSE_SECS = 1.0
+"""Seconds between two looks at the dense weights, by default."""
+KEPT_BYTES = 2**26
+"""Memory of the segments that are kept for followers, by default."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPosition:
+    """A segment of the change log of a writer."""
+
+    sequence: int
+    checksum: int
+
+
+class WriterLog(Protocol):
+    """The change log of the process that has the feed."""
+
+    def includes(self, position: LogPosition) -> bool:
+        """Return whether the present state continues that segment."""
+
+
+class Owner(Protocol):
+    """Which buckets the process with the feed owns."""
+
+    def mask(self) -> np.ndarray:
+        """Return bool [NUM_BUCKETS]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePart:
+    """What a segment has of one table."""
+
+    name: str
+    ids: np.ndarray
+    """int64 [n]."""
+    values: np.ndarray
+    """float32 [n, dim]: stored weights."""
+    erased: np.ndarray
+    """int64 [m]: ids without a row."""
+    event_time: int
+    """The newest event time of these rows."""
+    scales: tuple[float, ...]
+    """The scale of one-bit reads, one per segment of a row."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.ids.nbytes + self.values.nbytes + self.erased.nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedView:
+    """What a follower gets to see, all of one moment."""
+
+    stream: int
+    newest: int
+    """Number of the newest segment."""
+    as_of: float
+    """Seconds of the feed's clock: everything that was written before is in the segments up to `newest`."""
+    durable: int
+    """Number of the last segment whose changes are all in the change log."""
+    log_position: LogPosition | None
+    """The segment of the change log that has them."""
+    dense_version: int
+    step: int
+    event_time: int
+    segments: Sequence[FeedSegment] | None
+    """Those after the position of the follower. None if one of them is no longer kept, or is of another stream."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedSegment:
+    """The rows that changed between two moments, as they were at the second or a little later."""
+
+    sequence: int
+    step: int
+    event_time: int
+    begun: float
+    """Seconds of the feed's clock: everything that was written before is in this segment or an earlier one."""
+    gained: tuple[tuple[int, int], ...]
+    """Ranges of buckets that the writer owns since this segment. A follower reads all their rows."""
+    parts: tuple[TablePart, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(part.nbytes for part in self.parts)
+
+
+class Feed:
+    """Publishes changes of `tables` from the first call of `start` on. Thread-safe.
+
+    Args:
+        tables: Returns the tables by the name that followers know them by. It may grow.
+        dense: Returns dense weights by name, or None if none have changed since the last call.
+        every: Seconds between two segments.
+        dense_every: Seconds between two calls of `dense`.
+        kept_bytes: Memory of the segments that are kept. The newest is always kept.
+        owner: Which buckets the process owns, if others own the rest. Changes in other buckets are not published.
+        log: The change log of the process. Without one, followers read all rows again after a restart.
+        clock: Returns seconds, rising.
+
+    Example:
+        >>> from monolith import EmbeddingTable
+        >>> from monolith.testing import sgd_table_config
+        >>> table = EmbeddingTable(sgd_table_config(1, name="item"))
+        >>> feed = Feed(lambda: {"item": table}, every=3600)
+        >>> feed.start()
+        >>> table.assign([7], np.ones((1, 1), np.float32))
+        >>> feed.drain()
+        1
+        >>> feed.view(stream=feed.stream, since=0, max_bytes=1000).segments[0].parts[0].ids.tolist()
+        [7]
+        >>> feed.close()
+    """
+
+    def __init__(
+        self,
+        tables: Callable[[], Mapping[str, EmbeddingTable]],
+        *,
+        dense: Callable[[], Mapping[str, np.ndarray] | None] | None = None,
+        every: float = EVERY_SECS,
+        dense_every: float = DENSE_SECS,
+        kept_bytes: int = KEPT_BYTES,
+        owner: Owner | None = None,
+        log: WriterLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not every > 0 or not dense_every > 0:
+            raise InvalidArgumentError(f"every, dense_every: expected seconds above 0, got {every!r}, {dense_every!r}")
+        self._all_tables, self._all_dense = tables, dense
+        self._every, self._dense_every, self._kept_bytes = every, dense_every, kept_bytes
+        self._owner, self._writer_log, self._clock = owner, log, clock
+        self._bound = ProcessBound("the feed")
+        self._changed = threading.Condition()
+        self._draining = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._tables: dict[str, tuple[EmbeddingTable, int]] = {}
+        self._owned = np.ones(NUM_BUCKETS, dtype=np.bool_)
+        self._segments: deque[FeedSegment] = deque()
+        self._held = 0
+        self.stream = 0
+        """Names this sequence of segments. 0 until `start`."""
+        self.complete = False
+        """Whether all segments of the stream are kept and it began with the process, before anything was written."""
+        self.newest = 0
+        """Number of the newest segment."""
+        self.as_of = 0.0
+        """Seconds of `clock`: everything that was written before is published."""
+        self.durable = 0
+        """Number of the last segment whose changes are all in the change log."""
+        self.log_position: LogPosition | None = None
+        """The segment of the change log that has them."""
+        self.dense: Mapping[str, np.ndarray] = {}
+        """The newest dense weights that were published."""
+        self.dense_version = 0
+        """Grows when `dense` changes."""
+        self._dense_at = float("-inf")
+        self.step = 0
+        """The newest global step, set by the writer."""
+        self.event_time = 0
+        """The newest event time trained, set by the writer."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it publishes."""
+        return self._thread is not None
+
+    def start(self, *, complete: bool = False) -> None:
+        """Begin to publish. Does nothing the second time. `complete` says that nothing was written since the last restore."""
+        self._bound.require()
+        with self._draining:
+            if self._thread is not None or self._closing.is_set():
+                return
+            self._begin_stream(complete=complete)
+            self._look_at_dense()
+            self._thread = threading.Thread(target=self._run, name="monolith-feed", daemon=True)
+            self._thread.start()
+
+    def drain(self) -> int:
+        """Publish what has changed since the last call. Returns the number of the newest segment."""
+        with self._draining:
+            if self.stream == 0:
+                raise InvalidArgumentError("feed: it has not been started")
+            try:
+                self._drain()
+            except BaseException:
+                # Rows that were taken and not published would be missing for ever.
+                self._begin_stream(complete=False)
+                raise
+            return self.newest
+
+    def view(self, *, stream: int, since: int, max_bytes: int) -> FeedView:
+        """Return the segments after `since`, oldest first, at least one if there is any, and where the feed is."""
+        with self._changed:
+            return FeedView(
+                stream=self.stream,
+                newest=self.newest,
+                as_of=self.as_of,
+                durable=self.durable,
+                log_position=self.log_position,
+                dense_version=self.dense_version,
+                step=self.step,
+                event_time=self.event_time,
+                segments=self._after(since, max_bytes) if stream == self.stream else None,
+            )
+
+    def _after(self, since: int, max_bytes: int) -> list[FeedSegment] | None:
+        if not 0 <= since <= self.newest or (since < self.newest and self._segments[0].sequence > since + 1):
+            return None
+        found: list[FeedSegment] = []
+        size = 0
+        for segment in self._segments:
+            if segment.sequence <= since:
+                continue
+            size += segment.nbytes
+            if found and size > max_bytes:
+                break
+            found.append(segment)
+        return found
+
+    def wait(self, *, stream: int, since: int, dense_version: int, timeout: float) -> None:
+        """Wait until there is something after `since`, newer dense weights, or another stream."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self.stream != stream
+                    or self.newest > since
+                    or self.dense_version != dense_version
+                    or self._closing.is_set()
+                ),
+                timeout=timeout,
+            )
+
+    def can_rewind(self, position: LogPosition | None) -> bool:
+        """Return whether a follower that knows everything up to `position` need not read all rows again."""
+        with self._changed:
+            kept_all = self.newest == 0 or self._segments[0].sequence == 1
+        if position is None or self._writer_log is None or not self.complete or not kept_all:
+            return False
+        return self._writer_log.includes(position)
+
+    def cut(self) -> Callable[[LogPosition], None]:
+        """Call it right before the change log cuts the tables. Call what it returns when that commit is durable."""
+        stream, sequence = self.stream, self.newest
+
+        def durable(position: LogPosition) -> None:
+            with self._changed:
+                if self.stream == stream:
+                    self.durable, self.log_position = max(self.durable, sequence), position
+
+        return durable
+
+    def seconds_since(self, moment: float) -> float:
+        """Return how long ago a moment of the feed's clock was."""
+        return max(0.0, self._clock() - moment)
+
+    def published_dense(self) -> tuple[Mapping[str, np.ndarray], int]:
+        """Return the newest dense weights and their version."""
+        with self._changed:
+            return self.dense, self.dense_version
+
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Return the buckets that the process owns now."""
+        return ranges_of(self._mask())
+
+    def table(self, name: str) -> EmbeddingTable:
+        """Return a table by name."""
+        found = self._all_tables().get(name)
+        if found is None:
+            raise InvalidArgumentError(f"table: there is no {name!r}; known are {', '.join(self._all_tables())}")
+        return found
+
+    def tables(self) -> Mapping[str, EmbeddingTable]:
+        """Return all tables by name."""
+        return self._all_tables()
+
+    def rows(self, name: str, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and stored weights of all rows in the buckets from `first` to before `end`, all of which must be owned."""
+        self._require_owned(first, end)
+        table = self.table(name)
+        raw = table.rows_of_buckets(range(first, end))
+        entries = table.lookup_entry(raw.ids)
+        # Checked again: rows that were given away while they were read may have been removed.
+        self._require_owned(first, end)
+        return entries.ids[entries.found].numpy(), entries.values[entries.found].numpy()
+
+    def values(self, name: str, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return those of `ids` that have a row, and its stored weights. Ids of buckets that are not owned are an error."""
+        buckets = bucket_of(ids)
+        mask = self._mask()
+        if not mask[buckets].all():
+            raise OwnershipChangedError(
+                "ids: some are in buckets that this server does not own; ask again which one does"
+            )
+        entries = self.table(name).lookup_entry(ids)
+        return entries.ids[entries.found].numpy(), entries.values[entries.found].numpy()
+
+    def close(self) -> None:
+        """Publish what is left and stop. Followers that wait are answered."""
+        if not self._bound.is_here:
+            return
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        due = self._clock() + self._every
+        while not self._closing.wait(max(0.0, due - self._clock())):
+            began = self._clock()
+            self._tick()
+            # No bursts after a pause: the next one is due a whole interval after this one began.
+            due = max(due + self._every, began + self._every / 2)
+        self._tick()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _tick(self) -> None:
+        try:
+            self.drain()
+            if self._clock() - self._dense_at >= self._dense_every or self._closing.is_set():
+                self._look_at_dense()
+        except MonolithError as error:
+            _log.warning("changes could not be published, followers will read all rows again: %s", error)
+        except Exception:
+            _log.exception("changes could not be published, followers will read all rows again")
+
+    def _begin_stream(self, *, complete: bool) -> None:
+        self._tables = {}
+        self._owned = self._mask()
+        self._track(self._all_tables())
+        with self._changed:
+            self.stream = secrets.randbits(62) | 1
+            self.complete = complete
+            self.newest = self.durable = 0
+            self.log_position = None
+            self._segments.clear()
+            self._held = 0
+            self.as_of = self._clock()
+            self._changed.notify_all()
+
+    def add_tables(self, tables: Mapping[str, EmbeddingTable]) -> None:
+        """Track new tables from now on. Call it before anything is written to them, or followers read all rows again."""
+        with self._draining:
+            if self.stream:
+                self._track(tables)
+
+    def _track(self, tables: Mapping[str, EmbeddingTable]) -> bool:
+        """Track new tables. Returns whether some had rows that no segment has."""
+        missed = False
+        for name, table in tables.items():
+            known = self._tables.get(name)
+            if known is not None and known == (table, table.replacements):
+                continue
+            replacements = table.replacements
+            table.track_feed()
+            missed |= known is not None or len(table) > 0
+            self._tables[name] = table, replacements
+        return missed
+
+    def _drain(self) -> None:
+        if self._track(self._all_tables()):
+            # Rows were restored, or written before the table was tracked.
+            self._begin_stream(complete=False)
+        begun = self._clock()
+        step, event_time = self.step, self.event_time
+        parts = [_read_part(name, table) for name, (table, _) in self._tables.items()]
+        # After the rows were read: those of a bucket that was given away since are removed here, and must not look removed.
+        owned = self._mask()
+        gained = ranges_of(owned & ~self._owned)
+        if self._owner is not None and not owned.all():
+            parts = [_of_buckets(part, owned) for part in parts]
+        self._owned = owned
+        filled = tuple(part for part in parts if len(part.ids) or len(part.erased))
+        with self._changed:
+            self.as_of = begun
+            if not filled and not gained:
+                return
+            self.newest += 1
+            newest = max([event_time, *(part.event_time for part in filled)])
+            segment = FeedSegment(
+                sequence=self.newest, step=step, event_time=newest, begun=begun, gained=gained, parts=filled
+            )
+            self._segments.append(segment)
+            self._held += segment.nbytes
+            while self._held > self._kept_bytes and len(self._segments) > 1:
+                self._held -= self._segments.popleft().nbytes
+            self._changed.notify_all()
+
+    def _look_at_dense(self) -> None:
+        self._dense_at = self._clock()
+        found = None if self._all_dense is None else self._all_dense()
+        if found is None or _equal(found, self.dense):
+            return
+        with self._changed:
+            self.dense, self.dense_version = found, self.dense_version + 1
+            self._changed.notify_all()
+
+    def _mask(self) -> np.ndarray:
+        return np.ones(NUM_BUCKETS, dtype=np.bool_) if self._owner is None else self._owner.mask()
+
+    def _require_owned(self, first: int, end: int) -> None:
+        if not 0 <= first < end <= NUM_BUCKETS:
+            raise InvalidArgumentError(f"buckets: expected a range within [0, {NUM_BUCKETS}), got [{first}, {end})")
+        if not self._mask()[first:end].all():
+            raise OwnershipChangedError(
+                f"buckets: not all of [{first}, {end}) are owned here; ask again which server does"
+            )
+
+
+def _read_part(name: str, table: EmbeddingTable) -> TablePart:
+    pieces = list(table.read_feed())
+    if len(pieces) == 1:
+        ids, values, erased = pieces[0].ids, pieces[0].values, pieces[0].erased
+    else:
+        ids = np.concatenate([np.empty(0, np.int64), *(piece.ids for piece in pieces)])
+        values = np.concatenate([np.empty((0, table.dim), np.float32), *(piece.values for piece in pieces)])
+        erased = np.concatenate([np.empty(0, np.int64), *(piece.erased for piece in pieces)])
+    event_time = max((int(piece.times.max()) for piece in pieces if len(piece.times)), default=0)
+    scales = tuple(table.state().hashnet_scales) if len(ids) else ()
+    return TablePart(name=name, ids=ids, values=values, erased=erased, event_time=event_time, scales=scales)
+
+
+def _of_buckets(part: TablePart, mask: np.ndarray) -> TablePart:
+    mine = mask[bucket_of(part.ids)]
+    return TablePart(
+        name=part.name,
+        ids=part.ids[mine],
+        values=part.values[mine],
+        erased=part.erased[mask[bucket_of(part.erased)]],
+        event_time=part.event_time,
+        scales=part.scales,
+    )
+
+
+def _equal(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    return one.keys() == other.keys() and all(_same_bytes(one[name], other[name]) for name in one)
+
+
+def _same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
