@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch
 
-__all__ = ["DataShards", "PartsAhead", "ShardBatches", "ShardsInTurn", "join_positions", "shards_of_position"]
+__all__ = [
+    "DataShards",
+    "DataStart",
+    "PartsAhead",
+    "ShardBatches",
+    "ShardsInTurn",
+    "join_positions",
+    "shards_of_position",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -232,6 +241,28 @@ class PartsAhead:
     def state_dict(self) -> dict[str, Any]:
         """Return the position behind the parts that were taken."""
         return self._taken
+
+
+class DataStart:
+    """Where data that ranks read as a whole began, so that a run that starts over in the same process begins there too.
+
+    Example:
+        >>> from monolith.data import IteratorSource
+        >>> start, stream = DataStart(), IteratorSource(lambda: iter([{"id": 1}, {"id": 2}]))
+        >>> start.rewind(stream)
+    """
+
+    def __init__(self) -> None:
+        self._state: object = None
+
+    def rewind(self, data: object) -> None:
+        """Remember the position of `data` when first called, and return to it later. Shards are made anew for each start."""
+        if hasattr(data, "shard") or not _has_position(data):
+            return
+        if self._state is None:
+            self._state = deepcopy(data.state_dict())  # type: ignore[attr-defined]
+        else:
+            data.load_state_dict(deepcopy(self._state))  # type: ignore[attr-defined]
 
 
 def shards_of_position(state: object) -> int | None:

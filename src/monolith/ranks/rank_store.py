@@ -338,9 +338,11 @@ class RankStore:
         return self.state.begin_cut(step=step)
 
     def begin_restore(
-        self, path: str, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
+        self, path: str | None, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
     ) -> Callable[[], None]:
         """Let all ranks read the buckets they own from `path`. Returns a function that puts them in place on all ranks."""
+        if path is None:
+            raise InvalidArgumentError("path: expected a checkpoint; ranks hold no rows when they form a run")
         if only_fresh and self.is_initialised():
             return lambda: None
         return self.state.begin_restore(path, **choices)
@@ -355,6 +357,10 @@ class RankStore:
 
     def lost(self, checkpoint: str, *, trained: bool) -> list[str]:
         """Return nothing: when a rank is lost, all ranks restore the last state that they have in common."""
+        return []
+
+    def moved_on(self, checkpoint: str) -> list[str]:
+        """Return nothing: rows of ranks live as long as the run that they form."""
         return []
 
     def progress(self) -> None:

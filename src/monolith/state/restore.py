@@ -27,7 +27,7 @@ from monolith.state.tables import (
 from monolith.table import AdmissionFilter, EmbeddingTable, Entries, TableConfig, TableState
 from monolith.table.store import RestoreChoices
 
-__all__ = ["build_tables", "convert_rows", "plan_restore", "prepare_tables", "restore_tables"]
+__all__ = ["build_tables", "convert_rows", "plan_restore", "prepare_empty", "prepare_tables", "restore_tables"]
 
 
 def restore_tables(
@@ -89,6 +89,23 @@ def prepare_tables(
             table.take_over(fresh)
 
     return report, put_in_place
+
+
+def prepare_empty(tables: Tables) -> Callable[[], None]:
+    """Build tables without rows, with the settings of `tables`. Calling the result puts them in place."""
+    groups = group_tables(tables)
+    admissions: dict[AdmissionFilter, AdmissionFilter] = {}
+    built = []
+    for table in (shard for shards in groups.values() for shard in shards):
+        shared = table.admission
+        admission = None if shared is None else admissions.setdefault(shared, AdmissionFilter(shared.config))
+        built.append((table, EmbeddingTable(table.config, admission=admission)))
+
+    def put_in_place() -> None:
+        for table, fresh in built:
+            table.take_over(fresh)
+
+    return put_in_place
 
 
 def plan_restore(

@@ -239,7 +239,7 @@ def restore_chosen(trainer: Trainer, *, training: bool) -> tuple[RestoreChoice |
     choice = choose_restore_point(trainer.config, training=training, model_dir=trainer.model_dir)
     while choice is not None:
         # Only training sends servers back, because others may be using them.
-        goes_back = training and choice.went_back
+        goes_back = training and (choice.went_back or _servers_go_back(trainer, choice.point))
         if training and not goes_back:
             _require_no_loss(trainer, choice.point)
         try:
@@ -250,7 +250,32 @@ def restore_chosen(trainer: Trainer, *, training: bool) -> tuple[RestoreChoice |
             if newer == choice:
                 raise
             choice = newer
+    if training and _servers_go_back(trainer, None):
+        for store in trainer.remote_stores:
+            store.begin_restore(None, only_fresh=False)()
     return None, 0
+
+
+def _servers_go_back(trainer: Trainer, point: RestorePoint | None) -> bool:
+    """Return whether servers hold something else than `point`, None for nothing, and must have exactly that. Then log it."""
+    if not trainer.rewinds_servers:
+        return False
+    name = "" if point is None else base_name(point.location)
+    ahead = [address for store in trainer.remote_stores for address in store.moved_on(name)]
+    if ahead and point is None:
+        _log.warning(
+            "there is no checkpoint: servers %s drop the rows of an earlier attempt, so that every batch counts once",
+            ", ".join(ahead),
+        )
+    elif ahead and point is not None:
+        _log.warning(
+            "servers %s hold updates that are not in %s: their rows go back to step %d with the run, so that every batch counts "
+            "once",
+            ", ".join(ahead),
+            point.location,
+            point.step,
+        )
+    return bool(ahead)
 
 
 def warm_start(trainer: Trainer, model_dir: str) -> None:

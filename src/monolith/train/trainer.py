@@ -116,6 +116,9 @@ class Trainer:
         self.hooks = (*hooks, *DeepInsightHook.of_run(self.config, type(model).__name__))
         self.accepts_lost_servers = False
         """Whether a run continues when a server has lost what was trained on it. See `RunnerConfig.partial_recovery`."""
+        self.rewinds_servers = False
+        """Whether servers go back to the checkpoint that a run starts from, or to nothing without one. So do runs whose processes
+        restore data and dense parameters of one step. Other workers continue with the rows that servers have."""
         self.num_workers = 1
         """Workers of the run, among which the data is divided."""
         self.named_by_launch = False
@@ -452,8 +455,11 @@ class Trainer:
     def _must_restore(self, training: bool) -> bool:
         if self._restored_for is None:
             return self.step == 0
-        untrained = self._restored is not None and self.step == self._restored.point.step
-        return training and self._restored_for == "reading" and untrained and has_restore_settings(self.config)
+        again = training and self._restored_for == "reading"
+        if self._restored is None:
+            return again and self.rewinds_servers and self.step == 0
+        settings = self.rewinds_servers or has_restore_settings(self.config)
+        return again and settings and self.step == self._restored.point.step
 
     def _start(self, source: Iterable[Batch]) -> None:
         if self.ranks is not None and not self.ranks.is_chief:

@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,11 +32,11 @@ from monolith.ps.protocol.control_messages import (
     Saved,
     WaitForSave,
 )
-from monolith.ps.protocol.ownership import mask_of
 from monolith.state.locks import in_use
 from monolith.state.paths import RESTORE_ROOTS, base_name, is_absolute, is_allowed, parent_folder, relative_name
 from monolith.state.save import begin_checkpoint
 from monolith.state.storage import StrPath
+from monolith.table.buckets import mask_of
 from monolith.table.store import RestoreChoices, StoreSave
 from monolith.table.table_file import FileEntry
 from monolith.transport.link import Link, finish_all
@@ -98,7 +99,7 @@ def save_servers(links: Sequence[Link], path: StrPath, *, step: int = 0) -> None
 
 def prepare_servers(
     links: Sequence[Link],
-    path: StrPath,
+    path: StrPath | None,
     *,
     only_fresh: bool = False,
     rows_only: bool = False,
@@ -106,13 +107,14 @@ def prepare_servers(
 ) -> Callable[[], None]:
     """Let the servers read their parts of a checkpoint. Returns a function that lets all of them put these in place.
 
-    Their number need not be that of the save. With `only_fresh`, initialised servers keep their state, even if it is newer than
-    the checkpoint. With `rows_only`, dense parameters stay as they are.
+    Their number need not be that of the save. Without a `path` they will hold nothing, as when they were new. With `only_fresh`,
+    initialised servers keep their state, even if it is newer than the checkpoint. With `rows_only`, dense parameters stay as they
+    are.
     """
     wanted = [shard.link for shard in server_shards(links) if not (only_fresh and shard.is_initialised())]
     token = secrets.randbits(63)
     restore = Restore(
-        path=_absolute(path),
+        path=None if path is None else _absolute(path),
         token=token,
         wait=1.0,
         aliases=dict(choices.get("aliases") or {}),
@@ -121,7 +123,7 @@ def prepare_servers(
         reset_admission=choices.get("reset_admission", False),
         clear_nn=rows_only,
     )
-    with in_use(path):
+    with nullcontext() if path is None else in_use(path):
         _until_done(wanted, Call.RESTORE, restore)
 
     def put_in_place() -> None:

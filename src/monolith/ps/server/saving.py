@@ -55,10 +55,10 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
     require_settled(state)
     if restore.path is None:
         return _emptied(state)
-    path = restore.path
+    wanted = restore.path
     ranges = state.ranges()
-    with in_use(path):
-        point = restore_point_of(path)
+    with in_use(wanted):
+        point = restore_point_of(wanted)
         _, put_in_place = prepare_tables(
             point,
             state.tables.all(),
@@ -95,7 +95,7 @@ def prepare_server(state: ServerState, restore: Restore) -> Callable[[], None]:
             state.pushes.count_from(point.step)
         else:
             state.pushes.base_step = base_step
-        state.initialised, state.step, state.checkpoint = True, point.step, base_name(path)
+        state.initialised, state.step, state.checkpoint = True, point.step, base_name(wanted)
 
     return apply
 

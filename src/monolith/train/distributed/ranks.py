@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, cast
@@ -26,6 +26,7 @@ from monolith.console import log_to_stderr
 from monolith.errors import ConfigError, RankLostError, RunInterruptedError
 from monolith.nn import embedding_collections
 from monolith.ranks.agreement import Agreement
+from monolith.ranks.data_shards import DataStart
 from monolith.ranks.dense import AllReduce
 from monolith.ranks.formation import form_mesh
 from monolith.ranks.gloo_mesh import GlooMesh, gloo_store
@@ -314,7 +315,7 @@ class RankSession:
             dispatcher = meanwhile.enter_context(service_dispatcher(self._config))
             given = source if isinstance(source, Iterable) else source()
             data = service_source(given, self._config, dispatcher)
-            limits.rewind(data)
+            limits.data.rewind(data)
             step = trainer.fit(data, steps=limits.steps, max_steps=limits.last)
         if trainer.interrupted is not None:
             raise RunInterruptedError(
@@ -402,20 +403,11 @@ class _Limits:
 
     steps: int | None
     last: int | None
-    start: object = None
+    data: DataStart = field(default_factory=DataStart)
 
     def begin(self, step: int) -> None:
         if self.steps is not None:
             self.last, self.steps = step + self.steps, None
-
-    def rewind(self, data: object) -> None:
-        """Let data that ranks read as a whole begin where it was at first. Shards are made anew for each formation."""
-        if hasattr(data, "shard") or not (hasattr(data, "state_dict") and hasattr(data, "load_state_dict")):
-            return
-        if self.start is None:
-            self.start = deepcopy(data.state_dict())
-        else:
-            data.load_state_dict(deepcopy(self.start))
 
 
 class _Joining(Hook):
@@ -446,15 +438,18 @@ class _Joining(Hook):
             )
 
 
-def connect_ranks(config: RunnerConfig, discovery: ServiceDiscovery) -> Mesh:
-    """Connect the ranks of a run whose rows are on servers. They find each other as under `torchrun`, or by `discovery`."""
+def connect_ranks(config: RunnerConfig, discovery: ServiceDiscovery, *, after: int = 0) -> Mesh:
+    """Connect the ranks of a run whose rows are on servers. They find each other as under `torchrun`, or by `discovery`.
+
+    `after` is the last generation that this process was part of.
+    """
     config.require_ranks()
     if config.num_workers == 1:
         return LoneMesh()
     launched = launched_rank()
     by_torchrun = launched is not None and launched.launcher == "torchrun" and launched.size == config.num_workers
     rendezvous = rendezvous_of(config) if by_torchrun else DiscoveryRendezvous(discovery)
-    return form_mesh(config.index, config.num_workers, rendezvous, config=mesh_config(config))
+    return form_mesh(config.index, config.num_workers, rendezvous, config=mesh_config(config), after=after)
 
 
 def mesh_config(config: RunnerConfig) -> MeshConfig:

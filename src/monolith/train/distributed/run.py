@@ -126,11 +126,11 @@ def distributed_train(
             return worker.train(WorkerAttempt(trainer, _share(served, config), config, meet=meet, **common))
 
 
-def _connection(config: RunnerConfig, discovery: ServiceDiscovery) -> Callable[[], Mesh]:
-    """Return a function that connects this rank of a run with rows on servers to the other ranks."""
+def _connection(config: RunnerConfig, discovery: ServiceDiscovery) -> Callable[[int], Mesh]:
+    """Return a function that connects this rank of a run with rows on servers to the other ranks, after a generation."""
     from monolith.train.distributed.ranks import connect_ranks
 
-    return lambda: connect_ranks(config, discovery)
+    return lambda after: connect_ranks(config, discovery, after=after)
 
 
 class _Worker:

@@ -7,13 +7,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from monolith.cluster.coordination import Coordination
 from monolith.console import Reminder
-from monolith.errors import ConfigError, ServerError
+from monolith.errors import ConfigError, InvalidArgumentError, ServerError
 from monolith.features.batch import Batch
 from monolith.nn import embedding_collections
 from monolith.ps.client.coordination_client import CoordinationClient
@@ -23,6 +24,7 @@ from monolith.ps.client.server_store import ServerStore
 from monolith.ps.protocol.dense_optimizers import group_optimizers
 from monolith.ps.protocol.messages import DeclaredTable
 from monolith.ranks.agreement import Agreement
+from monolith.ranks.data_shards import DataStart
 from monolith.ranks.mesh import Mesh
 from monolith.train.control import Controller
 from monolith.train.distributed.barrier import (
@@ -358,23 +360,40 @@ class SynchronousAttempt(WorkerAttempt):
     """Trains as one of the ranks of a run whose rows are on servers: all make every step together and add dense gradients.
 
     The rows of a step are changed by each rank for itself, as workers do that do not wait for each other. Data, saves and the end
-    are those of ranks.
+    are those of ranks. Every attempt begins with what is saved: dense parameters, positions in the data, and the rows of servers.
 
     Args:
-        connect: connects this rank with the others.
+        connect: connects this rank with the others, given the last generation that it was part of.
     """
 
-    def __init__(self, *args: Any, connect: Callable[[], Mesh], **settings: Any) -> None:  # noqa: ANN401 - as of its base
-        super().__init__(*args, **settings)
-        self._connect = connect
+    def __init__(
+        self,
+        trainer: Trainer,
+        source: Iterable[Batch],
+        config: RunnerConfig,
+        *,
+        connect: Callable[[int], Mesh],
+        **settings: Any,  # noqa: ANN401 - as of its base
+    ) -> None:
+        super().__init__(trainer, source, config, **settings)
+        self._source = source
+        self._connect, self._generation = connect, 0
+        trainer.rewinds_servers = True
+        self._initial = deepcopy(trainer.state_dict(position=None))
+        self._start = DataStart()
 
     def __call__(self, servers: Sequence[str]) -> int:
         """Train on `servers` until the data or the steps end on all ranks. Returns the global step."""
+        if not self._first:
+            self._start_over()
+        self._start.rewind(self._source)
         with ExitStack() as open_now:
             store = open_now.enter_context(self._store(servers, client_config(self._config, self._epoch())))
             self._require_folders(store)
             self._placement.use(store)
-            mesh = open_now.enter_context(closing(self._connect()))
+            # All ranks have joined the servers before the chief restores these: nothing of earlier processes reaches them later.
+            mesh = open_now.enter_context(closing(self._connect(self._generation)))
+            self._generation = mesh.generation
             agreement = Agreement(mesh)
             SynchronousSteps(self._trainer, agreement, self._config)
             self._trainer.hooks = (*self._hooks, *self._controls(agreement, store))
@@ -385,6 +404,19 @@ class SynchronousAttempt(WorkerAttempt):
                 mesh.fail(f"{type(error).__name__}: {error}")
                 raise
             return step
+
+    def _start_over(self) -> None:
+        """Forget what the last attempt has trained here: the chief restores what is saved, and gives it to all."""
+        if self._initial["step"] and self._config.is_chief and self._trainer.config.model_dir is None:
+            raise InvalidArgumentError(
+                f"RunConfig.model_dir: without one the run cannot go back to step {self._initial['step']}, at which this call of "
+                "train began; give a model_dir, and start the job again"
+            )
+        # At step 0 the trainer restores.
+        self._trainer.start_over({**self._initial, "step": 0})
+
+    def _note_end(self, trainer: Trainer) -> None:
+        """Do nothing: whether the data has ended is saved with the position in it."""
 
     def _controls(self, agreement: Agreement, store: ServerStore) -> list[Hook]:
         if self._controller is None:
