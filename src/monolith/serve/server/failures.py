@@ -54,8 +54,9 @@ def failure_of(error: Exception) -> Failure:
     """Return how `error` is told to a client. What is not its fault is logged with a traceback, which it does not get.
 
     Example:
-        >>> failure_of(ModelNotFoundError("model 'x': there is no such model"))
-        Failure(http=404, grpc='NOT_FOUND', status='invalid', error='ModelNotFoundError', message="model 'x': there is no such model")
+        >>> failure = failure_of(ModelNotFoundError("model 'x': there is no such model"))
+        >>> failure.http, failure.grpc, failure.status
+        (404, 'NOT_FOUND', 'invalid')
     """
     told = encode_error(error)
     for kind, http, grpc, status in _KNOWN:

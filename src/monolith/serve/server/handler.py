@@ -319,7 +319,7 @@ class Handler:
         self._shadows.shutdown(wait=True, cancel_futures=False)
 
 
-def json_response(tree: Mapping[str, object], status: int = 200) -> HttpResponse:
+def json_response(tree: Mapping[str, object] | Sequence[object], status: int = 200) -> HttpResponse:
     """Return an answer in JSON.
 
     Example:

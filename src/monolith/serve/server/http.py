@@ -54,8 +54,9 @@ class HttpRoute:
     """As "/ids/{table}/{id}": a part in braces takes one part of the path. "{name:path}" at the end takes all that follow."""
     handler: HttpHandler
     needs_token: bool = False
-    """Whether it is refused without the token even if the server has none, as routes that change something must be: a server
-    without a token refuses them."""
+    """Whether it is refused by a server that has no token, as routes that change something must be."""
+    is_public: bool = False
+    """Whether it is answered without the token that all other routes need if the server has one."""
 
     def match(self, path: str) -> dict[str, str] | None:
         """Return the parts of `path` that stand for names in braces. None if it is another path."""

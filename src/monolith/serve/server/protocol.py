@@ -94,7 +94,7 @@ def parse_json(data: bytes | memoryview, limit: int) -> dict[str, Any]:
     return tree
 
 
-def to_json(tree: Mapping[str, object]) -> bytes:
+def to_json(tree: Mapping[str, object] | Sequence[object]) -> bytes:
     """Return `tree` as JSON. NumPy arrays become lists, numbers that are not finite null.
 
     Example:
