@@ -222,7 +222,7 @@ class BagPlan:
             if stack is None:
                 outputs.update(self._outputs_of_table(tables[0], array, bags))
             else:
-                outputs[stack] = array.view(len(array), len(tables), -1)
+                outputs[stack] = array.view(array.shape[0], len(tables), array.shape[1] // len(tables))
         for stack, names in self._stacks.items():
             for ending in ("", ".bias") if f"{names[0]}.bias" in outputs else ("",):
                 outputs[stack + ending] = torch.stack([outputs[name + ending] for name in names], dim=1)  # type: ignore[misc]
@@ -252,7 +252,8 @@ def _array_pieces(columns: Sequence[object], runs: Sequence[_Run]) -> list[torch
     ]
     if len(arrays) < len(columns) or len({array.shape for array in arrays}) > 1:
         raise TypeError("expected arrays of ids, all of one length")
-    joined = [np.concatenate(arrays[run.columns], dtype=np.int64).reshape(-1, len(arrays[0])) for run in runs]
+    parts = [arrays[run.columns] for run in runs]
+    joined = [np.concatenate(part, dtype=np.int64).reshape(len(part), len(part[0])) for part in parts]
     return [
         torch.from_numpy(np.ascontiguousarray(piece.T) if run.is_stack else piece)
         for run, piece in zip(runs, joined, strict=True)
