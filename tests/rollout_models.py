@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monolith.serve.manifest import OutputSpec, Signature
+from monolith.serve.manifest import InputSpec, OutputSpec, Signature
 from monolith.serve.replica import Replica
 from monolith.serve.repository import ModelRepository
 from monolith.serve.rollout.labels import PredictionMemory, ServedLabel
@@ -31,12 +31,13 @@ class Clock:
 
 
 class KnownPredictor:
-    """Predicts the column `p`, or what `change` makes of it, for the heads click (a probability) and stay."""
+    """Predicts the column `p`, or 1 - p if it is poisoned, for binary heads, and 100 p for the head stay."""
 
     def __init__(self, version: int, *, poisoned: bool = False, heads: tuple[str, ...] = ("click",)) -> None:
         outputs = [OutputSpec(name=head, kind="binary", shape=()) for head in heads]
         outputs.append(OutputSpec(name="stay", kind="regression", shape=()))
-        self.signature = Signature(version=version, step=version, inputs=(), outputs=tuple(outputs), collections=())
+        inputs = (InputSpec(name="p", dtype="float32", shape=()),)
+        self.signature = Signature(version=version, step=version, inputs=inputs, outputs=tuple(outputs), collections=())
         self.stores: dict[str, object] = {}
         self.poisoned, self._heads = poisoned, heads
 

@@ -10,15 +10,25 @@ from http import HTTPStatus
 from pydantic import Field
 
 from monolith.config import Config
-from monolith.errors import ConfigError, InvalidArgumentError, ModelNotFoundError, MonolithError, StorageError
+from monolith.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    MessageTooLargeError,
+    ModelNotFoundError,
+    MonolithError,
+    StorageError,
+)
 from monolith.serve.rollout.labels import parse_labels
 from monolith.serve.rollout.plan import RolloutPlan
 from monolith.serve.rollout.router import RolloutRouter
 from monolith.serve.server.http import HttpRequest, HttpResponse, HttpRoute
 
-__all__ = ["RollbackRequest", "rollout_routes"]
+__all__ = ["MAX_LABEL_BYTES", "RollbackRequest", "rollout_routes"]
 
+MAX_LABEL_BYTES = 1 << 23
+"""Longer bodies of labels are refused: parsed, they take many times as much memory."""
 _STATUS: dict[type[MonolithError], HTTPStatus] = {
+    MessageTooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     ModelNotFoundError: HTTPStatus.NOT_FOUND,
     ConfigError: HTTPStatus.BAD_REQUEST,
     InvalidArgumentError: HTTPStatus.BAD_REQUEST,
@@ -78,6 +88,10 @@ def rollout_routes(router: RolloutRouter) -> tuple[HttpRoute, ...]:
         return {"model": wanted.model, "message": router.rollback(wanted.model, to=wanted.to, reason=wanted.reason)}
 
     def labels(request: HttpRequest) -> Mapping[str, object]:
+        if len(request.body) > MAX_LABEL_BYTES:
+            raise MessageTooLargeError(
+                f"body: expected at most {MAX_LABEL_BYTES:,} bytes of labels, got {len(request.body):,}; send several requests"
+            )
         return router.add_labels(parse_labels(request.body))
 
     return (
@@ -104,12 +118,12 @@ def _answer(answer: Callable[[HttpRequest], Mapping[str, object]], request: Http
         return _json(HTTPStatus.OK, answer(request))
     except MonolithError as error:
         status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), HTTPStatus.CONFLICT)
-        return _json(status, {"error": str(error), "type": type(error).__name__})
+        return _json(status, {"error": str(error)}, {"monolith-error": type(error).__name__})
 
 
-def _json(status: HTTPStatus, content: Mapping[str, object]) -> HttpResponse:
+def _json(status: HTTPStatus, content: Mapping[str, object], headers: Mapping[str, str] | None = None) -> HttpResponse:
     body = json.dumps(content, allow_nan=False).encode()
-    return HttpResponse(status=int(status), headers={"content-type": "application/json"}, body=body)
+    return HttpResponse(status=int(status), headers={"content-type": "application/json", **(headers or {})}, body=body)
 
 
 def _text(request: HttpRequest) -> str:
