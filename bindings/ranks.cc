@@ -149,11 +149,10 @@ void init_ranks(nb::module_& m) {
           "Takes over one connected socket for each rank, -1 for this one.")
       .def(
           "exchange",
-          [](RankChannel& self, int kind, std::int64_t step, std::uint64_t generation, std::uint64_t tables, const nb::list& out,
-             double timeout_secs) {
-            return exchange(self, {static_cast<std::uint16_t>(kind), step, generation, tables}, out, timeout_secs);
+          [](RankChannel& self, int kind, std::int64_t step, std::uint64_t generation, const nb::list& out, double timeout_secs) {
+            return exchange(self, {static_cast<std::uint16_t>(kind), step, generation}, out, timeout_secs);
           },
-          nb::arg("kind"), nb::arg("step"), nb::arg("generation"), nb::arg("tables"), nb::arg("out"), nb::arg("timeout_secs"),
+          nb::arg("kind"), nb::arg("step"), nb::arg("generation"), nb::arg("out"), nb::arg("timeout_secs"),
           "Sends the parts out[r] to each rank r; returns the state and the message of each rank.")
       .def(
           "next_kind",
@@ -166,8 +165,7 @@ void init_ranks(nb::module_& m) {
       .def_prop_ro("other",
                    [](const RankChannel& self) {
                      const RankWord& word = self.other_word();
-                     return std::tuple(self.other(), static_cast<int>(word.kind), word.step, word.generation, word.tables,
-                                       self.other_round());
+                     return std::tuple(self.other(), static_cast<int>(word.kind), word.step, word.generation, self.other_round());
                    })
       .def_prop_ro("round", &RankChannel::round)
       .def("close", &RankChannel::close, nb::call_guard<nb::gil_scoped_release>(), "Ends the connections and calls that wait.")

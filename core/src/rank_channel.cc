@@ -36,7 +36,6 @@ struct RankChannel::Header {
   std::uint64_t round;
   std::int64_t step;
   std::uint64_t generation;
-  std::uint64_t tables;
 };
 
 namespace {
@@ -226,7 +225,7 @@ void RankChannel::prepare(Peer& peer, const RankWord& word, const Parts& parts) 
   Outgoing& out = peer.out;
   std::size_t size = 0;
   for (const auto& part : parts) size += part.size();
-  Header header{Header::kMagic, word.kind, 0, size, round_, word.step, word.generation, word.tables};
+  Header header{Header::kMagic, word.kind, 0, size, round_, word.step, word.generation};
   out.left.clear();
   out.at = 0;
   out.left.emplace_back(out.header, kHeader);
@@ -342,10 +341,8 @@ void RankChannel::begin_body(Peer& peer) {
   Header header;
   std::memcpy(&header, in.header, kHeader);
   if (header.magic != Header::kMagic || header.size > kMaxMessage) throw Lost{-1, "it sent what no rank sends"};
-  const bool is_other_table = header.tables != 0 && word_.tables != 0 && header.tables != word_.tables;
-  if (header.kind != word_.kind || header.step != word_.step || header.generation != word_.generation ||
-      header.round != round_ || is_other_table) {
-    other_word_ = {header.kind, header.step, header.generation, header.tables};
+  if (header.kind != word_.kind || header.step != word_.step || header.generation != word_.generation || header.round != round_) {
+    other_word_ = {header.kind, header.step, header.generation};
     other_round_ = header.round;
     throw Disagrees{static_cast<int>(&peer - peers_.data())};
   }

@@ -81,7 +81,7 @@ struct WireHeader {
   std::uint16_t flags = 0;
   std::uint64_t size = 0, round = 0;
   std::int64_t step = 0;
-  std::uint64_t generation = 1, tables = 0;
+  std::uint64_t generation = 1;
 };
 
 void send_all(int socket, const void* bytes, std::size_t size) {
@@ -162,7 +162,7 @@ void exchange_many(std::size_t size, bool shares_memory, std::size_t rounds, std
         const std::span<const std::byte> all(sent[to]);
         out[to] = {all.first(all.size() / 3), all.subspan(all.size() / 3)};
       }
-      if (exchange(*ranks[rank].channel, {3, static_cast<std::int64_t>(round), 9, 0}, out) != State::kDone) {
+      if (exchange(*ranks[rank].channel, {3, static_cast<std::int64_t>(round), 9}, out) != State::kDone) {
         check::report(__FILE__, __LINE__, "an exchange failed");
         return;
       }
@@ -189,7 +189,7 @@ TEST("large messages in both directions do not block each other") {
   run(ranks, [&](std::size_t rank) {
     const std::vector<std::byte> large(8'000'000, static_cast<std::byte>(rank));
     const std::vector<RankChannel::Parts> out(4, RankChannel::Parts{large});
-    CHECK(exchange(*ranks[rank].channel, {1, 0, 1, 0}, out) == State::kDone);
+    CHECK(exchange(*ranks[rank].channel, {1, 0, 1}, out) == State::kDone);
     for (std::size_t from = 0; from < 4; ++from) {
       if (from != rank) CHECK(ranks[rank].channel->message(from).data.back() == static_cast<std::byte>(from));
     }
@@ -206,12 +206,12 @@ TEST("what was received can be sent on in the next exchange") {
       const auto first = bytes_of(rank, rank, 0, 100'000);
       std::vector<RankChannel::Parts> out(3);
       out[next] = {first};
-      CHECK(exchange(channel, {1, 0, 1, 0}, out) == State::kDone);
+      CHECK(exchange(channel, {1, 0, 1}, out) == State::kDone);
       for (int hop = 1; hop < 12; ++hop) {
         const RankChannel::Message held = channel.message(before);
         std::vector<RankChannel::Parts> on(3);
         on[next] = {held.data};
-        if (exchange(channel, {1, hop, 1, 0}, on) != State::kDone) {
+        if (exchange(channel, {1, hop, 1}, on) != State::kDone) {
           check::report(__FILE__, __LINE__, "an exchange failed");
           return;
         }
@@ -237,7 +237,7 @@ TEST("what is being sent on to a slow rank is not overwritten by the rank it cam
           held = channel.message(0);
           out[2] = {held.data};
         }
-        State state = channel.begin({1, 0, 1, 0}, out);
+        State state = channel.begin({1, 0, 1}, out);
         if (rank == 2) std::this_thread::sleep_for(milliseconds(20));
         if (state == State::kDone) state = channel.wait(kLong);
         if (state != State::kDone) {
@@ -255,22 +255,11 @@ TEST("ranks in different exchanges learn of each other's") {
   run(ranks, [&](std::size_t rank) {
     const std::vector<RankChannel::Parts> out(3);
     const auto kind = static_cast<std::uint16_t>(rank == 2 ? 5 : 4);
-    CHECK(exchange(*ranks[rank].channel, {kind, 7, 1, 0}, out) == State::kDisagree);
+    CHECK(exchange(*ranks[rank].channel, {kind, 7, 1}, out) == State::kDisagree);
     CHECK((ranks[rank].channel->other() == 2) == (rank != 2));
     CHECK_EQ(ranks[rank].channel->other_word().kind, rank == 2 ? 4 : 5);
-  });
-}
-
-TEST("hashes of tables are compared if both are known") {
-  const auto ranks = connected(2, true);
-  run(ranks, [&](std::size_t rank) {
-    RankChannel& channel = *ranks[rank].channel;
-    const std::vector<RankChannel::Parts> out(2);
-    CHECK(exchange(channel, {1, 0, 1, rank == 0 ? 0u : 8u}, out) == State::kDone);
-    CHECK(exchange(channel, {1, 0, 1, rank + 8}, out) == State::kDisagree);
-    CHECK_EQ(channel.other_word().tables, 9 - rank);
     // Nothing more comes of a channel on which ranks are not together.
-    CHECK(exchange(channel, {1, 0, 1, 0}, out) == State::kBroken);
+    CHECK(exchange(*ranks[rank].channel, {4, 7, 1}, out) == State::kBroken);
   });
 }
 
@@ -286,7 +275,7 @@ TEST("a rank can wait for what the others do without taking it") {
       CHECK(channel.wait_for_kind(kLong) == State::kDone);
       CHECK_EQ(channel.kind(), 6);
     }
-    CHECK(exchange(channel, {6, 1, 1, 0}, out) == State::kDone);
+    CHECK(exchange(channel, {6, 1, 1}, out) == State::kDone);
     CHECK(is_equal(channel.message(1 - rank).data, bytes_of(1 - rank, rank, 0, 50'000)));
   });
 }
@@ -298,7 +287,7 @@ TEST("the last exchange ends well for those who are slower than one that leaves"
       const auto sent = bytes_of(rank, 0, 0, 40'000);
       const std::vector<RankChannel::Parts> out(3, RankChannel::Parts{sent});
       if (rank == 2) std::this_thread::sleep_for(milliseconds(1));
-      CHECK(exchange(*ranks[rank].channel, {1, 0, 1, 0}, out) == State::kDone);
+      CHECK(exchange(*ranks[rank].channel, {1, 0, 1}, out) == State::kDone);
       ranks[rank].channel->close();
       ranks[rank].watch->close();
     });
@@ -313,7 +302,7 @@ TEST("a rank that leaves is named to those who wait for it") {
       ranks[1].watch->close();
       return;
     }
-    CHECK(exchange(*ranks[rank].channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(3)) == State::kLost);
+    CHECK(exchange(*ranks[rank].channel, {1, 0, 1}, std::vector<RankChannel::Parts>(3)) == State::kLost);
     CHECK_EQ(ranks[rank].channel->loss().rank, 1);
   });
 }
@@ -330,7 +319,7 @@ TEST("whoever leaves because of a loss is not blamed for it") {
         ranks[0].watch->close();
         return;
       }
-      CHECK(exchange(*ranks[1].channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(3)) == State::kLost);
+      CHECK(exchange(*ranks[1].channel, {1, 0, 1}, std::vector<RankChannel::Parts>(3)) == State::kLost);
       CHECK_EQ(ranks[1].channel->loss().rank, 2);
       CHECK_EQ(ranks[1].channel->loss().why, std::string("its cable was cut"));
     });
@@ -341,7 +330,7 @@ TEST("an exchange ends at its deadline and names the rank that did not come") {
   const auto ranks = connected(3, true);
   run(ranks, [&](std::size_t rank) {
     if (rank == 1) return;
-    CHECK(exchange(*ranks[rank].channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(3), milliseconds(50)) == State::kLost);
+    CHECK(exchange(*ranks[rank].channel, {1, 0, 1}, std::vector<RankChannel::Parts>(3), milliseconds(50)) == State::kLost);
     CHECK_EQ(ranks[rank].channel->loss().rank, 1);
   });
 }
@@ -349,7 +338,7 @@ TEST("an exchange ends at its deadline and names the rank that did not come") {
 TEST("close ends a call that waits") {
   const auto ranks = connected(2, true);
   std::thread waiting([&] {
-    CHECK(exchange(*ranks[0].channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kClosed);
+    CHECK(exchange(*ranks[0].channel, {1, 0, 1}, std::vector<RankChannel::Parts>(2)) == State::kClosed);
   });
   std::this_thread::sleep_for(milliseconds(20));
   ranks[0].channel->close();
@@ -376,7 +365,7 @@ TEST("messages of all sizes arrive over TCP") {
       const auto sent = bytes_of(rank, 1 - rank, round, size);
       std::vector<RankChannel::Parts> out(2);
       out[1 - rank] = {sent};
-      if (exchange(*ranks[rank].channel, {2, 0, 1, 0}, out) != State::kDone) {
+      if (exchange(*ranks[rank].channel, {2, 0, 1}, out) != State::kDone) {
         check::report(__FILE__, __LINE__, "an exchange failed");
         return;
       }
@@ -390,7 +379,7 @@ TEST("bytes that no rank sends end the exchange") {
     const Alone rank;
     const std::vector<char> garbage(size, 'x');
     send_all(rank.data[1], garbage.data(), size);
-    CHECK(exchange(*rank.channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kLost);
+    CHECK(exchange(*rank.channel, {1, 0, 1}, std::vector<RankChannel::Parts>(2)) == State::kLost);
     CHECK_EQ(rank.channel->loss().rank, 1);
   }
 }
@@ -400,7 +389,7 @@ TEST("a message longer than any can be ends the exchange") {
   WireHeader header;
   header.size = RankChannel::kMaxMessage + 1;
   send_all(rank.data[1], &header, sizeof(header));
-  CHECK(exchange(*rank.channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kLost);
+  CHECK(exchange(*rank.channel, {1, 0, 1}, std::vector<RankChannel::Parts>(2)) == State::kLost);
 }
 
 TEST("a header may arrive byte by byte") {
@@ -416,7 +405,7 @@ TEST("a header may arrive byte by byte") {
       std::this_thread::sleep_for(milliseconds(1));
     }
   });
-  CHECK(exchange(*rank.channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kDone);
+  CHECK(exchange(*rank.channel, {1, 0, 1}, std::vector<RankChannel::Parts>(2)) == State::kDone);
   slow.join();
   CHECK_EQ(rank.channel->message(1).data.size(), 3u);
 }
@@ -429,7 +418,7 @@ TEST("a rank that dies within a message is named") {
   send_all(rank.data[1], "half", 4);
   ::shutdown(rank.data[1], SHUT_RDWR);
   ::shutdown(rank.control[1], SHUT_RDWR);
-  CHECK(exchange(*rank.channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kLost);
+  CHECK(exchange(*rank.channel, {1, 0, 1}, std::vector<RankChannel::Parts>(2)) == State::kLost);
   CHECK(rank.channel->loss().why.starts_with("it has closed its connection"));
 }
 
@@ -440,7 +429,7 @@ TEST("a message that claims to be in memory that was never given ends the exchan
     header.flags = flags;
     header.size = 100'000;
     send_all(rank.data[1], &header, sizeof(header));
-    CHECK(exchange(*rank.channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kLost);
+    CHECK(exchange(*rank.channel, {1, 0, 1}, std::vector<RankChannel::Parts>(2)) == State::kLost);
   }
 }
 
@@ -460,7 +449,7 @@ TEST("a signal lets the caller look at it and go on") {
   std::thread waiting([&] {
     RankChannel& channel = *ranks[0].channel;
     const std::vector<RankChannel::Parts> out(2);
-    CHECK(channel.begin({1, 0, 1, 0}, out) == State::kDone);
+    CHECK(channel.begin({1, 0, 1}, out) == State::kDone);
     State state = channel.wait(kLong);
     CHECK(state == State::kInterrupted);
     is_interrupted = true;
@@ -471,7 +460,7 @@ TEST("a signal lets the caller look at it and go on") {
     ::pthread_kill(waiting.native_handle(), SIGUSR1);
     std::this_thread::sleep_for(milliseconds(5));
   }
-  CHECK(exchange(*ranks[1].channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kDone);
+  CHECK(exchange(*ranks[1].channel, {1, 0, 1}, std::vector<RankChannel::Parts>(2)) == State::kDone);
   waiting.join();
   ::sigaction(SIGUSR1, &old, nullptr);
 }
@@ -479,8 +468,8 @@ TEST("a signal lets the caller look at it and go on") {
 TEST("an exchange that was left unfinished is not followed by another") {
   const Alone rank;
   const std::vector<RankChannel::Parts> out(2);
-  CHECK(rank.channel->begin({1, 0, 1, 0}, out) == State::kDone);
-  CHECK(rank.channel->begin({1, 0, 1, 0}, out) == State::kBroken);
+  CHECK(rank.channel->begin({1, 0, 1}, out) == State::kDone);
+  CHECK(rank.channel->begin({1, 0, 1}, out) == State::kBroken);
   CHECK(rank.channel->wait_for_kind(kLong) == State::kBroken);
 }
 
@@ -498,6 +487,6 @@ TEST("a forked child lets go of the connections without ending them") {
   REQUIRE(::waitpid(child, &status, 0) == child);
   CHECK_EQ(status, 0);
   run(ranks, [&](std::size_t rank) {
-    CHECK(exchange(*ranks[rank].channel, {1, 0, 1, 0}, std::vector<RankChannel::Parts>(2)) == State::kDone);
+    CHECK(exchange(*ranks[rank].channel, {1, 0, 1}, std::vector<RankChannel::Parts>(2)) == State::kDone);
   });
 }

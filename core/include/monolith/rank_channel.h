@@ -24,7 +24,6 @@ struct RankWord {
   std::uint16_t kind = 0;
   std::int64_t step = 0;
   std::uint64_t generation = 0;
-  std::uint64_t tables = 0;  // hash of what the rank has declared; 0: not known, and not compared
 };
 
 // One sequence of exchanges. Used by one thread at a time; close() may be called by any. Sockets are owned.
@@ -80,7 +79,7 @@ class RankChannel {
   void abandon() noexcept;
 
  private:
-  static constexpr std::size_t kHeader = 48;
+  static constexpr std::size_t kHeader = 40;
   static constexpr int kBuffers = 3;
   struct Header;
   struct Buffer {

@@ -70,7 +70,6 @@ def form_mesh(
     rendezvous: Rendezvous,
     *,
     config: MeshConfig | None = None,
-    tables: str = "",
     after: int = 0,
     min_ranks: int | None = None,
     replacement_secs: float = 0.0,
@@ -84,7 +83,6 @@ def form_mesh(
         size: the number of ranks.
         rendezvous: through which the others find the leader.
         config: where to listen, and time limits.
-        tables: hash of the declared tables, which must be the same on all ranks. "": not checked.
         after: the last generation that this process, or the state it has restored, was part of.
         min_ranks: form with fewer ranks, numbered without gaps, once `replacement_secs` have passed. None: `size`. Only rank 0's
             value counts.
@@ -95,7 +93,7 @@ def form_mesh(
 
     Raises:
         RankLostError: some rank did not join within `config.formation_secs`, or died while the run was formed.
-        RanksDisagreeError: two processes have the same rank, or ranks expect another size or other tables.
+        RanksDisagreeError: two processes have the same rank, or ranks expect another size.
         FencedError: another process has taken the rank of this one, or leads in its place.
     """
     config = config or MeshConfig()
@@ -115,7 +113,7 @@ def form_mesh(
             host=socket.gethostname(),
             process=os.getpid(),
         )
-        join = RankJoin(member=me, size=size, tables=tables, after=after)
+        join = RankJoin(member=me, size=size, after=after)
         if rank == 0:
             leader = Leader(gate, join, rendezvous, config, while_waiting)
             formed, held = leader.form(least=least, replacement_secs=replacement_secs, deadline=deadline)

@@ -23,7 +23,7 @@ __all__ = ["GlooMesh", "agree_on_generation", "gloo_store"]
 
 _POLL_SECS = 0.02
 _CONNECT_SECS = 5.0
-_HEADER = 5  # int64: kind, step, generation, hash of the tables, bytes of the message
+_HEADER = 4  # int64: kind, step, generation, bytes of the message
 _HEADER_TAG, _BODY_TAG = 0, 1
 _FORMED, _JOINED, _FAILED = "monolith/formed", "monolith/joined", "monolith/failed"
 
@@ -124,8 +124,6 @@ class GlooMesh:
         self, store: Store, *, rank: int, size: int, timeout: float, formation_secs: float | None = None
     ) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
-        self.tables = 0
-        """Hash of the declared tables, sent with every message. Ranks that have set different ones get an error."""
         self.generation = agree_on_generation(store, rank=rank, size=size, timeout=formation_secs or timeout)
         # A prefix of its own: gloo would take the addresses of dead processes from an earlier formation.
         self._store = PrefixStore(f"monolith/mesh/{self.generation}", store)
@@ -148,9 +146,7 @@ class GlooMesh:
         sending = []
         try:
             for rank in peers:
-                header = torch.tensor(
-                    [kind, step, self.generation, self.tables, bodies[rank].numel()], dtype=torch.int64
-                )
+                header = torch.tensor([kind, step, self.generation, bodies[rank].numel()], dtype=torch.int64)
                 sending.append(self._groups[channel].send([header], rank, _HEADER_TAG))
                 sending.append(self._groups[channel].send([bodies[rank]], rank, _BODY_TAG))
             received = {rank: self._receive(rank, kind, step, channel) for rank in peers}
@@ -192,13 +188,11 @@ class GlooMesh:
             incoming = torch.zeros(_HEADER, dtype=torch.int64)
             self._wait(self._groups[channel].recv([incoming], rank, _HEADER_TAG), rank, step)
             header = incoming.numpy()
-        other, at, generation, tables, size = header.tolist()
+        other, at, generation, size = header.tolist()
         if (other, at, generation) != (kind, step, self.generation):
             raise RanksDisagreeError(
                 f"rank {self.rank} is in {kind.name} of step {step}, rank {rank} in {Kind(other).name} of step {at}"
             )
-        if tables != self.tables and tables and self.tables:
-            raise RanksDisagreeError(f"rank {rank} has declared other tables than rank {self.rank}")
         body = torch.empty(size, dtype=torch.uint8)
         self._wait(self._groups[channel].recv([body], rank, _BODY_TAG), rank, step)
         return _unpacked(body.numpy())

@@ -164,8 +164,6 @@ class Leader:
             why = f"rank {rank} expects {join.size} ranks, rank 0 expects {own.size}"
         elif not 0 < rank < own.size:
             why = f"rank: expected a number from 1 to {own.size - 1}, got {rank}"
-        elif own.tables and join.tables and own.tables != join.tables:
-            why = f"rank {rank} has declared other tables than rank 0: {join.tables} and {own.tables}"
         if why is not None:
             error = RanksDisagreeError(f"{why}; ranks 0: {own.member}, {rank}: {join.member}")
             refuse(new.connection, error)

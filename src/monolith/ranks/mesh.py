@@ -70,7 +70,7 @@ class Mesh(Protocol):
 
         Raises:
             RankLostError: a rank has died, has failed, or did not send in time.
-            RanksDisagreeError: a rank is in another exchange, or has declared other tables.
+            RanksDisagreeError: a rank is in another exchange.
         """
 
     def next_kind(self, *, channel: Channel = Channel.MAIN) -> Kind:

@@ -1,6 +1,6 @@
 """Messages with which processes become the ranks of a run.
 
-    JOIN       to the leader: rank, world size, incarnation, address, hash of the tables, generation that the rank was part of
+    JOIN       to the leader: rank, world size, incarnation, address, generation that the rank was part of
     HERE       to the leader, every second: the rank still waits
     FORMED     of the leader: the generation and all members. Now every rank connects to those below it
     CONNECT    to another rank: generation and channel
@@ -84,7 +84,6 @@ class RankJoin(RankMessage):
 
     member: RankMember
     size: int = Field(ge=1, le=MAX_RANKS)
-    tables: str = Field(max_length=256)
     after: int = Field(ge=0, lt=2**63)
 
 

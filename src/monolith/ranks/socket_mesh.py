@@ -58,8 +58,6 @@ class SocketMesh:
         self.rank, self.size, self.generation = rank, len(members), generation
         self.members = tuple(members)
         """The processes of this generation, by rank."""
-        self.tables = 0
-        """Hash of the declared tables, sent with every message. Ranks that have set different ones get an error."""
         self._config, self._lobby = config, lobby
         sockets: dict[int, list[int]] = {}
         shares: dict[int, list[bool]] = {}
@@ -87,9 +85,7 @@ class SocketMesh:
             [] if peer == rank else encode_parts(call=kind, request=0, text="", arrays=arrays)
             for peer, arrays in enumerate(out)
         ]
-        state, messages = through.exchange(
-            kind, step, self.generation, self.tables, parts, self._config.exchange_timeout_secs
-        )
+        state, messages = through.exchange(kind, step, self.generation, parts, self._config.exchange_timeout_secs)
         if state != _DONE:
             raise self._failure(state, through, kind, step)
         try:
@@ -160,9 +156,7 @@ class SocketMesh:
         return RankLostError("an earlier exchange of this rank was not finished", rank=self.rank, step=step)
 
     def _difference(self, through: RankChannel, kind: Kind, step: int) -> str:
-        rank, other, other_step, generation, tables, number = through.other
-        if (other, other_step, generation, number) == (kind, step, self.generation, through.round):
-            return f"ranks {self.rank} and {rank} have declared different tables: {self.tables:x} and {tables:x}"
+        rank, other, other_step, generation, number = through.other
         name = Kind(other).name if other in Kind.__members__.values() else f"message {other}"
         return (
             f"rank {self.rank} is in {kind.name} of step {step}, rank {rank} in {name} of step {other_step} "

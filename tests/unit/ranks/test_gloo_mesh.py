@@ -88,15 +88,6 @@ def test_ranks_in_different_exchanges_are_named() -> None:
         run(2, rank)
 
 
-def test_ranks_with_other_tables_are_named() -> None:
-    def rank(mesh: GlooMesh) -> None:
-        mesh.tables = 5 + mesh.rank
-        mesh.exchange(Kind.IDS, [[], []])
-
-    with pytest.raises(RanksDisagreeError, match="rank 1 has declared other tables than rank 0"):
-        run(2, rank)
-
-
 def test_a_rank_that_fails_says_why() -> None:
     told = threading.Event()
 

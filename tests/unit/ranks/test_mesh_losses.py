@@ -15,7 +15,7 @@ import pytest
 
 from mesh_ranks import as_threads, connected
 from monolith.errors import ForkedProcessError, RankLostError, RanksDisagreeError
-from monolith.ranks import Kind, SocketMesh
+from monolith.ranks import Channel, Kind, SocketMesh
 
 
 def word(mesh: SocketMesh, step: int = 0) -> object:
@@ -71,17 +71,21 @@ def test_a_rank_that_holds_the_interpreter_for_long_is_not_lost() -> None:
         mesh.close()
 
 
-def test_every_rank_hears_who_disagrees_though_only_some_exchange_with_it() -> None:
+def test_a_rank_that_comes_later_hears_who_disagrees() -> None:
     meshes = connected(3)
-    meshes[1].tables, meshes[2].tables = 17, 18
-    results = as_threads([lambda mesh=mesh: word(mesh) for mesh in meshes])
-    assert all(isinstance(result, RanksDisagreeError) for result in results[1:]), results
-    assert "have declared different tables: 11 and 12" in str(results[1])
-    # Rank 0 has declared none yet, and completes the exchange or is told.
-    assert results[0] == [0, 1, 2] or isinstance(results[0], RanksDisagreeError)
-    again = word(meshes[0])
-    assert isinstance(again, RanksDisagreeError)
-    assert "have declared different tables" in str(again)
+
+    def rows(mesh: SocketMesh) -> object:
+        with pytest.raises(RanksDisagreeError) as failed:
+            mesh.exchange(Kind.ROWS, [[]] * mesh.size)
+        return failed.value
+
+    results = as_threads([lambda: word(meshes[1]), lambda: rows(meshes[2])])
+    assert all(isinstance(result, RanksDisagreeError) for result in results), results
+    assert str(results[0]).startswith("rank 1 is in WORD of step 0, rank 2 in ROWS of step 0")
+    # On a channel that nobody else uses rank 0 cannot see it for itself.
+    with pytest.raises(RanksDisagreeError) as told:
+        meshes[0].exchange(Kind.WORD, [[]] * 3, channel=Channel.PUSH)
+    assert str(told.value) in {str(result) for result in results}
     for mesh in meshes:
         mesh.close()
 

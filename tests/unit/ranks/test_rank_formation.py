@@ -89,16 +89,6 @@ def test_ranks_that_expect_another_size_are_named(tmp_path: Path) -> None:
         assert "rank 2 expects 4 ranks, rank 0 expects 3" in str(error)
 
 
-def test_ranks_with_other_tables_are_named(tmp_path: Path) -> None:
-    bodies = [
-        lambda rank=rank: form_mesh(rank, 2, in_folder(tmp_path), config=CONFIG, tables=f"hash-{rank}")
-        for rank in range(2)
-    ]
-    for error in failures(as_threads(bodies)):
-        assert isinstance(error, RanksDisagreeError)
-        assert "rank 1 has declared other tables than rank 0: hash-1 and hash-0" in str(error)
-
-
 def test_two_processes_with_one_rank_are_both_named(tmp_path: Path) -> None:
     results = failures(
         as_threads(
@@ -215,7 +205,7 @@ def test_a_rank_that_dies_while_the_run_is_formed_is_named_without_a_time_limit(
         assert address is not None
         connection = dial(address, patient, None, deadline=deadline)
         member = RankMember(rank=2, incarnation=1, address="127.0.0.1:1", host="there", process=77)
-        send_message(connection, JoinCall.JOIN, RankJoin(member=member, size=3, tables="", after=0), deadline=deadline)
+        send_message(connection, JoinCall.JOIN, RankJoin(member=member, size=3, after=0), deadline=deadline)
         assert receive_message(connection, deadline=deadline).call == JoinCall.FORMED
         connection.close()
         return "died"
