@@ -133,6 +133,7 @@ class Feed:
         every: Seconds between two segments.
         dense_every: Seconds between two calls of `dense`.
         kept_bytes: Memory of the segments that are kept. The newest is always kept.
+        moment: Returns the newest global step and event time.
         owner: Which buckets the process owns, if others own the rest. Changes in other buckets are not published.
         log: The change log of the process. Without one, followers read all rows again after a restart.
         clock: Returns seconds, rising.
@@ -159,6 +160,7 @@ class Feed:
         every: float = EVERY_SECS,
         dense_every: float = DENSE_SECS,
         kept_bytes: int = KEPT_BYTES,
+        moment: Callable[[], tuple[int, int]] = lambda: (0, 0),
         owner: Owner | None = None,
         log: WriterLog | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -167,12 +169,13 @@ class Feed:
             raise InvalidArgumentError(f"every, dense_every: expected seconds above 0, got {every!r}, {dense_every!r}")
         self._all_tables, self._all_dense = tables, dense
         self._every, self._dense_every, self._kept_bytes = every, dense_every, kept_bytes
-        self._owner, self._writer_log, self._clock = owner, log, clock
+        self._moment, self._owner, self._writer_log, self._clock = moment, owner, log, clock
         self._bound = ProcessBound("the feed")
         self._changed = threading.Condition()
         self._draining = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
+        self._released = False
         self._tables: dict[str, tuple[EmbeddingTable, int]] = {}
         self._owned = np.ones(NUM_BUCKETS, dtype=np.bool_)
         self._segments: deque[FeedSegment] = deque()
@@ -194,10 +197,6 @@ class Feed:
         self.dense_version = 0
         """Grows when `dense` changes."""
         self._dense_at = float("-inf")
-        self.step = 0
-        """The newest global step, set by the writer."""
-        self.event_time = 0
-        """The newest event time trained, set by the writer."""
 
     @property
     def is_active(self) -> bool:
@@ -230,6 +229,7 @@ class Feed:
 
     def view(self, *, stream: int, since: int, max_bytes: int) -> FeedView:
         """Return the segments after `since`, oldest first, at least one if there is any, and where the feed is."""
+        step, event_time = self._moment()
         with self._changed:
             return FeedView(
                 stream=self.stream,
@@ -238,8 +238,8 @@ class Feed:
                 durable=self.durable,
                 log_position=self.log_position,
                 dense_version=self.dense_version,
-                step=self.step,
-                event_time=self.event_time,
+                step=step,
+                event_time=event_time,
                 segments=self._after(since, max_bytes) if stream == self.stream else None,
             )
 
@@ -265,7 +265,7 @@ class Feed:
                     self.stream != stream
                     or self.newest > since
                     or self.dense_version != dense_version
-                    or self._closing.is_set()
+                    or self._released
                 ),
                 timeout=timeout,
             )
@@ -334,13 +334,18 @@ class Feed:
         entries = self.table(name).lookup_entry(ids)
         return entries.ids[entries.found].numpy(), entries.values[entries.found].numpy()
 
+    def release(self) -> None:
+        """Answer followers that wait, now and from now on."""
+        with self._changed:
+            self._released = True
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Publish what is left and stop. Followers that wait are answered."""
         if not self._bound.is_here:
             return
         self._closing.set()
-        with self._changed:
-            self._changed.notify_all()
+        self.release()
         thread = self._thread
         if thread is not None:
             thread.join()
@@ -404,7 +409,7 @@ class Feed:
             # Rows were restored, or written before the table was tracked.
             self._begin_stream(complete=False)
         begun = self._clock()
-        step, event_time = self.step, self.event_time
+        step, event_time = self._moment()
         parts = [_read_part(name, table) for name, (table, _) in self._tables.items()]
         # After the rows were read: those of a bucket that was given away since are removed here, and must not look removed.
         owned = self._mask()
@@ -428,14 +433,22 @@ class Feed:
                 self._held -= self._segments.popleft().nbytes
             self._changed.notify_all()
 
+    def publish_dense(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Publish dense weights, which must not change afterwards."""
+        with self._changed:
+            self.dense, self.dense_version = weights, self.dense_version + 1
+            self._changed.notify_all()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of what is kept for followers."""
+        return self._held + sum(array.nbytes for array in self.dense.values())
+
     def _look_at_dense(self) -> None:
         self._dense_at = self._clock()
         found = None if self._all_dense is None else self._all_dense()
-        if found is None or _equal(found, self.dense):
-            return
-        with self._changed:
-            self.dense, self.dense_version = found, self.dense_version + 1
-            self._changed.notify_all()
+        if found is not None and not _equal(found, self.dense):
+            self.publish_dense(found)
 
     def _mask(self) -> np.ndarray:
         return np.ones(NUM_BUCKETS, dtype=np.bool_) if self._owner is None else self._owner.mask()

@@ -70,6 +70,8 @@ class Progress:
 
     sequence: int = 0
     """The last segment applied."""
+    durable: int = 0
+    """The last segment that the change log of the writer has, as far as the follower knows."""
     step: int = 0
     event_time: int = 0
     as_of: float | None = None
@@ -232,7 +234,7 @@ class _WriterThread(threading.Thread):
     def _once(self) -> None:
         if self._link is None:
             self._link = self.writer.connect()
-        frame = self._link.call(FollowCall.FOLLOW, self._asked.model_dump_json(), timeout=self._group.wait + 5.0)
+        frame = self._link.call(FollowCall.FOLLOW, self._asked.model_dump_json(), timeout=self._group.wait + 2.0)
         received = self._group.clock()
         answer = Followed.from_json(frame.text)
         if not self.progress.connected:
@@ -273,12 +275,10 @@ class _WriterThread(threading.Thread):
         if first:
             self._group.note_read()
         self._group.note_moved(answer.moved_to)
-        self._durable = answer.durable
-
-    _durable = 0
+        progress.durable = answer.durable
 
     def _can_rewind(self) -> bool:
-        return self._durable >= self._undo.unsafe_until
+        return self.progress.durable >= self._undo.unsafe_until
 
     def _failed(self, error: Exception) -> None:
         self.progress.connected, self.progress.error = False, str(error)

@@ -26,7 +26,7 @@ from monolith.log.commit import (
 )
 from monolith.log.lock import WriterLock
 from monolith.log.reader import LogReader
-from monolith.log.segment_format import SegmentMeta
+from monolith.log.segment_format import SegmentInfo, SegmentMeta
 from monolith.process_bound import ProcessBound, WorkerThreads
 from monolith.state_bytes import PackedState, State, pack_state
 from monolith.table.table_file import FileEntry
@@ -53,6 +53,7 @@ class _Commit:
     tables: TablesCut
     state: PackedState | None
     throttle: Throttle
+    on_durable: Callable[[SegmentInfo], None] | None = None
     parts: Parts | None = None
 
 
@@ -107,6 +108,8 @@ class ChangeLog:
             LogGapError: With `parent=None`, the last committed segment is missing.
             StorageError: Another writer has the log open, or the folder cannot be used.
         """
+        self.on_cut: Callable[[], Callable[[SegmentInfo], None]] | None = None
+        """Called right before the tables are cut. What it returns is called when that commit is durable."""
         self._reader = reader or LogReader(folder)
         self.folder = self._reader.folder
         self._tables = LoggedTables(tables, "rows" if optimizer_state else "values")
@@ -164,6 +167,16 @@ class ChangeLog:
             self._tables = LoggedTables(tables, self._tables.kind)
             self._continue_from(parent)
             self._tables.track_changes()
+
+    def continues(self, sequence: int, checksum: int) -> bool:
+        """Return whether this line of the log leads on from the segment with that number and checksum, or ends with it."""
+        if not 0 < sequence <= self._parent:
+            return False
+        try:
+            self._reader.chain(self._parent, sequence)
+            return self._reader.info(sequence).checksum == checksum
+        except MonolithError:
+            return False  # it was abandoned, pruned or lost
 
     def require_own(self) -> None:
         """Raise `FencedError` if another process has taken the log over."""
@@ -291,11 +304,12 @@ class ChangeLog:
         if source is not None:
             state["source"] = source
         packed = pack_state(state, "commit") if state else None
+        on_durable = None if self.on_cut is None else self.on_cut()
         tables = self._tables.cut()
         try:
             self._throttle = throttle
             meta = self._meta(step, event_time, state, tables)
-            return _Commit(meta=meta, tables=tables, state=packed, throttle=throttle)
+            return _Commit(meta=meta, tables=tables, state=packed, throttle=throttle, on_durable=on_durable)
         except BaseException:
             tables.rollback()
             raise
@@ -342,6 +356,8 @@ class ChangeLog:
         commit.tables.commit()
         self._reader.remember(info)
         self._parent, self._parent_checksum = sequence, info.checksum
+        if commit.on_durable is not None:
+            commit.on_durable(info)
         return sequence
 
     def _write_and_release(self, commit: _Commit) -> int:

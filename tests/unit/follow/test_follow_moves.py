@@ -1,4 +1,4 @@
-"""Danger: when buckets move between servers, the removal of their rows at the source reaches a follower after their arrival at the
+"""Danger: buckets move between servers, the removal of their rows at the source reaches a follower after their arrival at the
 destination, and live rows are lost. Segments of two servers may come in any order."""
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monolith.follow.calls import FollowCall
 from monolith.transport.calls import CallNumber
 
 __all__ = ["AUTHORITATIVE", "CHANGES", "Call", "READ_IN_PLACE"]
@@ -102,6 +103,7 @@ AUTHORITATIVE: frozenset[int] = frozenset(
         Call.SET_KEY,
         Call.GLOBAL_STEP,
         Call.END_RUN,
+        *FollowCall,
     }
 )
 """Calls that change no rows, and that a process which no longer owns the folder of its server must not answer."""

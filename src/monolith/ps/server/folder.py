@@ -13,6 +13,7 @@ import numpy as np
 
 from monolith.durable import write_durably
 from monolith.errors import CorruptFileError, InvalidArgumentError, MonolithError, StorageError
+from monolith.log.change_log import ChangeLog
 from monolith.process_bound import WorkerThreads
 from monolith.ps.protocol.control_messages import SaveBegun
 from monolith.ps.server.state import ServerState, is_of_rank
@@ -30,6 +31,8 @@ _RESTORING = "restoring"
 """A file that exists while the folder does not yet hold what the server was given."""
 _RESTORED_TO = "restore_to"
 """A file with the last moment to which the server was reset."""
+_FOLLOWED = "followed"
+"""A file that exists once a replica has followed the server."""
 _LOOK_EVERY = 64
 """Commits between two checks whether a snapshot is due, which reads many files."""
 
@@ -120,6 +123,21 @@ class ServerFolder:
     def changed(self) -> int:
         """Ids whose rows are not committed."""
         return self._log.changed
+
+    @property
+    def change_log(self) -> ChangeLog:
+        """The log of changes."""
+        return self._log
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether replicas have followed this server or an earlier process of it."""
+        return (self.folder / _FOLLOWED).exists()
+
+    def note_follower(self) -> None:
+        """Remember that replicas follow the server, so that the next process of it publishes its changes from the beginning."""
+        if not self.is_followed:
+            write_durably(self.folder / _FOLLOWED, b"")
 
     def require_own(self) -> None:
         """Raise `FencedError` if another process has taken the folder."""

@@ -92,6 +92,11 @@ class OwnedBuckets:
         return self._known.giving
 
     @property
+    def gave(self) -> tuple[str, ...]:
+        """Addresses that buckets were moved to, newest last."""
+        return self._known.gave
+
+    @property
     def gave_dense(self) -> tuple[str, ...]:
         """Dense parameters that were moved to other servers."""
         return self._known.gave_dense

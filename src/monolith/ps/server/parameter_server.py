@@ -12,6 +12,9 @@ import numpy as np
 from pydantic import Field
 
 from monolith.errors import FencedError, ServerRestoredError
+from monolith.follow.calls import FollowCalls
+from monolith.follow.feed import EVERY_SECS, Feed, LogPosition
+from monolith.log.segment_format import SegmentInfo
 from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import AUTHORITATIVE, CHANGES, READ_IN_PLACE, Call
 from monolith.ps.rebalance.moves import TRANSFER_BYTES, BucketMoves
@@ -26,6 +29,7 @@ from monolith.ps.server.saving import LogCalls, SaveCalls
 from monolith.ps.server.state import ServerState
 from monolith.state.restore_points import Moment
 from monolith.state.storage import StrPath
+from monolith.table import EmbeddingTable
 from monolith.table.buckets import NUM_BUCKETS, mask_of, ranges_of
 from monolith.transport.calls import Answer, BasicCall, CallNumber, FrameCalls, json_answer, message_of
 from monolith.transport.frames import Frame
@@ -71,6 +75,7 @@ class Dispatcher(FrameCalls):
         restore_roots: Sequence[StrPath] = (),
         connect: Callable[[str], Link] = lambda address: Link(address, timeout=PEER_SECONDS),
         move_piece_bytes: int = TRANSFER_BYTES,
+        feed_secs: float = EVERY_SECS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(max_frame_bytes=max_frame_bytes)
@@ -104,6 +109,16 @@ class Dispatcher(FrameCalls):
             **LogCalls(lambda: self._folder).calls(),
             **CoordinationCalls(state, owned).calls(),
         }
+        self.feed = Feed(
+            lambda: {table.name: table for table in state.tables.all()},
+            dense=lambda: dict(zip(names := state.dense.declared(), state.dense.read(names), strict=True)),
+            every=feed_secs,
+            moment=lambda: (state.step, 0),
+            owner=_OwnedMask(owned),
+            log=_FolderLog(lambda: self._folder),
+        )
+        state.memory.count("what followers read", lambda: self.feed.nbytes)
+        self._handlers |= FollowCalls(self.feed, on_follower=self._note_follower, moved_to=lambda: owned.gave).calls()
         # Last: the state of the calls above is restored with the rest.
         if folder is not None:
             self._folder = ServerFolder(
@@ -111,7 +126,25 @@ class Dispatcher(FrameCalls):
             )
             owned.identify(kept_identity(folder, owned.server))
             self._keep_coordination(folder)
+            if self._folder.is_followed:
+                self._note_follower()
+                self.feed.start(complete=True)
+        log_new = state.tables.on_new
+        state.tables.on_new = lambda made: self._made(made, log_new)
         self._moves.resume()
+
+    def _made(self, tables: list[EmbeddingTable], log_new: Callable[[list[EmbeddingTable]], None]) -> None:
+        log_new(tables)
+        self.feed.add_tables({table.name: table for table in tables})
+
+    def _note_follower(self) -> None:
+        if self._folder is not None:
+            self._folder.note_follower()
+            self._folder.change_log.on_cut = self._cut_for_followers
+
+    def _cut_for_followers(self) -> Callable[[SegmentInfo], None]:
+        durable = self.feed.cut()
+        return lambda info: durable(LogPosition(sequence=info.sequence, checksum=info.checksum))
 
     def _keep_coordination(self, folder: Path) -> None:
         kept = CoordinationFile(folder)
@@ -127,10 +160,12 @@ class Dispatcher(FrameCalls):
     def stop(self, *, grace: float) -> bool:
         """As of every server. Buckets in transit stay in transit."""
         self._moves.stop()
+        self.feed.release()
         return super().stop(grace=grace)
 
     def close(self) -> None:
         """Release the folder. Called after `stop`."""
+        self.feed.close()
         self._saves.close()
         self._moves.close()
         if self._folder is not None:
@@ -242,6 +277,27 @@ class Dispatcher(FrameCalls):
         return json_answer(throughput=spin(message_of(messages.Measure, frame).seconds, clock=self._clock))
 
 
+class _OwnedMask:
+    """The buckets of a server, for its feed."""
+
+    def __init__(self, owned: OwnedBuckets) -> None:
+        self._owned = owned
+
+    def mask(self) -> np.ndarray:
+        return mask_of(self._owned.ranges)
+
+
+class _FolderLog:
+    """The change log of a server, for its feed."""
+
+    def __init__(self, folder: Callable[[], ServerFolder | None]) -> None:
+        self._folder = folder
+
+    def includes(self, position: LogPosition) -> bool:
+        folder = self._folder()
+        return folder is not None and folder.change_log.continues(position.sequence, position.checksum)
+
+
 def spin(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> float:
     """Return rounds of arithmetic on a matrix per second, measured for `seconds` and at least one round."""
     matrix = np.linspace(0.1, 1.0, _SPIN_SIZE * _SPIN_SIZE, dtype=np.float32).reshape(_SPIN_SIZE, _SPIN_SIZE)
@@ -287,6 +343,8 @@ class ServerConfig(ListenConfig):
     or, if it is called <model_dir>/ps/<number>, that model_dir."""
     tls_root_certs: Path | None = None
     """CA bundle (PEM) that signed the certificates of other servers, for moving buckets to them. None: `tls_cert`."""
+    feed_secs: Annotated[float, Field(gt=0)] = EVERY_SECS
+    """Seconds between two publications of changed rows to replicas that follow the server. Nothing is done while none does."""
     move_piece_bytes: Annotated[int, Field(gt=0)] = TRANSFER_BYTES
     """Bytes of rows that are moved to another server at a time. Changes to these rows wait for the transfer."""
 
@@ -318,6 +376,7 @@ class ParameterServer(FrameServer):
             restore_roots=self.config.restore_roots,
             connect=self._connect,
             move_piece_bytes=self.config.move_piece_bytes,
+            feed_secs=self.config.feed_secs,
         )
         try:
             super().__init__(self.config, self._dispatcher)
