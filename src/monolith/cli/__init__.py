@@ -48,6 +48,7 @@ _VERBS = {
     "evaluate": "trained_model",
     "predict": "trained_model",
     "export": "trained_model",
+    "serve": "serve",
     "inspect": "inspect",
     "import-table": "exchange",
     "export-table": "exchange",
@@ -62,6 +63,7 @@ _VERBS = {
     "checkpoint": "checkpoint",
     "log": "log",
     "page": "page",
+    "rollout": "rollout",
     "verify": "verify:verify_run",
     "env": "env",
 }

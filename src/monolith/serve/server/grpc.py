@@ -6,9 +6,8 @@ import hmac
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grpc
 from google.protobuf.message import Message
 
 from monolith.errors import AuthenticationError, InvalidArgumentError, ProtocolError, StorageError
@@ -21,6 +20,9 @@ from monolith.serve.server.protocol import InferRequest, InferResponse, checked_
 from monolith.serve.server.tensors import WireTensor, from_elements, from_raw, to_raw, torch_datatype
 from monolith.transport.server import read_pem
 from monolith.transport.tokens import reveal
+
+if TYPE_CHECKING:
+    import grpc
 
 __all__ = ["CONTENTS", "GrpcListener", "SERVICE", "decode_message", "encode_message"]
 
@@ -122,6 +124,8 @@ class _Service:
             answer: Message = getattr(self, f"_{method}")(message)
             return answer
         except Exception as error:
+            import grpc
+
             failure = failure_of(error)
             context.abort(getattr(grpc.StatusCode, failure.grpc), failure.message)
             raise AssertionError("abort raises") from error
@@ -199,6 +203,8 @@ def _methods(service: _Service) -> grpc.GenericRpcHandler:
     def behaviour(method: str) -> Callable[[Any, grpc.ServicerContext], Message]:
         return lambda message, context: service.answer(method, message, context)
 
+    import grpc
+
     return grpc.method_handlers_generic_handler(
         SERVICE,
         {
@@ -216,6 +222,8 @@ class GrpcListener:
     """Serves a handler over gRPC until `close`. It has started when the constructor returns."""
 
     def __init__(self, handler: Handler, config: ServingConfig) -> None:
+        import grpc
+
         assert config.grpc_port is not None
         capacity = config.max_concurrency + config.max_queue
         self._pool = ThreadPoolExecutor(

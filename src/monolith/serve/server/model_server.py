@@ -22,7 +22,7 @@ from monolith.serve.server.grpc import GrpcListener
 from monolith.serve.server.handler import Handler
 from monolith.serve.server.http import HttpRoute
 from monolith.serve.server.routing import Observer, Router
-from monolith.serve.server.uvicorn_server import HttpListener
+from monolith.serve.server.uvicorn_server import HttpListener, require_packages
 from monolith.transport.server import read_pem, require_safe, short_switch_interval
 
 __all__ = ["ModelServer", "warm_up"]
@@ -155,6 +155,7 @@ class ModelServer:
 
 
 def _check(config: ServingConfig) -> None:
+    require_packages()
     require_safe(config)
     if config.http_port is None and config.grpc_port is None:
         raise ConfigError("ServingConfig: expected http_port, grpc_port or both, got none of them")

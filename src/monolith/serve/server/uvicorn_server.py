@@ -5,69 +5,79 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from functools import cache
 from typing import Any
 
 from monolith.errors import MissingPackageError, StorageError
 from monolith.serve.server.asgi import HttpApp
 from monolith.serve.server.config import ServingConfig
 
-try:
-    import httptools  # noqa: F401 - uvicorn's other parser takes several times as long
-    import uvicorn
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-except ImportError as error:
-    raise MissingPackageError(
-        f"serving needs the package {error.name}; run pip install 'monolith-torch[serve]'"
-    ) from None
-
-__all__ = ["HttpListener", "listening_socket"]
+__all__ = ["HttpListener", "listening_socket", "require_packages"]
 
 _MAX_HEAD_BYTES = 1 << 16
 _HEAD_SECONDS = 30.0
 
 
-class _BoundedProtocol(HttpToolsProtocol):
-    """Closes connections whose request line and headers are too long or do not come."""
+def require_packages() -> None:
+    """Raise `MissingPackageError` if a package of the extra `serve` is not installed."""
+    try:
+        import httptools  # noqa: F401 - uvicorn's other parser takes several times as long
+        import orjson  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            f"serving needs the package {error.name}; run pip install 'monolith-torch[serve]'"
+        ) from None
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's own
-        super().__init__(*arguments, **options)
-        self._head_bytes = 0
-        self._in_head = True
-        self._late: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._late = self.loop.call_later(_HEAD_SECONDS, transport.close)
+@cache
+def _bounded_protocol() -> type[asyncio.Protocol]:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_late()
-        super().connection_lost(exc)
+    class BoundedProtocol(HttpToolsProtocol):
+        """Closes connections whose request line and headers are too long or do not come."""
 
-    def on_message_begin(self) -> None:
-        self._in_head = True
-        super().on_message_begin()
+        def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - uvicorn's own
+            super().__init__(*arguments, **options)
+            self._head_bytes = 0
+            self._in_head = True
+            self._late: asyncio.TimerHandle | None = None
 
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._head_bytes = 0
-        if self._late is not None:
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._late = self.loop.call_later(_HEAD_SECONDS, transport.close)
+
+        def connection_lost(self, exc: Exception | None) -> None:
             self._cancel_late()
-        super().on_headers_complete()
+            super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self._in_head or self.transport.is_closing():
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > _MAX_HEAD_BYTES:
-            self.send_400_response(f"The headers have more than {_MAX_HEAD_BYTES} bytes.")
-        elif self._late is None:
-            self._late = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+        def on_message_begin(self) -> None:
+            self._in_head = True
+            super().on_message_begin()
 
-    def _cancel_late(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+        def on_headers_complete(self) -> None:
+            self._in_head = False
+            self._head_bytes = 0
+            if self._late is not None:
+                self._cancel_late()
+            super().on_headers_complete()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if not self._in_head or self.transport.is_closing():
+                return
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self.send_400_response(f"The headers have more than {_MAX_HEAD_BYTES} bytes.")
+            elif self._late is None:
+                self._late = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+
+        def _cancel_late(self) -> None:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+
+    return BoundedProtocol
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -96,6 +106,9 @@ class HttpListener:
     """Serves an application until `close`. It has started when the constructor returns."""
 
     def __init__(self, app: HttpApp, config: ServingConfig) -> None:
+        require_packages()
+        import uvicorn
+
         assert config.http_port is not None
         self._socket = listening_socket(config.host, config.http_port)
         self.port: int = self._socket.getsockname()[1]
@@ -105,7 +118,7 @@ class HttpListener:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=_BoundedProtocol,
+                http=_bounded_protocol(),
                 ws="none",
                 lifespan="off",
                 loop="auto",

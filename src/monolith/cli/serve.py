@@ -1,0 +1,189 @@
+"""`monolith serve`: answer requests with exported models."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from monolith.cli.options import Json, size_in_bytes
+from monolith.cli.serving import Grace, TlsCert, TlsKey, TokenFile
+from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
+from monolith.transport.tokens import read_token
+
+if TYPE_CHECKING:
+    from monolith.serve.replica import Replica
+    from monolith.serve.server.config import ServingConfig
+
+__all__ = ["open_replica", "serve"]
+
+_print_lock = threading.Lock()
+
+
+def serve(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of exports: the newest version below each is served.", metavar="PATH..."),
+    ],
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of the model, by default that of its run or folder. Repeat it for every PATH."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Other than loopback needs TLS and a token.")
+    ] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="Port of HTTP. 0 takes a free one.", min=0, max=65535)] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="Port of gRPC. 0 takes a free one.", min=0, max=65535)] = 8001,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Predictions at the same time, by default one per processor.", min=1)
+    ] = None,
+    max_queue: Annotated[
+        int, typer.Option(help="Requests that may wait for their turn. Further ones are refused.", min=0)
+    ] = 128,
+    deadline_secs: Annotated[float, typer.Option(help="Seconds that a request may take at most.", min=0.001)] = 10.0,
+    max_message: Annotated[str, typer.Option(help="Largest request that is accepted.")] = "64MiB",
+    max_batch_rows: Annotated[
+        int, typer.Option(help="Join requests that wait into predictions of up to so many rows. 0: do not.", min=0)
+    ] = 0,
+    batch_wait_ms: Annotated[
+        float, typer.Option(help="How long a request waits for others, with --max-batch-rows.", min=0)
+    ] = 1.0,
+    poll_secs: Annotated[float, typer.Option(help="Seconds between two looks for newer versions.", min=0.05)] = 1.0,
+    grace: Grace = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Answer requests with exported models.
+
+    Serves the Open Inference Protocol v2 over HTTP and gRPC until SIGTERM or SIGINT, which let running requests finish. When a
+    newer version appears in a folder it replaces the old one without a failed request. The first line of the output has the
+    addresses.
+    """
+    from monolith.serve.server.config import ServingConfig
+
+    given: dict[str, Any] = {
+        "host": host,
+        "http_port": http_port,
+        "grpc_port": grpc_port,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "token": read_token(token_file),
+        "max_message_bytes": size_in_bytes(max_message, "--max-message"),
+        "max_queue": max_queue,
+        "deadline_secs": float(deadline_secs),
+        "max_batch_rows": max_batch_rows,
+        "batch_wait_ms": float(batch_wait_ms),
+    }
+    if max_concurrency is not None:
+        given["max_concurrency"] = max_concurrency
+    models = _names(paths, name or [])
+    _serve(models, ServingConfig(**given), poll_secs=poll_secs, grace=grace, as_json=as_json)
+
+
+def open_replica(name: str, path: Path) -> Replica:
+    """Return a replica of the export at `path`, or of the newest one below it, that is ready to answer."""
+    from monolith.serve.predictor import load
+    from monolith.serve.replica import Replica
+    from monolith.serve.server.model_server import warm_up
+
+    replica = Replica(name, load(path))
+    try:
+        warm_up(replica)
+    except BaseException:
+        replica.close()
+        raise
+    return replica
+
+
+def _serve(models: dict[str, Path], config: ServingConfig, *, poll_secs: float, grace: float, as_json: bool) -> None:
+    from monolith.serve.repository import ModelRepository
+    from monolith.serve.server.model_server import ModelServer
+    from monolith.serve.watch import VersionWatch, export_versions
+
+    def swapped(replica: Replica) -> None:
+        event = {"event": "version", "model": replica.name, "version": replica.version}
+        _say(event, f"{replica.name}: version {replica.version}", as_json)
+
+    repository = ModelRepository()
+    with contextlib.ExitStack() as stack:
+        stack.callback(repository.close)
+        for name, path in models.items():
+            if not (path / "manifest.json").is_file() and not export_versions(path):
+                raise CorruptFileError(f"{path}: has no complete export; run monolith export first")
+            repository.add(open_replica(name, path))
+        server = stack.enter_context(ModelServer(repository, config))
+        _stop_on_signals(server.ask_to_stop)
+        for name, path in models.items():
+            if (path / "manifest.json").is_file():
+                continue  # one export: it never changes
+
+            def open_version(folder: Path, name: str = name) -> Replica:
+                return open_replica(name, folder)
+
+            current = repository.default(name)
+            watch = VersionWatch(
+                repository, path, current=current, open_version=open_version, poll_secs=poll_secs, on_swap=swapped
+            )
+            stack.callback(watch.close)
+        served = {name: repository.default(name) for name in models}
+        addresses = {"http": server.http_address, "grpc": server.grpc_address}
+        text = ", ".join(f"{name} version {version}" for name, version in served.items())
+        _say(
+            {"event": "serving", **addresses, "models": served, "pid": os.getpid()},
+            f"serving {text} on {_url(config, server.http_address)} and gRPC {server.grpc_address}",
+            as_json,
+        )
+        server.wait()
+        clean = server.close(grace=grace)
+    _say({"event": "stopped", "clean": clean}, "stopped" if clean else "stopped, requests were still running", as_json)
+
+
+def _names(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
+    if names and len(names) != len(paths):
+        raise ConfigError(f"--name: expected {len(paths)}, one for each PATH, got {len(names)}")
+    models: dict[str, Path] = {}
+    for number, path in enumerate(paths):
+        name = names[number] if names else _default_name(path)
+        if not name or "/" in name:
+            raise ConfigError(f"--name: expected a name without slashes for {path}, got {name!r}")
+        if name in models:
+            raise ConfigError(f"--name: {name!r} stands for {models[name]} and {path}; give each PATH a --name")
+        if not path.is_dir():
+            raise InvalidArgumentError(f"{path}: expected the folder of an export, or one with numbered exports")
+        models[name] = path
+    return models
+
+
+def _default_name(path: Path) -> str:
+    """Return the last part of a path that is not a version or the usual name of the folder of exports."""
+    parts = [part for part in path.resolve().parts if not part.isdecimal() and part not in ("exported_models", "/")]
+    return parts[-1] if parts else "model"
+
+
+def _url(config: ServingConfig, address: str) -> str:
+    return f"{'http' if config.tls_cert is None else 'https'}://{address}"
+
+
+def _stop_on_signals(stop: Callable[[], None]) -> None:
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ask)
+
+
+def _say(event: dict[str, object], text: str, as_json: bool) -> None:
+    with _print_lock:
+        sys.stdout.write((json.dumps(event) if as_json else text) + "\n")
+        sys.stdout.flush()
