@@ -70,6 +70,9 @@ class ShardProcess:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
+        if not line:
+            self.kill()
+            raise AssertionError(f"{' '.join(command)} ended with {self._process.returncode}")
         self.address: str = json.loads(line)["address"]
         self.port = int(self.address.rpartition(":")[2])
 

@@ -47,6 +47,7 @@ _SAME = {
     "monolith.original.mlp_scheduler": "DataServers HandOver MlpDataServers mlp_pass",
     "monolith.original.packing": """StaticReshapeNBuilder maybe_squeeze_3d_tensor merge_dicts pack_tensors
         pack_typed_keyed_tensors split_tensors_with_type static_reshape unpack_packed_tensors unpack_tensors""",
+    "monolith.original.remote_predict": "AgentHeartbeat remote_predict",
     "monolith.original.saver": "PartialRecoverySaver PsMonitor",
     "monolith.original.slices": "EmbeddingSlices",
     "monolith.original.sync_training_hooks": """EofAwareTask ReqTimeControlDumpHook SyncTrainingBarrierSaverListener

@@ -35,7 +35,7 @@ from monolith.serve.shards.shard_group import ShardGroup, ShardRequest
 from monolith.serve.shards.shard_map import ShardMap
 from monolith.serve.shards.shard_replica import ShardClientConfig
 from monolith.table.arrays import Ids, Values, id_array
-from monolith.table.bags import Bags, Gradient
+from monolith.table.bags import Bags, Gradient, PackedBags, PackedVectors
 from monolith.table.buckets import NUM_BUCKETS, ranges_of
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats
@@ -108,7 +108,7 @@ class ShardStore:
             for name, stats in self._unseen.stats().items()
         }
 
-    def lookup(self, requests: Sequence[Bags]) -> list[torch.Tensor]:
+    def lookup(self, requests: Sequence[Bags]) -> Sequence[torch.Tensor]:
         """Return one float32 [bags, dim] per request. An empty bag is zeros.
 
         Raises:
@@ -128,10 +128,13 @@ class ShardStore:
         )
         found = {part.group: outcome for part, outcome in zip(asked, outcomes, strict=True)}
         answers = [(part.indices, self._rows(part, found.get(part.group), text, shards)) for part in parts]
-        return [
+        vectors = [
             split.pooled([(indices[at], widen(rows[at], split.bags.table)) for indices, rows in answers])
             for at, split in enumerate(splits)
         ]
+        if isinstance(requests, PackedBags):
+            return PackedVectors(requests.layout, requests.layout.pack(vectors))
+        return vectors
 
     def _rows(
         self, part: _Part, outcome: Frame | UnavailableError | None, text: str, shards: ShardMap
@@ -278,7 +281,7 @@ class ShardStore:
         _read_only("begin_cut")
 
     def begin_restore(
-        self, path: str, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
+        self, path: str | None, *, only_fresh: bool, rows_only: bool = False, **choices: Unpack[RestoreChoices]
     ) -> Callable[[], None]:
         """Raise `InvalidArgumentError`."""
         _read_only("begin_restore")
