@@ -107,6 +107,8 @@ def open_replica(name: str, path: Path) -> Replica:
 
 
 def _serve(models: dict[str, Path], config: ServingConfig, *, poll_secs: float, grace: float, as_json: bool) -> None:
+    from monolith.serve.metrics import ServingMetrics
+    from monolith.serve.page import Page
     from monolith.serve.repository import ModelRepository
     from monolith.serve.server.model_server import ModelServer
     from monolith.serve.watch import VersionWatch, export_versions
@@ -122,7 +124,12 @@ def _serve(models: dict[str, Path], config: ServingConfig, *, poll_secs: float, 
             if not (path / "manifest.json").is_file() and not export_versions(path):
                 raise CorruptFileError(f"{path}: has no complete export; run monolith export first")
             repository.add(open_replica(name, path))
-        server = stack.enter_context(ModelServer(repository, config))
+        metrics = ServingMetrics(repository)
+        routes = Page(metrics).routes()
+        server = stack.enter_context(ModelServer(repository, config, observers=[metrics], extra_routes=routes))
+        metrics.in_flight = lambda: server.handler.admission.admitted
+        metrics.start()
+        stack.callback(metrics.close)
         _stop_on_signals(server.ask_to_stop)
         for name, path in models.items():
             if (path / "manifest.json").is_file():

@@ -44,7 +44,7 @@ from monolith.serve.server.routing import (
 )
 from monolith.serve.server.tensors import torch_datatype
 
-__all__ = ["Exchange", "Handler", "failure_response", "json_response"]
+__all__ = ["Exchange", "Handler", "failure_response", "json_answer"]
 
 _log = logging.getLogger(__name__)
 _MAX_SHADOWS = 64
@@ -319,11 +319,11 @@ class Handler:
         self._shadows.shutdown(wait=True, cancel_futures=False)
 
 
-def json_response(tree: Mapping[str, object] | Sequence[object], status: int = 200) -> HttpResponse:
+def json_answer(tree: Mapping[str, object] | Sequence[object], status: int = 200) -> HttpResponse:
     """Return an answer in JSON.
 
     Example:
-        >>> json_response({"live": True}).body
+        >>> json_answer({"live": True}).body
         b'{"live":true}'
     """
     return HttpResponse(status=status, headers={"content-type": "application/json"}, body=to_json(tree))
