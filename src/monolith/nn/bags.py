@@ -132,6 +132,7 @@ class BagPlan:
         self._names = [feature.name for group in groups for feature in group.features]
         self._runs = _runs(groups)
         self._units = [sum(group.width for group in groups) for groups in self._groups]
+        self._last_counts: tuple[int, tuple[int, ...]] = (-1, ())
         self._is_pooled = bool(groups) and all(feature.pools for group in groups for feature in group.features)
         self._output_names = list(dict.fromkeys(name for feature in features for name in feature.outputs))
         self._stacks = _spread_stacks(declaration, features)
@@ -202,7 +203,12 @@ class BagPlan:
             if run.slots is not None:
                 put_slots(piece.numpy(), run.slots, by_row=not run.is_stack)
         ids = pieces[0].view(-1) if len(pieces) == 1 else torch.cat([piece.view(-1) for piece in pieces])
-        return PackedBags(self.layout, ids=ids.numpy(), offsets=None, counts=tuple([rows * n for n in self._units]))
+        # Batches mostly have as many rows as the one before.
+        last_rows, counts = self._last_counts
+        if rows != last_rows:
+            counts = tuple([rows * n for n in self._units])
+            self._last_counts = rows, counts
+        return PackedBags(self.layout, ids=ids.numpy(), offsets=None, counts=counts)
 
     def outputs(self, bags: BatchBags, arrays: Sequence[torch.Tensor], device: torch.device | None = None) -> Batch:
         """Return the outputs of all features, by name, made of the vectors in the arrays of the layout.

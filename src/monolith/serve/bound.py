@@ -12,6 +12,8 @@ from functools import partial
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
+from torch import Tensor
+
 from monolith.errors import InvalidArgumentError
 from monolith.serve.operators import fast_form
 
@@ -82,7 +84,7 @@ class BoundProgram:
             self._add(step)
         self._outputs = [(name, self._positions[ref]) for name, ref in outputs.items() if ref in self._positions]
 
-    def run(self, values: list[object]) -> dict[str, object]:
+    def run(self, values: list[object]) -> dict[str, Tensor]:
         """Make all calls. `values` are the weights, the inputs and `tail`, and belong to this run.
 
         Raises:
@@ -99,7 +101,7 @@ class BoundProgram:
             raise
         except REFUSALS as error:
             raise refused(call.step.name, call.step.operator, error) from error
-        return {name: values[position] for name, position in self._outputs}
+        return {name: value for name, at in self._outputs if isinstance(value := values[at], Tensor)}
 
     def _add(self, step: Step) -> None:
         unneeded = [self._positions[name] for name in step.last_uses if name in self._positions]

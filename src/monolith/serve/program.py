@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from monolith.serve.operators import GUARDS, is_on_sizes, resolve
 __all__ = ["Budget", "CONSTANTS", "DenseProgram", "program_inputs"]
 
 _Json = Any  # what json.loads returns
+_T = TypeVar("_T")
 MAX_STEPS = 100_000
 """Steps of a program."""
 MAX_TEXT = 256
@@ -98,6 +99,8 @@ class DenseProgram:
         if len(set(self._given)) < len(self._given):
             raise ValueError("expected a node of its own for each input and weight")
         self._max_bound = max(1, min(MAX_BOUND, MAX_STEPS // max(1, len(self._steps))))
+        # By key of the inputs.
+        self._numbers: dict[object, dict[str, Number]] = {}
         self._bound: dict[object, BoundProgram] = {}
         self._writing = threading.Lock()
 
@@ -125,18 +128,21 @@ class DenseProgram:
     def run(self, tensors: list[Tensor], key: object = None) -> dict[str, Tensor]:
         """Run with the inputs in the order of `inputs`. The caller has turned gradients off.
 
-        The first run with certain shapes measures every step. Later ones with the same shapes call the operators and nothing
-        else. `key` stands for the shapes, strides and types of all inputs. Without one it is made of them.
+        The first run with certain shapes measures every step, the second binds them to their arguments, and later ones call the
+        operators and nothing else. `key` stands for the shapes, strides and types of all inputs. Without one it is made of them.
         """
         if key is None:
             key = tuple([(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors])
         bound = self._bound.get(key)
         if bound is None:
-            return self._measured(tensors, key)
-        return bound.run([*self._constants, *tensors, *bound.tail])  # type: ignore[return-value] # tensors, as when it was bound
+            numbers = self._numbers.get(key)
+            if numbers is None:
+                return self._measured(tensors, key)
+            bound = self._bind(key, numbers)
+        return bound.run([*self._constants, *tensors, *bound.tail])
 
     def _measured(self, tensors: list[Tensor], key: object) -> dict[str, Tensor]:
-        """Run within a budget, and remember the calls for `key`."""
+        """Run within a budget, and remember for `key` that it was enough, and which numbers the sizes gave."""
         nbytes, elements = _sizes(tensors)
         budget = Budget(self._sizes[0] + nbytes, self._sizes[1] + elements)
         values: dict[str, object] = dict(zip(self._given, [*self._constants, *tensors], strict=True))
@@ -145,13 +151,21 @@ class DenseProgram:
             result = step.run(values, budget)
             if isinstance(result, int | float):
                 numbers[step.name] = result
+        self._numbers = self._with(self._numbers, key, numbers)
         found = {name: values[ref] for name, ref in self.outputs.items() if isinstance(ref, Ref)}
-        outputs = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-        refs = {name: ref for name, ref in self.outputs.items() if name in outputs and isinstance(ref, Ref)}
-        bound = BoundProgram(self._steps, {name: place for place, name in enumerate(self._given)}, numbers, refs)
-        # Another thread may do the same at the same time, with the same result.
-        self._bound = {**(self._bound if len(self._bound) < self._max_bound else {}), key: bound}
-        return outputs
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+    def _bind(self, key: object, numbers: Mapping[str, Number]) -> BoundProgram:
+        """Bind the steps for `key`, which has come twice. Many shapes of ragged inputs come once."""
+        given = {name: position for position, name in enumerate(self._given)}
+        refs = {name: ref for name, ref in self.outputs.items() if isinstance(ref, Ref)}
+        bound = BoundProgram(self._steps, given, numbers, refs)
+        self._bound = self._with(self._bound, key, bound)
+        return bound
+
+    def _with(self, remembered: dict[object, _T], key: object, value: _T) -> dict[object, _T]:
+        # A new dict, because several threads run. What another of them adds at this moment is found out again.
+        return {**(remembered if len(remembered) < self._max_bound else {}), key: value}
 
     def set_weights(self, weights: Mapping[str, Tensor], *, ignore_unknown: bool = False) -> None:
         """Replace the weights of these names, all at once: a run that has begun keeps the old ones. Copies the values.

@@ -132,3 +132,33 @@ def test_rows_of_tables_that_change_are_seen(model: Clicks, tmp_path: Path) -> N
     before = predictor.predict(batch)["click"]
     predictor.stores["embeddings"].tables["user"].assign(batch["user"], torch.ones(3, 5))
     assert not torch.equal(predictor.predict(batch)["click"], before)
+
+
+class Words(nn.Module):
+    """The number of its ids, not only that of its rows, determines the shapes inside."""
+
+    heads = (Head(name="out", kind="regression"),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = EmbeddingBagCollection(
+            [Feature(name="words", dim=3, pooling="none"), Feature(name="user", dim=3)]
+        )
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        rows = self.embeddings(batch)
+        words = rows["words"]
+        sums = torch.zeros(words.row_lengths().shape[0], 3).index_add(0, words.value_rowids(), words.values)
+        return (rows["user"] * sums).sum(1)
+
+
+def test_ids_that_are_not_pooled_come_in_any_number(tmp_path: Path) -> None:
+    model = Words().eval()
+    lists: list[list[list[int]]] = [[[1, 2], [3]], [[1], [2]], [[], [1, 2, 3]], [[], []], [[5, 6, 7], []]]
+    batches: list[Batch] = [{"words": Ragged.from_lists(words), "user": torch.arange(2)} for words in lists]
+    predictor = load(export_model(model, batches[0], tmp_path, heads=model.heads))
+    for _ in range(3):
+        for batch in batches:
+            with torch.no_grad():
+                want = model(batch)
+            assert torch.equal(predictor.predict(batch)["out"], want)
