@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
+from collections.abc import Callable
 
 import torch
 import torch._dynamo  # the first optimizer of a process imports it, which takes seconds
@@ -14,9 +16,32 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_job import ClickModel
+from monolith.cluster import launched_rank
 from monolith.nn import dense_state_dict
 from monolith.ranks.dense import dense_digest
 from monolith.train import Estimator, RunConfig
+
+
+def make_group(meeting: str) -> None:
+    """Make the process group of torch, as its launcher says or through a file."""
+    launched = launched_rank()
+    assert launched is not None
+    where = {} if meeting == "1" else {"init_method": f"file://{meeting}"}
+    torch.distributed.init_process_group("gloo", rank=launched.rank, world_size=launched.size, **where)
+
+
+def die_in_backward(after: int) -> Callable[..., None]:
+    """Kill this process when the gradient of embeddings is known in pass `after`."""
+    passes = 0
+
+    def count(module: nn.Module, args: object, output: dict[str, torch.Tensor]) -> None:
+        nonlocal passes
+        passes += 1
+        for rows in output.values():
+            if passes == after and rows.requires_grad:
+                rows.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
+
+    return count
 
 
 def main() -> None:
@@ -26,9 +51,12 @@ def main() -> None:
     config = RunConfig(log_step_count_steps=2, seed=1, **json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}"))
     torch.manual_seed(1)
     model = ClickModel()
-    if os.environ.get("RANK_JOB_DDP"):
-        torch.distributed.init_process_group("gloo")
+    if meeting := os.environ.get("RANK_JOB_DDP"):
+        make_group(meeting)
         model.dense = DistributedDataParallel(model.dense)  # type: ignore[assignment]
+        if os.environ.get("RANK_JOB_DIES") == str(torch.distributed.get_rank()):
+            # After torch has begun to add, in the backward pass of the other rank.
+            model.embeddings.register_forward_hook(die_in_backward(after=3))
     if os.environ.get("RANK_JOB_DROPOUT"):
         model.dense = nn.Sequential(nn.Dropout(0.4), model.dense)  # type: ignore[assignment]
     estimator = Estimator(model, config)

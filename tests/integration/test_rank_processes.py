@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,28 @@ def test_distributed_data_parallel_cannot_drain() -> None:
         AssertionError, match="end_of_data: expected 'stop', because a part of the model is in Distributed"
     ):
         torchrun(2, RANK_JOB_DDP="1")
+
+
+def test_a_rank_that_dies_in_the_backward_pass_of_torch_is_named(tmp_path: Path) -> None:
+    """Torch itself only says that a connection was closed."""
+    common = {
+        "RANK_JOB_DDP": str(tmp_path / "meeting"),
+        "RANK_JOB_DIES": "1",
+        "MONOLITH_END_OF_DATA": "stop",
+        "MONOLITH_MODEL_DIR": str(tmp_path / "model"),
+        **{f"OMPI_COMM_WORLD_{name}SIZE": "2" for name in ("", "LOCAL_")},
+    }
+
+    def rank(number: int) -> subprocess.CompletedProcess[str]:
+        own = {f"OMPI_COMM_WORLD_{name}RANK": str(number) for name in ("", "LOCAL_")}
+        return ended([sys.executable, rank_job.__file__], **common, **own)
+
+    with ThreadPoolExecutor(2) as threads:
+        survivor, dead = threads.map(rank, range(2))
+    assert dead.returncode == -signal.SIGKILL
+    assert survivor.returncode == 1
+    last = survivor.stderr.strip().splitlines()[-1]
+    assert last.startswith("monolith.errors.RankLostError: rank 1, process "), survivor.stderr[-3000:]
 
 
 def test_dropout_of_a_reproducible_run_does_not_depend_on_the_ranks() -> None:

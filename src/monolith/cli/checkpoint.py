@@ -61,7 +61,8 @@ def list_checkpoints(model_dir: ModelDirArgument, as_json: Json = False) -> None
         note = ", ".join(name for name in ("newest", "kept") if point[name])
         if point["parts"]:
             of = "servers or ranks" if point["checkpoint"] else "ranks"
-            note = f"{note}, {point['parts']} parts of {of}".removeprefix(", ")
+            parts = "1 part" if point["parts"] == 1 else f"{point['parts']} parts"
+            note = f"{note}, {parts} of {of}".removeprefix(", ")
         table.add_row(
             str(point["checkpoint"] or "(log)"),
             f"{point['step']:,}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -38,10 +38,15 @@ def verify_run(
         raise typer.Exit(3)
 
 
-def _print(console: Console, found: dict[str, list[dict[str, str]]]) -> None:
+def _print(console: Console, found: dict[str, Any]) -> None:
     for problem in found["problems"]:
         console.print(f"problem: {problem['error']}", markup=False)
     for path in found["unfinished"]:
         console.print(f"unfinished and not needed: {path}", markup=False)
-    counted = [f"{found[name]:,} {name}" for name in ("checkpoints", "snapshots", "segments", "servers")]
-    console.print(f"{', '.join(counted)}: {len(found['problems']):,} problems")
+    named = ("checkpoints", "snapshots", "segments", *(name for name in ("servers", "ranks") if found[name]))
+    counts = ", ".join(_counted(int(found[name]), name) for name in named)
+    console.print(f"{counts}: {_counted(len(found['problems']), 'problems')}")
+
+
+def _counted(number: int, names: str) -> str:
+    return f"{number:,} {names.removesuffix('s') if number == 1 else names}"

@@ -169,6 +169,9 @@ class GlooMesh:
             pending[work._source_rank()] = header.numpy()
         return Kind(int(next(iter(pending.values()))[0]))
 
+    def loss(self, *, step: int, wait_secs: float = 0.0) -> None:
+        """Return None: gloo says that a rank is lost only when something is sent to it."""
+
     def fail(self, reason: str) -> None:
         """Tell the others why this rank ends."""
         if self.size > 1 and not self._closed.is_set():

@@ -76,6 +76,12 @@ class Mesh(Protocol):
     def next_kind(self, *, channel: Channel = Channel.MAIN) -> Kind:
         """Wait until another rank has sent its message of the next exchange, and return its kind. Takes nothing."""
 
+    def loss(self, *, step: int, wait_secs: float = 0.0) -> Exception | None:
+        """Return the error that the next exchange would raise because a rank is known to be lost, None if none is.
+
+        Waits at most `wait_secs` for such news.
+        """
+
     def fail(self, reason: str) -> None:
         """Tell the others why this rank ends. Their next exchange raises `RankLostError` with the reason."""
 
@@ -102,6 +108,9 @@ class LoneMesh:
     def next_kind(self, *, channel: Channel = Channel.MAIN) -> Kind:
         """Raise: there is nobody to wait for."""
         raise RanksDisagreeError("the only rank of a run waits for a message of another one")
+
+    def loss(self, *, step: int, wait_secs: float = 0.0) -> None:
+        """Return None: there is nobody to lose."""
 
     def fail(self, reason: str) -> None:
         """Do nothing: nobody waits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -26,6 +27,7 @@ _DONE, _INTERRUPTED, _LOST, _DISAGREE, _CLOSED, _BROKEN = range(6)
 _IS_LOST, _HAS_FAILED, _DISAGREES = 1, 2, 3
 
 _DRAIN_SECONDS = 5.0
+_LOOK_SECONDS = 0.02
 _MAX_REASON = 4096  # RankWatch::kMaxReason
 
 
@@ -111,6 +113,13 @@ class SocketMesh:
         """Return ranks that wait until the run is formed again with them, as they were launched. Called on rank 0."""
         return [] if self._lobby is None else self._lobby.newcomers()
 
+    def loss(self, *, step: int, wait_secs: float = 0.0) -> Exception | None:
+        """Return the error of a rank that is known to be lost. Waits at most `wait_secs` for such news."""
+        deadline = time.monotonic() + wait_secs
+        while (known := self._watch.loss()) is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        return None if known is None else self._loss(known, step)
+
     def fail(self, reason: str) -> None:
         """Tell the others."""
         self._bound.require()
@@ -142,18 +151,21 @@ class SocketMesh:
             self._watch.report(_DISAGREES, through.other[0], _as_sent(text))
             return RanksDisagreeError(text)
         if state == _LOST:
-            what, rank, why, told_by = through.loss
-            if what == _DISAGREES:
-                return RanksDisagreeError(why)
-            if rank == self.rank:
-                return RankLostError(f"rank {told_by} has lost this rank, {rank}: {why}", rank=rank, step=step)
-            does = "failed" if what == _HAS_FAILED else "was lost"
-            by = f" (noticed by rank {told_by})" if told_by not in (-1, rank) else ""
-            where = self.members[rank]
-            return RankLostError(f"rank {rank}, {where}, {does} in step {step}: {why}{by}", rank=rank, step=step)
+            return self._loss(through.loss, step)
         if state == _CLOSED:
             return RankLostError("the connections of this rank are closed", rank=self.rank, step=step)
         return RankLostError("an earlier exchange of this rank was not finished", rank=self.rank, step=step)
+
+    def _loss(self, loss: tuple[int, int, str, int], step: int) -> Exception:
+        what, rank, why, told_by = loss
+        if what == _DISAGREES:
+            return RanksDisagreeError(why)
+        if rank == self.rank:
+            return RankLostError(f"rank {told_by} has lost this rank, {rank}: {why}", rank=rank, step=step)
+        does = "failed" if what == _HAS_FAILED else "was lost"
+        by = f" (noticed by rank {told_by})" if told_by not in (-1, rank) else ""
+        where = self.members[rank]
+        return RankLostError(f"rank {rank}, {where}, {does} in step {step}: {why}{by}", rank=rank, step=step)
 
     def _difference(self, through: RankChannel, kind: Kind, step: int) -> str:
         rank, other, other_step, generation, number = through.other

@@ -186,6 +186,8 @@ class Verification:
     segments: int = 0
     servers: int = 0
     """Folders of parameter servers."""
+    ranks: int = 0
+    """Folders of ranks."""
     unfinished: list[str] = field(default_factory=list)
     """Checkpoints and snapshots without a manifest, as a crash leaves them. They are no problem, since nothing refers to them."""
     problems: list[Problem] = field(default_factory=list)
@@ -222,7 +224,7 @@ def verify(path: StrPath, *, progress: Callable[[str], object] = lambda what: No
         _verify_log(LogReader(folder.path), found, progress)
     else:
         _verify(ModelDir(path), found, progress)
-    if not (found.checkpoints or found.snapshots or found.segments or found.problems or found.servers):
+    if not (found.checkpoints or found.snapshots or found.segments or found.problems or found.servers or found.ranks):
         raise InvalidArgumentError(
             f"{folder}: expected a model_dir, a checkpoint or the folder of a log; there is nothing"
         )
@@ -247,10 +249,23 @@ def _verify(home: ModelDir, found: Verification, progress: Callable[[str], objec
         _verify_log(home.log, found, progress)
         _verify_newest(home, found)
         for name in top.inside(SERVERS).names():
-            found.servers += 1
-            _verify(ModelDir(f"{home}/{SERVERS}/{name}"), found, progress)
+            part = ModelDir(f"{home}/{SERVERS}/{name}")
+            if _is_of_rank(part):
+                found.ranks += 1
+            else:
+                found.servers += 1
+            _verify(part, found, progress)
         if top.inside(DENSE_ONLY).names():
             _verify(ModelDir(f"{home}/{DENSE_ONLY}"), found, progress)
+
+
+def _is_of_rank(home: ModelDir) -> bool:
+    """Return whether a rank has written the newest state of `home`. If it is damaged, that is found elsewhere."""
+    try:
+        source = find_restore_point(home).state().get("source")
+    except MonolithError:
+        return False
+    return isinstance(source, dict) and "rank" in source
 
 
 def _verify_newest(home: ModelDir, found: Verification) -> None:

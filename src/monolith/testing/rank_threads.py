@@ -77,6 +77,12 @@ class ThreadMesh:
             self._wait(lambda: bool(round_.sent), round_, 0)
             return next(iter(round_.sent.values()))[0]
 
+    def loss(self, *, step: int, wait_secs: float = 0.0) -> RankLostError | None:
+        """Return the error of a rank that has failed or left."""
+        with self._hub.changed:
+            lost = next(((rank, why) for rank, why in self._hub.lost.items() if rank != self.rank), None)
+        return None if lost is None else RankLostError(lost[1], rank=lost[0], step=step)
+
     def fail(self, reason: str) -> None:
         """Tell the others."""
         with self._hub.changed:

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from monolith.data.prefetch import Prefetch
-from monolith.errors import ConfigError, RanksDisagreeError
+from monolith.errors import ConfigError, DivergedError, RanksDisagreeError
 from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.nn import dense_state_dict, embedding_collections
 from monolith.nn.heads import sums_over_examples
@@ -38,8 +38,10 @@ START, END = "start", "end"
 """What ranks other than the chief wait for: that it has restored, and that it has ended its run."""
 
 _log = logging.getLogger(__name__)
+_NEWS_SECS = 2.0
+"""Seconds after an error of torch within which the mesh notices too that a rank has ended."""
 # What every rank is told about each part of a step, before the squares of the tables.
-_ROWS, _LOSS, _NORM, _TIME, _SQUARES = range(5)
+_ROWS, _LOSS, _NORM, _TIME, _RANK, _SQUARES = range(6)
 
 
 class SynchronousSteps:
@@ -316,7 +318,10 @@ class SynchronousSteps:
         loss = torch.tensor(float(_sum(facts[:, _LOSS])))
         event_time = int(facts[:, _TIME].max())
         trainer.event_time = max(trainer.event_time, event_time)
-        trainer.update(loss, norm, event_time)
+        try:
+            trainer.update(loss, norm, event_time)
+        except DivergedError as error:
+            raise self._named(error, facts) from None
         if parts:
             trainer.last_batch = parts[-1][1]
         return self._result(loss, norm, plan, parts, [logits for _, _, logits in made])
@@ -338,7 +343,7 @@ class SynchronousSteps:
             trainer.push.start()
         weight = 1.0 if self._loss_is_sum else share
         if loss.requires_grad:
-            torch.autograd.backward(loss, torch.full_like(loss, weight))
+            self._backward(loss, weight)
         # A batch without rows has no weight, and nothing to clip.
         norm = trainer.clip(weight=weight) if self._config.clip_before_reduce and weight else None
         pairs = zip(self._collections, passes, strict=True)
@@ -352,6 +357,7 @@ class SynchronousSteps:
                     loss.item() * weight,
                     0.0 if norm is None else norm.item() / weight,
                     0 if column is None else trainer.event_time_of(batch, column),
+                    self._mesh.rank,
                 ],
                 *squares,
             ]
@@ -362,6 +368,28 @@ class SynchronousSteps:
             self._buffers.take(number) if self._buffers.any else (number, {}),
             {name: tensor.detach() for name, tensor in logits.items()},
         )
+
+    def _backward(self, loss: Tensor, weight: float) -> None:
+        try:
+            torch.autograd.backward(loss, torch.full_like(loss, weight))
+        except RuntimeError as error:
+            # In it torch adds the gradients of DistributedDataParallel, and has no type of error for the end of another rank.
+            step = self.agreement.step
+            lost = self._mesh.loss(step=step, wait_secs=_NEWS_SECS) if self.needs_whole_group else None
+            if lost is None:
+                raise
+            raise lost from error
+
+    @property
+    def needs_whole_group(self) -> bool:
+        """Whether torch adds gradients of this model by itself, in a process group that does not survive a lost rank."""
+        return bool(self._dense.reduced_by_torch) and self._mesh.size > 1
+
+    def _named(self, error: DivergedError, facts: np.ndarray) -> DivergedError:
+        """Return `error` with the ranks whose batches are to blame, if that can be seen."""
+        wrong = ~np.isfinite(facts).all(axis=1)
+        ranks = ", ".join(str(rank) for rank in sorted({int(rank) for rank in facts[wrong, _RANK]}))
+        return DivergedError(f"{error}. Not finite on rank {ranks}") if ranks and self._mesh.size > 1 else error
 
     def _look_ahead(self, reading: PartsAhead) -> None:
         """Begin to look up the rows of the next batch, which so lack the update of this step. All ranks do it, or none."""

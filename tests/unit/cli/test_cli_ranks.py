@@ -59,7 +59,13 @@ def test_the_log_of_a_rank_is_listed_like_any_other(model_dir: Path, answer: Ans
 
 def test_a_run_of_ranks_is_verified_with_its_ranks(model_dir: Path, answer: Answer) -> None:
     found = answer("verify", model_dir)
-    assert (found["problems"], found["servers"]) == ([], 2)
+    assert (found["problems"], found["servers"], found["ranks"]) == ([], 0, 2)
+    assert "segments, 2 ranks: 0 problems" in answer("verify", model_dir, as_json=False)
+
+
+def test_the_only_part_of_a_moment_is_one(tmp_path: Path, answer: Answer) -> None:
+    run_ranks(1, lambda mesh: RankRun(mesh, str(tmp_path)).run(2))
+    assert "1 part of" in answer("checkpoint", "list", tmp_path, as_json=False)
 
 
 def test_a_cut_whose_part_is_lost_is_a_problem(model_dir: Path, answer: Answer) -> None:

@@ -59,11 +59,12 @@ def test_a_whole_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "snapshots": 1,
         "segments": 5,
         "servers": 2,
+        "ranks": 0,
         "unfinished": [],
         "problems": [],
     }
     assert main(["verify", str(run)]) == 0
-    assert "3 checkpoints, 1 snapshots, 5 segments, 2 servers: 0 problems" in capsys.readouterr().out
+    assert "3 checkpoints, 1 snapshot, 5 segments, 2 servers: 0 problems" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in files(run)} == before
 
 

@@ -285,7 +285,7 @@ class RankSession:
                     step = self._train_once(source, limits, hooks)
                 except Exception as error:
                     lost = loss_in(error)
-                    if lost is None or self._rendezvous is None:
+                    if lost is None or self._rendezvous is None or self.steps.needs_whole_group:
                         raise
                     self._recovery.lost(lost, step=self._trainer.step)
                 else:
