@@ -47,6 +47,8 @@ class VersionWatch:
         open_version: Returns a replica of an export that is ready to answer.
         poll_secs: Seconds between two looks at the folder.
         on_swap: Called with every new replica after it was added.
+        wanted: Whether newer versions are to be loaded now, as long as no rollout decides about versions.
+        swap: Replaces the others by a replica. Returns False, and closes it, if a rollout has begun meanwhile.
     """
 
     def __init__(
@@ -58,9 +60,12 @@ class VersionWatch:
         open_version: Callable[[Path], Replica],
         poll_secs: float = 1.0,
         on_swap: Callable[[Replica], None] = lambda replica: None,
+        wanted: Callable[[], bool] = lambda: True,
+        swap: Callable[[Replica], bool] | None = None,
     ) -> None:
         self._repository, self._folder, self._current = repository, folder, current
         self._open, self._poll_secs, self._on_swap = open_version, poll_secs, on_swap
+        self._wanted, self._swap = wanted, swap
         self._refused: set[int] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monolith-versions", daemon=True)
@@ -82,6 +87,8 @@ class VersionWatch:
 
     def look(self) -> bool:
         """Swap to the newest version, if it is newer. Returns whether it was."""
+        if not self._wanted():
+            return False
         versions = export_versions(self._folder)
         newer = [version for version in versions if version > self._current and version not in self._refused]
         for version in sorted(newer, reverse=True):
@@ -91,7 +98,10 @@ class VersionWatch:
                 self._refused.add(version)
                 _log.error("version %d cannot be served, %d stays: %s", version, self._current, error)
                 continue
-            self._repository.replace(replica)
+            if self._swap is None:
+                self._repository.replace(replica)
+            elif not self._swap(replica):
+                return False
             self._current = version
             self._on_swap(replica)
             return True

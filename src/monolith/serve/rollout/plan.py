@@ -188,6 +188,12 @@ class ModelRollout(Config):
     events: tuple[RolloutEvent, ...] = ()
     """The newest last. The oldest of many are removed."""
 
+    @property
+    def loaded(self) -> tuple[int, ...]:
+        """The versions that the server must have, also for a rollback."""
+        extra = () if self.previous is None or self.previous in self.plan.versions else (self.previous,)
+        return (*self.plan.versions, *extra)
+
     def recorded(self, event: RolloutEvent) -> Self:
         """Return it as of the time of `event`, which is added to the record."""
         return self.model_copy(update={"started": event.time, "events": (*self.events, event)[-_MAX_EVENTS:]})

@@ -208,11 +208,14 @@ class QualityBoard:
         self._windows: dict[str, tuple[float, RolloutPlan]] = {}
         self._labels: dict[str, int] = {}
         self._judge_at: dict[str, int] = {}
+        self._written: tuple[tuple[int, int], dict[tuple[str, int], dict[str, object]]] | None = None
+        self._changes = 0
 
     def restart(self, plan: RolloutPlan, now: float) -> None:
         """Begin the windows of a model anew under `plan`. Answers before `now` count no longer for a verdict."""
         with self._lock:
             self._windows[plan.model] = (now, plan)
+            self._changes += 1
             self._judge_at[plan.model] = 0
             for (model, _, _), quality in self._tallies.items():
                 if model == plan.model:
@@ -225,6 +228,7 @@ class QualityBoard:
         """Add labelled predictions. Returns the models whose verdict may have changed."""
         touched: set[str] = set()
         with self._lock:
+            self._changes += 1
             for batch in batches:
                 key = (batch.model, batch.version, batch.head)
                 quality = self._tallies.pop(key, None) or self._new_tally(batch.model)
@@ -263,13 +267,8 @@ class QualityBoard:
         """Return by model and version: the numbers of each head (`window` and `total`), and `shadow`, its difference."""
         found: dict[str, dict[str, dict[str, object]]] = {}
         with self._lock:
-            for (model, version, head), quality in sorted(self._tallies.items()):
-                heads = found.setdefault(model, {}).setdefault(str(version), {"heads": {}})["heads"]
-                assert isinstance(heads, dict)
-                heads[head] = {
-                    "window": quality.window(now).numbers().as_json(),
-                    "total": quality.total.numbers().as_json(),
-                }
+            for (model, version), heads in self._numbers(now).items():
+                found.setdefault(model, {})[str(version)] = {"heads": heads}
         with self._difference_lock:
             for (model, version), difference in sorted(self._differences.items()):
                 of_version = found.setdefault(model, {}).setdefault(str(version), {"heads": {}})
@@ -285,6 +284,19 @@ class QualityBoard:
             model: {int(version): _flat(known) for version, known in versions.items()}
             for model, versions in self.as_json(now).items()
         }
+
+    def _numbers(self, now: float) -> dict[tuple[str, int], dict[str, object]]:
+        """Return the numbers by model, version and head. A page asks every second, so they are kept until something changes."""
+        known = self._changes, int(now)
+        if self._written is None or self._written[0] != known:
+            numbers: dict[tuple[str, int], dict[str, object]] = {}
+            for (model, version, head), quality in sorted(self._tallies.items()):
+                numbers.setdefault((model, version), {})[head] = {
+                    "window": quality.window(now).numbers().as_json(),
+                    "total": quality.total.numbers().as_json(),
+                }
+            self._written = known, numbers
+        return self._written[1]
 
     def _new_tally(self, model: str) -> WindowedQuality:
         started, plan = self._windows.get(model, (0.0, None))

@@ -6,13 +6,9 @@ import logging
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from torch import Tensor
+from typing import Any
 
 from monolith.console import RareWarnings
 from monolith.errors import InvalidArgumentError, ModelNotFoundError, MonolithError, StorageError
@@ -20,12 +16,9 @@ from monolith.serve.replica import Replica
 from monolith.serve.repository import ModelRepository
 from monolith.serve.rollout.labels import PredictionMemory, ServedLabel
 from monolith.serve.rollout.moments import RollbackTarget, moment_of
+from monolith.serve.rollout.observer import ServedQuality
 from monolith.serve.rollout.plan import ModelRollout, RolloutEvent, RolloutFile, RolloutPlan, RolloutState
-from monolith.serve.rollout.quality import QualityBoard
 from monolith.serve.server.routing import Answered, ReplicaRoute
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 __all__ = ["RolloutRouter"]
 
@@ -43,6 +36,8 @@ class RolloutRouter:
         folder: Where rollout.json is. It is created if needed.
         memory: Remembers predictions until their labels come.
         targets: By model, what can go back to an earlier moment of the run that it follows.
+        open_version: Returns a replica of a model and version that is ready to answer, or raises `ModelNotFoundError`. With
+            it, the versions of a plan are loaded before the plan comes into force, and others of the model are removed.
         clock: Seconds that never go back. The same as that of `memory`.
         now: Seconds since 1970.
 
@@ -63,26 +58,31 @@ class RolloutRouter:
         *,
         memory: PredictionMemory | None = None,
         targets: Mapping[str, RollbackTarget] | None = None,
+        open_version: Callable[[str, int], Replica] | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._repository = repository
+        self._repository, self._open_version = repository, open_version
         self._clock, self._now = clock, now
         self.memory = memory or PredictionMemory(clock=clock)
         """The served predictions that wait for labels."""
+        self._served = ServedQuality(repository, self.memory, clock=clock)
+        self._board = self._served.board
         self.targets = dict(targets or {})
         """By model, what can go back to an earlier moment. Set one before requests come."""
         self._changes = threading.RLock()
-        self._counting = threading.Lock()
-        self._counts: Counter[tuple[str, str, str]] = Counter()
-        self._heads: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._loading = threading.Lock()
         self._warnings = RareWarnings(_log, seconds=60)
-        self._board = QualityBoard()
         self._saved = True
         self._file = RolloutFile(Path(folder))
         self._state = self._file.read()
         for name, rollout in self._state.models.items():
             self._board.restart(rollout.plan, clock())
+            for version in rollout.loaded:
+                try:
+                    self._load(name, (version,))
+                except MonolithError as error:
+                    _log.error("model %r: version %d of its rollout is not served: %s", name, version, error)
             self._follow_default(rollout.plan)
             _log.info("model %r: rollout continues: %s", name, rollout.plan.describe())
 
@@ -107,12 +107,25 @@ class RolloutRouter:
         rollout = self._state.models.get(name)
         return None if rollout is None else rollout.plan.split_by
 
+    def plans(self, name: str) -> bool:
+        """Whether the model has a plan. Newer versions of one without are served as soon as they are exported."""
+        return name in self._state.models
+
+    def swap(self, replica: Replica) -> bool:
+        """Let a newer version replace all others of a model without a plan. Returns False, and closes it, if there is a plan."""
+        with self._changes:
+            if not self.plans(replica.name):
+                self._repository.replace(replica)
+                return True
+        replica.close()
+        return False
+
     def _available(self, plan: RolloutPlan, version: int) -> Replica:
         for wanted in (version, plan.stable):
             try:
                 return self._repository.get(plan.model, wanted)
             except ModelNotFoundError as error:
-                self._count("missing_versions", plan.model, wanted)
+                self._served.count("missing_versions", plan.model, wanted)
                 self._warnings.warn("a request is answered by another version than planned: %s", error)
         return self._repository.get(plan.model)
 
@@ -120,7 +133,7 @@ class RolloutRouter:
         try:
             return self._repository.get(name, version)
         except ModelNotFoundError as error:
-            self._count("missing_versions", name, version)
+            self._served.count("missing_versions", name, version)
             self._warnings.warn("a shadow does not predict: %s", error)
             return None
 
@@ -128,43 +141,7 @@ class RolloutRouter:
 
     def answered(self, answered: Answered) -> None:
         """Remember the predictions of an answer until its labels come."""
-        if answered.status != "ok":
-            if answered.shadow:
-                self._count("failed_shadows", answered.model, answered.version)
-            return
-        self._count("shadows" if answered.shadow else "answers", answered.model, answered.version)
-        if not answered.request_id or not answered.outputs:
-            if not answered.request_id:
-                self._count("answers_without_id", answered.model, answered.version)
-            return
-        heads = self._heads_of(answered.model, answered.version)
-        if not heads or any(head not in answered.outputs for head in heads):
-            return
-        values = np.stack([_vector(answered.outputs[head]) for head in heads])
-        compared = self.memory.add(
-            answered.model, answered.version, answered.request_id, heads, values, shadow=answered.shadow
-        )
-        for version, distances in compared:
-            self._board.compare(answered.model, version, distances)
-
-    def _heads_of(self, model: str, version: int) -> tuple[str, ...]:
-        """Return the heads whose predictions are probabilities."""
-        known = self._heads.get((model, version))
-        if known is not None:
-            return known
-        try:
-            outputs = self._repository.get(model, version).signature.outputs
-        except ModelNotFoundError:  # removed since it answered
-            return ()
-        heads = tuple(output.name for output in outputs if output.kind == "binary" and output.shape in ((), (1,)))
-        if len(self._heads) > 256:
-            self._heads = {}
-        self._heads[model, version] = heads
-        return heads
-
-    def _count(self, what: str, model: str, version: int | str = "") -> None:
-        with self._counting:
-            self._counts[what, model, str(version)] += 1
+        self._served.answered(answered)
 
     # --- Labels ------------------------------------------------------------------------------------------------------
 
@@ -175,12 +152,12 @@ class RolloutRouter:
             The number of labels that were joined, and of those that were repeated, late, unknown or invalid, see
             `PredictionMemory.join`.
         """
-        batches, counts = self.memory.join(labels)
-        for model in self._board.add(batches, self._clock()):
+        counts, touched = self._served.add(labels)
+        for model in touched:
             self._judge(model)
         if not self._saved:
             self._save_if_needed()
-        return {kind: counts.get(kind, 0) for kind in ("joined", "repeated", "late", "unknown", "invalid")}
+        return counts
 
     def _judge(self, model: str) -> None:
         rollout = self._state.models.get(model)
@@ -211,7 +188,7 @@ class RolloutRouter:
                 plan.stable,
                 broken,
             )
-            self._count("rollbacks", plan.model, candidate)
+            self._served.count("rollbacks", plan.model, candidate)
             self._back_to_stable(rollout, candidate, broken, automatic=True)
             self._save_if_needed()
 
@@ -223,7 +200,7 @@ class RolloutRouter:
         try:
             self._rewind(plan.model, plan.rewind, broken, automatic=True)
         except MonolithError as error:
-            self._count("failed_rewinds", plan.model, plan.stable)
+            self._served.count("failed_rewinds", plan.model, plan.stable)
             _log.error("model %r: could not go back to %s: %s", plan.model, plan.rewind, error)
 
     # --- Operator ----------------------------------------------------------------------------------------------------
@@ -240,24 +217,29 @@ class RolloutRouter:
             InvalidArgumentError: The candidate was rolled back before, or the plan needs what the model does not have.
             StorageError: The plan cannot be made durable. The one before stays in force.
         """
-        for version in plan.versions:
-            self._repository.get(plan.model, version)
         if plan.rewind is not None:
             self._target(plan.model)
+        self._refuse_rejected(plan, again=again)
+        self._load(plan.model, plan.versions)
         with self._changes:
+            self._refuse_rejected(plan, again=again)
+            for version in plan.versions:  # another plan may have removed one
+                self._repository.get(plan.model, version)
             before = self._state.models.get(plan.model)
             rejected = () if before is None else before.rejected
-            refused = [version for version in plan.versions[:2] if version in rejected and version != plan.stable]
-            if refused and not again:
-                raise InvalidArgumentError(
-                    f"candidate: version {refused[0]} of {plan.model!r} was rolled back before; fix the model and export a new "
-                    "version, or say that it is to be tried again (--again, or ?again=true)"
-                )
             kept = before or ModelRollout(plan=plan, started=0.0)
             rejected = tuple(version for version in rejected if version not in plan.versions)
             change = kept.model_copy(update={"plan": plan, "rejected": rejected})
             event = self._event("plan", plan.candidate or plan.stable, plan.describe())
             self._put(change, event)
+
+    def _refuse_rejected(self, plan: RolloutPlan, *, again: bool) -> None:
+        before = self._state.models.get(plan.model)
+        if before is not None and plan.candidate in before.rejected and not again:
+            raise InvalidArgumentError(
+                f"candidate: version {plan.candidate} of {plan.model!r} was rolled back before; fix the model and export a new "
+                "version, or say that it is to be tried again (--again, or ?again=true)"
+            )
 
     def promote(self, model: str) -> RolloutPlan:
         """Make the candidate the stable version. It is durable when this returns."""
@@ -316,15 +298,12 @@ class RolloutRouter:
     def status(self) -> dict[str, Any]:
         """Return plans, events, quality and counts of all models, as JSON can express them."""
         quality = self._board.as_json(self._clock())
-        with self._counting:
-            counts = Counter(self._counts)
         models: dict[str, object] = {}
         for name, rollout in self._state.models.items():
-            answers = {key[2]: number for key, number in counts.items() if key[:2] == ("answers", name)}
             models[name] = {
                 **rollout.model_dump(mode="json"),
                 "available": list(self._versions(name)),
-                "answers": answers,
+                "answers": self._served.answers(name),
                 "quality": quality.get(name, {}),
             }
         return {
@@ -347,9 +326,8 @@ class RolloutRouter:
         return rollout.way_back()
 
     def counters(self) -> dict[tuple[str, str, str], int]:
-        """Return all counts by (what, model, version). Those of labels and remembered requests have no model and version."""
-        with self._counting:
-            return {**self._counts, **{(what, "", ""): number for what, number in self.memory.counts.items()}}
+        """Return all counts by (what, model, version), see `ServedQuality.counters`."""
+        return self._served.counters()
 
     def close(self) -> None:
         """Let another server use the folder. Calling it twice is harmless."""
@@ -366,7 +344,7 @@ class RolloutRouter:
         moment = moment_of(to, now=self._now())
         done = self._target(model).rollback_to(moment)
         _log.warning("model %r: went back to %s: %s", model, moment, done)
-        self._count("rewinds", model)
+        self._served.count("rewinds", model)
         with self._changes:
             rollout = self._state.models.get(model)
             if rollout is not None:
@@ -412,6 +390,25 @@ class RolloutRouter:
         self._state = state  # one assignment, which requests see whole
         self._board.restart(change.plan, self._clock())
         self._follow_default(change.plan)
+        if self._open_version is not None:
+            for version in set(self._versions(change.plan.model)) - set(change.loaded):
+                self._repository.remove(change.plan.model, version)
+
+    def _load(self, model: str, versions: Iterable[int]) -> None:
+        """Make sure that versions are served, or raise `ModelNotFoundError`. It takes as long as an export takes to load."""
+        added: list[int] = []
+        with self._loading:
+            try:
+                for version in versions:
+                    if self._open_version is None or self._repository.ready(model, version):
+                        self._repository.get(model, version)
+                    else:
+                        self._repository.add(self._open_version(model, version), default=False)
+                        added.append(version)
+            except BaseException:
+                for version in added:
+                    self._repository.remove(model, version)
+                raise
 
     def _save(self) -> None:
         with self._changes:
@@ -433,10 +430,6 @@ class RolloutRouter:
 
     def _versions(self, model: str) -> tuple[int, ...]:
         return self._repository.versions(model) if self._repository.ready(model) else ()
-
-
-def _vector(values: Tensor) -> npt.NDArray[np.float32]:
-    return values.detach().cpu().float().numpy().reshape(-1)
 
 
 def _with(versions: tuple[int, ...], version: int) -> tuple[int, ...]:
