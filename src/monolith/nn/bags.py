@@ -153,8 +153,9 @@ class BagPlan:
             poolings=[table.pooling for table in declaration.tables],
             arrays=list(arrays.values()),
         )
-        # An output is an array as it is.
         self._is_plain = not (self._side_by_side or self._stacks) and all(map(_has_one_vector, declaration.tables))
+        self.array_outputs = tuple(self._output_names) if self._is_plain else None
+        """Names of the outputs in the order of the arrays, if each output is an array as it is."""
 
     def bags(self, batch: Mapping[str, object]) -> BatchBags:
         """Return the request for all features of `batch`. It owns its memory, because the step may come after the next

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -126,18 +126,29 @@ class _Lookup:
             for attribute, key in (("values", f"{path}/{name}/values"), ("offsets", f"{path}/{name}/row_splits"))
             if key in positions
         ]
+        wanted = [positions.get(f"{path}/{name}", -1) for name in collection.plan.array_outputs or ()]
+        # Where all arrays go, if the program takes them as they are, one after the other.
+        self._arrays = slice(wanted[0], wanted[-1] + 1) if wanted and _is_rising(wanted) else None
 
     def __call__(self, batch: Mapping[str, object], inputs: list[Any], lengths: set[int]) -> bool:
         """Put what the program needs into `inputs`. Returns whether the number of rows determines all shapes and strides."""
         bags = self._plan.bags(batch)
         lengths.add(bags.rows)
         vectors = self._collection.store.lookup(bags.packed)
-        outputs = self._plan.outputs(bags, self._plan.layout.pack(vectors))
+        arrays = self._plan.layout.pack(vectors)
+        if self._arrays is not None and bags.devices is None:
+            inputs[self._arrays] = arrays
+            return isinstance(vectors, PackedVectors)
+        outputs = self._plan.outputs(bags, arrays)
         for name, position in self._tensors:
             inputs[position] = outputs[name]
         for name, attribute, position in self._ragged:
             inputs[position] = getattr(outputs[name], attribute)
         return bags.parts is None and isinstance(vectors, PackedVectors)
+
+
+def _is_rising(positions: Sequence[int]) -> bool:
+    return list(positions) == list(range(positions[0], positions[0] + len(positions))) and positions[0] >= 0
 
 
 def load(path: str | Path, *, store: Callable[[CollectionSpec], Store] | None = None) -> Predictor:
