@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what some tests talk to or use: ZooKeeper, Open MPI and iproute2 with apt, Consul below .cache/servers. What is there
-# is kept.
+# Installs what some tests talk to or use: ZooKeeper, Open MPI, iproute2 and Chromium with apt, Consul below .cache/servers. What is
+# there is kept.
 # Nothing here fails a test run: a server that cannot be had is named, and its tests skip and name it again. After a failed
 # attempt the next is made an hour later, or when .cache/servers is removed.
 set -u
@@ -47,6 +47,12 @@ iproute2() {
   type -P ip >/dev/null || with_apt iproute2 iproute2
 }
 
+# A browser is some 100 MB, which takes longer to fetch than a server.
+chromium() {
+  local quick=(timeout 180 "${quick[@]:2}")
+  type -P chromium >/dev/null || with_apt chromium chromium
+}
+
 # The release of Debian before this one has Consul as one static binary, which is unpacked and not installed. Its package
 # list is asked for with the address and keys of this machine's own, in folders of ours.
 consul() {
@@ -70,4 +76,5 @@ consul() {
 zookeeper
 mpirun
 iproute2
+chromium
 consul

@@ -9,10 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import numpy as np
 
@@ -25,7 +23,7 @@ from monolith.state.model_dir import SERVERS
 if TYPE_CHECKING:
     from monolith.serve.replica import Replica
 
-__all__ = ["Page", "PageServer", "Rollback", "charts_installed", "json_response", "row_history", "static_routes"]
+__all__ = ["Page", "Rollback", "charts_installed", "json_response", "row_history", "static_routes"]
 
 _STATIC = Path(__file__).parent / "static"
 _CHARTS = "uplot/uPlot.iife.min.js"
@@ -332,70 +330,3 @@ def _requests(totals: Iterable[VersionTotals]) -> dict[str, int]:
         for status, count in known.statuses.items():
             answer[status] = answer.get(status, 0) + count
     return answer
-
-
-class PageServer:
-    """Serves routes over plain HTTP, one thread for each connection: for `monolith page`, not for predictions.
-
-    Example:
-        >>> with PageServer(static_routes()) as server:
-        ...     server.address.startswith("http://127.0.0.1:")
-        True
-    """
-
-    def __init__(self, routes: Iterable[HttpRoute], *, host: str = "127.0.0.1", port: int = 0) -> None:
-        self._server = ThreadingHTTPServer((host, port), _request_handler(tuple(routes)))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="page-server", daemon=True)
-        self._thread.start()
-
-    @property
-    def address(self) -> str:
-        """URL of the page."""
-        host, port = self._server.server_address[:2]
-        name = host.decode() if isinstance(host, bytes | bytearray) else host
-        return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> PageServer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-def _request_handler(routes: tuple[HttpRoute, ...]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        server_version, sys_version, timeout = "monolith", "", 30
-
-        def do_GET(self) -> None:
-            response = asyncio.run(_answer(routes, self.path, dict(self.headers.items())))
-            self.send_response(response.status)
-            for name, value in response.headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(response.body)))
-            self.end_headers()
-            self.wfile.write(response.body)
-
-        def log_message(self, format: str, *values: object) -> None:  # noqa: A002 - the name in the base class
-            pass  # a page that is open asks every second
-
-    return Handler
-
-
-async def _answer(routes: tuple[HttpRoute, ...], target: str, headers: Mapping[str, str]) -> HttpResponse:
-    parts = urlsplit(target)
-    path = unquote(parts.path)
-    for route in routes:
-        found = route.match(path)
-        if route.method == "GET" and found is not None:
-            lower = {name.lower(): value for name, value in headers.items()}
-            query = dict(parse_qsl(parts.query))
-            return await route.handler(
-                HttpRequest(method="GET", path=path, query=query, headers=lower, path_parameters=found)
-            )
-    return json_response({"error": "there is no such page"}, status=404)

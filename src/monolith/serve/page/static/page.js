@@ -41,6 +41,7 @@ function number(value) {
 
 function seconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value <= 0) return "0 s";
   if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
   if (value < 1) return `${(value * 1000).toPrecision(3)} ms`;
   if (value < 120) return `${value.toPrecision(3)} s`;
@@ -61,6 +62,8 @@ function moment(value) {
   return Number.isNaN(at.getTime()) ? "–" : at.toLocaleString("sv");
 }
 
+const clock = (time) => new Date(time * 1000).toLocaleTimeString("sv");
+
 function metric(value) {
   if (typeof value !== "number") return String(value ?? "–");
   return Number.isInteger(value) ? value.toLocaleString("en") : value.toPrecision(4);
@@ -74,9 +77,12 @@ function fill(holder, caption, columns, rows) {
   const key = JSON.stringify([columns.map(([title]) => title), texts]);
   if (holder.dataset.key === key) return;
   holder.dataset.key = key;
-  const head = element("tr", {}, ...columns.map(([title, , kind]) => element("th", { scope: "col", class: kind }, title)));
-  const body = texts.map((row) => element("tr", {}, ...row.map((text, at) => element("td", { class: columns[at][2] }, text))));
-  holder.replaceChildren(element("table", {}, element("caption", {}, caption), element("thead", {}, head), element("tbody", {}, ...body)));
+  // The roles keep it a table for screen readers where a narrow screen shows it as blocks.
+  const head = element("tr", { role: "row" }, ...columns.map(([title, , kind]) => element("th", { scope: "col", role: "columnheader", class: kind }, title)));
+  const cell = (text, at) => element("td", { role: "cell", class: columns[at][2], "data-label": columns[at][0] }, element("span", {}, text));
+  const body = texts.map((row) => element("tr", { role: "row" }, ...row.map(cell)));
+  holder.replaceChildren(element("table", { role: "table" }, element("caption", {}, caption),
+    element("thead", { role: "rowgroup" }, head), element("tbody", { role: "rowgroup" }, ...body)));
 }
 
 const scroller = (label) => element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label });
@@ -135,7 +141,7 @@ class Chart {
       height: 160,
       series: [{}, ...lines],
       scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 0, 1e-6) * 1.1] } },
-      axes: [{ ...axis, space: 70 }, { ...axis, size: 62, values: (_, ticks) => ticks.map(this.show) }],
+      axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map((time) => clock(time)) }, { ...axis, size: 62, values: (_, ticks) => ticks.map(this.show) }],
       cursor: { y: false },
       hooks: { setCursor: [(plot) => this.hover(plot)] },
       legend: { show: false },
@@ -175,21 +181,30 @@ function sparkline(holder, [times, ...lines]) {
 
 const VERSIONS = [
   ["model", (row) => row.model, "name"],
-  ["version", (row) => `${row.version}${row.default ? " (default)" : ""}`, "number"],
-  ["lag", (row) => (row.lag ? seconds(row.lag.seconds) + (row.lag.connected ? "" : ", not connected") : "not following"), "number"],
-  ["freshness p50 / p99 / max", (row) => (row.lag ? ["p50", "p99", "max"].map((name) => seconds(row.freshness[name])).join(" / ") : "–"), "number"],
-  ["step", (row) => number(row.lag?.step), "number"],
-  ["sequence", (row) => number(row.lag?.sequence), "number"],
-  ["newest event", (row) => moment(row.lag?.event_time), "number"],
+  ["version", (row) => `${row.version}${row.default ? " (default)" : ""}`, "name"],
   ["requests", (row) => number(row.requests.total), "number"],
   ["rows", (row) => number(row.requests.rows), "number"],
+  ["invalid", (row) => number(row.requests.invalid), "number"],
   ["errors", (row) => number(row.requests.error + row.requests.deadline), "number"],
   ["shed", (row) => number(row.requests.overloaded), "number"],
-  ["latency p50 / p99", (row) => ["p50", "p99"].map((name) => seconds(row.latency[name])).join(" / "), "number"],
+  ["latency p50", (row) => seconds(row.latency.p50), "number"],
+  ["p99", (row) => seconds(row.latency.p99), "number"],
+  ["max", (row) => seconds(row.latency.max), "number"],
+];
+const FRESHNESS = [
+  ...VERSIONS.slice(0, 2),
+  ["lag now", (row) => seconds(row.lag.seconds) + (row.lag.connected ? "" : ", not connected"), "number"],
+  ["p50", (row) => seconds(row.freshness.p50), "number"],
+  ["p90", (row) => seconds(row.freshness.p90), "number"],
+  ["p99", (row) => seconds(row.freshness.p99), "number"],
+  ["max", (row) => seconds(row.freshness.max), "number"],
+  ["step", (row) => number(row.lag.step), "number"],
+  ["sequence", (row) => number(row.lag.sequence), "number"],
+  ["newest event", (row) => moment(row.lag.event_time), "number"],
 ];
 const TABLES = [
   ["model", (row) => row.model, "name"],
-  ["version", (row) => String(row.version), "number"],
+  ["version", (row) => String(row.version), "name"],
   ["table", (row) => row.name, "name"],
   ["rows", (row) => number(row.rows), "number"],
   ["memory", (row) => bytes(row.bytes), "number"],
@@ -207,11 +222,12 @@ class ReplicaView {
     this.tiles = element("dl", { class: "tiles" });
     this.charts = CHARTS.map((chart) => new Chart(chart));
     this.versions = scroller("Versions");
+    this.freshness = scroller("Freshness");
     this.tables = scroller("Tables");
     this.quality = scroller("Quality");
     this.unserved = element("p", { class: "note", hidden: true });
     this.body = element("div", {}, this.tiles, element("div", { class: "charts" }, ...this.charts.map((chart) => chart.figure)),
-      this.versions, this.quality, this.tables, this.unserved);
+      this.versions, this.freshness, this.quality, this.tables, this.unserved);
     this.section = element("section", { class: "card" }, element("div", { class: "title" }, this.title, this.rollback), this.problem, this.body);
   }
 
@@ -228,7 +244,10 @@ class ReplicaView {
     this.updateTiles(replica);
     for (const chart of this.charts) chart.update(this.series);
     const versions = replica.models.flatMap((model) => model.versions.map((version) => ({ ...version, model: model.name })));
-    fill(this.versions, "Versions", VERSIONS, versions);
+    fill(this.versions, "Versions: what they answered, and the latency of the last 1,024 requests", VERSIONS, versions);
+    const following = versions.filter((version) => version.lag);
+    this.freshness.hidden = !following.length;
+    if (following.length) fill(this.freshness, "Freshness: how far versions are behind training, in the last 5 minutes", FRESHNESS, following);
     fill(this.tables, "Tables", TABLES, versions.flatMap(({ model, version, tables }) => tables.map((table) => ({ ...table, model, version }))));
     this.updateQuality(versions);
     const unserved = replica.unserved.total;
@@ -308,7 +327,7 @@ function updateLookup(replicas) {
   offer(byId("lookup-replica"), usable.map((replica) => [replica.address, replica.address || "This replica"]));
   byId("lookup-replica").parentElement.hidden = replicas.length < 2;
   const replica = usable.find(({ address }) => address === byId("lookup-replica").value);
-  const tables = (replica?.models ?? []).flatMap((model) => model.versions.flatMap((version) => version.tables.map((table) => ({ model, version, table }))));
+  const tables = (replica?.models ?? []).flatMap((model) => [...model.versions].sort((a, b) => b.default - a.default).flatMap((version) => version.tables.map((table) => ({ model, version, table }))));
   offer(byId("lookup-table"), tables.map(({ model, version, table }) =>
     [JSON.stringify([table.name, model.name, version.version]), `${table.name} (${model.name}, ${version.version})`]));
   byId("lookup").hidden = !tables.length;
@@ -329,7 +348,7 @@ async function lookup(event) {
   }
 }
 
-const values = (list) => (list ?? []).map((value) => (value === null ? "NaN" : value.toPrecision(5))).join("  ");
+const values = (list) => (list ?? []).map((value) => (value === null ? "NaN" : value.toPrecision(5))).join(" ");
 const served = (change) => (change.served ? `${change.served_earlier ? "before " : ""}${moment(change.served)}` : "unknown");
 
 function describeRow(row) {
