@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 
@@ -14,7 +13,7 @@ from monolith.state.manifest import MANIFEST
 from monolith.state.model_dir import LOG, SERVERS, ModelDir
 from monolith.state.retention import remove_unreachable
 from monolith.state.save import PendingCheckpoint, begin_checkpoint
-from monolith.state.snapshot import OpenSnapshot, write_snapshot
+from monolith.state.snapshot import OpenSnapshot, SnapshotScan, write_snapshot
 from monolith.state_bytes import State
 from monolith.table import EmbeddingTable, bucket_ranges
 from monolith.table.table_file import FileEntry
@@ -72,8 +71,7 @@ class RankFolder:
         self._source, self._owned = rank_source(rank, ranks), bucket_ranges(ranks)[rank]
         self._threads = WorkerThreads(2, thread_name_prefix="monolith-rank-folder")
         self._log: ChangeLog | None = None
-        self._scan: Future[OpenSnapshot] | None = None
-        self._scanning = threading.Lock()
+        self._scan = SnapshotScan(self._home)
         self._writing: Future[FileEntry] | None = None
         self._commits = 0
         # Whether the log begins with rows that are in no snapshot yet. Then a commit alone cannot be restored from.
@@ -106,16 +104,16 @@ class RankFolder:
             return False
         if not self._rootless:
             return True
-        scan = self._scan
-        if scan is not None and scan.done() and scan.exception() is not None:
-            self._ended_scan()
+        writing = self._scan.writing
+        if writing is not None and writing.done() and writing.exception() is not None:
+            self._scan.take()
         self._snapshot_if_due()
-        return scan is not None and scan is self._scan and scan.done()
+        return writing is not None and writing is self._scan.writing and writing.done()
 
     def begin_cut(self, *, step: int) -> Future[FileEntry]:
         """Commit the rows as they are now, if the folder is `ready`. The future returns the segment, seen from the model_dir."""
         assert self._log is not None
-        snapshot = self._ended_scan()
+        snapshot = self._scan.take()
         try:
             commit = self._log.commit_in_background(step=step, source=self._source, dense={})
         except BaseException:
@@ -134,15 +132,15 @@ class RankFolder:
             wait([self._writing])
         if self._rootless:
             self._snapshot_if_due()
-            if self._scan is not None:
-                wait([self._scan])
+            if (writing := self._scan.writing) is not None:
+                wait([writing])
         pending = begin_checkpoint(
             f"{self._home}/{name}",
             state={"source": self._source},
             step=step,
             tables=self._tables,
             log=self._log,
-            snapshot=self._ended_scan(),
+            snapshot=self._scan.take(),
             state_in_log=self._log is not None,
             buckets=[(self._owned.start, self._owned.stop)],
             model_dir=self._home,
@@ -154,7 +152,7 @@ class RankFolder:
         """Continue with rows that were replaced, and come from number `parent` of the log or, if it is 0, from elsewhere."""
         if self._writing is not None:
             wait([self._writing])
-        self._drop_scan()
+        self._scan.drop()
         if self._log is not None:
             self._log.reopen(self._tables, parent=parent)
             self._opened(parent)
@@ -162,7 +160,7 @@ class RankFolder:
     def close(self) -> None:
         """Wait for what is being written and release the folder. Later changes are in no log."""
         self._threads.shutdown()
-        self._drop_scan()
+        self._scan.drop()
         if self._log is not None:
             self._log.close()
 
@@ -199,34 +197,12 @@ class RankFolder:
         return pending.entry.model_copy(update={"name": f"{self._inside}/{pending.name}/{MANIFEST}"})
 
     def _snapshot_if_due(self) -> None:
-        with self._scanning:
-            if (
-                self._log is not None
-                and self._scan is None
-                and (self._rootless or self._home.needs_snapshot(self._log))
-            ):
-                self._scan = self._threads.submit(self._write_snapshot)
-
-    def _write_snapshot(self) -> OpenSnapshot:
-        assert self._log is not None
-        return write_snapshot(self._home, self._tables, self._log)
-
-    def _ended_scan(self) -> OpenSnapshot | None:
-        with self._scanning:
-            if self._scan is None or not self._scan.done():
-                return None
-            scan, self._scan = self._scan, None
-        try:
-            return scan.result()
-        except MonolithError as error:
-            _logger.warning("%s: a snapshot could not be written, the next one will be: %s", self._home, error)
-            return None
-
-    def _drop_scan(self) -> None:
-        with self._scanning:
-            scan, self._scan = self._scan, None
-        if scan is not None and scan.exception() is None:
-            scan.result().abandon()
+        log = self._log
+        if log is not None:
+            self._scan.begin(
+                lambda: self._threads.submit(write_snapshot, self._home, self._tables, log),
+                due=lambda: self._rootless or self._home.needs_snapshot(log),
+            )
 
     def _clean(self) -> None:
         """Remove files that are no longer needed, except those of a successor."""

@@ -7,9 +7,14 @@ value it had at that cut. The scan may therefore begin and end anywhere, and tra
 
 from __future__ import annotations
 
+import logging
+import threading
 import time as clock
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
+from monolith.errors import MonolithError
 from monolith.log import ChangeLog
 from monolith.log.commit import Tables
 from monolith.state.locks import WriterMark
@@ -19,7 +24,9 @@ from monolith.state.storage import StrPath
 from monolith.state.tables import group_tables, write_tables
 from monolith.table.table_file import FileEntry
 
-__all__ = ["OpenSnapshot", "write_snapshot"]
+__all__ = ["OpenSnapshot", "SnapshotScan", "write_snapshot"]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +59,51 @@ class OpenSnapshot:
         if snapshots.inside(self.name).size(MANIFEST) is None:
             snapshots.remove(self.name)
         self.mark.release()
+
+
+class SnapshotScan:
+    """At most one snapshot of `model_dir` that is written in the background. Several threads may use it.
+
+    Example:
+        >>> scan = SnapshotScan("runs/ctr")
+        >>> scan.take() is None
+        True
+    """
+
+    def __init__(self, model_dir: object) -> None:
+        self._where = model_dir
+        self._lock = threading.Lock()
+        self._writing: Future[OpenSnapshot] | None = None
+
+    @property
+    def writing(self) -> Future[OpenSnapshot] | None:
+        """The snapshot that is being written, or that has ended and was not taken."""
+        return self._writing
+
+    def begin(self, write: Callable[[], Future[OpenSnapshot]], *, due: Callable[[], bool]) -> None:
+        """Begin one with `write`, unless there is one or `due` says that none is needed."""
+        with self._lock:
+            if self._writing is None and due():
+                self._writing = write()
+
+    def take(self) -> OpenSnapshot | None:
+        """Return the snapshot that has ended, once. One that could not be written is logged."""
+        with self._lock:
+            if self._writing is None or not self._writing.done():
+                return None
+            ended, self._writing = self._writing, None
+        try:
+            return ended.result()
+        except MonolithError as error:
+            _logger.warning("%s: a snapshot could not be written, the next one will be: %s", self._where, error)
+            return None
+
+    def drop(self) -> None:
+        """Wait for the one that is being written, and remove it."""
+        with self._lock:
+            dropped, self._writing = self._writing, None
+        if dropped is not None and dropped.exception() is None:
+            dropped.result().abandon()
 
 
 def write_snapshot(

@@ -22,7 +22,7 @@ from monolith.state.restore import prepare_tables
 from monolith.state.restore_points import RestorePoint, find_restore_point, restore_point_at
 from monolith.state.retention import remove_unreachable
 from monolith.state.save import PendingCheckpoint, begin_checkpoint
-from monolith.state.snapshot import OpenSnapshot, write_snapshot
+from monolith.state.snapshot import OpenSnapshot, SnapshotScan, write_snapshot
 from monolith.table.table_file import FileEntry
 
 __all__ = ["ServerFolder", "kept_identity"]
@@ -87,7 +87,7 @@ class ServerFolder:
         self._marked = (folder / _RESTORING).exists()
         # Whether the log begins with rows that are in no snapshot yet. Then a commit alone cannot be restored from.
         self._rootless = False
-        self._scan: Future[OpenSnapshot] | None = None
+        self._scan = SnapshotScan(folder)
         self._closing = threading.Event()
         self._threads = WorkerThreads(2, thread_name_prefix="monolith-ps-folder")
         # The lock comes first: what a predecessor writes after the log was read would be lost.
@@ -176,7 +176,7 @@ class ServerFolder:
         self._writing.acquire()
         before = self._state.checkpoint
         try:
-            snapshot = self._ended_scan()
+            snapshot = self._scan.take()
             with self._state.gate.closed():
                 version, begun = self._state.gate.changes, _begun(self._state)
                 self._state.checkpoint = name
@@ -207,7 +207,7 @@ class ServerFolder:
         If the process dies before, the server is not initialised when it is started again.
         """
         with self._writing:
-            self._drop_scan()
+            self._scan.drop()
             write_durably(self.folder / _RESTORING, b"")
             self._marked = True
             yield
@@ -228,7 +228,7 @@ class ServerFolder:
         finally:
             self._threads.shutdown()
             with self._writing:
-                self._drop_scan()
+                self._scan.drop()
                 self._log.close()
 
     @property
@@ -265,7 +265,7 @@ class ServerFolder:
             _logger.warning("%s: went back to %s, number %d of the log", self.folder, restore_to, sequence)
 
     def _commit(self) -> int:
-        snapshot = self._write_snapshot() if self._rootless else self._ended_scan()
+        snapshot = self._write_snapshot() if self._rootless else self._scan.take()
         with self._state.gate.closed():
             version, state = self._state.gate.changes, self._state.state()
             written = self._log.commit_in_background(step=self._state.step, source=state.pop("source"), dense=state)
@@ -289,8 +289,9 @@ class ServerFolder:
             self._snapshot_if_due()
 
     def _snapshot_if_due(self) -> None:
-        if self._scan is None and self._home.needs_snapshot(self._log):
-            self._scan = self._threads.submit(self._write_snapshot)
+        self._scan.begin(
+            lambda: self._threads.submit(self._write_snapshot), due=lambda: self._home.needs_snapshot(self._log)
+        )
 
     def _rows_written(self, written: Future[int], version: int) -> None:
         try:
@@ -315,21 +316,6 @@ class ServerFolder:
 
     def _write_snapshot(self) -> OpenSnapshot:
         return write_snapshot(self._home, self._state.tables.all(), self._log)
-
-    def _ended_scan(self) -> OpenSnapshot | None:
-        if self._scan is None or not self._scan.done():
-            return None
-        scan, self._scan = self._scan, None
-        try:
-            return scan.result()
-        except MonolithError as error:
-            _logger.warning("%s: a snapshot could not be written, the next one will be: %s", self.folder, error)
-            return None
-
-    def _drop_scan(self) -> None:
-        scan, self._scan = self._scan, None
-        if scan is not None and scan.exception() is None:
-            scan.result().abandon()
 
     def _flush(self, every: float) -> None:
         while not self._closing.wait(every):
