@@ -256,13 +256,13 @@ class Client:
             try:
                 body, headers = request(remaining)
                 return self._exchange(connection, method, path, body, headers)
+            except MonolithError:  # several are an OSError or TimeoutError as well
+                raise
             except TimeoutError:
                 connection.close()
                 raise DeadlineExceededError(f"{self.address}: gave no answer in time") from None
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                if isinstance(error, MonolithError):
-                    raise
                 if isinstance(error, ssl.SSLCertVerificationError):
                     raise UnavailableError(
                         f"{self.address}: {error}; is tls_root_certs the CA of the server?"
@@ -294,6 +294,7 @@ class Client:
         connection.request(method, path, body or None, {**headers, **authorization})
         response = connection.getresponse()
         if (response.length or 0) > _MAX_ANSWER_BYTES:
+            connection.close()
             raise MessageTooLargeError(f"{self.address}: the answer would have {response.length:,} bytes")
         answer = response.read()
         with self._lock:

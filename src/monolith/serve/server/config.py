@@ -50,9 +50,9 @@ class ServingConfig(Config):
     """Requests that may wait for their turn. Further ones are refused at once, so that those accepted keep their latency."""
     max_connections: Annotated[int, Field(gt=0)] = 1024
     """Open HTTP connections. Requests on further ones are refused."""
-    deadline_secs: Annotated[float, Field(gt=0)] = 10.0
+    deadline_secs: Annotated[float, Field(gt=0, le=86400)] = 10.0
     """Seconds that a request may take from its arrival if it states no deadline, and at most if it does."""
     max_batch_rows: Annotated[int, Field(ge=0)] = 0
     """Join requests that wait at the same time into one prediction of up to so many rows. 0: every request by itself."""
-    batch_wait_ms: Annotated[float, Field(ge=0)] = 1.0
+    batch_wait_ms: Annotated[float, Field(ge=0, le=60000)] = 1.0
     """How long a request waits for others to join it, if `max_batch_rows` is set."""

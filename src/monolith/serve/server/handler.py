@@ -43,6 +43,7 @@ from monolith.serve.server.routing import (
     Router,
 )
 from monolith.serve.server.tensors import torch_datatype
+from monolith.serve.shards.lookup_scope import lookup_scope
 
 __all__ = ["Exchange", "Handler", "failure_response", "json_answer"]
 
@@ -148,8 +149,9 @@ class Handler:
             columns = self._columns(replica, request)
             exchange.columns = columns
             exchange.rows = rows = num_rows(columns)
-            outputs = self._predict(replica, columns, rows, deadline)
-            parameters = _lag_parameters(replica)
+            with lookup_scope(deadline=deadline) as report:
+                outputs = self._predict(replica, columns, rows, deadline)
+            parameters = _lag_parameters(replica) | report.parameters()
         finally:
             self.repository.release(replica)
         exchange.outputs = outputs
