@@ -73,8 +73,19 @@ consul() {
   rm -rf "$work"
 }
 
+# KServe's clients ask for an older protobuf than this package, so they have an environment of their own.
+kserve() {
+  [ -e "$cache/kserve/ready" ] && return
+  failed_lately kserve && return
+  echo "Installing kserve ..."
+  rm -rf "$cache/kserve"
+  log "$PWD/.venv/bin/python" -m venv "$cache/kserve" && log "$cache/kserve/bin/pip" install -q "kserve>=0.15" &&
+    touch "$cache/kserve/ready" || failed kserve
+}
+
 zookeeper
 mpirun
 iproute2
 chromium
 consul
+kserve
