@@ -23,7 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monolith.errors import InvalidArgumentError
-from monolith.serve.bound import REFUSALS, Ref
+from monolith.serve.bound import OPERATOR_ERRORS, Ref
 from monolith.serve.costs import tensors_in
 from monolith.serve.operators import ALLOWED, fast_form
 from monolith.serve.program import Budget, _Step
@@ -211,7 +211,7 @@ def attack(name: str, calls: list[tuple[list[Any], dict[str, Any]]], times: int,
         except (InvalidArgumentError, ValueError):
             continue
         # What was accepted once is called in its quick form from then on.
-        with suppress(*REFUSALS):
+        with suppress(*OPERATOR_ERRORS):
             fast_form(name)(*args, **kwargs)
 
 

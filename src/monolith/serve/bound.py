@@ -17,11 +17,11 @@ from torch import Tensor
 from monolith.errors import InvalidArgumentError
 from monolith.serve.operators import fast_form
 
-__all__ = ["BoundProgram", "Number", "REFUSALS", "Ref", "Step", "refused"]
+__all__ = ["BoundProgram", "OPERATOR_ERRORS", "Ref", "SizeNumber", "Step", "refused"]
 
-Number = int | float
+SizeNumber = int | float
 """What arithmetic on sizes gives. A bool is one too."""
-REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+OPERATOR_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions by which operators and guards refuse their arguments."""
 
 
@@ -71,7 +71,11 @@ class BoundProgram:
     """
 
     def __init__(
-        self, steps: Sequence[Step], given: Mapping[str, int], numbers: Mapping[str, Number], outputs: Mapping[str, str]
+        self,
+        steps: Sequence[Step],
+        given: Mapping[str, int],
+        numbers: Mapping[str, SizeNumber],
+        outputs: Mapping[str, str],
     ) -> None:
         self._positions = dict(given)
         self._numbers = numbers
@@ -99,7 +103,7 @@ class BoundProgram:
                         values[position] = None
         except InvalidArgumentError:
             raise
-        except REFUSALS as error:
+        except OPERATOR_ERRORS as error:
             raise refused(call.step.name, call.step.operator, error) from error
         return {name: value for name, at in self._outputs if isinstance(value := values[at], Tensor)}
 

@@ -22,7 +22,7 @@ from monolith.config import nearest_name
 from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.features import Ragged
 from monolith.features.batch import BatchColumn
-from monolith.serve.bound import REFUSALS, BoundProgram, Number, Ref, refused
+from monolith.serve.bound import OPERATOR_ERRORS, BoundProgram, Ref, SizeNumber, refused
 from monolith.serve.costs import Cost, known_cost, measure, tensors_in
 from monolith.serve.operators import GUARDS, is_on_sizes, resolve
 
@@ -100,7 +100,7 @@ class DenseProgram:
             raise ValueError("expected a node of its own for each input and weight")
         self._max_bound = max(1, min(MAX_BOUND, MAX_STEPS // max(1, len(self._steps))))
         # By key of the inputs.
-        self._numbers: dict[object, dict[str, Number]] = {}
+        self._numbers: dict[object, dict[str, SizeNumber]] = {}
         self._bound: dict[object, BoundProgram] = {}
         self._writing = threading.Lock()
 
@@ -146,7 +146,7 @@ class DenseProgram:
         nbytes, elements = _sizes(tensors)
         budget = Budget(self._sizes[0] + nbytes, self._sizes[1] + elements)
         values: dict[str, object] = dict(zip(self._given, [*self._constants, *tensors], strict=True))
-        numbers: dict[str, Number] = {}
+        numbers: dict[str, SizeNumber] = {}
         for step in self._steps:
             result = step.run(values, budget)
             if isinstance(result, int | float):
@@ -155,7 +155,7 @@ class DenseProgram:
         found = {name: values[ref] for name, ref in self.outputs.items() if isinstance(ref, Ref)}
         return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
-    def _bind(self, key: object, numbers: Mapping[str, Number]) -> BoundProgram:
+    def _bind(self, key: object, numbers: Mapping[str, SizeNumber]) -> BoundProgram:
         """Bind the steps for `key`, which has come twice. Many shapes of ragged inputs come once."""
         given = {name: position for position, name in enumerate(self._given)}
         refs = {name: ref for name, ref in self.outputs.items() if isinstance(ref, Ref)}
@@ -295,7 +295,7 @@ class _Step:
             values[self.name] = result = self._function(*args, **kwargs)
         except InvalidArgumentError:
             raise
-        except REFUSALS as error:
+        except OPERATOR_ERRORS as error:
             raise refused(self.name, self.operator, error) from error
         # Only the result is kept, and the values that nothing refers to any more are freed.
         kept = (
