@@ -11,228 +11,27 @@ import signal
 import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
+from monolith.cli.launch_view import JsonView, LaunchView, LinesView, TableView, event_text
 from monolith.cli.options import Json, size_in_bytes
 from monolith.cluster.launch.local import LocalRoles, OnLine
 from monolith.cluster.launch.ray import RayPlacement, RayRoles
-from monolith.cluster.launch.roles import JobRoles, Role, RoleKind
-from monolith.cluster.launch.supervisor import Event, EventKind, Outcome, RoleState, RoleStatus, Supervisor
+from monolith.cluster.launch.roles import Job, JobRoles, Role, ServeRoles
+from monolith.cluster.launch.supervisor import Event, EventKind, Outcome, Supervisor
 from monolith.cluster.liveness import Liveness
 from monolith.errors import ConfigError
 from monolith.state.storage import is_remote
 from monolith.transport.tokens import new_token, read_token
 
-__all__ = ["JsonView", "LaunchView", "LinesView", "TableView", "event_text", "launch"]
-
-_MANY_COLOURS = ("cyan", "green", "blue", "yellow", "bright_cyan", "bright_green", "bright_blue", "bright_yellow")
-_COLOURS = {
-    RoleKind.PS: ("magenta", "bright_magenta"),
-    RoleKind.WORKER: _MANY_COLOURS,
-    RoleKind.RANK: _MANY_COLOURS,
-}
-_STATE_COLOURS = {
-    RoleState.RUNNING: "green",
-    RoleState.ENDED: "dim",
-    RoleState.FAILED: "bold red",
-    RoleState.KILLED: "red",
-}
-
-
-class LaunchView(ABC):
-    """Shows a job while it runs."""
-
-    @abstractmethod
-    def begin(self, job: JobRoles, logs: Path) -> None:
-        """Called before the job starts."""
-
-    @abstractmethod
-    def event(self, event: Event) -> None:
-        """Called for every event."""
-
-    @abstractmethod
-    def line(self, role: Role, text: str) -> None:
-        """Called for every line that a role writes."""
-
-    def over(self, outcome: Outcome) -> None:  # noqa: B027 - the exit code and the events report it
-        """Called when the job has ended."""
-
-    def refresh(self) -> None:  # noqa: B027 - most views show no time
-        """Called at short intervals."""
-
-
-class JsonView(LaunchView):
-    """Events and lines for programs."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def begin(self, job: JobRoles, logs: Path) -> None:
-        """Write the name and size of the job."""
-        self._write(
-            {"event": "launching", "uuid": job.uuid, **job.shape, "model_dir": job.model_dir, "log_dir": str(logs)}
-        )
-
-    def event(self, event: Event) -> None:
-        """Write its known fields."""
-        known = {
-            name: value for name, value in vars(event).items() if value is not None and name not in ("kind", "role")
-        }
-        self._write({"event": event.kind.value, **_named(event.role), **known})
-
-    def line(self, role: Role, text: str) -> None:
-        """Write it as an event."""
-        self._write({"event": "line", **_named(role), "text": text})
-
-    def over(self, outcome: Outcome) -> None:
-        """Write how it ended."""
-        failed = None if outcome.failed is None else str(outcome.failed)
-        self._write(
-            {
-                "event": "over",
-                "ok": outcome.is_success,
-                "failed": failed,
-                "code": outcome.code,
-                "stopped": outcome.stopped,
-            }
-        )
-
-    def _write(self, fields: dict[str, object]) -> None:
-        self._stream.write(json.dumps(fields) + "\n")
-        self._stream.flush()
-
-
-class LinesView(LaunchView):
-    """Prints every line after the name of its role."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def begin(self, job: JobRoles, logs: Path) -> None:
-        """Print where the logs are."""
-        shape = ", ".join(f"{count} {kind}" for kind, count in job.shape.items())
-        self._print(None, f"{job.uuid}: {shape}, logs in {logs}", "dim")
-
-    def event(self, event: Event) -> None:
-        """Print it as a sentence."""
-        self._print(event.role, event_text(event), "dim")
-
-    def line(self, role: Role, text: str) -> None:
-        """Print it."""
-        self._print(role, text, "")
-
-    def _print(self, role: Role | None, text: str, style: str) -> None:
-        who = "launch" if role is None else str(role)
-        prefix = (f"{who:>9} | ", "bold" if role is None else _colour(role))
-        self._console.print(Text.assemble(prefix, (text, style)), soft_wrap=True)
-
-
-class TableView(LinesView, AbstractContextManager["TableView"]):
-    """Prints the same lines, with a live table of all roles below them."""
-
-    def __init__(self, console: Console, statuses: Sequence[RoleStatus], clock: Callable[[], float]) -> None:
-        super().__init__(console)
-        self._statuses, self._clock = statuses, clock
-        self._last: dict[Role, str] = {}
-        self._live = Live(console=console, get_renderable=self.table, auto_refresh=False)
-
-    def __enter__(self) -> TableView:
-        self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.stop()
-
-    def line(self, role: Role, text: str) -> None:
-        """Print it, and keep it for the table."""
-        self._last[role] = text
-        super().line(role, text)
-
-    def refresh(self) -> None:
-        """Draw the table again."""
-        self._live.refresh()
-
-    def table(self) -> Table:
-        """Return the current state of all roles."""
-        table = Table(expand=True)
-        for name in ("role", "pid", "state", "uptime", "restarts"):
-            table.add_column(name, no_wrap=True, justify="left" if name in ("role", "state") else "right")
-        table.add_column("last line", no_wrap=True, overflow="ellipsis", ratio=1)
-        for status in self._statuses:
-            table.add_row(*self._cells(status))
-        return table
-
-    def _cells(self, status: RoleStatus) -> list[Text]:
-        alive = status.is_alive and status.process is not None
-        return [
-            Text(str(status.role), style=_colour(status.role)),
-            Text(str(status.process.pid or "") if alive and status.process is not None else ""),
-            Text(status.state.value, style=_STATE_COLOURS.get(status.state, "yellow")),
-            Text(_duration(self._clock() - status.since) if alive else ""),
-            Text(str(status.restarts or "")),
-            Text(self._last.get(status.role, ""), style="dim"),
-        ]
-
-
-def event_text(event: Event) -> str:
-    """Describe an event in a sentence.
-
-    Example:
-        >>> event_text(Event(kind=EventKind.FAILED, role=Role(RoleKind.WORKER, 0), code=-9))
-        'failed: signal 9'
-    """
-    how = "" if event.code is None else f"exit code {event.code}"
-    if event.code is not None and event.code < 0:
-        how = f"signal {-event.code}"
-    how = event.reason or how
-    match event.kind:
-        case EventKind.STARTED:
-            return "started" if event.pid is None else f"started, pid {event.pid}"
-        case EventKind.RESTARTING:
-            failed = "failed: " if event.code is not None else ""
-            return f"{failed}{how}; restarting in {event.delay:.3g} seconds, for the {_nth(event.restarts)} time"
-        case EventKind.RESTARTED:
-            return f"was lost and has been restarted, for the {_nth(event.restarts)} time"
-        case EventKind.ENDED:
-            return "ended" if not event.code else f"ended: {how}"
-        case EventKind.FAILED:
-            left = "" if event.ranks_left is None else f"; the job goes on with {event.ranks_left} ranks"
-            return f"failed: {how}{left}"
-        case EventKind.KILLED:
-            return "killed: it did not end in time"
-        case EventKind.STOPPING:
-            return f"stopping: {event.reason}"
-
-
-def _nth(number: int) -> str:
-    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(max(int(seconds), 0), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _colour(role: Role) -> str:
-    colours = _COLOURS[role.kind]
-    return colours[role.index % len(colours)]
-
-
-def _named(role: Role | None) -> dict[str, object]:
-    return {} if role is None else {"role": str(role), "server_type": role.kind.value, "index": role.index}
-
+__all__ = ["launch"]
 
 Lines = queue.SimpleQueue[tuple[Role, str]]
 
@@ -242,7 +41,7 @@ LIVENESS_VARIABLE = "MONOLITH_LIVENESS"
 Restarts = Annotated[
     int | None,
     typer.Option(
-        help="Restarts of each role within --restart-window, by default 0, with --ranks 3. One more failure ends the job.",
+        help="Restarts of each role within --restart-window, by default 0, with --ranks or --serve 3. Another failure ends it.",
         min=0,
     ),
 ]
@@ -264,19 +63,19 @@ AcceptLoss = Annotated[
 ]
 
 RESTARTS_OF_RANKS = 3
-"""Restarts of each rank, unless `--restarts` says otherwise."""
+"""Restarts of each rank, shard and front end, unless `--restarts` says otherwise."""
 _INTERRUPTED = 130
 _PAUSE_SECS = 0.1
 
 
 def launch(
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="What each worker or rank runs: a script, a YAML file for `monolith train`, or a module.",
             metavar="TARGET",
         ),
-    ],
+    ] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Its arguments. A leading -- is left out.", metavar="ARGUMENTS")
     ] = None,
@@ -298,6 +97,29 @@ def launch(
             help="Continue with this many ranks if others fail for good, by default only with all of them.", min=1
         ),
     ] = None,
+    serve: Annotated[
+        Path | None,
+        typer.Option(
+            help="Serve this export instead of training: embedding shards that hold the rows, and front ends that answer."
+        ),
+    ] = None,
+    shards: Annotated[int, typer.Option(help="With --serve: shards that hold the rows together.", min=1)] = 1,
+    replicas: Annotated[int, typer.Option(help="With --serve: processes for each shard.", min=1)] = 1,
+    front_ends: Annotated[int, typer.Option(help="With --serve: processes that answer requests.", min=0)] = 1,
+    http_port: Annotated[
+        int,
+        typer.Option(help="With --serve: HTTP port of the first front end. 0: free ones.", min=0, max=65535),
+    ] = 8000,
+    grpc_port: Annotated[
+        int,
+        typer.Option(help="With --serve: gRPC port of the first front end. 0: free ones.", min=0, max=65535),
+    ] = 9000,
+    shard_args: Annotated[
+        str, typer.Option(help="With --serve: further options of `monolith serve-shard`, as one string.")
+    ] = "",
+    serve_args: Annotated[
+        str, typer.Option(help="With --serve: further options of `monolith serve`, as one string.")
+    ] = "",
     module: Annotated[bool, typer.Option("--module", "-m", help="TARGET is a module, as with python -m.")] = False,
     on: Annotated[str, typer.Option(help="local, ray (started here), or ray=ADDRESS of a cluster.")] = "local",
     model_dir: Annotated[
@@ -325,24 +147,52 @@ def launch(
     role that fails or hangs is restarted up to --restarts times, and the others continue with it. When a role fails for good, or
     on SIGINT and SIGTERM, the workers are stopped and then the servers. A second signal kills them at once. The exit code is 0 if
     every worker succeeded, 1 if a role failed, 130 if the job was interrupted.
+
+    With --serve there is no TARGET. The shards and front ends of an export run until SIGINT or SIGTERM. Front ends end first.
     """
     where, _, address = on.partition("=")
     if where != "ray" and on != "local":
         raise ConfigError(f"--on: expected local, ray or ray=ADDRESS, got {on!r}")
-    job = JobRoles(
-        **_numbers(ps, workers, ranks, min_ranks),
-        uuid=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
-        worker_args=tuple(_worker_args(target, arguments or [], module=module)),
-        ps_args=_split(ps_args),
-        token=_token(_split(ps_args)),
-        # Absolute, because a role may have another working directory.
-        model_dir=model_dir if model_dir is None or is_remote(model_dir) else str(Path(model_dir).resolve()),
-        liveness=_liveness(
-            liveness, ranks=ranks is not None, restarts=restarts, restart_window_secs=restart_window, grace_secs=grace
-        ),
-        accept_loss=accept_loss,
+    uuid = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    limits = _liveness(
+        liveness,
+        ranks=ranks is not None or serve is not None,
+        restarts=restarts,
+        restart_window_secs=restart_window,
+        grace_secs=grace,
     )
-    logs = _log_dir(log_dir, job.model_dir)
+    job: JobRoles | ServeRoles
+    if serve is not None:
+        if target is not None or any(given is not None for given in (ps, workers, ranks)):
+            raise ConfigError(
+                "--serve: expected no TARGET and no --ps, --workers or --ranks; a launch trains or serves"
+            )
+        job = ServeRoles(
+            export=str(serve.resolve()),
+            shards=shards,
+            replicas=replicas,
+            front_ends=front_ends,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            uuid=uuid,
+            shard_args=_split(shard_args, "--shard-args"),
+            serve_args=_split(serve_args, "--serve-args"),
+            token=_token(_split(shard_args, "--shard-args")),
+            liveness=limits,
+        )
+    else:
+        job = JobRoles(
+            **_numbers(ps, workers, ranks, min_ranks),
+            uuid=uuid,
+            worker_args=tuple(_worker_args(target, arguments or [], module=module)),
+            ps_args=_split(ps_args, "--ps-args"),
+            token=_token(_split(ps_args, "--ps-args")),
+            # Absolute, because a role may have another working directory.
+            model_dir=model_dir if model_dir is None or is_remote(model_dir) else str(Path(model_dir).resolve()),
+            liveness=limits,
+            accept_loss=accept_loss,
+        )
+    logs = _log_dir(log_dir, None if serve is not None else job.model_dir)
     placement = RayPlacement(
         ps_cpus=float(ps_cpus),
         ps_memory=None if ps_memory is None else size_in_bytes(ps_memory, "--ps-memory"),
@@ -356,7 +206,7 @@ def launch(
             job.roles,
             roles.start,
             job.liveness,
-            min_ranks=job.min_ranks,
+            min_ranks=job.min_ranks if isinstance(job, JobRoles) else None,
             clock=time.monotonic,
             report=events.append,
         )
@@ -369,7 +219,7 @@ def launch(
 
 
 def _roles(
-    where: str, address: str, job: JobRoles, logs: Path, placement: RayPlacement, on_line: OnLine
+    where: str, address: str, job: Job, logs: Path, placement: RayPlacement, on_line: OnLine
 ) -> AbstractContextManager[LocalRoles | RayRoles]:
     if where == "ray":
         return RayRoles(job, logs, address=address or None, placement=placement, on_line=on_line)
@@ -433,7 +283,9 @@ def _stopping_on_signals(request_stop: Callable[[str], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _worker_args(target: str, arguments: Sequence[str], *, module: bool) -> list[str]:
+def _worker_args(target: str | None, arguments: Sequence[str], *, module: bool) -> list[str]:
+    if target is None:
+        raise ConfigError("TARGET: expected a script, a YAML file or a module to train, or --serve EXPORT")
     if arguments[:1] == ["--"]:
         # Everything behind TARGET is its own, with or without the word that says so.
         arguments = arguments[1:]
@@ -474,11 +326,11 @@ def _liveness(text: str | None, *, ranks: bool, **flags: float | None) -> Livene
     return Liveness.from_json(json.dumps({**usual, **given, **named}))
 
 
-def _split(ps_args: str) -> tuple[str, ...]:
+def _split(text: str, option: str) -> tuple[str, ...]:
     try:
-        return tuple(shlex.split(ps_args))
+        return tuple(shlex.split(text))
     except ValueError as error:
-        raise ConfigError(f"--ps-args: expected options as a shell takes them, {error}; got {ps_args!r}") from None
+        raise ConfigError(f"{option}: expected options as a shell takes them, {error}; got {text!r}") from None
 
 
 def _token(ps_args: Sequence[str]) -> str:

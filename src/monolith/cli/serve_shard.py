@@ -20,6 +20,9 @@ from monolith.cli.serving import (
     TokenFile,
     serve_until_asked,
 )
+from monolith.cluster.launch.reporting import beating
+from monolith.cluster.launch.roles import SHARDS_VARIABLE
+from monolith.cluster.liveness import Liveness
 from monolith.transport.tokens import read_token
 
 if TYPE_CHECKING:
@@ -42,7 +45,8 @@ def serve_shard(
         str | None,
         typer.Option(
             help="Announce the shard: file=FOLDER, consul=NAME, zk=NAME[@HOST:PORT,...] or ray=NAME[@HOST:PORT]. "
-            "Front ends find it with the same value of --shards."
+            "Front ends find it with the same value of --shards. By default $MONOLITH_SERVING_SHARDS.",
+            envvar=SHARDS_VARIABLE,
         ),
     ] = None,
     replica: Annotated[int, typer.Option(help="With --discovery: number of this replica of the shard.", min=0)] = 0,
@@ -90,7 +94,8 @@ def serve_shard(
         )
     )
     announced = None if discovery is None else _announced(discovery, server, replica, advertise)
-    serve_until_asked(server, grace=grace, as_json=as_json, announced=announced)
+    with beating(Liveness().heartbeat_secs):
+        serve_until_asked(server, grace=grace, as_json=as_json, announced=announced)
 
 
 def _announced(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from monolith.cli.launch import JsonView, LinesView, TableView, event_text
+from monolith.cli.launch_view import JsonView, LinesView, TableView, event_text
 from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, RoleKind, RoleState, RoleStatus
 from monolith.testing.roles import ScriptedProcess
 

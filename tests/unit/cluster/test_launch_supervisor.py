@@ -85,7 +85,7 @@ def test_a_server_that_ends_unasked_while_workers_run_has_failed_whatever_its_ex
 def test_why_a_server_that_ended_with_code_0_has_failed_is_said() -> None:
     job = Job()
     job.exit(PS1)
-    assert job.events[-2].reason == job.supervisor.outcome.reason == "it ended while workers still need it"
+    assert job.events[-2].reason == job.supervisor.outcome.reason == "it ended while it is still needed"
 
 
 @pytest.mark.parametrize("role", [PS1, WORKER0, WORKER1])

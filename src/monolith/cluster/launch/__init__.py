@@ -1,6 +1,6 @@
 """Starting, supervising and stopping the processes of a job, on this machine or as actors of a Ray cluster."""
 
-from monolith.cluster.launch.roles import JobRoles, Role, RoleKind
+from monolith.cluster.launch.roles import JobRoles, Role, RoleKind, ServeRoles
 from monolith.cluster.launch.supervisor import (
     Event,
     EventKind,
@@ -21,5 +21,6 @@ __all__ = [
     "RoleProcess",
     "RoleState",
     "RoleStatus",
+    "ServeRoles",
     "Supervisor",
 ]

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from monolith.cluster.launch import die_with_parent
 from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE, Pulse
-from monolith.cluster.launch.roles import JobRoles, Role, RoleKind
+from monolith.cluster.launch.roles import Job, Role, RoleKind
 from monolith.cluster.role import LOCAL_RANK_VARIABLE, LOCAL_SIZE_VARIABLE
 from monolith.errors import StorageError
 
@@ -214,6 +214,7 @@ class LocalRoles:
 
     Example:
         >>> import tempfile
+        >>> from monolith.cluster.launch.roles import JobRoles
         >>> job = JobRoles(num_ps=0, num_workers=1, uuid="try", worker_args=("-c", "print('hello')"))
         >>> with tempfile.TemporaryDirectory() as folder, LocalRoles(job, Path(folder)) as roles:
         ...     child = roles.start(job.roles[0])
@@ -221,7 +222,7 @@ class LocalRoles:
         (0, ['hello'])
     """
 
-    def __init__(self, job: JobRoles, log_dir: Path, *, on_line: OnLine = lambda role, line: None) -> None:
+    def __init__(self, job: Job, log_dir: Path, *, on_line: OnLine = lambda role, line: None) -> None:
         """Prepare to start the roles of `job`."""
         self._job, self._log_dir, self._on_line = job, log_dir.resolve(), on_line
         # For this launch only: addresses of an earlier launch may belong to other processes now.
@@ -246,7 +247,7 @@ class LocalRoles:
 
     def _neighbours(self, role: Role) -> dict[str, str]:
         """By these variables a process that trains uses its part of the processors only."""
-        if role.kind is RoleKind.PS:
+        if role.kind not in (RoleKind.WORKER, RoleKind.RANK):
             return {}
         here = sum(other.kind is role.kind for other in self._job.roles)
         return {LOCAL_RANK_VARIABLE: str(role.index), LOCAL_SIZE_VARIABLE: str(here)}

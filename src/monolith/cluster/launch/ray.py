@@ -19,7 +19,7 @@ from pydantic import Field
 
 from monolith.cluster.discovery.ray import RayServiceDiscovery, RaySession, import_ray
 from monolith.cluster.launch.local import ChildProcess, OnLine
-from monolith.cluster.launch.roles import JobRoles, Role, RoleKind
+from monolith.cluster.launch.roles import Job, JobRoles, Role, RoleKind, ServeRoles
 from monolith.cluster.net import get_local_ip
 from monolith.config import Config
 from monolith.errors import ConfigError
@@ -214,21 +214,21 @@ class RayPlacement(Config):
     """
 
     ps_cpus: Annotated[float, Field(ge=0)] = 1.0
-    """Processors of a server."""
+    """Processors of a server or shard."""
     ps_memory: Annotated[int | None, Field(gt=0)] = None
-    """Bytes of memory of a server."""
+    """Bytes of memory of a server or shard."""
     worker_cpus: Annotated[float, Field(ge=0)] = 1.0
-    """Processors of a worker or rank."""
+    """Processors of a worker, rank or front end."""
     worker_gpus: Annotated[float, Field(ge=0)] = 0.0
     """GPUs of a worker or rank."""
 
-    def cpus(self, job: JobRoles) -> float:
+    def cpus(self, job: Job) -> float:
         """Return the processors of a whole job."""
-        return job.num_ps * self.ps_cpus + (job.num_ranks or job.num_workers) * self.worker_cpus
+        return float(sum(self.options(role)["num_cpus"] for role in job.roles))
 
     def options(self, role: Role) -> dict[str, Any]:
         """Return the options for Ray. Servers are spread over the machines of the cluster."""
-        if role.kind is RoleKind.PS:
+        if role.kind in (RoleKind.PS, RoleKind.SHARD):
             return {"num_cpus": self.ps_cpus, "memory": self.ps_memory, "scheduling_strategy": "SPREAD"}
         return {"num_cpus": self.worker_cpus, "num_gpus": self.worker_gpus}
 
@@ -242,7 +242,7 @@ class RayRoles:
 
     def __init__(
         self,
-        job: JobRoles,
+        job: Job,
         log_dir: Path,
         *,
         address: str | None = None,
@@ -311,7 +311,7 @@ SaysHost = dict[RoleKind, Literal["option", "variable"]]
 """How roles of each kind are told to listen on the address of their machine. Kinds that are not in it are not told."""
 
 
-def must_say_host(job: JobRoles, hosts: set[str], environ: Mapping[str, str]) -> SaysHost:
+def must_say_host(job: Job, hosts: set[str], environ: Mapping[str, str]) -> SaysHost:
     """Return the roles that must listen on an address for other machines, where nobody has named one.
 
     Raises:
@@ -319,6 +319,15 @@ def must_say_host(job: JobRoles, hosts: set[str], environ: Mapping[str, str]) ->
     """
     says: SaysHost = {}
     if len(hosts) <= 1:
+        return says
+    if isinstance(job, ServeRoles) and "--host" not in job.shard_args:
+        if "--tls-cert" not in job.shard_args:
+            raise ConfigError(
+                f"--shard-args: the Ray cluster has {len(hosts)} machines, and shards that others can reach need a "
+                "certificate; give --shard-args '--tls-cert FILE --tls-key FILE'"
+            )
+        says[RoleKind.SHARD] = "option"
+    if not isinstance(job, JobRoles):
         return says
     if job.num_ps and "--host" not in job.ps_args:
         if "--tls-cert" not in job.ps_args:

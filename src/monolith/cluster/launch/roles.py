@@ -1,11 +1,11 @@
-"""`JobRoles`: the roles of a job, and the environment of each."""
+"""`JobRoles` and `ServeRoles`: the roles of a job that trains or serves, and the environment of each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Protocol, Self
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,12 @@ from monolith.cluster.liveness import Liveness
 from monolith.config import Config
 from monolith.transport.tokens import TOKEN_VARIABLE, Token, reveal
 
-__all__ = ["JobRoles", "Role", "RoleKind"]
+__all__ = ["Job", "JobRoles", "Role", "RoleKind", "SHARDS_VARIABLE", "SHARD_TOKEN_VARIABLE", "ServeRoles"]
+
+SHARDS_VARIABLE = "MONOLITH_SERVING_SHARDS"
+"""The variable that names the service discovery of embedding shards, such as file=FOLDER."""
+SHARD_TOKEN_VARIABLE = "MONOLITH_SHARD_TOKEN"
+"""The variable with the token that front ends send to shards, if it is not the one that their own clients send."""
 
 
 class RoleKind(StrEnum):
@@ -25,6 +30,10 @@ class RoleKind(StrEnum):
     """Runs the script, independently of other workers."""
     RANK = "rank"
     """Runs the script and makes every step together with all other ranks."""
+    SHARD = "shard"
+    """Holds some of the rows of an export, for front ends."""
+    FRONT_END = "front-end"
+    """Answers requests, with rows from shards."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,36 @@ class Role:
     def file_name(self) -> str:
         """The role as part of a file's name."""
         return f"{self.kind}-{self.index}"
+
+
+class Job(Protocol):
+    """What a launcher has to know about a job."""
+
+    @property
+    def uuid(self) -> str:
+        """Name of this launch of the job."""
+
+    @property
+    def liveness(self) -> Liveness:
+        """When a role counts as hung, and how often it is restarted."""
+
+    @property
+    def model_dir(self) -> str | None:
+        """The folder of the model, for messages."""
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """All roles, in the order in which they are started."""
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The number of processes by the kind's name, for messages."""
+
+    def python_args(self, role: Role) -> list[str]:
+        """Return the arguments of Python for `role`."""
+
+    def environment(self, role: Role, discovery: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the variables that make a process `role`, with those of `discovery`, through which it finds the others."""
 
 
 class JobRoles(Config):
@@ -140,3 +179,76 @@ class JobRoles(Config):
         least = {} if self.min_ranks is None else {"MONOLITH_MIN_RANKS": str(self.min_ranks)}
         mode = "MONOLITH_ENABLE_PARTIAL_SYNC_TRAINING" if self.num_ps else "MONOLITH_ENABLE_SYNC_TRAINING"
         return {mode: "true", **least}
+
+
+class ServeRoles(Config):
+    """The processes that serve an export together: replicas of embedding shards, and front ends.
+
+    Example:
+        >>> job = ServeRoles(export="exported_models", shards=2, replicas=2, front_ends=1, uuid="clicks-7")
+        >>> [str(role) for role in job.roles]
+        ['shard 0', 'shard 1', 'shard 2', 'shard 3', 'front-end 0']
+        >>> job.python_args(job.roles[3])[2:]
+        ['serve-shard', 'exported_models', '--shard', '1', '--shards', '2', '--replica', '1']
+    """
+
+    export: str
+    """Folder of an export, or of numbered exports."""
+    shards: Annotated[int, Field(ge=1)] = 1
+    """Shards that hold the rows together."""
+    replicas: Annotated[int, Field(ge=1)] = 1
+    """Processes that hold the same rows, for each shard."""
+    front_ends: Annotated[int, Field(ge=0)] = 1
+    """Processes that answer requests."""
+    http_port: Annotated[int, Field(ge=0, lt=65536)] = 8000
+    """Port of HTTP of front end 0. The others use the next ones. 0: free ones."""
+    grpc_port: Annotated[int, Field(ge=0, lt=65536)] = 9000
+    """Port of gRPC of front end 0. The others use the next ones. 0: free ones."""
+    uuid: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+    """Name of this launch of the job, different for every launch."""
+    shard_args: tuple[str, ...] = ()
+    """Further options of `monolith serve-shard`."""
+    serve_args: tuple[str, ...] = ()
+    """Further options of `monolith serve`."""
+    token: Token = None
+    """Token that front ends send to shards. Roles get it in their environment."""
+    liveness: Liveness = Liveness()
+    """When a role counts as hung, and how often it is restarted."""
+
+    @property
+    def model_dir(self) -> str | None:
+        """The export."""
+        return self.export
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """All roles, shards first: the replicas of shard 0, those of shard 1, ..."""
+        shards = tuple(Role(RoleKind.SHARD, index) for index in range(self.shards * self.replicas))
+        return shards + tuple(Role(RoleKind.FRONT_END, index) for index in range(self.front_ends))
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The number of processes by the kind's name, for messages."""
+        return {"shards": self.shards, "replicas": self.replicas, "front_ends": self.front_ends}
+
+    def python_args(self, role: Role) -> list[str]:
+        """Return the arguments of Python for `role`."""
+        if role.kind is RoleKind.SHARD:
+            shard, replica = divmod(role.index, self.replicas)
+            own = ["--shard", str(shard), "--shards", str(self.shards), "--replica", str(replica)]
+            return ["-m", "monolith.cli", "serve-shard", self.export, *own, *self.shard_args]
+        http, grpc = (port + role.index if port else 0 for port in (self.http_port, self.grpc_port))
+        ports = ["--http-port", str(http), "--grpc-port", str(grpc)]
+        return ["-m", "monolith.cli", "serve", self.export, *ports, *self.serve_args]
+
+    def environment(self, role: Role, discovery: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the variables of `role`. Shards announce themselves in `discovery`, and front ends find them there."""
+        secret, found = reveal(self.token), discovery or {}
+        # Clients of front ends need no token that only the launcher knows.
+        variable = TOKEN_VARIABLE if role.kind is RoleKind.SHARD else SHARD_TOKEN_VARIABLE
+        token = {} if secret is None else {variable: secret}
+        where = {
+            "file": f"file={found.get('MONOLITH_DISCOVERY_FOLDER')}",
+            "ray": f"ray={self.uuid}@{found.get('MONOLITH_RAY_ADDRESS')}",
+        }.get(found.get("MONOLITH_DISCOVERY_TYPE", ""))
+        return token | ({} if where is None else {SHARDS_VARIABLE: where})

@@ -154,7 +154,8 @@ class Supervisor:
 
     A role is restarted if it fails while the job runs, as often as `liveness` allows, unless its exit code is `WRONG_USAGE`. A
     worker or rank has failed if its exit code is not 0. A server has failed if it ended without being asked
-    to, whatever its exit code: workers still need it. A role that hangs is killed, and has failed.
+    to, whatever its exit code: workers still need it. So have shards and front ends, which serve until they are asked to end. A
+    role that hangs is killed, and has failed.
 
     Ranks end together: if one fails after others have ended well, those are started again too, because it cannot make its last
     steps alone. A rank that fails for good ends the job, unless `min_ranks` others are left, rank 0 among them.
@@ -211,7 +212,8 @@ class Supervisor:
             self._look_at(status)
         if not self._stopping and (self._stop_reason is not None or self._failed is not None):
             self._begin_to_stop()
-        workers, servers = self._of(RoleKind.WORKER, RoleKind.RANK), self._of(RoleKind.PS)
+        servers = self._of(RoleKind.PS, RoleKind.SHARD)
+        workers = [status for status in self.statuses if status not in servers]
         if self._stopping:
             self._end(workers)
         if any(status.state not in _OVER for status in workers):
@@ -262,7 +264,7 @@ class Supervisor:
     def _has_ended(self, status: RoleStatus, code: int) -> None:
         status.code = code
         asked = status.state is RoleState.ENDING
-        unasked_server = status.role.kind is RoleKind.PS and not asked and not self._stopping
+        unasked_server = status.role.kind in _SERVERS and not asked and not self._stopping
         if (code == 0 and not unasked_server) or (asked and (self._stopping or code == _TERMINATED)):
             status.state = RoleState.ENDED
             self._tell(EventKind.ENDED, status, code=code)
@@ -363,7 +365,9 @@ class Supervisor:
 
 
 _REASONS = {
-    0: "it ended while workers still need it",
+    0: "it ended while it is still needed",
     WRONG_USAGE: f"exit code {WRONG_USAGE}, wrong usage, configuration or data: a restart would not help",
 }
+# They serve until they are asked to end.
+_SERVERS = (RoleKind.PS, RoleKind.SHARD, RoleKind.FRONT_END)
 _OVER = (RoleState.ENDED, RoleState.FAILED, RoleState.KILLED)

@@ -29,13 +29,19 @@ class LookupReport:
         """Whether some rows are missing."""
         return self.missing_ids > 0
 
+    def parameters(self) -> dict[str, int]:
+        """Return what an answer says about it: nothing, or how many ids were read as unseen."""
+        return {"monolith_missing_ids": self.missing_ids} if self.missing_ids else {}
+
 
 _scope: ContextVar[LookupReport | None] = ContextVar("monolith_lookup_report", default=None)
 
 
 @contextmanager
-def lookup_scope(timeout: float | None = None) -> Iterator[LookupReport]:
+def lookup_scope(timeout: float | None = None, *, deadline: float = float("inf")) -> Iterator[LookupReport]:
     """Limit the lookups of this thread within a block to `timeout` seconds together, and report what happened in them.
+
+    `deadline` limits them too, a moment on the clock `time.monotonic`.
 
     Example:
         >>> with lookup_scope(timeout=0.05) as report:
@@ -43,7 +49,7 @@ def lookup_scope(timeout: float | None = None) -> Iterator[LookupReport]:
         >>> report.partial
         False
     """
-    report = LookupReport(deadline=float("inf") if timeout is None else time.monotonic() + timeout)
+    report = LookupReport(deadline=deadline if timeout is None else min(deadline, time.monotonic() + timeout))
     token = _scope.set(report)
     try:
         yield report
