@@ -12,8 +12,9 @@ import pytest
 import control_job
 from launched_job import Launch, is_alive
 from monolith.cli import main
+from monolith.follow.run_service import ADDRESS_FILE
 from monolith.state.restore_points import restore_points
-from monolith.train.control_server import ADDRESS_FILE, ControlClient
+from monolith.train.control_server import ControlClient
 from moving_buckets import wait_for
 
 

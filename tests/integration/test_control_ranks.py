@@ -19,13 +19,14 @@ import control_job
 from controlled_run import SECONDS
 from monolith.cli import main
 from monolith.errors import MonolithError, RankLostError
+from monolith.follow.run_service import ADDRESS_FILE
 from monolith.nn import dense_state_dict
 from monolith.original import EofAwareTask, QueryActionHook, SyncTrainingForceDumpHook
 from monolith.ranks.mesh import Kind, Mesh
 from monolith.state.restore_points import restore_points
 from monolith.testing.rank_threads import run_ranks
 from monolith.train import RunConfig, RunnerConfig, Trainer
-from monolith.train.control_server import ADDRESS_FILE, ControlClient
+from monolith.train.control_server import ControlClient
 from monolith.train.distributed.ranks import RankSession
 from monolith.train.hooks import Hook
 from moving_buckets import wait_for

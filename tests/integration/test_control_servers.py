@@ -15,10 +15,11 @@ from cluster_threads import BATCH, Cluster
 from controlled_run import SECONDS
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch
+from monolith.follow.run_service import ADDRESS_FILE
 from monolith.state.model_dir import read_state
 from monolith.state.restore_points import restore_points
 from monolith.train import RunConfig, Trainer
-from monolith.train.control_server import ADDRESS_FILE, ControlClient
+from monolith.train.control_server import ControlClient
 from monolith.train.hooks import Hook
 from moving_buckets import wait_for
 

@@ -51,6 +51,9 @@ class FollowCall(CallNumber):
 class Follow(Config):
     """Ask for what comes after a position."""
 
+    follower: WireInt = 0
+    """Drawn by the follower, so that the writer knows who has what."""
+
     stream: WireInt = 0
     """The stream that the position belongs to. 0: none, the follower has nothing yet."""
     since: WireInt = 0
@@ -173,6 +176,8 @@ class FollowCalls:
         if not feed.is_active:
             self._on_follower()
             feed.start()
+        if asked.follower and asked.stream == feed.stream:
+            feed.note(asked.follower, since=asked.since, dense_version=asked.dense_version)
         feed.wait(stream=asked.stream, since=asked.since, dense_version=asked.dense_version, timeout=asked.wait)
         view = feed.view(stream=asked.stream, since=asked.since, max_bytes=asked.max_bytes)
         if view.segments is not None:

@@ -35,6 +35,8 @@ EVERY_SECS = 0.1
 """Seconds between two segments, by default."""
 DENSE_SECS = 1.0
 """Seconds between two looks at the dense weights, by default."""
+FOLLOWER_SECS = 5.0
+"""Seconds after which a follower that has not asked again counts as gone."""
 KEPT_BYTES = 2**26
 """Memory of the segments that are kept for followers, by default."""
 
@@ -180,6 +182,7 @@ class Feed:
         self._owned = np.ones(NUM_BUCKETS, dtype=np.bool_)
         self._segments: deque[FeedSegment] = deque()
         self._held = 0
+        self._followers: dict[int, tuple[int, int, float]] = {}
         self.stream = 0
         """Names this sequence of segments. 0 until `start`."""
         self.complete = False
@@ -269,6 +272,27 @@ class Feed:
                 ),
                 timeout=timeout,
             )
+
+    def note(self, follower: int, *, since: int, dense_version: int) -> None:
+        """Remember how far a follower is."""
+        with self._changed:
+            self._followers[follower] = since, dense_version, self._clock()
+            self._changed.notify_all()
+
+    def flush(self, timeout: float) -> bool:
+        """Publish everything and wait until all followers have it. Returns whether they had it in time."""
+        if not self.is_active:
+            return True
+        self.drain()
+        with self._changed:
+            return self._changed.wait_for(self._all_have_it, timeout)
+
+    def _all_have_it(self) -> bool:
+        lately = self._clock() - FOLLOWER_SECS
+        self._followers = {number: seen for number, seen in self._followers.items() if seen[2] >= lately}
+        return all(
+            since >= self.newest and version == self.dense_version for since, version, _ in self._followers.values()
+        )
 
     def can_rewind(self, position: LogPosition | None) -> bool:
         """Return whether a follower that knows everything up to `position` need not read all rows again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import threading
 import time
 from collections import deque
@@ -142,13 +143,15 @@ class Follower:
         writers: Sequence[Writer],
         target: FollowTarget,
         *,
-        wait: float = 1.0,
+        wait: float = 0.25,
         find_writer: Callable[[str], Writer] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not writers:
             raise InvalidArgumentError("writers: expected at least one")
         self.target, self.clock, self.wait = target, clock, wait
+        self.number = secrets.randbits(62) | 1
+        """Tells the writers who asks."""
         self._bound = ProcessBound("the follower")
         self.changing = threading.Lock()
         """Held while rows change: what is believed about a bucket and its rows change together."""
@@ -210,7 +213,7 @@ class _WriterThread(threading.Thread):
         super().__init__(name=f"monolith-follow-{writer.name}", daemon=True)
         self.writer, self.progress = writer, Progress()
         self._group, self._index = group, index
-        self._asked = Follow(wait=group.wait)
+        self._asked = Follow(follower=group.number, wait=group.wait)
         self._undo = _Undo()
         self._closing = threading.Event()
         self._link: Link | None = None
@@ -246,7 +249,7 @@ class _WriterThread(threading.Thread):
             self._rewind(answer)
         elif answer.state == "rewind":
             # It was not known what to take back. Asking without a position makes the writer send everything.
-            self._asked = Follow(wait=self._group.wait)
+            self._asked = Follow(follower=self._group.number, wait=self._group.wait)
             return
         else:
             self._apply(answer, frame)

@@ -104,6 +104,11 @@ class RunCheckpoints:
         return self.model_dir.keeps_log
 
     @property
+    def change_log(self) -> ChangeLog | None:
+        """The open change log of a run. None outside of runs and without a local model_dir."""
+        return self._log
+
+    @property
     def in_background(self) -> bool:
         """Whether writing may continue during training."""
         return self.keeps_log
@@ -348,6 +353,11 @@ class TrainerSaving:
     def model_dir(self) -> ModelDir:
         """Where it is saved."""
         return self._full.model_dir
+
+    @property
+    def change_log(self) -> ChangeLog | None:
+        """The open change log of a run."""
+        return self._full.change_log
 
     def hooks(self) -> list[Hook]:
         """Return new hooks for one run."""

@@ -58,6 +58,10 @@ class RunConfig(Config):
     log_flush_secs: Positive | None = None
     """Seconds between two entries of the change log, from each of which a run can continue. A crash loses at most what was
     trained since the last one. None writes entries with checkpoints only."""
+    feed_secs: Positive = 0.1
+    """Seconds between two publications of changed rows to replicas that follow the run. Nothing is done while none does."""
+    feed_dense_secs: Positive = 1.0
+    """Seconds between two publications of the dense weights to them."""
     save_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of one processor that writing changed rows may use during training, which it slows down. 1 writes as fast as
     possible. With less than 1, up to 256 MiB of rows are read into memory first."""

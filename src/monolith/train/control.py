@@ -27,6 +27,7 @@ from monolith.table.arrays import id_array
 from monolith.table.entries import Entries
 from monolith.train.distributed.barrier import HOLD, STOP, LocalBarrier, WorkerBarrier
 from monolith.train.hooks.hook import Hook
+from monolith.train.run_feed import RunFeed
 
 if TYPE_CHECKING:
     from monolith.nn import EmbeddingBagCollection
@@ -132,7 +133,14 @@ class Controller(Hook):
 
     poll_seconds = 0.5
 
-    def __init__(self, trainer: Trainer, *, num_workers: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        num_workers: int = 1,
+        feed: RunFeed | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._trainer, self._num_workers, self._clock = trainer, num_workers, clock
         self._barrier: WorkerBarrier = LocalBarrier(1)
         self._servers: Callable[[], Sequence[str]] = tuple
@@ -145,6 +153,8 @@ class Controller(Hook):
         self._since, self._examples = 0.0, 0
         self._held_seconds = 0.0
         self._checkpoint: str | None = None
+        self.feed = feed or RunFeed(trainer)
+        """What replicas follow."""
 
     def attach(self, barrier: WorkerBarrier, *, servers: Callable[[], Sequence[str]] = tuple) -> None:
         """Say what the next attempt of the run consists of.
@@ -247,20 +257,27 @@ class Controller(Hook):
     def after_start(self, trainer: Trainer) -> None:
         """The run is restored."""
         self._since, self._state = self._clock(), "training"
+        self.feed.after_start(trainer)
 
     def before_step(self, trainer: Trainer) -> None:
         """Do what was asked for."""
         self.serve()
 
+    def before_update(self, trainer: Trainer, loss: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
+        """Weights change from here on."""
+        self.feed.before_update(trainer, loss, grad_norm)
+
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Count the step."""
         self._stepped = self._clock()
         self._examples += result.examples
+        self.feed.after_step(trainer, result)
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
         """Do what was asked for during the last step. After an error, requests wait for another attempt or for `close`."""
         if error is None:
             self._run_commands()
+        self.feed.end(trainer, error)
         # Only now: a run that ends while it is stopped must not hold the others.
         if self._stopped or self._ended_all:
             self._stopped = self._ended_all = False
@@ -281,6 +298,7 @@ class Controller(Hook):
             left, self._commands = self._commands, deque()
         for command in left:
             command.result.set_exception(InvalidArgumentError("the run has ended without doing it"))
+        self.feed.close()
 
     def _submit(self, action: Callable[[], T], timeout: float) -> T:
         if threading.get_ident() == self._thread:

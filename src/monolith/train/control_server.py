@@ -20,6 +20,7 @@ from pydantic import Field
 from monolith.cluster.net import concat_ip_and_port, get_local_host
 from monolith.config import Config, Positive
 from monolith.errors import InvalidArgumentError, StorageError, UnavailableError
+from monolith.follow.run_service import ADDRESS_FILE, TOKEN_FILE, service_address, service_token
 from monolith.state.storage import is_remote, open_folder
 from monolith.table.arrays import Ids, id_array
 from monolith.table.entries import Entries
@@ -36,17 +37,13 @@ from monolith.transport.calls import Answer, BasicCall, CallNumber, FrameCalls, 
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link
 from monolith.transport.server import FrameServer, read_pem
-from monolith.transport.tokens import Token, new_token, read_secret_file, read_token, reveal
+from monolith.transport.tokens import Token, new_token, reveal
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
 
-__all__ = ["ADDRESS_FILE", "ControlCall", "ControlClient", "ControlServer", "TOKEN_FILE", "controlled"]
+__all__ = ["ControlCall", "ControlClient", "ControlServer", "controlled"]
 
-ADDRESS_FILE = "controller_server_addr.txt"
-"""The file in the model_dir with the address of the chief's service, while the run goes on."""
-TOKEN_FILE = "controller_token"
-"""The file in the model_dir with the token of the service, which only its owner can read."""
 CONNECT_SECS = 5.0
 """Seconds in which the service must answer that it is there."""
 _ANY_ADDRESS = ("0.0.0.0", "::")
@@ -91,9 +88,15 @@ class _ControlCalls(FrameCalls):
             ControlCall.END_RUN: self._end_run,
             ControlCall.VARIABLES: self._variables,
             ControlCall.FEATURES: self._features,
+            **controller.feed.calls.calls(),
         }
         # Without SHUTDOWN: the service lives as long as the run.
         self._handlers = calls
+
+    def stop(self, *, grace: float) -> bool:
+        """As of every server. Followers that wait are answered first."""
+        self._controller.feed.feed.release()
+        return super().stop(grace=grace)
 
     def _stop(self, frame: Frame) -> Answer:
         return json_answer(**asdict(self._controller.stop(timeout=message_of(_Ask, frame).timeout)))
@@ -269,19 +272,14 @@ class ControlClient:
         Raises:
             InvalidArgumentError: no run is going on there, or none that answers.
         """
-        home = open_folder(model_dir)
-        if home.size(ADDRESS_FILE) is None:
+        address = service_address(model_dir)
+        if address is None:
             raise InvalidArgumentError(
                 f"{model_dir}: no run answers here, there is no {ADDRESS_FILE}. It has ended, has not begun, or was started "
                 "without its service: `Estimator`, `monolith train` and `monolith launch` have one in runs with a model_dir"
             )
-        address = home.read(ADDRESS_FILE).decode(errors="replace").strip()
-        file = Path(model_dir, TOKEN_FILE)
-        if token is None and not is_remote(model_dir) and file.exists():
-            token = read_secret_file(file, TOKEN_FILE).decode(errors="replace").strip()
-        token = read_token(None) if token is None else token
         try:
-            return cls(address, token=token, timeout=timeout, tls_root_certs=tls_root_certs)
+            return cls(address, token=service_token(model_dir, token), timeout=timeout, tls_root_certs=tls_root_certs)
         except UnavailableError as error:
             raise InvalidArgumentError(
                 f"{model_dir}: its run does not answer at {address}: it was killed, or that is an address of another machine "

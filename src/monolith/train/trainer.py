@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from monolith.data.prefetch import Prefetch
 from monolith.errors import InvalidArgumentError, MemoryLimitError, MonolithError
 from monolith.features.batch import Batch, as_batch, num_rows
+from monolith.log.change_log import ChangeLog
 from monolith.nn import auxiliary_loss, clip_grads_, dense_state_dict, embedding_collections
 from monolith.nn.heads import Head, column, heads_of, logits_by_head, sums_over_examples, total_loss
 from monolith.nn.layers.mlp import HasAuxiliaryLoss
@@ -199,6 +200,11 @@ class Trainer:
     def model_dir(self) -> ModelDir | None:
         """The folder with checkpoints and change log. None if the run is not saved."""
         return None if self._saving is None else self._saving.model_dir
+
+    @property
+    def change_log(self) -> ChangeLog | None:
+        """The open change log of the run. None between runs, and if it has none."""
+        return None if self._saving is None else self._saving.change_log
 
     @property
     def save_timers(self) -> Mapping[str, SecondOrStepTimerWithTideSetting]:

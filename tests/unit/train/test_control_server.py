@@ -15,8 +15,9 @@ import torch
 from controlled_run import SECONDS, Endless, Run, running
 from monolith.cli import main
 from monolith.errors import AuthenticationError, ConfigError, InvalidArgumentError, ProtocolError
+from monolith.follow.run_service import ADDRESS_FILE, TOKEN_FILE
 from monolith.train import Estimator, RunConfig, RunnerConfig, Trainer
-from monolith.train.control_server import ADDRESS_FILE, TOKEN_FILE, ControlClient, ControlServer, controlled
+from monolith.train.control_server import ControlClient, ControlServer, controlled
 from monolith.train.distributed.config import ControllerConfig
 from monolith.transport.calls import BasicCall
 from monolith.transport.link import Link
