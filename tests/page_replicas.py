@@ -131,7 +131,7 @@ def main(folder: Path) -> None:
     page = Page(
         metrics,
         quality=lambda: QUALITY,
-        rollback=lambda: {"possible": True, "reason": "To version 41, or to any second of the last hour."},
+        rollback=lambda model: (True, "To version 41, or to any second of the last hour."),
         history=lambda table, id_: [
             change(29_000, (0.1153, -0.2071), time=clock.now - 55.3),
             change(29_200, (0.5012, 0.2219), time=clock.now - 35.1),

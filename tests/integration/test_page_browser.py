@@ -118,7 +118,7 @@ def test_names_that_are_code_are_shown_as_text(shown: Browser) -> None:
     page = Page(
         ServingMetrics(repository(replica(name=HOSTILE, tables=(HOSTILE.replace("/", "|"),)))),
         quality=lambda: {HOSTILE: {3: {HOSTILE: HOSTILE}}},
-        rollback=lambda: {"possible": True, "reason": HOSTILE},
+        rollback=lambda model: (True, HOSTILE),
         history=lambda table, id_: [change(1)],
     )
     with PageServer(page.routes()) as server:
@@ -196,7 +196,7 @@ class Guarded(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def guarded() -> Iterator[tuple[str, list[tuple[str, str, bytes]]]]:
-    page = Page(ServingMetrics(repository(replica())), rollback=lambda: {"possible": True, "reason": "To version 41."})
+    page = Page(ServingMetrics(repository(replica())), rollback=lambda model: (True, "To version 41."))
     handler = type("GuardedPage", (Guarded,), {"page": page, "posted": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever)
@@ -221,11 +221,11 @@ def test_the_page_asks_for_the_token_and_rolls_back_with_it(
     submit(shown, "rollback-form", **{"rollback-token": "wrong token wrong token"})
     said = "document.getElementById('rollback-answer').textContent"
     shown.until(f"{said}.startsWith('Refused (403): another token is needed')")
-    submit(shown, "rollback-form", **{"rollback-token": "s" * 20})
+    submit(shown, "rollback-form", **{"rollback-token": "s" * 20, "rollback-to": " 10m-ago"})
     shown.until(f"{said} === 'now at version 41'")
     assert posted == [
-        ("/rollout/rollback", "Bearer wrong token wrong token", b'{"model":"clicks"}'),
-        ("/rollout/rollback", f"Bearer {'s' * 20}", b'{"model":"clicks"}'),
+        ("/rollout/rollback", "Bearer wrong token wrong token", b'{"model":"clicks","to":null}'),
+        ("/rollout/rollback", f"Bearer {'s' * 20}", b'{"model":"clicks","to":"10m-ago"}'),
     ]
 
 

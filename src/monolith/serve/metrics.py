@@ -170,6 +170,8 @@ class ServingMetrics:
         self._warnings = RareWarnings(_LOG, seconds=60)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self.collectors: list[object] = []
+        """Other metrics of the server, as `RolloutCollector`. Add them before the first scrape."""
         self._registry: CollectorRegistry | None = None
 
     # --- Answers -----------------------------------------------------------------------------------------------------
@@ -343,7 +345,8 @@ class ServingMetrics:
         if self._registry is None:
             registry = import_extra("prometheus_client.registry", extra="serve", purpose="/metrics")
             self._registry = registry.CollectorRegistry(auto_describe=False)
-            self._registry.register(self)
+            for collector in (self, *self.collectors):
+                self._registry.register(collector)  # type: ignore[arg-type]
         encoder, content_type = client.choose_encoder(accept)
         return encoder(self._registry), content_type
 

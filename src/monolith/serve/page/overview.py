@@ -102,10 +102,12 @@ class Overview:
             replica = answer["replicas"]
             if not (isinstance(replica, list) and len(replica) == 1 and isinstance(replica[0], dict)):
                 raise ValueError("it does not look like a replica")
-        except (OSError, ValueError, KeyError, HTTPException) as error:
+            # This page has no token of its own and changes nothing: rollbacks are for the page of the replica.
+            none = {"possible": False, "reason": f"use {url}"}
+            models = [{**model, "rollback": none} for model in replica[0]["models"]]
+        except (OSError, ValueError, KeyError, TypeError, HTTPException) as error:
             return {"address": url, "reachable": False, "error": f"{type(error).__name__}: {error}"}
-        # The token is asked for by the page of the replica itself, and this page sends it nothing but questions.
-        return {**replica[0], "address": url, "rollback": {"possible": False, "reason": f"use the page {url}"}}
+        return {**replica[0], "address": url, "models": models}
 
     def _row(self, request: HttpRequest) -> HttpResponse:
         url = request.query.get("replica", "")
@@ -202,7 +204,9 @@ class PageServer:
         try:
             self._server = ThreadingHTTPServer((host, port), _request_handler(tuple(routes)))
         except OSError as error:
-            raise ConfigError(f"port: cannot listen on {host}:{port}: {error.strerror}; choose another, 0 for any") from None
+            raise ConfigError(
+                f"port: cannot listen on {host}:{port}: {error.strerror}; choose another, 0 for any"
+            ) from None
         self._host = host
         self._thread = threading.Thread(target=self._server.serve_forever, name="page-server", daemon=True)
         self._thread.start()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from monolith.state.model_dir import SERVERS
 if TYPE_CHECKING:
     from monolith.serve.replica import Replica
 
-__all__ = ["Page", "Rollback", "charts_installed", "json_response", "row_history", "static_routes"]
+__all__ = ["Page", "charts_installed", "json_response", "row_history", "static_routes"]
 
 _STATIC = Path(__file__).parent / "static"
 _CHARTS = "uplot/uPlot.iife.min.js"
@@ -49,21 +49,13 @@ _SAFE_HEADERS = {
 _MAX_CHANGES = 100
 
 
-class Rollback(TypedDict):
-    """Whether the server could be rolled back now."""
-
-    possible: bool
-    reason: str
-    """What it would go back to, or why it cannot."""
-
-
 class Page:
     """The operator's page of one server: `/`, `/static/...`, `/status.json`, `/ids/{table}/{id}` and `/metrics`.
 
     Args:
         metrics: Observes the server.
         quality: Returns what is known of the quality of each version, such as its log loss, by model, version and name.
-        rollback: Returns whether `POST /rollout/rollback` would succeed.
+        rollback: Returns whether `POST /rollout/rollback` of a model would succeed, and what it would do or why not.
         history: Returns the changes of a row of a table, oldest first. None if no log is known, see `row_history`.
         now: Seconds since 1970.
 
@@ -80,7 +72,7 @@ class Page:
         metrics: ServingMetrics,
         *,
         quality: Callable[[], Mapping[str, Mapping[int, Mapping[str, object]]]] = dict,
-        rollback: Callable[[], Rollback] = lambda: Rollback(possible=False, reason="this server has no rollout"),
+        rollback: Callable[[str], tuple[bool, str]] = lambda model: (False, "this server has no rollout"),
         history: Callable[[str, int], Iterable[RowChange]] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -130,14 +122,18 @@ class Page:
             "time": self._now(),
             "uptime_seconds": self._now() - metrics.started,
             "models": [
-                {"name": name, "default": metrics.default(name), "versions": versions}
+                {
+                    "name": name,
+                    "default": metrics.default(name),
+                    "rollback": dict(zip(("possible", "reason"), self._rollback(name), strict=True)),
+                    "versions": versions,
+                }
                 for name, versions in models.items()
             ],
             "load": asdict(newest[0]) if newest else None,
             "in_flight": metrics.in_flight(),
             "requests": _requests(totals.values()),
             "unserved": _requests(known for (_, version), known in totals.items() if not version),
-            "rollback": dict(self._rollback()),
             "history": self._history is not None,
             "series": {field.name: [getattr(s, field.name) for s in samples] for field in fields(LoadSample)},
         }
@@ -274,7 +270,7 @@ def charts_installed() -> bool:
 
 
 def static_routes() -> tuple[HttpRoute, ...]:
-    """Return the routes of the files that browsers load, which hold no data.
+    """Return the routes of the files that browsers load. They hold no data, and a browser has no token when it loads them.
 
     Example:
         >>> [route.path for route in static_routes()]
@@ -290,8 +286,8 @@ def static_routes() -> tuple[HttpRoute, ...]:
         return HttpResponse(headers=headers, body=path.read_bytes())
 
     return (
-        HttpRoute(method="GET", path="/", handler=static),
-        HttpRoute(method="GET", path="/static/{file:path}", handler=static),
+        HttpRoute(method="GET", path="/", handler=static, is_public=True),
+        HttpRoute(method="GET", path="/static/{file:path}", handler=static, is_public=True),
     )
 
 

@@ -37,7 +37,7 @@ def test_replicas_are_shown_together_and_a_dead_one_apart() -> None:
     metrics.answered(answer())
     clock.now += 1
     metrics.tick()
-    page = Page(metrics, rollback=lambda: {"possible": True, "reason": ""}, history=lambda table, id_: [change(3)])
+    page = Page(metrics, rollback=lambda model: (True, ""), history=lambda table, id_: [change(3)])
     with PageServer(page.routes()) as one:
         with PageServer(page.routes()) as dying:
             dead = dying.address
@@ -48,7 +48,7 @@ def test_replicas_are_shown_together_and_a_dead_one_apart() -> None:
             assert alive["address"] == one.address
             assert alive["requests"]["total"] == 1
             assert alive["series"]["time"] == [1001.0]
-            assert alive["rollback"]["possible"] is False, "a page without a token changes nothing"
+            assert alive["models"][0]["rollback"]["possible"] is False, "a page without a token changes nothing"
             assert (gone["address"], gone["reachable"]) == (dead, False)
             assert "refused" in gone["error"]
             assert fetched(f"{server.address}/status.json?since=1001")[1]["replicas"][0]["series"]["time"] == []
@@ -61,7 +61,17 @@ def test_replicas_are_shown_together_and_a_dead_one_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"not json", b"[]", b"{}", b'{"replicas": 7}', b'{"replicas": []}', b'{"replicas": [7]}']
+    "body",
+    [
+        b"not json",
+        b"[]",
+        b"{}",
+        b'{"replicas": 7}',
+        b'{"replicas": []}',
+        b'{"replicas": [7]}',
+        b'{"replicas": [{}]}',
+        b'{"replicas": [{"models": 7}]}',
+    ],
 )
 def test_an_answer_that_is_no_replica_is_a_dead_replica(body: bytes) -> None:
     async def odd(request: HttpRequest) -> HttpResponse:

@@ -38,7 +38,7 @@ def test_it_tells_what_the_server_does() -> None:
     page = Page(
         metrics,
         quality=lambda: QUALITY,
-        rollback=lambda: {"possible": True, "reason": "to version 41"},
+        rollback=lambda model: (model == "clicks", "to version 41"),
         now=clock,
     )
     for version in (41, 42, 42):
@@ -54,10 +54,10 @@ def test_it_tells_what_the_server_does() -> None:
         "total": 4, "rows": 15, "ok": 3, "invalid": 1, "overloaded": 0, "deadline": 0, "error": 0
     }  # fmt: skip
     assert told["unserved"]["total"] == 1
-    assert told["rollback"] == {"possible": True, "reason": "to version 41"}
     assert told["load"]["requests_per_second"] == 4
     (model,) = told["models"]
     assert (model["name"], model["default"]) == ("clicks", 42)
+    assert model["rollback"] == {"possible": True, "reason": "to version 41"}
     old, new = model["versions"]
     assert (old["default"], new["default"]) == (False, True)
     assert old["lag"] is None
@@ -96,10 +96,9 @@ def test_numbers_that_json_does_not_know_become_null() -> None:
 
 
 def test_without_a_rollout_a_rollback_is_not_possible() -> None:
-    told = status(Page(ServingMetrics()))
-    assert told["rollback"]["possible"] is False
+    told = status(Page(ServingMetrics(repository(replica()))))
+    assert told["models"][0]["rollback"] == {"possible": False, "reason": "this server has no rollout"}
     assert told["history"] is False
-    assert told["models"] == []
 
 
 def test_metrics_are_served_as_prometheus_reads_them() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from monolith.errors import UnavailableError
@@ -123,3 +125,15 @@ def test_two_servers_in_one_process_share_nothing() -> None:
     one.answered(answer())
     assert scrape(one)["requests_total", labelled(protocol="grpc", status="ok")] == 1
     assert not [name for name, _ in scrape(other) if name == "requests_total"]
+
+
+def test_other_parts_of_the_server_add_their_metrics() -> None:
+    core = pytest.importorskip("prometheus_client.metrics_core")
+
+    class Rollout:
+        def collect(self) -> Iterator[object]:
+            yield core.GaugeMetricFamily("monolith_rollout_share", "Share of requests", 0.25)
+
+    metrics = ServingMetrics()
+    metrics.collectors.append(Rollout())
+    assert scrape(metrics)["monolith_rollout_share", ()] == 0.25

@@ -14,7 +14,6 @@ const views = new Map(); // what is shown of each replica, by its address
 let newest = 0; // server time of the newest sample
 let heard = null; // when the server answered last, of this browser's clock
 let document_ = null; // the last answer
-let rollbackModel = "";
 
 // --- Words and numbers -----------------------------------------------------------------------------------------------
 
@@ -239,7 +238,7 @@ class ReplicaView {
       return;
     }
     this.replica = replica;
-    this.rollback.hidden = !replica.rollback?.possible;
+    this.rollback.hidden = !replica.models.some((model) => model.rollback.possible);
     this.extend(replica.series);
     this.updateTiles(replica);
     for (const chart of this.charts) chart.update(this.series);
@@ -381,8 +380,11 @@ function describeRow(row) {
 // --- Rollback --------------------------------------------------------------------------------------------------------
 
 function askRollback(replica) {
-  rollbackModel = replica.models[0]?.name ?? "";
-  setText(byId("rollback-reason"), replica.rollback.reason || "Roll back to the state before.");
+  const models = replica.models.filter((model) => model.rollback.possible);
+  byId("rollback-model").replaceChildren(...models.map((model) => element("option", { value: model.name }, model.name)));
+  const explain = () => setText(byId("rollback-reason"), models.find((model) => model.name === byId("rollback-model").value)?.rollback.reason ?? "");
+  byId("rollback-model").onchange = explain;
+  explain();
   setText(byId("rollback-answer"), "");
   byId("rollback-token").value = sessionStorage.getItem(TOKEN) ?? "";
   byId("rollback").showModal();
@@ -396,7 +398,7 @@ async function rollBack(event) {
     const response = await fetch("rollout/rollback", {
       method: "POST",
       headers: { Authorization: `Bearer ${byId("rollback-token").value}`, "Content-Type": "application/json" },
-      body: JSON.stringify({ model: rollbackModel }),
+      body: JSON.stringify({ model: byId("rollback-model").value, to: byId("rollback-to").value.trim() || null }),
     });
     const said = await response.json().catch(() => ({}));
     setText(answer, response.ok ? said.message ?? "Rolled back." : `Refused (${response.status}): ${said.error ?? response.statusText}`);
