@@ -79,7 +79,7 @@ kserve() {
   failed_lately kserve && return
   echo "Installing kserve ..."
   rm -rf "$cache/kserve"
-  log "$PWD/.venv/bin/python" -m venv "$cache/kserve" && log "$cache/kserve/bin/pip" install -q "kserve>=0.15" &&
+  log "$PWD/.venv/bin/python" -m venv "$cache/kserve" && log timeout 300 "$cache/kserve/bin/pip" --retries 1 --timeout 8 install -q "kserve>=0.15" &&
     touch "$cache/kserve/ready" || failed kserve
 }
 
