@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
@@ -18,14 +18,20 @@ from typer.core import TyperGroup
 
 from monolith.cli.options import Json, read_yaml
 from monolith.cli.output import show as show_answer
-from monolith.errors import InvalidArgumentError, ProtocolError, UnavailableError
+from monolith.errors import InvalidArgumentError, ModelNotFoundError, ProtocolError, UnavailableError
 from monolith.serve.rollout.labels import ServedLabel, read_label_file
 from monolith.serve.rollout.plan import RolloutPlan
+from monolith.serve.rollout.router import RolloutRouter
+from monolith.serve.watch import export_versions
 from monolith.transport.errors import decode_error
 from monolith.transport.server import is_loopback
 from monolith.transport.tokens import read_token
 
-__all__ = ["rollout"]
+if TYPE_CHECKING:
+    from monolith.serve.replica import Replica
+    from monolith.serve.repository import ModelRepository
+
+__all__ = ["open_rollouts", "page_options", "rollout", "watch_options"]
 
 Url = Annotated[str, typer.Argument(help="Address of the server, http://HOST:PORT.", metavar="URL")]
 TokenFile = Annotated[
@@ -158,6 +164,37 @@ def _parts(file: Path) -> Iterator[list[ServedLabel]]:
             yield batch[start : start + _LABELS_OF_A_REQUEST]
 
 
+def open_rollouts(
+    folder: Path, repository: ModelRepository, models: Mapping[str, Path], opener: Callable[[str, Path], Replica]
+) -> RolloutRouter:
+    """Return the rollouts whose state is in `folder`, for a server of the exports below the folders of `models`.
+
+    The versions of plans in force are loaded by `opener` and added to `repository`.
+    """
+
+    def open_version(model: str, version: int) -> Replica:
+        path = models.get(model)
+        there = {} if path is None else export_versions(path)
+        if version not in there:
+            known = ", ".join(map(str, there)) or "no numbered exports"
+            raise ModelNotFoundError(f"model {model!r}: has no version {version}; {path} has {known}")
+        return opener(model, there[version])
+
+    return RolloutRouter(repository, folder, open_version=open_version)
+
+
+def page_options(router: RolloutRouter | None) -> dict[str, Any]:
+    """Return the arguments of `Page` that show the rollouts of a server."""
+    if router is None:
+        return {}
+    return {"quality": router.quality, "rollback": router.rollback_possible}
+
+
+def watch_options(router: RolloutRouter | None, model: str) -> dict[str, Any]:
+    """Return the arguments of `VersionWatch` with which a rollout of the model decides about its versions."""
+    return {} if router is None else {"wanted": lambda: not router.plans(model), "swap": router.swap}
+
+
 class _NoRedirect(HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:
         """Follow none: the token is for the server that was named."""
@@ -235,7 +272,7 @@ def _error_text(error: HTTPError) -> str:
 
 def _readable(state: Mapping[str, Any]) -> dict[str, object]:
     """Return what a person wants to know first."""
-    rows: dict[str, object] = {}
+    rows: dict[str, object] = {} if state["models"] else {"plans": "none"}
     for name, rollout_of in state["models"].items():
         plan = RolloutPlan.from_json(json.dumps(rollout_of["plan"]))
         rows[name] = plan.describe()
@@ -243,7 +280,7 @@ def _readable(state: Mapping[str, Any]) -> dict[str, object]:
             rows[f"{name}.{version}.answers"] = answers
         for version, known in rollout_of["quality"].items():
             for head, parts in known["heads"].items():
-                rows[f"{name}.{version}.{head}"] = _quality_text(parts["window"])
+                rows[f"{name}.{version}.{head}"] = _quality_text(parts)
             if "shadow" in known:
                 rows[f"{name}.{version}.shadow"] = _difference_text(known["shadow"])
         for event in rollout_of["events"][-3:]:
@@ -256,9 +293,12 @@ def _readable(state: Mapping[str, Any]) -> dict[str, object]:
     return rows
 
 
-def _quality_text(numbers: Mapping[str, float | None]) -> str:
-    shown = ("log_loss", "calibration", "auc")
-    return ", ".join([f"{numbers['labels']} labels", *(f"{name} {_number(numbers[name])}" for name in shown)])
+def _quality_text(parts: Mapping[str, Mapping[str, float | None]]) -> str:
+    # A change of the plan begins another window. Until it has labels, the numbers of all time are of more use.
+    since = "window" if parts["window"]["labels"] else "total"
+    numbers = parts[since]
+    shown = ", ".join(f"{name} {_number(numbers[name])}" for name in ("log_loss", "calibration", "auc"))
+    return f"{since}: {numbers['labels']} labels, {shown}"
 
 
 def _difference_text(shadow: Mapping[str, float | None]) -> str:

@@ -4,12 +4,13 @@ from monolith.serve.rollout.labels import PredictionMemory, ServedLabel, parse_l
 from monolith.serve.rollout.moments import RollbackTarget, moment_of
 from monolith.serve.rollout.plan import QualityBounds, RolloutPlan
 from monolith.serve.rollout.router import RolloutRouter
-from monolith.serve.rollout.routes import rollout_routes
+from monolith.serve.rollout.routes import RolloutCollector, rollout_routes
 
 __all__ = [
     "PredictionMemory",
     "QualityBounds",
     "RollbackTarget",
+    "RolloutCollector",
     "RolloutPlan",
     "RolloutRouter",
     "ServedLabel",

@@ -111,6 +111,10 @@ class RolloutRouter:
         """Whether the model has a plan. Newer versions of one without are served as soon as they are exported."""
         return name in self._state.models
 
+    def current_plans(self) -> dict[str, RolloutPlan]:
+        """Return the plans in force by model."""
+        return {name: rollout.plan for name, rollout in self._state.models.items()}
+
     def swap(self, replica: Replica) -> bool:
         """Let a newer version replace all others of a model without a plan. Returns False, and closes it, if there is a plan."""
         with self._changes:

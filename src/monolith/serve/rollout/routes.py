@@ -1,14 +1,16 @@
-"""The routes of a rollout on the HTTP server: labels, state, plan, promotion, rollback."""
+"""A rollout as the HTTP server shows it: labels, state, plan, promotion, rollback, and metrics for Prometheus."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from monolith.cluster.optional_packages import import_extra
 from monolith.config import Config
 from monolith.errors import (
     ConfigError,
@@ -23,7 +25,10 @@ from monolith.serve.rollout.plan import RolloutPlan
 from monolith.serve.rollout.router import RolloutRouter
 from monolith.serve.server.http import HttpRequest, HttpResponse, HttpRoute
 
-__all__ = ["MAX_LABEL_BYTES", "RollbackRequest", "rollout_routes"]
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["MAX_LABEL_BYTES", "RollbackRequest", "RolloutCollector", "rollout_routes"]
 
 MAX_LABEL_BYTES = 1 << 23
 """Longer bodies of labels are refused: parsed, they take many times as much memory."""
@@ -138,3 +143,40 @@ def _flag(request: HttpRequest, name: str) -> bool:
     if value not in ("true", "false", "1", "0"):
         raise InvalidArgumentError(f"{name}: expected true or false, got {value!r}")
     return value in ("true", "1")
+
+
+class RolloutCollector:
+    """The metrics of rollouts, for `ServingMetrics.collectors`.
+
+    `monolith_rollout_events_total` has everything that is counted, by what, model and version: answers, shadows, dropped_shadows,
+    failed_shadows, rollbacks, rewinds, missing_versions, and labels_joined, labels_late and so on. `monolith_rollout_share` is
+    the share of requests of each version, and `monolith_rollout_quality` has the numbers of the window.
+    """
+
+    def __init__(self, router: RolloutRouter) -> None:
+        self._router = router
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics. Prometheus' client calls it for each scrape."""
+        core = import_extra("prometheus_client.metrics_core", extra="serve", purpose="/metrics")
+        events = core.CounterMetricFamily(
+            "monolith_rollout_events", "What happened to versions and labels", labels=("what", "model", "version")
+        )
+        for key, number in self._router.counters().items():
+            events.add_metric(key, number)
+        share = core.GaugeMetricFamily(
+            "monolith_rollout_share", "Share of requests that a version answers", labels=("model", "version")
+        )
+        for name, plan in self._router.current_plans().items():
+            share.add_metric((name, str(plan.stable)), 1 - plan.share)
+            if plan.candidate is not None:
+                share.add_metric((name, str(plan.candidate)), plan.share)
+        quality = core.GaugeMetricFamily(
+            "monolith_rollout_quality", "Quality by labels in the window", labels=("model", "version", "number")
+        )
+        for model, versions in self._router.quality().items():
+            for version, numbers in versions.items():
+                for name, value in numbers.items():
+                    if isinstance(value, int | float):
+                        quality.add_metric((model, str(version), name), value)
+        yield from (events, share, quality)
