@@ -6,6 +6,8 @@
 
 {{- define "monolith.ps" -}}{{ include "monolith.fullname" . }}-ps{{- end }}
 {{- define "monolith.worker" -}}{{ include "monolith.fullname" . }}-worker{{- end }}
+{{- define "monolith.shard" -}}{{ include "monolith.fullname" . }}-shard{{- end }}
+{{- define "monolith.frontEnd" -}}{{ include "monolith.fullname" . }}-front-end{{- end }}
 {{- define "monolith.tokenSecret" -}}{{ .Values.token.existingSecret | default (printf "%s-token" (include "monolith.fullname" .)) }}{{- end }}
 {{- define "monolith.tlsSecret" -}}{{ .Values.tls.existingSecret | default (printf "%s-tls" (include "monolith.fullname" .)) }}{{- end }}
 {{- define "monolith.modelClaim" -}}{{ .Values.modelDir.existingClaim | default (printf "%s-model" (include "monolith.fullname" .)) }}{{- end }}

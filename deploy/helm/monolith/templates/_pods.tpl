@@ -82,3 +82,31 @@ affinity: {{- toYaml . | nindent 2 }}
 - {name: tls, mountPath: /etc/monolith/tls, readOnly: true}
 - {name: tmp, mountPath: /tmp}
 {{- end }}
+
+{{/* Variables of shards and front ends. */}}
+{{- define "monolith.serveEnv" -}}
+- name: MONOLITH_PS_TOKEN
+  valueFrom:
+    secretKeyRef: {name: {{ include "monolith.tokenSecret" . }}, key: token}
+- name: HOME
+  value: /tmp
+{{- range $name, $value := .Values.env }}
+- name: {{ $name }}
+  value: {{ $value | toString | quote }}
+{{- end }}
+{{- end }}
+
+{{/* Who serves changes nothing of the model. */}}
+{{- define "monolith.serveMounts" -}}
+- {name: model, mountPath: {{ .Values.modelDir.path }}, readOnly: true}
+- {name: tls, mountPath: /etc/monolith/tls, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+{{- end }}
+
+{{- define "monolith.serveVolumes" -}}
+- name: model
+  persistentVolumeClaim: {claimName: {{ include "monolith.modelClaim" . }}}
+- name: tls
+  secret: {secretName: {{ include "monolith.tlsSecret" . }}, defaultMode: 0440}
+- {name: tmp, emptyDir: {}}
+{{- end }}
