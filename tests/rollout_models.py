@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,26 @@ class KnownPredictor:
         p = torch.as_tensor(batch["p"], dtype=torch.float32)
         p = 1 - p if self.poisoned else p
         return {**dict.fromkeys(self._heads, p), "stay": p * 100}
+
+
+class Asker:
+    """Sends requests in JSON to a server."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self.address, self._token = address, token
+
+    def send(
+        self, method: str, path: str, body: object = None, *, token: str | None = ""
+    ) -> tuple[int, dict[str, Any]]:
+        """Return the status and the JSON of an answer. `token` is another one than usual, or None for none."""
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        headers = {} if token is None else {"authorization": f"Bearer {token or self._token}"}
+        request = urllib.request.Request(f"http://{self.address}{path}", data=data, headers=headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
 
 
 def replica(version: int, *, poisoned: bool = False, heads: tuple[str, ...] = ("click",)) -> Replica:

@@ -17,12 +17,19 @@ import typer
 
 from monolith.cli.options import Json, size_in_bytes
 from monolith.cli.serving import Grace, TlsCert, TlsKey, TokenFile
+from monolith.cluster.launch.reporting import beating
+from monolith.cluster.launch.roles import SHARD_TOKEN_VARIABLE, SHARDS_VARIABLE
+from monolith.cluster.liveness import Liveness
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.transport.tokens import read_token
 
 if TYPE_CHECKING:
+    from monolith.serve.metrics import ServingMetrics
     from monolith.serve.replica import Replica
+    from monolith.serve.rollout.router import RolloutRouter
     from monolith.serve.server.config import ServingConfig
+    from monolith.serve.server.http import HttpRoute
+    from monolith.serve.server.routing import Observer
 
 __all__ = ["open_replica", "serve"]
 
@@ -61,6 +68,27 @@ def serve(
         float, typer.Option(help="How long a request waits for others, with --max-batch-rows.", min=0)
     ] = 1.0,
     poll_secs: Annotated[float, typer.Option(help="Seconds between two looks for newer versions.", min=0.05)] = 1.0,
+    shards: Annotated[
+        str | None,
+        typer.Option(
+            help="Embedding shards that hold the rows: host:port,host:port with ; between shards, or file=FOLDER, consul=NAME, "
+            "zk=NAME[@HOST:PORT,...] or ray=NAME[@HOST:PORT]. See monolith serve-shard.",
+            envvar=SHARDS_VARIABLE,
+        ),
+    ] = None,
+    shard_timeout: Annotated[float, typer.Option(help="Seconds that a lookup on shards may take.", min=0.001)] = 1.0,
+    partial: Annotated[
+        bool, typer.Option(help="Read ids of shards that do not answer as unseen, instead of failing requests.")
+    ] = False,
+    shard_root_certs: Annotated[
+        Path | None, typer.Option(help="CA bundle (PEM) that signed the certificates of shards.")
+    ] = None,
+    rollout_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the state of rollouts. With it, `monolith rollout` splits and rolls back traffic."
+        ),
+    ] = None,
     grace: Grace = 5.0,
     as_json: Json = False,
 ) -> None:
@@ -88,16 +116,25 @@ def serve(
     if max_concurrency is not None:
         given["max_concurrency"] = max_concurrency
     models = _names(paths, name or [])
-    _serve(models, ServingConfig(**given), poll_secs=poll_secs, grace=grace, as_json=as_json)
+    opener: Callable[[str, Path], Replica] = open_replica
+    if shards is not None:
+        token = os.environ.get(SHARD_TOKEN_VARIABLE) or read_token(token_file)
+        opener = _over_shards(shards, shard_timeout, partial, shard_root_certs, token)
+    with beating(Liveness().heartbeat_secs):
+        _serve(models, ServingConfig(**given), opener, rollout_dir, poll_secs=poll_secs, grace=grace, as_json=as_json)
 
 
 def open_replica(name: str, path: Path) -> Replica:
     """Return a replica of the export at `path`, or of the newest one below it, that is ready to answer."""
     from monolith.serve.predictor import load
     from monolith.serve.replica import Replica
+
+    return _warmed(Replica(name, load(path)))
+
+
+def _warmed(replica: Replica) -> Replica:
     from monolith.serve.server.model_server import warm_up
 
-    replica = Replica(name, load(path))
     try:
         warm_up(replica)
     except BaseException:
@@ -106,9 +143,31 @@ def open_replica(name: str, path: Path) -> Replica:
     return replica
 
 
-def _serve(models: dict[str, Path], config: ServingConfig, *, poll_secs: float, grace: float, as_json: bool) -> None:
+def _over_shards(
+    shards: str, timeout: float, partial: bool, root_certs: Path | None, token: str | None
+) -> Callable[[str, Path], Replica]:
+    """Return what opens a replica whose rows are on shards."""
+    from monolith.serve.shards.front_end import sharded_replica
+    from monolith.serve.shards.shard_replica import ShardClientConfig
+
+    config = ShardClientConfig(
+        timeout=float(timeout), partial="initial" if partial else "refuse", tls_root_certs=root_certs, token=token
+    )
+    return lambda name, path: _warmed(sharded_replica(name, path, shards, config=config))
+
+
+def _serve(
+    models: dict[str, Path],
+    config: ServingConfig,
+    opener: Callable[[str, Path], Replica],
+    rollout_dir: Path | None = None,
+    *,
+    poll_secs: float,
+    grace: float,
+    as_json: bool,
+) -> None:
+    from monolith.cli.rollout import open_rollouts, watch_options
     from monolith.serve.metrics import ServingMetrics
-    from monolith.serve.page import Page
     from monolith.serve.repository import ModelRepository
     from monolith.serve.server.model_server import ModelServer
     from monolith.serve.watch import VersionWatch, export_versions
@@ -120,13 +179,19 @@ def _serve(models: dict[str, Path], config: ServingConfig, *, poll_secs: float, 
     repository = ModelRepository()
     with contextlib.ExitStack() as stack:
         stack.callback(repository.close)
+        router = None if rollout_dir is None else open_rollouts(rollout_dir, repository, models, opener)
+        if router is not None:
+            stack.callback(router.close)
         for name, path in models.items():
             if not (path / "manifest.json").is_file() and not export_versions(path):
                 raise CorruptFileError(f"{path}: has no complete export; run monolith export first")
-            repository.add(open_replica(name, path))
+            if not repository.ready(name):  # a rollout has loaded its versions
+                repository.add(opener(name, path))
         metrics = ServingMetrics(repository)
-        routes = Page(metrics).routes()
-        server = stack.enter_context(ModelServer(repository, config, observers=[metrics], extra_routes=routes))
+        observers, routes = _observers_and_routes(metrics, router)
+        server = stack.enter_context(
+            ModelServer(repository, config, router=router, observers=observers, extra_routes=routes)
+        )
         metrics.in_flight = lambda: server.handler.admission.admitted
         metrics.start()
         stack.callback(metrics.close)
@@ -136,11 +201,17 @@ def _serve(models: dict[str, Path], config: ServingConfig, *, poll_secs: float, 
                 continue  # one export: it never changes
 
             def open_version(folder: Path, name: str = name) -> Replica:
-                return open_replica(name, folder)
+                return opener(name, folder)
 
             current = repository.default(name)
             watch = VersionWatch(
-                repository, path, current=current, open_version=open_version, poll_secs=poll_secs, on_swap=swapped
+                repository,
+                path,
+                current=current,
+                open_version=open_version,
+                poll_secs=poll_secs,
+                on_swap=swapped,
+                **watch_options(router, name),
             )
             stack.callback(watch.close)
         served = {name: repository.default(name) for name in models}
@@ -154,6 +225,20 @@ def _serve(models: dict[str, Path], config: ServingConfig, *, poll_secs: float, 
         server.wait()
         clean = server.close(grace=grace)
     _say({"event": "stopped", "clean": clean}, "stopped" if clean else "stopped, requests were still running", as_json)
+
+
+def _observers_and_routes(
+    metrics: ServingMetrics, router: RolloutRouter | None
+) -> tuple[list[Observer], tuple[HttpRoute, ...]]:
+    from monolith.cli.rollout import page_options
+    from monolith.serve.page import Page
+    from monolith.serve.rollout.routes import RolloutCollector, rollout_routes
+
+    routes = Page(metrics, **page_options(router)).routes()
+    if router is None:
+        return [metrics], routes
+    metrics.collectors.append(RolloutCollector(router))
+    return [metrics, router], (*routes, *rollout_routes(router))
 
 
 def _names(paths: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:

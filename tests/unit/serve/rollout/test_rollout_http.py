@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import rollout_server
 from monolith.serve.rollout.routes import MAX_LABEL_BYTES
-from rollout_models import MODEL, clicks
+from rollout_models import MODEL, Asker, clicks
 from rollout_server import TOKEN, serve
 
 
-class Asker:
-    """Sends requests to a server."""
+class Caller(Asker):
+    """Also asks for predictions."""
 
     def __init__(self, address: str) -> None:
-        self.address = address
+        super().__init__(address, TOKEN)
         self.asked = 0
-
-    def send(
-        self, method: str, path: str, body: object = None, *, token: str | None = TOKEN
-    ) -> tuple[int, dict[str, Any]]:
-        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        request = urllib.request.Request(f"http://{self.address}{path}", data=data, headers=headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read())
 
     def infer(self, request_id: str, p: list[float], **more: object) -> int:
         """Ask for predictions and return the version that answered."""
@@ -64,10 +48,10 @@ class Asker:
 
 
 @pytest.fixture
-def asker(tmp_path: Path) -> Iterator[Asker]:
+def asker(tmp_path: Path) -> Iterator[Caller]:
     server, router = serve(tmp_path)
     with server:
-        yield Asker(server.http_address)
+        yield Caller(server.http_address)
     router.close()
 
 
@@ -82,7 +66,7 @@ def plan(candidate: int, share: float = 0.5, **fields: object) -> dict[str, obje
     }
 
 
-def test_a_poisoned_candidate_over_http(asker: Asker) -> None:
+def test_a_poisoned_candidate_over_http(asker: Caller) -> None:
     assert asker.send("POST", "/rollout", plan(8))[0] == 200
     versions = asker.serve_and_label(150)
     assert 8 in versions[:60]
@@ -97,7 +81,7 @@ def test_a_poisoned_candidate_over_http(asker: Asker) -> None:
     assert asker.send("POST", "/rollout?again=true", plan(8))[0] == 200
 
 
-def test_a_user_sees_one_version(asker: Asker) -> None:
+def test_a_user_sees_one_version(asker: Caller) -> None:
     asker.send("POST", "/rollout", plan(9, split_by="user_id"))
     seen = {
         user: {asker.infer(f"{user}-{number}", [0.5, 0.6], user_id=user) for number in range(3)} for user in range(30)
@@ -106,7 +90,7 @@ def test_a_user_sees_one_version(asker: Asker) -> None:
     assert {version for versions in seen.values() for version in versions} == {7, 9}
 
 
-def test_promote_and_roll_back(asker: Asker) -> None:
+def test_promote_and_roll_back(asker: Caller) -> None:
     asker.send("POST", "/rollout", plan(9, share=0.0))
     assert asker.infer("a", [0.5]) == 7
     status, answer = asker.send("POST", "/rollout/promote", {"model": MODEL})
@@ -118,7 +102,7 @@ def test_promote_and_roll_back(asker: Asker) -> None:
 
 
 @pytest.mark.parametrize("path", ["/labels", "/rollout", "/rollout/promote", "/rollout/rollback"])
-def test_changes_need_the_token(asker: Asker, path: str) -> None:
+def test_changes_need_the_token(asker: Caller, path: str) -> None:
     for token in (None, "another-token-of-tests"):
         assert asker.send("POST", path, {}, token=token)[0] == 401
 
@@ -139,19 +123,19 @@ def test_changes_need_the_token(asker: Asker, path: str) -> None:
         ("/labels", b" " * (MAX_LABEL_BYTES + 1), 413, "send several requests"),
     ],
 )
-def test_what_cannot_be_done_is_told(asker: Asker, path: str, body: object, status: int, message: str) -> None:
+def test_what_cannot_be_done_is_told(asker: Caller, path: str, body: object, status: int, message: str) -> None:
     found, answer = asker.send("POST", path, body)
     assert found == status
     assert message.lower() in answer["error"].lower()
 
 
 @contextmanager
-def server_process(folder: Path) -> Iterator[tuple[Asker, subprocess.Popen[str]]]:
+def server_process(folder: Path) -> Iterator[tuple[Caller, subprocess.Popen[str]]]:
     command = [sys.executable, rollout_server.__file__, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield Asker(process.stdout.readline().strip()), process
+            yield Caller(process.stdout.readline().strip()), process
         finally:
             process.kill()
 
