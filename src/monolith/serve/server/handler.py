@@ -148,7 +148,7 @@ class Handler:
             exchange.version = replica.version
             columns = self._columns(replica, request)
             exchange.columns = columns
-            exchange.rows = rows = num_rows(columns)
+            exchange.rows = rows = _rows(columns)
             with lookup_scope(deadline=deadline) as report:
                 outputs = self._predict(replica, columns, rows, deadline)
             parameters = _lag_parameters(replica) | report.parameters()
@@ -339,6 +339,11 @@ def failure_response(failure: Failure) -> HttpResponse:
     if failure.http == 401:
         headers["www-authenticate"] = "Bearer"
     return HttpResponse(status=failure.http, headers=headers, body=to_json({"error": failure.message}))
+
+
+def _rows(columns: Batch) -> int:
+    lengths = {column.shape[0] if column.__class__ is Tensor else len(column) for column in columns.values()}
+    return lengths.pop() if len(lengths) == 1 else num_rows(columns)  # which says what is wrong, and takes longer
 
 
 def _version_number(model: str, version: str) -> int | None:

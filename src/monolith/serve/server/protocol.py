@@ -43,7 +43,7 @@ PARAMETERS = {
 """The parameters of a request that mean something here, and their types. Others are ignored unless they look misspelt."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InferRequest:
     """A request for predictions, of any protocol."""
 
@@ -59,7 +59,7 @@ class InferRequest:
         return self.parameters.get("binary_data_output") is True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InferResponse:
     """The answer to a request, for any protocol."""
 
@@ -134,8 +134,7 @@ def _request(tree: Mapping[str, Any], data: bytearray) -> InferRequest:
     for name, entry in _named(tree, "inputs"):
         if name in inputs:
             raise ProtocolError(f"inputs[{name!r}]: is given twice")
-        parameters = _parameters(entry, f"inputs[{name!r}]")
-        size = parameters.get("binary_data_size") if parameters else None
+        size = _parameters(entry, "inputs").get("binary_data_size") if "parameters" in entry else None
         if size is None:
             inputs[name] = from_elements(name, entry.get("datatype"), entry.get("shape"), entry.get("data"))
             continue
@@ -147,11 +146,11 @@ def _request(tree: Mapping[str, Any], data: bytearray) -> InferRequest:
         at += size
     if at != len(data):
         raise ProtocolError(f"body: {len(data) - at:,} bytes are left after the binary data of all inputs")
-    parameters = checked_parameters(_parameters(tree, "request"))
+    parameters = checked_parameters(_parameters(tree, ""))
     binary = parameters.get("binary_data_output") is True
     outputs: dict[str, bool] = {}
     for name, entry in _named(tree, "outputs"):
-        wanted = _parameters(entry, f"outputs[{name!r}]").get("binary_data", binary)
+        wanted = _parameters(entry, "outputs").get("binary_data", binary)
         outputs[name] = wanted is True
     return InferRequest(checked_id(tree.get("id", "")), parameters, inputs, outputs)
 
@@ -160,20 +159,24 @@ def _named(tree: Mapping[str, Any], kind: str) -> Sequence[tuple[str, Mapping[st
     entries = tree.get(kind) or []
     if not isinstance(entries, list) or len(entries) > _MAX_TENSORS:
         raise ProtocolError(f"{kind}: expected a list of at most {_MAX_TENSORS} tensors")
+    found = []
     for entry in entries:
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if type(name) is not str:
             raise ProtocolError(f"{kind}: expected objects with a name, got {entry!r:.80}")
-    return [(entry["name"], entry) for entry in entries]
+        found.append((name, entry))
+    return found
 
 
-def _parameters(entry: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def _parameters(entry: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     parameters = entry.get("parameters")
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):
+        where = f"{kind}[{entry['name']!r}]" if kind else "request"
         raise ProtocolError(f"{where}.parameters: expected an object, got {type(parameters).__name__}")
     if "shared_memory_region" in parameters:
-        raise ProtocolError(f"{where}: this server has no shared memory; send the tensor in the request")
+        raise ProtocolError(f"{kind}: this server has no shared memory; send the tensor in the request")
     return parameters
 
 

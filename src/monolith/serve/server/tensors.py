@@ -63,7 +63,7 @@ _OF_TORCH = {
 _MAX_DIMS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would double the time to make one
 class WireTensor:
     """An input of a request."""
 
@@ -90,6 +90,8 @@ def _checked_shape(name: str, datatype: object, shape: object) -> tuple[Datatype
         raise InvalidArgumentError(
             f"inputs[{name!r}].datatype: expected one of {', '.join(DATATYPES)}, got {datatype!r:.40}"
         )
+    if type(shape) is list and len(shape) == 1 and type(shape[0]) is int and 0 <= shape[0] < 2**40:
+        return kind, (shape[0],), shape[0]  # most inputs, in a fraction of the time
     if not isinstance(shape, Sequence) or isinstance(shape, str) or not 1 <= len(shape) <= _MAX_DIMS:
         raise InvalidArgumentError(f"inputs[{name!r}].shape: expected 1 to {_MAX_DIMS} sizes, got {shape!r:.80}")
     count = 1
@@ -122,10 +124,10 @@ def from_raw(name: str, datatype: object, shape: object, data: bytearray, offset
     if not count:
         return WireTensor(kind.name, sizes, torch.empty(sizes, dtype=kind.torch))
     if kind.name in _SHARED and not offset % kind.bytes:
-        shared = torch.frombuffer(data, dtype=kind.torch, count=count, offset=offset)
-        return WireTensor(kind.name, sizes, shared if len(sizes) == 1 else shared.view(sizes))
-    array = np.frombuffer(data, kind.numpy, count, offset)
-    return WireTensor(kind.name, sizes, _as_torch(name, kind, array).view(sizes))
+        tensor = torch.frombuffer(data, dtype=kind.torch, count=count, offset=offset)
+    else:
+        tensor = _as_torch(name, kind, np.frombuffer(data, kind.numpy, count, offset))
+    return WireTensor(kind.name, sizes, tensor if len(sizes) == 1 else tensor.view(sizes))
 
 
 _SHARED = {"INT64", "FP32", "FP64", "FP16", "BF16"}
@@ -180,11 +182,13 @@ def from_elements(name: str, datatype: object, shape: object, elements: object) 
     if kind.name == "BYTES":
         return WireTensor("BYTES", sizes, _strings(name, elements, count))
     try:
-        array = np.asarray(elements)
+        array = np.array(elements)
     except (ValueError, OverflowError):
         raise InvalidArgumentError(
             f"inputs[{name!r}].data: expected lists of the same length, as in {list(sizes)}"
         ) from None
+    if array.dtype == np.int64 and kind.name == "INT64" and array.shape == sizes and count:
+        return WireTensor("INT64", sizes, torch.from_numpy(array))  # most inputs, in a fraction of the time
     if array.size != count or (array.ndim > 1 and array.shape != sizes):
         got = f"{array.size:,} elements" if array.ndim == 1 else f"lists of shape {list(array.shape)}"
         raise InvalidArgumentError(f"inputs[{name!r}].data: expected {count:,} elements for {list(sizes)}, got {got}")
@@ -210,6 +214,12 @@ def _numbers(name: str, kind: Datatype, array: np.ndarray) -> torch.Tensor:
             )
     elif kind.name == "INT64" and array.dtype.kind == "u":
         raise InvalidArgumentError(f"inputs[{name!r}].data: INT64 is below 2**63, got {int(array.max())}")
+    elif kind.torch.is_floating_point:
+        # NumPy warns of a number that becomes infinite, torch does not. JSON has no infinite numbers.
+        found = torch.from_numpy(array.astype(np.float64)).to(kind.torch)
+        if np.isfinite(array).all() and not found.isfinite().all():
+            raise InvalidArgumentError(f"inputs[{name!r}].data: a number is too large for {kind.name}")
+        return found
     return _as_torch(name, kind, array.astype(kind.numpy))
 
 
