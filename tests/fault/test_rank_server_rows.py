@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from launched_job import Launch, is_alive
 
-EVERY, NEVER = 20, 1_000_000
+EVERY, NEVER, BATCHES = 20, 1_000_000, 150
 SECONDS = 120.0
 
 
@@ -51,40 +52,50 @@ def killed(job: Launch, victim: str) -> float:
     return time.time()
 
 
-def until_step(job: Launch, folder: Path, step: int, *, since: float = 0.0) -> list[int]:
-    """Wait until every rank has made a step that is at least `step` after `since`. Returns the last step of each."""
+def until_step(job: Launch, folder: Path, step: int, *, since: float = 0.0) -> None:
+    """Wait until every rank has made a step that is at least `step` after `since`."""
     deadline = time.monotonic() + SECONDS
     while any(made < step or moment <= since for made, moment, _ in lines(folder)):
         assert job.is_running, job.end()
         assert time.monotonic() < deadline, f"the job hangs; {folder}/logs has what its ranks wrote"
         time.sleep(0.02)
-    return [made for made, _, _ in lines(folder)]
 
 
-def finish(job: Launch, folder: Path, batches: int) -> None:
-    (folder / "last.new").write_text(str(batches))
+def finish(job: Launch, folder: Path) -> None:
+    """Let the data end after so many batches of each rank, and the job with it."""
+    # Ranks read ahead of their steps.
+    assert max(made for made, _, _ in lines(folder)) + 40 < BATCHES
+    (folder / "last.new").write_text(str(BATCHES))
     (folder / "last.new").replace(folder / "last")
     code, errors = job.end(SECONDS)
     assert code == 0, errors
     assert not any(map(is_alive, job.all_pids()))
 
 
-def quiet(folder: Path, batches: int) -> dict[str, Tensor]:
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     """What a run has in the end that nobody disturbs."""
-    folder.mkdir()
-    (folder / "last").write_text(str(batches))
+    folder = tmp_path_factory.mktemp("quiet")
     job = launched(folder, EVERY)
     try:
-        finish(job, folder, batches)
+        finish(job, folder)
     finally:
         job.close()
     return state_of(folder / "model")[1]
 
 
-def counts(batches: int) -> Tensor:
+def counts() -> Tensor:
     """How often each id is in the batches of all ranks."""
-    ids = [ranked.batch_of(shard, number)["id"] for shard in range(partial.RANKS) for number in range(batches)]
+    ids = [ranked.batch_of(shard, number)["id"] for shard in range(partial.RANKS) for number in range(BATCHES)]
     return torch.bincount(torch.cat(ids), minlength=ranked.IDS)  # type: ignore[arg-type]
+
+
+def require_exact(folder: Path, quiet: dict[str, Tensor]) -> None:
+    """Compare the last checkpoint with the data, and with a run that nobody has disturbed."""
+    model, found = state_of(folder / "model")
+    torch.testing.assert_close(ranked.counted(model.embeddings.store), counts().float(), rtol=0, atol=0)
+    assert round(-model.batches.item()) == partial.RANKS * BATCHES
+    assert equal(found, quiet)
 
 
 @pytest.mark.parametrize(
@@ -96,17 +107,39 @@ def counts(batches: int) -> Tensor:
         (NEVER, "rank 1", "there is no checkpoint"),
     ],
 )
-def test_every_batch_counts_once_in_the_rows_of_servers(tmp_path: Path, every: int, victim: str, said: str) -> None:
+def test_every_batch_counts_once_in_the_rows_of_servers(
+    tmp_path: Path, quiet: dict[str, Tensor], every: int, victim: str, said: str
+) -> None:
     folder = tmp_path / "disturbed"
     job = launched(folder, every)
     try:
         until_step(job, folder, EVERY + 10)
-        batches = max(until_step(job, folder, 1, since=killed(job, victim))) + 60
-        finish(job, folder, batches)
+        until_step(job, folder, 1, since=killed(job, victim))
+        finish(job, folder)
     finally:
         job.close()
-    model, found = state_of(folder / "model")
-    torch.testing.assert_close(ranked.counted(model.embeddings.store), counts(batches).float(), rtol=0, atol=0)
-    assert round(-model.batches.item()) == partial.RANKS * batches
-    assert equal(found, quiet(tmp_path / "quiet", batches))
+    require_exact(folder, quiet)
     assert said in "\n".join(job.lines("rank 0"))
+
+
+@pytest.mark.parametrize(("every", "said"), [(EVERY, "go back to step"), (NEVER, "there is no checkpoint")])
+def test_a_new_job_begins_where_its_checkpoint_is(
+    tmp_path: Path, quiet: dict[str, Tensor], every: int, said: str
+) -> None:
+    """All processes are killed. The servers of the next job restore themselves from their logs, which are ahead."""
+    folder = tmp_path / "disturbed"
+    first = launched(folder, every)
+    try:
+        until_step(first, folder, EVERY + 10)
+    finally:
+        first.close()
+        for process in first.all_pids():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    second = launched(folder, every)
+    try:
+        finish(second, folder)
+    finally:
+        second.close()
+    require_exact(folder, quiet)
+    assert said in "\n".join(second.lines("rank 0"))
