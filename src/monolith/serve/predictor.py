@@ -81,6 +81,8 @@ class Predictor:
         is_plain = True
         inputs: list[Any] = [None] * len(program.inputs)
         lengths: set[int] = set()
+        # A new thread would multiply matrices with all processors, whatever torch.set_num_threads said, until something asks it.
+        torch.get_num_threads()
         with torch.inference_mode():
             for dense in self._dense:
                 inputs[dense.position] = column = dense.check(batch)
