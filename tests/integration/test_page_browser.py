@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -244,6 +245,7 @@ def test_without_the_chart_library_it_draws_lines_and_says_so(shown: Browser, mo
         shown.until("document.querySelectorAll('svg.plot path').length === 6")
         assert shown.evaluate("document.querySelector('svg.plot path').getAttribute('d').split('L').length") == 30
         assert "Charts are reduced" in shown.text()
+        assert re.search(r"lag \d+\.\d ms, at most \d+\.\d ms", shown.text())
         assert not [url for url in shown.requests if "uplot" in url]
 
 

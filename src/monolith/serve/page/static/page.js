@@ -126,7 +126,9 @@ class Chart {
 
   draw(data) {
     this.data = data;
-    this.names.forEach((name, at) => setText(this.legend.children[at], `${name} ${this.show(data[at + 1]?.at(-1))}`));
+    // Simple lines have no axis, so the text says how high they go.
+    const top = (line) => (window.uPlot ? "" : `, at most ${this.show(Math.max(0, ...(line ?? [])))}`);
+    this.names.forEach((name, at) => setText(this.legend.children[at], `${name} ${this.show(data[at + 1]?.at(-1))}${top(data[at + 1])}`));
     if (!window.uPlot) sparkline(this.holder, data);
     else if (this.plot) this.plot.setData(data);
     else if (this.holder.clientWidth) this.plot = new window.uPlot(this.options(), data, this.holder);
