@@ -44,8 +44,8 @@ def serve_shard(
     discovery: Annotated[
         str | None,
         typer.Option(
-            help="Announce the shard: file=FOLDER, consul=NAME, zk=NAME[@HOST:PORT,...] or ray=NAME[@HOST:PORT]. "
-            "Front ends find it with the same value of --shards. By default $MONOLITH_SERVING_SHARDS.",
+            help="Announce the shard: file=FOLDER, consul=NAME, zk=NAME[@HOSTS] or ray=NAME[@HOST:PORT]. "
+            "Front ends find it with the same value of --shards.",
             envvar=SHARDS_VARIABLE,
         ),
     ] = None,

@@ -25,7 +25,7 @@ from monolith.errors import (
     UnavailableError,
 )
 from monolith.ps.protocol.messages import DeclaredTable, TableRead
-from monolith.serve.shards.addresses import SERVICE, discovered_shards
+from monolith.serve.shards.addresses import SHARD_SERVICE, discovered_shards
 from monolith.serve.shards.messages import ShardCall, ShardDescription, ShardLookup
 from monolith.serve.shards.shard_map import ServedShard, choose_replica
 from monolith.serve.shards.shard_replica import ShardClientConfig, ShardReplica
@@ -86,7 +86,7 @@ def ps_of(ids: Ids, num_ps: int) -> np.ndarray:
 
 
 def shard_models(
-    discovery: ServiceDiscovery, model: str = "", service: str = SERVICE
+    discovery: ServiceDiscovery, model: str = "", service: str = SHARD_SERVICE
 ) -> Callable[[], dict[str, tuple[str, ...]]]:
     """Return a function that finds the addresses of the shards that were announced, by the original's names for them.
 

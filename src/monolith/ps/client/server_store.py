@@ -48,7 +48,7 @@ from monolith.table.store import Position
 from monolith.transport.frames import Frame
 from monolith.transport.link import Exchange, finish_each, jittered
 
-__all__ = ["ReadAhead", "ServerStore", "joined_entries", "tables_of"]
+__all__ = ["CHUNK_BYTES", "ReadAhead", "ServerStore", "joined_entries", "tables_of"]
 
 REMEMBERED = 32
 """Requests whose split is kept: the gradients of a batch come soon after its lookup."""

@@ -12,7 +12,7 @@ from monolith.transport.addresses import distinct_addresses
 
 __all__ = [
     "FindShards",
-    "SERVICE",
+    "SHARD_SERVICE",
     "ShardAddresses",
     "all_addresses",
     "announced_shard",
@@ -22,7 +22,7 @@ __all__ = [
     "parse_shards",
 ]
 
-SERVICE = "serving_shard"
+SHARD_SERVICE = "serving_shard"
 """Name of the service. Replica r of shard i is entry r of `serving_shard_<i>`."""
 
 ShardAddresses = tuple[tuple[str, ...], ...]
@@ -50,7 +50,7 @@ def parse_shards(text: str) -> ShardAddresses:
     return tuple(tuple(group) for group in groups)
 
 
-_DISCOVERY_HELP = "file=FOLDER, consul=NAME, zk=NAME[@HOST:PORT,...] or ray=NAME[@HOST:PORT]"
+_DISCOVERY_HELP = "file=FOLDER, consul=NAME, zk=NAME[@HOSTS] or ray=NAME[@HOST:PORT]"
 
 
 def is_discovery(text: str) -> bool:
@@ -88,7 +88,7 @@ def open_discovery(text: str) -> ServiceDiscovery:
     return discovery
 
 
-def discovered_shards(discovery: ServiceDiscovery, service: str = SERVICE) -> FindShards:
+def discovered_shards(discovery: ServiceDiscovery, service: str = SHARD_SERVICE) -> FindShards:
     """Return a function that asks `discovery` for the replicas of all shards.
 
     Example:
@@ -119,7 +119,7 @@ def _queried(discovery: ServiceDiscovery, service: str, count: int) -> Iterator[
 
 @contextmanager
 def announced_shard(
-    discovery: ServiceDiscovery, shard: int, replica: int, address: str, service: str = SERVICE
+    discovery: ServiceDiscovery, shard: int, replica: int, address: str, service: str = SHARD_SERVICE
 ) -> Iterator[None]:
     """Let front ends find a replica of a shard within a block.
 

@@ -18,14 +18,14 @@ ExportId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class ShardCall(CallNumber):
-    """The calls of an embedding shard, all of which only read. A number never changes its meaning. 160..175 are reserved."""
+    """The calls of an embedding shard, all of which only read. A number never changes its meaning. 176..191 are reserved."""
 
-    DESCRIBE = 160
-    LOOKUP = 161
-    STATS = 162
-    READ_ROWS = 163
-    READ_ENTRIES = 164
-    COUNT_SLOTS = 165
+    DESCRIBE = 176
+    LOOKUP = 177
+    STATS = 178
+    READ_ROWS = 179
+    READ_ENTRIES = 180
+    COUNT_SLOTS = 181
 
 
 class ServedCollection(Config):

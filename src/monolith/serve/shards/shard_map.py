@@ -16,7 +16,7 @@ __all__ = ["ServedShard", "ShardMap", "choose_replica", "shards_without"]
 # Not the generator of the process, which a seeded program draws from.
 _random = random.Random()
 
-SECOND_CHANCES = 2
+MOST_FAILURES = 2
 """A replica that has failed less often than this is asked again if its shard has no other one."""
 
 
@@ -65,8 +65,8 @@ def choose_replica(shard: ServedShard, tried: Sequence[ShardReplica]) -> ShardRe
             replica
             for replica in shard.replicas
             if replica.described is not None
-            and replica.failures < SECOND_CHANCES
-            and tried.count(replica) < SECOND_CHANCES
+            and replica.failures < MOST_FAILURES
+            and tried.count(replica) < MOST_FAILURES
         ]
     drawn = _random.sample(healthy, min(2, len(healthy)))
     return min(drawn, key=lambda replica: replica.load, default=None)

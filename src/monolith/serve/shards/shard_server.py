@@ -36,7 +36,7 @@ from monolith.urls import LocalPath
 
 __all__ = ["ShardCalls", "ShardConfig", "ShardServer", "ShardTables", "load_shard"]
 
-MAX_CACHED = 16384
+MAX_CACHED_TEXT = 16384
 """Characters of the longest text of a lookup that is cached, so that clients cannot fill the memory."""
 FRAME_BYTES = 2**30
 """Bytes of requests and answers in memory. Further ones are refused, and clients ask another replica."""
@@ -48,7 +48,7 @@ class ShardConfig(ListenConfig):
     """Which rows a shard holds, where it listens, which clients it accepts, and its limits.
 
     Example:
-        >>> ShardConfig(export="exported_models/7", shard=1, shards=2).buckets
+        >>> ShardConfig(export=Path("exported_models/7"), shard=1, shards=2).buckets
         range(2048, 4096)
     """
 
@@ -188,7 +188,7 @@ class ShardCalls(FrameCalls):
 
     def _lookup(self, frame: Frame, out: np.ndarray | None) -> np.ndarray:
         text = frame.text
-        lookup = (_cached_lookup if len(text) <= MAX_CACHED else ShardLookup.from_json)(text)
+        lookup = (_cached_lookup if len(text) <= MAX_CACHED_TEXT else ShardLookup.from_json)(text)
         return self._collection(lookup).answer(
             lookup,
             frame,
@@ -275,7 +275,7 @@ class ShardServer(FrameServer):
 
     Example:
         >>> from monolith.serve.shards.shard_server import ShardConfig, ShardServer
-        >>> server = ShardServer(ShardConfig(export="exported_models", shard=0, shards=2))  # doctest: +SKIP
+        >>> server = ShardServer(ShardConfig(export=Path("exported_models"), shard=0, shards=2))  # doctest: +SKIP
         >>> server.address  # doctest: +SKIP
         '127.0.0.1:41233'
     """

@@ -17,7 +17,7 @@ import torch
 from monolith.cluster.discovery.service_discovery import ServiceDiscovery
 from monolith.errors import ConfigError, InvalidArgumentError, UnavailableError
 from monolith.ps.client.scatter_gather import BagSplit, CutBags, DistinctIds, Indices, are_long, split_by_owner
-from monolith.ps.client.server_store import joined_entries
+from monolith.ps.client.server_store import CHUNK_BYTES, joined_entries
 from monolith.ps.protocol.messages import Pooling, TableRead, Wire
 from monolith.ps.protocol.precision import widen
 from monolith.ps.server.served_tables import ServedTables
@@ -44,9 +44,6 @@ from monolith.table.store import FollowedLog, Position, RestoreChoices, StoreSav
 from monolith.transport.frames import Frame
 
 __all__ = ["ShardStore", "ShardStores", "open_shard_stores"]
-
-CHUNK_BYTES = 2**26
-"""Bytes of rows in one answer of `iter_rows`, about."""
 
 
 @dataclass(frozen=True)
