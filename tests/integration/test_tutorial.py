@@ -67,6 +67,7 @@ def one_thread() -> Iterator[None]:
         "guide-log",
         "guide-parameter-servers",
         "guide-ranks",
+        "guide-rollout",
         "guide-training",
     ],
 )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 
 from monolith.errors import ConfigError
 from monolith.serve.rollout.plan import QualityBounds, RolloutPlan, split_point
@@ -69,6 +74,15 @@ def test_a_plan_that_cannot_work_is_refused(fields: dict[str, object], message: 
     with pytest.raises(ConfigError) as caught:
         RolloutPlan(model="clicks", stable=7, **fields)  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+def test_the_plan_of_the_guide_has_all_fields_with_their_defaults() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "guide-rollout.md").read_text()
+    (block,) = re.findall(r"^```yaml plan.yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    plan = RolloutPlan.from_json(json.dumps(yaml.safe_load(block)))
+    assert plan.bounds == QualityBounds()
+    assert plan.bounds.model_fields_set == set(QualityBounds.model_fields)
+    assert plan.model_fields_set == set(RolloutPlan.model_fields) - {"rewind"}
 
 
 def test_a_plan_survives_json() -> None:
