@@ -79,6 +79,9 @@ class ColumnReader:
             raise InvalidArgumentError(f"inputs[{name!r}]: expected {self._wanted(name)}, got BYTES{hint}")
         spec = self._specs.get(name)
         if spec is not None:
+            if name + SPLITS in inputs or given.shape[1:] != spec[0].shape:
+                got = f"{_got(given)} and {name + SPLITS!r}" if name + SPLITS in inputs else _got(given)
+                raise InvalidArgumentError(f"inputs[{name!r}]: expected {self._wanted(name)}, got {got}")
             return self._rows(name, self._dense(*spec, given.data))
         if given.data.dtype is not torch.int64:
             raise InvalidArgumentError(f"inputs[{name!r}]: expected {self._wanted(name)}, got {_got(given)}")

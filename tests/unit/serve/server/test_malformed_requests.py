@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
+from monolith.serve.replica import Replica
+from monolith.serve.server.model_server import ModelServer
 from served_models import ServeSums
 
 
-def post(address: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, str, str]:
+def post(
+    address: str, body: bytes, headers: dict[str, str] | None = None, *, model: str = "sums"
+) -> tuple[int, str, str]:
     connection = http.client.HTTPConnection(address, timeout=20)
     try:
-        connection.request("POST", "/v2/models/sums/infer", body, headers or {})
+        connection.request("POST", f"/v2/models/{model}/infer", body, headers or {})
         response = connection.getresponse()
         return response.status, response.headers.get("monolith-error", ""), json.loads(response.read())["error"]
     finally:
@@ -43,6 +47,7 @@ def tensor(name: str, /, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
         ({"data": None}, r"inputs\['a'\].data: expected a list, got NoneType"),
         ({"data": [None]}, r"inputs\['a'\].data: expected numbers for FP32, got other values"),
         ({"datatype": "INT64", "data": [1]}, r"inputs\['a'\]: expected FP32 \[rows\], got INT64 \[1\]"),
+        ({"shape": [1, 1]}, r"inputs\['a'\]: expected FP32 \[rows\], got FP32 \[1, 1\]"),
         ({"datatype": "INT8", "data": [128]}, r"INT8 is from -128 to 127, got 128"),
         ({"datatype": "BOOL", "data": [1]}, r"inputs\['a'\].data: expected true or false for BOOL"),
         ({"name": "aa"}, r"inputs\['a'\]: expected FP32 \[rows\], but it is missing; got 'aa', 'b'"),
@@ -52,7 +57,7 @@ def tensor(name: str, /, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
         ({"parameters": {"binary_data_size": 4}}, r"binary_data_size: expected up to 0, the bytes that are left, got 4"),
         ({"parameters": {"shared_memory_region": "x"}}, r"this server has no shared memory"),
         ({"shape": [2], "data": [1, 2]}, r"batch\['b'\]: expected 2 rows as in batch\['a'\], got 1"),
-        ({"shape": [2**39, 0], "data": []}, r"inputs\['a'\]: expected at most 65,536 rows, got 549,755,813,888"),
+        ({"data": [1e300]}, r"inputs\['a'\].data: a number is too large for FP32"),
     ],
 )  # fmt: skip
 def test_an_error_names_the_input_and_what_was_expected(
@@ -65,6 +70,21 @@ def test_an_error_names_the_input_and_what_was_expected(
     assert status == 400
     assert kind in ("InvalidArgumentError", "ProtocolError")
     assert re.search(message, error), error
+
+
+def test_a_dense_column_cannot_be_ragged(serve_sums: ServeSums) -> None:
+    server, _ = serve_sums()
+    splits = {"name": "a.splits", "datatype": "INT64", "shape": [2], "data": [0, 1]}
+    body = json.dumps({"inputs": [tensor("a"), splits, tensor("b")]}).encode()
+    status, _, error = post(server.http_address, body)
+    assert (status, error) == (400, "inputs['a']: expected FP32 [rows], got FP32 [1] and 'a.splits'")
+
+
+def test_rows_without_data_cannot_be_without_number(clicks: tuple[ModelServer, Replica]) -> None:
+    server, _ = clicks
+    ids = [{"name": name, "datatype": "INT64", "shape": [2**39, 0], "data": []} for name in ("user", "item", "tags")]
+    status, _, error = post(server.http_address, json.dumps({"inputs": ids}).encode(), model="clicks")
+    assert (status, error) == (400, "inputs['user']: expected at most 65,536 rows, got 549,755,813,888")
 
 
 @pytest.mark.parametrize(
