@@ -20,10 +20,7 @@ __all__ = ["page"]
 
 
 def page(
-    sources: Annotated[
-        list[str],
-        typer.Argument(help="URLs of replicas, and model_dirs of runs.", metavar="URL|RUN..."),
-    ],
+    sources: Annotated[list[str], typer.Argument(help="URLs of replicas, and model_dirs of runs.", metavar="SOURCES")],
     host: Annotated[str, typer.Option(help="Address to listen on: one of this machine only.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on. 0 takes a free one.", min=0, max=65535)] = 8080,
     token_file: Annotated[
@@ -34,9 +31,10 @@ def page(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve one page for several replicas and runs until interrupted.
+    """Serve one page for several replicas and runs.
 
-    It shows for each replica what the replica's own page shows, and for each run its step, newest checkpoint and log.
+    It listens until it is interrupted. It shows for each replica what the replica's own page shows, and for each run its
+    step, newest checkpoint and log.
     """
     replicas = [source for source in sources if "://" in source]
     runs = [source for source in sources if "://" not in source]

@@ -174,8 +174,6 @@ class ServingMetrics:
         """Other metrics of the server, as `RolloutCollector`. Add them before the first scrape."""
         self._registry: CollectorRegistry | None = None
 
-    # --- Answers -----------------------------------------------------------------------------------------------------
-
     def answered(self, answered: Answered) -> None:
         """Count one answer."""
         key = answered.model, answered.version
@@ -216,8 +214,6 @@ class ServingMetrics:
             self._dropped += 1
         answers = self._answers[key] = _Answers()
         return answers
-
-    # --- Samples -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread that closes a sample every second. Calling it again is harmless."""
@@ -304,8 +300,6 @@ class ServingMetrics:
             self._warnings.warn("the tables of %r cannot be measured: %s", replica, error)
             return {}
 
-    # --- Reading -----------------------------------------------------------------------------------------------------
-
     def samples(self, since: float = 0.0) -> list[LoadSample]:
         """Return the samples after the time `since`, oldest first."""
         with self._lock:
@@ -314,7 +308,10 @@ class ServingMetrics:
     def totals(self) -> dict[tuple[str, int], VersionTotals]:
         """Return what each version of a model has answered. Version 0 stands for requests that reached none."""
         with self._lock:
-            return {key: _totals(answers) for key, answers in self._answers.items()}
+            return {
+                key: VersionTotals(statuses=_by_status(known), rows=known.rows, latency=_quantiles(known.recent))
+                for key, known in self._answers.items()
+            }
 
     def freshness(self, model: str, version: int) -> dict[str, float]:
         """Return p50, p90, p99 and max of the lag in the last 300 samples, seconds. Empty if there are none."""
@@ -336,8 +333,6 @@ class ServingMetrics:
             if newest >= sequence:
                 return at, position == 0
         return None
-
-    # --- Prometheus --------------------------------------------------------------------------------------------------
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Return the text that Prometheus scrapes, and its content type, for a request that accepts `accept`."""
@@ -437,10 +432,6 @@ def _by_status(answers: _Answers) -> dict[str, int]:
     for (_, status), count in answers.statuses.items():
         statuses[status] = statuses.get(status, 0) + count
     return statuses
-
-
-def _totals(answers: _Answers) -> VersionTotals:
-    return VersionTotals(statuses=_by_status(answers), rows=answers.rows, latency=_quantiles(answers.recent))
 
 
 def _keep(values: array[float], value: float, count: int, limit: int) -> None:
