@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["open_rollouts", "page_options", "rollout", "watch_options"]
 
 Url = Annotated[str, typer.Argument(help="Address of the server, http://HOST:PORT.", metavar="URL")]
-TokenFile = Annotated[
+OperatorTokenFile = Annotated[
     Path | None, typer.Option(help="File with the token of the server. By default $MONOLITH_PS_TOKEN.")
 ]
 RootCerts = Annotated[Path | None, typer.Option(help="CA bundle (PEM) that signed the server's certificate.")]
@@ -61,7 +61,9 @@ rollout = typer.Typer(
 
 
 @rollout.command()
-def show(url: Url, token_file: TokenFile = None, tls_root_certs: RootCerts = None, as_json: Json = False) -> None:
+def show(
+    url: Url, token_file: OperatorTokenFile = None, tls_root_certs: RootCerts = None, as_json: Json = False
+) -> None:
     """Show plans, events, and the quality of versions by labels."""
     state = _Server(url, token_file, tls_root_certs).call("GET", "/rollout")
     show_answer(state if as_json else _readable(state), as_json=as_json, title=url)
@@ -81,7 +83,7 @@ def set_plan(
     shadow: Annotated[list[int] | None, typer.Option(help="Version that answers unseen. May be repeated.")] = None,
     min_labels: Annotated[int | None, typer.Option(help="Labels of each version before there is a verdict.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Allow a candidate that was rolled back before.")] = False,
-    token_file: TokenFile = None,
+    token_file: OperatorTokenFile = None,
     tls_root_certs: RootCerts = None,
     as_json: Json = False,
 ) -> None:
@@ -106,7 +108,7 @@ def set_plan(
 def promote(
     url: Url,
     model: Model = None,
-    token_file: TokenFile = None,
+    token_file: OperatorTokenFile = None,
     tls_root_certs: RootCerts = None,
     as_json: Json = False,
 ) -> None:
@@ -127,7 +129,7 @@ def rollback(
         ),
     ] = None,
     reason: Annotated[str, typer.Option(help="For the record.")] = "asked by an operator",
-    token_file: TokenFile = None,
+    token_file: OperatorTokenFile = None,
     tls_root_certs: RootCerts = None,
     as_json: Json = False,
 ) -> None:
@@ -144,7 +146,7 @@ def rollback(
 def labels(
     url: Url,
     file: Annotated[Path, typer.Argument(help="JSON lines, or .parquet, with request_id and label.", metavar="FILE")],
-    token_file: TokenFile = None,
+    token_file: OperatorTokenFile = None,
     tls_root_certs: RootCerts = None,
     as_json: Json = False,
 ) -> None:

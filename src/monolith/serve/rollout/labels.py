@@ -178,7 +178,7 @@ class PredictionMemory:
     """The predictions of the last requests, until their labels come. Thread-safe.
 
     The oldest are dropped when there are more than `max_requests`, more than `max_predictions`, or when they are older than
-    `max_age_secs`. A request takes about 600 bytes, and 4 bytes more for every prediction.
+    `max_age_secs`. A request takes about 800 bytes, and 4 bytes more for every prediction.
 
     Example:
         >>> memory = PredictionMemory()

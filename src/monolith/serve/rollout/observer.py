@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from monolith.errors import ModelNotFoundError
@@ -57,7 +58,7 @@ class ServedQuality:
         if not answered.request_id:
             self.count("answers_without_id", model, version)
             return
-        values = np.stack([_vector(answered.outputs[head]) for head in heads])
+        values = np.array([_vector(answered.outputs[head]) for head in heads], dtype=np.float32)  # a copy
         compared = self.memory.add(model, version, answered.request_id, heads, values, shadow=answered.shadow)
         for shadow, distances in compared:
             self.board.compare(model, shadow, distances)
@@ -100,4 +101,6 @@ class ServedQuality:
 
 
 def _vector(values: Tensor) -> npt.NDArray[np.float32]:
-    return values.detach().cpu().float().numpy().reshape(-1)
+    if values.requires_grad or values.dtype is not torch.float32 or values.device.type != "cpu":
+        values = values.detach().cpu().float()
+    return values.numpy().reshape(-1)

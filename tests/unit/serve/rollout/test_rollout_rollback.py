@@ -117,6 +117,21 @@ def test_requests_of_many_threads_survive_a_rollback(tmp_path: Path) -> None:
     assert router.status()["labels"]["labels_joined"] == 2000
 
 
+def test_a_verdict_about_a_plan_does_not_undo_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = router_of(tmp_path, replica(7), replica(8), replica(9))
+    router.set_plan(PLAN)
+    newer = PLAN.replaced(candidate=9)
+
+    def late(*_: object, **__: object) -> str:
+        router.set_plan(newer)
+        return "the verdict about version 8"
+
+    monkeypatch.setattr(router._board, "verdict", late)
+    serve_and_label(router, 1)
+    assert router.current_plans()[MODEL] == newer
+    assert router.status()["models"][MODEL]["rejected"] == []
+
+
 class Target:
     """Goes back when asked: `replica` predicts again as it did before it was poisoned."""
 
