@@ -210,8 +210,13 @@ class PredictionMemory:
         self._dropped: OrderedDict[_Key, None] = OrderedDict()
         self._models: set[str] = set()
         self._predictions = 0
-        self.counts: Counter[str] = Counter()
-        """Requests by what became of them: dropped_capacity, dropped_age, reused_id. Labels: see `join`."""
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Requests by what became of them: dropped_capacity, dropped_age, reused_id. Labels as labels_joined, see `join`."""
+        with self._lock:
+            return Counter(self._counts)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -265,7 +270,7 @@ class PredictionMemory:
             self._trim(self._clock())
             for label in labels:
                 self._join_one(label, found, counts)
-            self.counts.update({f"labels_{kind}": number for kind, number in counts.items()})
+            self._counts.update({f"labels_{kind}": number for kind, number in counts.items()})
         batches = []
         for (model, version, head), examples in found.items():
             predictions, given, answered = np.array(examples, dtype=np.float64).T
@@ -275,12 +280,6 @@ class PredictionMemory:
                 )
             )
         return batches, counts
-
-    def forget(self, model: str) -> None:
-        """Forget the requests of a model."""
-        with self._lock:
-            for key in [key for key in self._requests if key[0] == model]:
-                self._forget(key, "forgotten")
 
     def _join_one(
         self,
@@ -328,7 +327,7 @@ class PredictionMemory:
 
     def _forget(self, key: _Key, why: str) -> None:
         self._predictions -= self._requests.pop(key).size
-        self.counts[why] += 1
+        self._counts[why] += 1
         self._dropped[key] = None
         if len(self._dropped) > self._max_requests:
             self._dropped.popitem(last=False)

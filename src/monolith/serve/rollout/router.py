@@ -325,9 +325,10 @@ class RolloutRouter:
         """Return whether `rollback` could go back for a model, by default the first one, and to what, or why not."""
         name = model or next(iter(self._repository.names()), "")
         rollout = self._state.models.get(name)
-        if rollout is None:
-            return False, f"model {name!r} has no rollout"
-        return rollout.way_back()
+        possible, reason = (False, f"model {name!r} has no rollout") if rollout is None else rollout.way_back()
+        if not possible and name in self.targets:
+            return True, f"{reason}; name a moment of the run that it follows, such as 10m-ago"
+        return possible, reason
 
     def counters(self) -> dict[tuple[str, str, str], int]:
         """Return all counts by (what, model, version), see `ServedQuality.counters`."""

@@ -184,6 +184,9 @@ def test_going_back_in_time_that_fails_is_told_and_not_repeated_at_once(
 def test_an_operator_goes_back_in_time(tmp_path: Path) -> None:
     target = Target()
     router = router_of(tmp_path, replica(7), targets={MODEL: target})
+    possible, reason = router.rollback_possible(MODEL)
+    assert possible
+    assert reason.endswith("name a moment of the run that it follows, such as 10m-ago")
     assert router.rollback(MODEL, to="sequence=41") == "restored sequence 41"
     assert target.moments == ["sequence=41"]
     with pytest.raises(InvalidArgumentError, match="moment: expected 10m-ago"):
