@@ -29,6 +29,26 @@ def test_a_plan_survives_a_restart(tmp_path: Path) -> None:
     assert second.status()["models"][MODEL]["plan"] == PLAN.model_dump(mode="json")
 
 
+# A file of the first release. It must be read by all later ones, because a server that is updated in the middle of a rollout must
+# not begin without it.
+FIRST_RELEASE = """{"format_version": 1, "models": {"clicks": {
+ "plan": {"model": "clicks", "stable": 7, "candidate": null, "share": 0.0, "split_by": "user_id", "shadows": [9],
+  "shadow_share": 0.5, "bounds": {"max_log_loss_difference": 0.02, "max_calibration_error": 0.2, "min_auc_difference": -0.02,
+   "max_invalid_share": 0.01, "max_log_loss": null, "min_auc": null, "min_labels": 500, "confidence": 3.0,
+   "window_secs": 3600.0}, "rewind": null},
+ "started": 1795017958.4, "previous": 6, "rejected": [8],
+ "events": [{"time": 1795017958.4, "kind": "rollback", "version": 8, "automatic": true, "reason": "calibration 3.243"}]}}}"""
+
+
+def test_a_state_of_the_first_release_is_read(tmp_path: Path) -> None:
+    (tmp_path / RolloutFile.NAME).write_text(FIRST_RELEASE)
+    router = router_of(tmp_path, replica(6), replica(7), replica(8), replica(9))
+    assert ask(router, "a", 0.5) == 7
+    assert router.key_column(MODEL) == "user_id"
+    rollout = router.status()["models"][MODEL]
+    assert (rollout["plan"]["bounds"]["min_labels"], rollout["rejected"], rollout["previous"]) == (500, [8], 6)
+
+
 DYING = """
 import os, sys
 from pathlib import Path
