@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -203,16 +205,21 @@ class Page:
             return {"changes": None, "learnt": None, "note": "This server knows no change log, so there is no history."}
         if not self._history_lock.acquire(blocking=False):
             return {"changes": None, "learnt": None, "note": "Another lookup is reading the log. Try again."}
+        learnt, count = None, 0
+        newest: deque[RowChange] = deque(maxlen=_MAX_CHANGES)  # a row may have changed in every segment of a long log
         try:
-            changes = list(self._history(table, id_))
+            for count, change in enumerate(self._history(table, id_), start=1):
+                newest.append(change)
+                learnt = change if learnt is None and not change.erased else learnt
         except MonolithError as error:
             return {"changes": None, "learnt": None, "note": f"The log cannot be read: {error}"}
         finally:
             self._history_lock.release()
-        described = [self._change(replica, change) for change in changes]
-        note = f"The last {_MAX_CHANGES} of {len(changes)} changes." if len(changes) > _MAX_CHANGES else ""
-        learnt = next((change for change in described if not change["erased"]), None)
-        return {"changes": described[-_MAX_CHANGES:], "learnt": learnt, "note": note}
+        return {
+            "changes": [self._change(replica, change) for change in newest],
+            "learnt": None if learnt is None else self._change(replica, learnt),
+            "note": f"The last {_MAX_CHANGES} of {count} changes." if count > _MAX_CHANGES else "",
+        }
 
     def _change(self, replica: Replica, change: RowChange) -> dict[str, object]:
         # Numbers of several writers cannot be compared with one of a row whose writer is not known.
@@ -256,10 +263,10 @@ def row_history(model_dir: str | Path) -> Callable[[str, int], Iterable[RowChang
     """
     root = Path(model_dir)
 
-    def changes(table: str, id_: int) -> list[RowChange]:
+    def changes(table: str, id_: int) -> Iterator[RowChange]:
         folders = [root / "log", *sorted(root.glob(f"{SERVERS}/*/log"))]
-        found = (history(LogReader(folder), id_, table=table) for folder in folders if folder.is_dir())
-        return sorted((change for log in found for change in log), key=lambda change: (change.time, change.sequence))
+        logs = (history(LogReader(folder), id_, table=table) for folder in folders if folder.is_dir())
+        return heapq.merge(*logs, key=lambda change: (change.time, change.sequence))
 
     return changes
 
