@@ -208,7 +208,8 @@ class Page:
         learnt, count = None, 0
         newest: deque[RowChange] = deque(maxlen=_MAX_CHANGES)  # a row may have changed in every segment of a long log
         try:
-            for count, change in enumerate(self._history(table, id_), start=1):
+            for change in self._history(table, id_):
+                count += 1
                 newest.append(change)
                 learnt = change if learnt is None and not change.erased else learnt
         except MonolithError as error:
