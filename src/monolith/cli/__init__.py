@@ -48,7 +48,7 @@ _VERBS = {
     "evaluate": "trained_model",
     "predict": "trained_model",
     "export": "trained_model",
-    "serve": "serve",
+    "serve": "serve:serve_models",
     "inspect": "inspect",
     "import-table": "exchange",
     "export-table": "exchange",

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from monolith.serve.server.http import HttpRoute
     from monolith.serve.server.routing import Observer
 
-__all__ = ["open_replica", "serve"]
+__all__ = ["open_replica", "serve_models"]
 
 _print_lock = threading.Lock()
 
 
-def serve(
+def serve_models(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="Folders of exports: the newest version below each is served.", metavar="PATH..."),
+        typer.Argument(help="Folders of exports: the newest version below each is served.", metavar="PATHS"),
     ],
     name: Annotated[
         list[str] | None,
@@ -72,7 +72,7 @@ def serve(
         str | None,
         typer.Option(
             help="Embedding shards that hold the rows: host:port,host:port with ; between shards, or file=FOLDER, consul=NAME, "
-            "zk=NAME[@HOST:PORT,...] or ray=NAME[@HOST:PORT]. See monolith serve-shard.",
+            "zk=NAME[@HOSTS] or ray=NAME[@HOST:PORT]. See monolith serve-shard.",
             envvar=SHARDS_VARIABLE,
         ),
     ] = None,

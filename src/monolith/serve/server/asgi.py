@@ -22,7 +22,7 @@ from monolith.errors import (
     ProtocolError,
 )
 from monolith.serve.server.failures import failure_of
-from monolith.serve.server.handler import Exchange, Handler, failure_response, json_answer
+from monolith.serve.server.handler import Handler, PendingAnswer, failure_response, http_json
 from monolith.serve.server.http import HttpRequest, HttpResponse, HttpRoute
 from monolith.transport.tokens import reveal
 
@@ -131,24 +131,24 @@ class HttpApp:
 
     def _health(self, path: str) -> HttpResponse:
         if path == "/v2/health/live":
-            return json_answer({"live": True})
+            return http_json({"live": True})
         ready = self._handler.ready
-        return json_answer({"ready": ready}, 200 if ready else 503)
+        return http_json({"ready": ready}, 200 if ready else 503)
 
     def _metadata(self, method: str, parts: list[str]) -> HttpResponse:
         handler = self._handler
         if len(parts) == 2 or parts[2:] == [""]:
-            return json_answer(handler.server_metadata())
+            return http_json(handler.server_metadata())
         if parts[2:] == ["models"]:
-            return json_answer({"models": list(handler.repository.names())})
+            return http_json({"models": list(handler.repository.names())})
         if parts[2:] == ["repository", "index"]:
-            return json_answer(handler.repository_index())
+            return http_json(handler.repository_index())
         if method != "GET":
             return _method_not_allowed("GET")
         if parts[-1] == "ready":
             ready = handler.model_ready(*_model_and_version(parts[:-1]))
-            return json_answer({"ready": ready}, 200 if ready else 503)
-        return json_answer(handler.model_metadata(*_model_and_version(parts)))
+            return http_json({"ready": ready}, 200 if ready else 503)
+        return http_json(handler.model_metadata(*_model_and_version(parts)))
 
     async def _infer(
         self, model: str, version: str, headers: Mapping[str, str], body: bytes, arrived: float
@@ -157,7 +157,7 @@ class HttpApp:
         try:
             handler.admission.admit()
         except OverloadedError as error:
-            exchange = Exchange("http-json", arrived, model)
+            exchange = PendingAnswer("http-json", arrived, model)
             response = handler.failed_http(exchange, error)
             handler.observe(exchange)
             return response
@@ -182,7 +182,7 @@ class HttpApp:
         try:
             handler.admission.start(arrived + self._config.deadline_secs)
         except DeadlineExceededError as error:
-            exchange = Exchange("http-json", arrived, model)
+            exchange = PendingAnswer("http-json", arrived, model)
             response = handler.failed_http(exchange, error)
             handler.observe(exchange)
             return response
@@ -276,7 +276,7 @@ class HttpApp:
             )
         if allowed:
             return _method_not_allowed(", ".join(sorted(allowed)))
-        return json_answer({"error": f"{path:.200}: there is no such path"}, 404)
+        return http_json({"error": f"{path:.200}: there is no such path"}, 404)
 
 
 def _model_and_version(parts: list[str]) -> tuple[str, str]:
@@ -289,5 +289,5 @@ def _model_and_version(parts: list[str]) -> tuple[str, str]:
 
 
 def _method_not_allowed(allowed: str) -> HttpResponse:
-    answer = json_answer({"error": f"expected the method {allowed}"}, 405)
+    answer = http_json({"error": f"expected the method {allowed}"}, 405)
     return HttpResponse(status=405, headers={**answer.headers, "allow": allowed}, body=answer.body)

@@ -19,13 +19,13 @@ from monolith.errors import (
 from monolith.serve.server.routing import AnswerStatus
 from monolith.transport.errors import encode_error
 
-__all__ = ["Failure", "failure_of"]
+__all__ = ["RequestFailure", "failure_of"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RequestFailure:
     """How a request failed."""
 
     http: int
@@ -50,7 +50,7 @@ _KNOWN: tuple[tuple[type[MonolithError], int, str, AnswerStatus], ...] = (
 )
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> RequestFailure:
     """Return how `error` is told to a client. What is not its fault is logged with a traceback, which it does not get.
 
     Example:
@@ -61,6 +61,6 @@ def failure_of(error: Exception) -> Failure:
     told = encode_error(error)
     for kind, http, grpc, status in _KNOWN:
         if isinstance(error, kind):
-            return Failure(http, grpc, status, told.error, told.message)
+            return RequestFailure(http, grpc, status, told.error, told.message)
     _log.error("a request failed", exc_info=error)
-    return Failure(500, "INTERNAL", "error", told.error, told.message)
+    return RequestFailure(500, "INTERNAL", "error", told.error, told.message)

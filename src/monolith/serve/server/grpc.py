@@ -14,7 +14,7 @@ from monolith.errors import AuthenticationError, InvalidArgumentError, ProtocolE
 from monolith.proto import open_inference_pb2 as messages
 from monolith.serve.server.config import ServingConfig
 from monolith.serve.server.failures import failure_of
-from monolith.serve.server.handler import Exchange, Handler
+from monolith.serve.server.handler import Handler, PendingAnswer
 from monolith.serve.server.limits import deadline_of
 from monolith.serve.server.protocol import InferRequest, InferResponse, checked_id, checked_parameters
 from monolith.serve.server.tensors import WireTensor, from_elements, from_raw, to_raw, torch_datatype
@@ -139,7 +139,7 @@ class _Service:
 
     def _infer(self, message: messages.ModelInferRequest, context: grpc.ServicerContext) -> Message:
         handler, arrived = self._handler, time.monotonic()
-        exchange = Exchange("grpc", arrived, message.model_name)
+        exchange = PendingAnswer("grpc", arrived, message.model_name)
         try:
             handler.admission.admit()
             try:
@@ -153,7 +153,7 @@ class _Service:
             handler.observe(exchange)
 
     def _admitted(
-        self, exchange: Exchange, message: messages.ModelInferRequest, remaining: float | None
+        self, exchange: PendingAnswer, message: messages.ModelInferRequest, remaining: float | None
     ) -> messages.ModelInferResponse:
         handler = self._handler
         limit = min(handler.config.deadline_secs, handler.config.deadline_secs if remaining is None else remaining)

@@ -21,7 +21,7 @@ from monolith.serve.repository import ModelRepository
 from monolith.serve.server.batching import MicroBatcher
 from monolith.serve.server.columns import ColumnReader
 from monolith.serve.server.config import ServingConfig
-from monolith.serve.server.failures import Failure, failure_of
+from monolith.serve.server.failures import RequestFailure, failure_of
 from monolith.serve.server.http import HttpResponse
 from monolith.serve.server.limits import Admission, check_deadline, deadline_of
 from monolith.serve.server.protocol import (
@@ -45,7 +45,7 @@ from monolith.serve.server.routing import (
 from monolith.serve.server.tensors import torch_datatype
 from monolith.serve.shards.lookup_scope import lookup_scope
 
-__all__ = ["Exchange", "Handler", "failure_response", "json_answer"]
+__all__ = ["Handler", "PendingAnswer", "failure_response", "http_json"]
 
 _log = logging.getLogger(__name__)
 _MAX_SHADOWS = 64
@@ -53,7 +53,7 @@ _MAX_SHADOWS = 64
 
 
 @dataclass(slots=True)
-class Exchange:
+class PendingAnswer:
     """One request on its way through the handler: what observers hear about it in the end."""
 
     protocol: AnswerProtocol
@@ -119,7 +119,7 @@ class Handler:
     ) -> HttpResponse:
         """Answer an admitted `POST /v2/models/{model}/infer`. Every error becomes an answer."""
         split = headers.get(BINARY_HEADER)
-        exchange = Exchange("http-json" if split is None else "http-binary", arrived, model)
+        exchange = PendingAnswer("http-json" if split is None else "http-binary", arrived, model)
         try:
             request = decode_infer(body, split, max_json_bytes=self.config.max_json_bytes)
             timeout = request.parameters.get("timeout") or headers.get("timeout")
@@ -137,7 +137,7 @@ class Handler:
         self.observe(exchange)
         return answer
 
-    def infer(self, exchange: Exchange, request: InferRequest, version: str, deadline: float) -> InferResponse:
+    def infer(self, exchange: PendingAnswer, request: InferRequest, version: str, deadline: float) -> InferResponse:
         """Predict. Fills `exchange` with what becomes known, also if an error is raised."""
         exchange.request_id = request.id
         exchange.key = _route_key(request, self.router.key_column(exchange.model))
@@ -161,7 +161,7 @@ class Handler:
             replica.name, str(replica.version), request.id, parameters, _asked_outputs(request, outputs)
         )
 
-    def _route(self, exchange: Exchange, version: str) -> ReplicaRoute:
+    def _route(self, exchange: PendingAnswer, version: str) -> ReplicaRoute:
         """Choose replicas and keep the primary one open."""
         number = _version_number(exchange.model, version)
         while True:
@@ -194,7 +194,7 @@ class Handler:
 
         return self._batcher.predict(replica, columns, rows, deadline, in_turn)
 
-    def _start_shadows(self, route: ReplicaRoute, exchange: Exchange) -> None:
+    def _start_shadows(self, route: ReplicaRoute, exchange: PendingAnswer) -> None:
         for replica in route.shadows:
             if not self._waiting_shadows.acquire(blocking=False):
                 self._observe_shadow(replica, exchange, "overloaded", 0.0, {})
@@ -203,7 +203,7 @@ class Handler:
             else:  # removed after the router had chosen it
                 self._waiting_shadows.release()
 
-    def _shadow(self, replica: Replica, exchange: Exchange) -> None:
+    def _shadow(self, replica: Replica, exchange: PendingAnswer) -> None:
         started = time.monotonic()
         outputs: Mapping[str, Tensor] = {}
         status: AnswerStatus = "ok"
@@ -219,7 +219,7 @@ class Handler:
 
     # What observers hear
 
-    def observe(self, exchange: Exchange) -> None:
+    def observe(self, exchange: PendingAnswer) -> None:
         """Tell observers that a request was answered."""
         if not self.observers:
             return
@@ -241,7 +241,7 @@ class Handler:
     def _observe_shadow(
         self,
         replica: Replica,
-        exchange: Exchange,
+        exchange: PendingAnswer,
         status: AnswerStatus,
         seconds: float,
         outputs: Mapping[str, Tensor],
@@ -269,13 +269,13 @@ class Handler:
             except Exception:
                 _log.exception("an observer failed, the answer is not affected")
 
-    def failure(self, exchange: Exchange, error: Exception) -> Failure:
+    def failure(self, exchange: PendingAnswer, error: Exception) -> RequestFailure:
         """Return how `error` is told, and note it in `exchange`."""
         failure = failure_of(error)
         exchange.status = failure.status
         return failure
 
-    def failed_http(self, exchange: Exchange, error: Exception) -> HttpResponse:
+    def failed_http(self, exchange: PendingAnswer, error: Exception) -> HttpResponse:
         """Return the answer for a request that failed with `error`, and note it in `exchange`."""
         return failure_response(self.failure(exchange, error))
 
@@ -321,17 +321,17 @@ class Handler:
         self._shadows.shutdown(wait=True, cancel_futures=False)
 
 
-def json_answer(tree: Mapping[str, object] | Sequence[object], status: int = 200) -> HttpResponse:
+def http_json(tree: Mapping[str, object] | Sequence[object], status: int = 200) -> HttpResponse:
     """Return an answer in JSON.
 
     Example:
-        >>> json_answer({"live": True}).body
+        >>> http_json({"live": True}).body
         b'{"live":true}'
     """
     return HttpResponse(status=status, headers={"content-type": "application/json"}, body=to_json(tree))
 
 
-def failure_response(failure: Failure) -> HttpResponse:
+def failure_response(failure: RequestFailure) -> HttpResponse:
     """Return the answer for a request that failed."""
     headers = {"content-type": "application/json", "monolith-error": failure.error}
     if failure.http == 503:

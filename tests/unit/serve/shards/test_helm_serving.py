@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from helm_chart import CHART, Manifest, container, environment, helm, needed, one, rendered
-from monolith.cli.serve import serve
+from monolith.cli.serve import serve_models
 from monolith.cli.serve_shard import serve_shard
 from monolith.serve.shards.addresses import parse_shards
 
@@ -60,7 +60,7 @@ def test_nothing_is_served_unless_asked_for() -> None:
 def test_front_ends_ask_the_names_that_shards_have() -> None:
     manifests = rendered(VALUES["alone"])
     shards = shards_of(manifests)
-    given = parsed(serve, container(one(manifests, "Deployment"))["args"])
+    given = parsed(serve_models, container(one(manifests, "Deployment"))["args"])
     expected = tuple(
         tuple(
             f"{shard['metadata']['name']}-{replica}.{shard['spec']['serviceName']}.ads.svc.cluster.local:7200"
