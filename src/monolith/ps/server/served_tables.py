@@ -197,6 +197,7 @@ class ServedTables:
         instance: int,
         max_bytes: int,
         memory: FrameMemory,
+        text: str = "{}",
         out: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return the bytes of the answer to `frame`, which asks for `lookup`. Rows are written into the answer itself.
@@ -207,6 +208,7 @@ class ServedTables:
             instance: the incarnation of the server.
             max_bytes: a larger answer is refused.
             memory: counts the frames of the server. An answer that does not fit is refused.
+            text: JSON that the answer carries.
             out: where a large answer may be written.
         """
         reads = self.reads(lookup, frame.arrays)
@@ -222,7 +224,7 @@ class ServedTables:
                 "try again later"
             )
         buffer, views = allocate(
-            call=frame.call, request=frame.request, instance=instance, text="{}", shapes=shapes, out=out
+            call=frame.call, request=frame.request, instance=instance, text=text, shapes=shapes, out=out
         )
         self.lookup(reads, views)
         return buffer

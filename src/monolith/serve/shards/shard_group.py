@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -23,6 +24,7 @@ from monolith.errors import (
     UnavailableError,
 )
 from monolith.process_bound import WorkerThreads
+from monolith.serve.replica import Lag
 from monolith.serve.shards.addresses import FindShards, ShardAddresses, all_addresses
 from monolith.serve.shards.lookup_scope import current_report
 from monolith.serve.shards.messages import ShardCall, ShardDescription
@@ -149,6 +151,28 @@ class ShardGroup:
             self.counters.unanswered += sum(isinstance(outcome, UnavailableError) for outcome in outcomes)
         return outcomes
 
+    def lag(self) -> Lag | None:
+        """Return how far the rows are behind training, those of the shard that is furthest behind, as answers have said.
+
+        None if no shard follows a run.
+        """
+        told = [
+            max(replica.told for replica in shard.replicas if replica.told is not None)
+            for shard in self.map.shards
+            if any(replica.told is not None for replica in shard.replicas)
+        ]
+        if not told:
+            return None
+        now = time.monotonic()
+        each = [(now - received, Lag(**json.loads(text))) for received, text in told]
+        return Lag(
+            seconds=max(age + lag.seconds for age, lag in each),
+            step=min(lag.step for _, lag in each),
+            event_time=min(lag.event_time for _, lag in each),
+            sequence=min(lag.sequence for _, lag in each),
+            connected=all(lag.connected for _, lag in each),
+        )
+
     def count_missing(self, ids: int) -> None:
         """Count ids that were read as unseen."""
         with self._lock:
@@ -210,6 +234,8 @@ class ShardGroup:
                 self._wake.set()
         else:
             attempt.replica.answered(attempt.began)
+            if attempt.call is ShardCall.LOOKUP and one.frame.text != "{}":
+                attempt.replica.told = (time.monotonic(), one.frame.text)
 
     def _unavailable(self, one: _Waiting) -> UnavailableError:
         shard = one.request.shard

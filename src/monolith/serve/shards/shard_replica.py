@@ -71,8 +71,10 @@ class ShardClientConfig(Config):
 class Attempt:
     """One request to one replica, which is not repeated here."""
 
-    def __init__(self, replica: ShardReplica, frame: list[np.ndarray], request: int, *, limit: float) -> None:
-        self.replica = replica
+    def __init__(
+        self, replica: ShardReplica, call: CallNumber, frame: list[np.ndarray], request: int, *, limit: float
+    ) -> None:
+        self.replica, self.call = replica, call
         self.began = time.monotonic()
         self._frame, self._request = frame, request
         self._deadline = self.began + limit
@@ -161,6 +163,8 @@ class ShardReplica:
         """When it is probed again."""
         self.problem = ""
         """What went wrong last."""
+        self.told: tuple[float, str] | None = None
+        """When it last said how far its rows are behind training, and what. None if it does not follow a run."""
         self._failed_at = -1.0
         self._clock = clock
         self._requests = itertools.count(1)
@@ -181,7 +185,8 @@ class ShardReplica:
         request = next(self._requests)
         with self._lock:
             self.outstanding += 1
-        return Attempt(self, encode_parts(call=call, request=request, text=text, arrays=arrays), request, limit=limit)
+        frame = encode_parts(call=call, request=request, text=text, arrays=arrays)
+        return Attempt(self, call, frame, request, limit=limit)
 
     def ask(self, call: CallNumber, text: str = "{}", *, limit: float) -> Frame:
         """Send one request and return its answer, without a change of its health."""

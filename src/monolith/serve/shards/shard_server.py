@@ -41,6 +41,9 @@ MAX_CACHED_TEXT = 16384
 FRAME_BYTES = 2**30
 """Bytes of requests and answers in memory. Further ones are refused, and clients ask another replica."""
 
+LAG_SECS = 0.02
+"""Seconds for which answers repeat the lag that was measured last."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -165,6 +168,7 @@ class ShardCalls(FrameCalls):
         self.tables = tables
         self.frames = FrameMemory(FRAME_BYTES)
         self._lag, self._started = lag, time.monotonic()
+        self._lag_told = (-LAG_SECS, "{}")
         self._described = tables.description.model_dump_json()
         self._handlers |= {
             BasicCall.HEALTH: self._health,
@@ -195,8 +199,17 @@ class ShardCalls(FrameCalls):
             instance=self.instance,
             max_bytes=self._max_frame_bytes,
             memory=self.frames,
+            text=self._lag_text(),
             out=out,
         )
+
+    def _lag_text(self) -> str:
+        """Return how far the rows are behind training, as JSON, not older than `LAG_SECS`."""
+        now = time.monotonic()
+        if now >= self._lag_told[0] + LAG_SECS:
+            lag = self._lag()
+            self._lag_told = (now, "{}" if lag is None else json.dumps(_as_json(lag)))
+        return self._lag_told[1]
 
     def _collection(self, read: ShardLookup | ShardRead) -> ServedTables:
         mine = self.tables.description
