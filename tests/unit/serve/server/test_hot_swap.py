@@ -13,6 +13,7 @@ from monolith.errors import CorruptFileError
 from monolith.serve import load
 from monolith.serve.replica import Replica
 from monolith.serve.repository import ModelRepository
+from monolith.serve.server.routing import ReplicaRoute
 from monolith.serve.watch import VersionWatch, export_versions
 from served_models import ServeSums, columns, sum_replica
 
@@ -45,6 +46,30 @@ def test_no_request_fails_while_versions_are_swapped(serve_sums: ServeSums) -> N
     assert problems == []
 
 
+def test_a_version_that_is_removed_after_it_was_chosen_is_not_used(serve_sums: ServeSums) -> None:
+    class Late:
+        """Chooses a version just before it is replaced."""
+
+        repository = ModelRepository()
+        swapped = False
+
+        def key_column(self, name: str) -> str | None:
+            return None
+
+        def route(self, name: str, version: int | None, key: str) -> ReplicaRoute:
+            chosen = self.repository.get(name, version)
+            if not self.swapped:
+                self.swapped = True
+                self.repository.replace(sum_replica(2, scale=2.0))
+            return ReplicaRoute(primary=chosen)
+
+    router = Late()
+    server, client = serve_sums(sum_replica(1), router=router)
+    router.repository = server.handler.repository
+    answer = client.infer(columns(1.0))
+    assert (answer.version, answer["sum"].tolist()) == (2, [4.0])
+
+
 def test_a_newer_export_of_a_folder_replaces_the_served_one(exported: Path, tmp_path: Path) -> None:
     folder = tmp_path / "exports"
     shutil.copytree(exported, folder / "1")
@@ -69,7 +94,8 @@ def test_a_newer_export_of_a_folder_replaces_the_served_one(exported: Path, tmp_
         assert watch.look()
         assert [path.name for path in opened] == ["8", "7"]
         assert repository.versions("clicks") == (7,)
-        assert not watch.look(), "the damaged version is not tried again and again"
+        assert not watch.look()
+        assert [path.name for path in opened] == ["8", "7"], "the damaged version is not tried again and again"
     finally:
         watch.close()
         repository.close()

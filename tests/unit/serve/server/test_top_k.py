@@ -35,6 +35,8 @@ def test_the_best_rows_are_those_of_all_predictions(clicks: tuple[ModelServer, R
 def test_ties_keep_the_order_of_rows_and_nan_is_last() -> None:
     found = top_rows({"out": torch.tensor([1.0, torch.nan, 2.0, 1.0, 2.0])}, 9, None)
     assert found["indices"].tolist() == [2, 4, 0, 3, 1]
+    equal = top_rows({"out": torch.zeros(50_000)}, 50_000, None)
+    assert torch.equal(equal["indices"], torch.arange(50_000))
 
 
 def test_all_rows_are_returned_if_there_are_fewer() -> None:
