@@ -282,7 +282,8 @@ class ShardGroup:
         found = all_addresses(groups)
         if not found:
             # A failed or empty answer of a service must not replace a list that works.
-            self._say("no shard is announced; those known before are used")
+            known = "those known before are used" if self._replicas else "waiting for the first"
+            self._say(f"no shard is announced; {known}")
             return False
         new = [address for address in found if address not in self._replicas]
         with self._lock:
