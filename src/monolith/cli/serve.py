@@ -170,6 +170,7 @@ def _serve(
     from monolith.serve.metrics import ServingMetrics
     from monolith.serve.repository import ModelRepository
     from monolith.serve.server.model_server import ModelServer
+    from monolith.serve.shards.metrics import ShardCollector
     from monolith.serve.watch import VersionWatch, export_versions
 
     def swapped(replica: Replica) -> None:
@@ -188,6 +189,7 @@ def _serve(
             if not repository.ready(name):  # a rollout has loaded its versions
                 repository.add(opener(name, path))
         metrics = ServingMetrics(repository)
+        metrics.collectors.append(ShardCollector(repository))
         observers, routes = _observers_and_routes(metrics, router)
         server = stack.enter_context(
             ModelServer(repository, config, router=router, observers=observers, extra_routes=routes)
