@@ -39,6 +39,8 @@ READ_BYTES = 2**22
 """About how many bytes of rows are read with one call."""
 MAX_UNDO = 2**24
 """Ids that are remembered because their changes are not durable. With more, a restart of the writer means reading all rows."""
+FIND_SECS = 1.0
+"""Seconds between two looks at which writers there are."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between two attempts to reach a writer. Doubled each time, up to the longest."""
 
@@ -135,6 +137,8 @@ class Follower:
         target: What is kept up to date. It is changed by the threads of the follower.
         wait: Seconds that a writer may wait before it answers that nothing has changed.
         find_writer: Returns a writer by its address, for servers that buckets are moved to. None: they are not followed.
+        find_writers: Returns all writers there are now. Asked every second: new ones are followed, others no longer.
+        buckets: Only rows of these buckets are kept up to date. Rows of others are neither read nor applied.
         clock: Returns seconds, rising.
     """
 
@@ -145,11 +149,13 @@ class Follower:
         *,
         wait: float = 0.25,
         find_writer: Callable[[str], Writer] | None = None,
+        find_writers: Callable[[], Sequence[Writer]] | None = None,
+        buckets: range = range(NUM_BUCKETS),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not writers:
             raise InvalidArgumentError("writers: expected at least one")
-        self.target, self.clock, self.wait = target, clock, wait
+        self.target, self.clock, self.wait, self.buckets = target, clock, wait, buckets
         self.number = secrets.randbits(62) | 1
         """Tells the writers who asks."""
         self._bound = ProcessBound("the follower")
@@ -161,8 +167,16 @@ class Follower:
         self._started = threading.Condition()
         self._threads: list[_WriterThread] = []
         self._addresses: set[str] = set()
+        self._made = 0
+        self._closing = threading.Event()
         for writer in writers:
             self._add(writer)
+        self._finding: threading.Thread | None = None
+        if find_writers is not None:
+            self._finding = threading.Thread(
+                target=self._find, args=(find_writers,), name="monolith-follow-writers", daemon=True
+            )
+            self._finding.start()
 
     @property
     def progress(self) -> dict[str, Progress]:
@@ -194,18 +208,48 @@ class Follower:
         """Stop following. The target keeps what it has."""
         if not self._bound.is_here:
             return
+        self._closing.set()
+        if self._finding is not None:
+            self._finding.join()
         for thread in self._threads:
             thread.stop()
         for thread in self._threads:
             thread.join()
 
     def _add(self, writer: Writer) -> None:
-        thread = _WriterThread(self, writer, len(self._threads))
+        thread = _WriterThread(self, writer, self._made)
+        self._made += 1
         self._threads.append(thread)
         thread.start()
 
+    def _find(self, find_writers: Callable[[], Sequence[Writer]]) -> None:
+        found_here: set[str] = {thread.writer.name for thread in self._threads}
+        while not self._closing.wait(FIND_SECS):
+            try:
+                writers = {writer.name: writer for writer in find_writers()}
+            except MonolithError as error:
+                _log.debug("the processes of the run cannot be found at the moment: %s", error)
+                continue
+            known = {thread.writer.name for thread in self._threads}
+            for name in writers.keys() - known:
+                _log.info("following %s", name)
+                found_here.add(name)
+                self._add(writers[name])
+            gone = [
+                thread
+                for thread in self._threads
+                if thread.writer.name in found_here and thread.writer.name not in writers
+            ]
+            for thread in gone:
+                _log.info("%s is not part of the run any more", thread.writer.name)
+                thread.stop()
+                self._threads.remove(thread)
+
     def _all_read(self) -> bool:
-        return all(thread.progress.as_of is not None for thread in self._threads)
+        """Whether every bucket has been read from somebody, and every writer has answered."""
+        wanted = self.owners[self.buckets.start : self.buckets.stop]
+        has_all = not self.target.tables() or bool((wanted != NOBODY).all())
+        return has_all and all(thread.progress.as_of is not None for thread in self._threads)
 
 
 class _WriterThread(threading.Thread):
@@ -263,8 +307,11 @@ class _WriterThread(threading.Thread):
         progress = self.progress
         progress.step = max(answer.step if not behind else 0, last.step if last is not None else 0, progress.step)
         progress.event_time = max(answer.event_time, progress.event_time)
+        self._group.note_moved(answer.moved_to)
         first = progress.as_of is None
         progress.as_of = received - age
+        if first or answer.state == "resync":
+            self._group.note_read()
         if answer.state == "segments":
             self._undo.note(answer.newest, answer.durable)
         self._asked = self._asked.model_copy(
@@ -275,9 +322,6 @@ class _WriterThread(threading.Thread):
                 "log_checksum": answer.log_checksum,
             }
         )
-        if first:
-            self._group.note_read()
-        self._group.note_moved(answer.moved_to)
         progress.durable = answer.durable
 
     def _can_rewind(self) -> bool:
@@ -350,7 +394,7 @@ class _WriterThread(threading.Thread):
         """Read all rows of the writer."""
         _log.info("reading all rows of %s", self.writer.name)
         unknown = self._group.target.tables().keys() - answer.rows.keys()
-        if unknown:
+        if unknown and answer.rows:
             _log.warning("%s has no tables %s, which are not followed", self.writer.name, ", ".join(sorted(unknown)))
         for first, end in answer.ranges:
             self._read_range(answer.rows, first, end)
@@ -369,7 +413,8 @@ class _WriterThread(threading.Thread):
         self._undo.reset()
 
     def _read_range(self, rows: Mapping[str, int], first: int, end: int) -> None:
-        copies = self._group.target.tables()
+        copies, wanted = self._group.target.tables(), self._group.buckets
+        first, end = max(first, wanted.start), min(end, wanted.stop)
         for name, count in rows.items():
             if name not in copies:
                 continue

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,14 @@ import torch
 
 from monolith.errors import InvalidArgumentError, MonolithError, UnavailableError
 from monolith.follow.follower import Follower, Writer
-from monolith.follow.run_service import ADDRESS_FILE, service_address, service_token
+from monolith.follow.run_service import (
+    ADDRESS_FILE,
+    rank_feeds,
+    rank_service,
+    servers_token,
+    service_address,
+    service_token,
+)
 from monolith.serve.predictor import Predictor
 from monolith.serve.replica import Lag
 from monolith.table import EmbeddingTable
@@ -51,18 +59,33 @@ class RunWriters:
 
     Args:
         model_dir: Of the run.
-        token: What its service requires. None: what its file `controller_token` says, or $MONOLITH_PS_TOKEN.
+        token: What its service and its servers require, where no file of the model_dir says it. None: $MONOLITH_PS_TOKEN.
         tls_root_certs: CA bundle (PEM) that signed its certificate.
     """
 
     def __init__(self, model_dir: str, *, token: str | None = None, tls_root_certs: Path | None = None) -> None:
         self.model_dir = model_dir
-        self._token = token
+        self._token, self._tls_root_certs = token, tls_root_certs
         self._pem = None if tls_root_certs is None else read_pem(tls_root_certs, "tls_root_certs")
 
     def writer(self) -> Writer:
         """Return the chief of the run. Its address is read again for every connection."""
         return Writer(name=f"run {self.model_dir}", connect=self._connect)
+
+    def writers(self) -> list[Writer]:
+        """Return the chief, and the other ranks if rows are spread over ranks."""
+        ranks = rank_feeds(self.model_dir)
+        return [self.writer(), *(Writer(name=f"rank {n}", connect=partial(self._connect_to_rank, n)) for n in ranks)]
+
+    def server(self, address: str) -> Writer:
+        """Return a parameter server of the run. The chief knows its address."""
+        token = servers_token(self.model_dir) or self._token
+        _, find = server_writers([address], token=token, tls_root_certs=self._tls_root_certs)
+        return find(address)
+
+    def _connect_to_rank(self, rank: int) -> Link:
+        address, token = rank_service(self.model_dir, rank)
+        return Link(address, timeout=CONNECT_SECS, token=token or self._token, tls_root_certs=self._pem, max_streams=1)
 
     def _connect(self) -> Link:
         address = service_address(self.model_dir)
@@ -70,7 +93,7 @@ class RunWriters:
             raise UnavailableError(
                 f"{self.model_dir}: no run answers here, there is no {ADDRESS_FILE}. It has ended, or has not begun"
             )
-        token = service_token(self.model_dir, self._token)
+        token = service_token(self.model_dir) or self._token
         return Link(address, timeout=CONNECT_SECS, token=token, tls_root_certs=self._pem, max_streams=1)
 
 
@@ -108,6 +131,7 @@ class TrainingFollower:
         predictor: Its tables must be in this process.
         writers: The processes that hold the rows.
         find_writer: Returns a server by its address, for servers that are added while the run goes on.
+        find_writers: Returns all writers there are now. Asked every second.
         clock: Returns seconds, rising.
     """
 
@@ -117,11 +141,19 @@ class TrainingFollower:
         writers: Sequence[Writer],
         *,
         find_writer: Callable[[str], Writer] | None = None,
+        find_writers: Callable[[], Sequence[Writer]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._began = clock()
-        self._follower = Follower(writers, _ServedTables(predictor), find_writer=find_writer, clock=clock)
+        self._follower = Follower(
+            writers, _ServedTables(predictor), find_writer=find_writer, find_writers=find_writers, clock=clock
+        )
+
+    @classmethod
+    def of_run(cls, predictor: Predictor, run: RunWriters) -> TrainingFollower:
+        """Follow a run wherever its rows are: in its process, on servers or on ranks."""
+        return cls(predictor, run.writers(), find_writer=run.server, find_writers=run.writers)
 
     def wait_until_read(self, timeout: float) -> bool:
         """Wait until the rows of all writers were read once. Returns whether that happened in time."""

@@ -164,6 +164,7 @@ class Controller(Hook):
             servers: returns the addresses of the parameter servers.
         """
         self._barrier, self._servers = barrier, servers
+        self.feed.servers = servers
 
     def status(self) -> TrainingStatus:
         """Return how far the run is, without waiting for the end of a step."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -20,7 +18,14 @@ from pydantic import Field
 from monolith.cluster.net import concat_ip_and_port, get_local_host
 from monolith.config import Config, Positive
 from monolith.errors import InvalidArgumentError, StorageError, UnavailableError
-from monolith.follow.run_service import ADDRESS_FILE, TOKEN_FILE, service_address, service_token
+from monolith.follow.run_service import (
+    ADDRESS_FILE,
+    TOKEN_FILE,
+    announce_servers,
+    service_address,
+    service_token,
+    write_private,
+)
 from monolith.state.storage import is_remote, open_folder
 from monolith.table.arrays import Ids, id_array
 from monolith.table.entries import Entries
@@ -40,6 +45,7 @@ from monolith.transport.server import FrameServer, read_pem
 from monolith.transport.tokens import Token, new_token, reveal
 
 if TYPE_CHECKING:
+    from monolith.train.run_feed import RunFeed
     from monolith.train.trainer import Trainer
 
 __all__ = ["ControlCall", "ControlClient", "ControlServer", "controlled"]
@@ -162,16 +168,21 @@ class ControlServer(FrameServer):
 
 @contextmanager
 def controlled(
-    trainer: Trainer, config: ControllerConfig, *, num_workers: int = 1, token: Token = None
+    trainer: Trainer,
+    config: ControllerConfig,
+    *,
+    num_workers: int = 1,
+    token: Token = None,
+    feed: RunFeed | None = None,
 ) -> Iterator[Controller]:
     """Yield the `Controller` of a run, and let `monolith control MODEL_DIR` reach it during the block.
 
     The address is in the file `controller_server_addr.txt` of the model_dir. A client sends `config.token` or, if there is none,
     the token that is drawn here and written to the file `controller_token`, which only its owner can read. A remote model_dir
     cannot keep a token secret: there it is `token`, that of the run, and a run without one cannot be reached. Neither can a run
-    without a model_dir.
+    without a model_dir. Replicas follow `feed`, by default the rows of the trainer.
     """
-    controller = Controller(trainer, num_workers=num_workers)
+    controller = Controller(trainer, num_workers=num_workers, feed=feed)
     folder = trainer.config.model_dir
     secret = reveal(config.token) or (reveal(token) if folder is not None and is_remote(folder) else None)
     try:
@@ -184,6 +195,8 @@ def controlled(
             drawn = None if secret is not None else new_token()
             listens = config.model_copy(update={"token": secret or drawn})
             with ControlServer(controller, listens) as server, _announced(folder, server, listens.host, drawn):
+                if reveal(token) is not None and not is_remote(folder):
+                    announce_servers(folder, reveal(token))
                 yield controller
     finally:
         controller.close()
@@ -196,7 +209,7 @@ def _announced(folder: str, server: ControlServer, host: str, token: str | None)
     address = concat_ip_and_port(get_local_host(), server.port) if host in _ANY_ADDRESS else server.address
     try:
         if token is not None:
-            _write_private(Path(folder), TOKEN_FILE, token)
+            write_private(Path(folder), TOKEN_FILE, token)
         home.write(ADDRESS_FILE, address.encode())
     except StorageError as error:
         # The run itself can do without, and reports a disk that fails when it saves.
@@ -209,20 +222,6 @@ def _announced(folder: str, server: ControlServer, host: str, token: str | None)
             if home.size(ADDRESS_FILE) is not None and home.read(ADDRESS_FILE) == address.encode():
                 home.remove(ADDRESS_FILE)
                 home.remove(TOKEN_FILE)
-
-
-def _write_private(folder: Path, name: str, text: str) -> None:
-    temporary = folder / f".{name}.{secrets.token_hex(8)}.tmp"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Made with its mode: no moment at which others can open it.
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-        temporary.replace(folder / name)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise StorageError(f"{folder / name}: cannot be written: {error.strerror}") from error
 
 
 class ControlClient:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,8 @@ class RunFeed(Hook):
     Args:
         trainer: The run.
         tables: Returns the tables of this process by the name they have in checkpoints. None: those of the trainer.
-        owner: Which buckets they have, if other ranks have the rest.
+        owner: Which buckets they have, if other ranks have the rest. What is durable of them is not reported: after a restart
+            replicas read all rows again.
         dense: Whether the weights of this process are published.
         clock: Returns seconds, rising.
     """
@@ -56,7 +57,7 @@ class RunFeed(Hook):
         dense: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._trainer, self._has_dense, self._clock = trainer, dense, clock
+        self.trainer, self._has_dense, self._clock = trainer, dense, clock
         self._dense_at = self._stepped_at = float("-inf")
         self._published = -1
         self._updating = False
@@ -67,15 +68,17 @@ class RunFeed(Hook):
             dense_every=trainer.config.feed_dense_secs,
             moment=lambda: (trainer.step, trainer.event_time),
             owner=owner,
-            log=self,
+            log=self if owner is None else None,
             clock=clock,
         )
-        self.calls = FollowCalls(self.feed, on_follower=self._note_follower)
+        self.servers: Callable[[], Sequence[str]] = tuple
+        """Returns the addresses of parameter servers, which publish their rows themselves."""
+        self.calls = FollowCalls(self.feed, on_follower=self._note_follower, moved_to=lambda: tuple(self.servers()))
         """Answers followers."""
 
     def includes(self, position: LogPosition) -> bool:
         """Return whether the present state continues that segment of the run's log."""
-        log = self._trainer.change_log
+        log = self.trainer.change_log
         return log is not None and log.continues(position.sequence, position.checksum)
 
     def after_start(self, trainer: Trainer) -> None:
@@ -111,17 +114,17 @@ class RunFeed(Hook):
 
     def _publish_dense(self) -> None:
         now = self._clock()
-        if self.feed.is_active and self._has_dense and now - self._dense_at >= self._trainer.config.feed_dense_secs:
-            self._dense_at, self._published = now, self._trainer.step
-            self.feed.publish_dense(_weights(self._trainer))
+        if self.feed.is_active and self._has_dense and now - self._dense_at >= self.trainer.config.feed_dense_secs:
+            self._dense_at, self._published = now, self.trainer.step
+            self.feed.publish_dense(_weights(self.trainer))
 
     def _weights_at_rest(self) -> Mapping[str, np.ndarray] | None:
         """Return the weights if no step was made for a while, as in a run that waits for data. Called by the feed's thread."""
-        step, rest = self._trainer.step, self._clock() - self._stepped_at
-        if not self._has_dense or step == self._published or rest < self._trainer.config.feed_dense_secs:
+        step, rest = self.trainer.step, self._clock() - self._stepped_at
+        if not self._has_dense or step == self._published or rest < self.trainer.config.feed_dense_secs:
             return None
-        weights = _weights(self._trainer)
-        if self._updating or self._trainer.step != step:
+        weights = _weights(self.trainer)
+        if self._updating or self.trainer.step != step:
             return None  # a step has begun meanwhile, which publishes them itself
         self._published = step
         return weights
@@ -133,7 +136,7 @@ class RunFeed(Hook):
         self._watch_log()
 
     def _watch_log(self) -> None:
-        log = self._trainer.change_log
+        log = self.trainer.change_log
         if log is not None:
             log.on_cut = self._cut
 
@@ -142,7 +145,7 @@ class RunFeed(Hook):
         return lambda info: durable(LogPosition(sequence=info.sequence, checksum=info.checksum))
 
     def _marker(self) -> Path | None:
-        folder = self._trainer.config.model_dir
+        folder = self.trainer.config.model_dir
         return None if folder is None or is_remote(folder) else Path(folder) / _FOLLOWED
 
 

@@ -42,6 +42,7 @@ from monolith.train.control_server import controlled
 from monolith.train.distributed.barrier import RankBarrier
 from monolith.train.distributed.config import RunnerConfig
 from monolith.train.distributed.data_service import service_dispatcher, service_source
+from monolith.train.distributed.rank_feed import RankFeed, announced_feed
 from monolith.train.distributed.rank_recovery import FailureRecord, RankRecovery, loss_in
 from monolith.train.distributed.run import HeartBeat, tell_scheduler
 from monolith.train.distributed.worker import tables_of_model
@@ -309,9 +310,14 @@ class RankSession:
         trainer = self._trainer
         trainer.hooks = (*hooks, _Joining(self._recovery, limits, self.mesh, self._config))
         with ExitStack() as meanwhile:
+            feed = RankFeed(trainer, self.store)
+            folder = self._config.model_dir or trainer.config.model_dir
+            meanwhile.enter_context(announced_feed(feed, folder, self._config.controller))
             if self.is_chief:
                 meanwhile.enter_context(HeartBeat(trainer.on_save_metric))
-                trainer.hooks = (*trainer.hooks, self._controller(meanwhile))
+                trainer.hooks = (*trainer.hooks, self._controller(meanwhile, feed))
+            else:
+                trainer.hooks = (*trainer.hooks, feed)
             dispatcher = meanwhile.enter_context(service_dispatcher(self._config))
             given = source if isinstance(source, Iterable) else source()
             data = service_source(given, self._config, dispatcher)
@@ -333,11 +339,13 @@ class RankSession:
         self._trainer.start_over(self._initial)
         self._join()
 
-    def _controller(self, meanwhile: ExitStack) -> Controller:
+    def _controller(self, meanwhile: ExitStack, feed: RankFeed) -> Controller:
         """Return what does in the chief what operators ask of all ranks."""
         config = self._config
         controller = meanwhile.enter_context(
-            controlled(self._trainer, config.controller, num_workers=self.mesh.size, token=config.client.token)
+            controlled(
+                self._trainer, config.controller, num_workers=self.mesh.size, token=config.client.token, feed=feed
+            )
         )
         controller.attach(RankBarrier(self.agreement))
         return controller
