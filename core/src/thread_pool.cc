@@ -133,7 +133,10 @@ void set_num_threads(std::size_t n) {
 
 std::size_t num_threads() noexcept {
   const std::size_t chosen = wanted.load(std::memory_order_relaxed);
-  return chosen != 0 ? chosen : std::max(1u, std::thread::hardware_concurrency());
+  if (chosen != 0) return chosen;
+  // Asked once: the system reads a file for it, which takes longer than a small lookup.
+  static const std::size_t processors = std::max(1u, std::thread::hardware_concurrency());
+  return processors;
 }
 
 void set_executor(Executor executor) noexcept { lender.store(executor); }
