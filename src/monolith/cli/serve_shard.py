@@ -26,6 +26,7 @@ from monolith.cluster.liveness import Liveness
 from monolith.transport.tokens import read_token
 
 if TYPE_CHECKING:
+    from monolith.serve.shards.following import ShardFollower
     from monolith.serve.shards.shard_server import ShardServer
 
 __all__ = ["serve_shard"]
@@ -39,6 +40,13 @@ def serve_shard(
     ],
     shard: Annotated[int, typer.Option(help="Number of this shard, from 0.", min=0)] = 0,
     shards: Annotated[int, typer.Option(help="How many shards hold the export together.", min=1, max=4096)] = 1,
+    run: Annotated[
+        str | None,
+        typer.Option(help="Follow the run in this model_dir: rows of the shard are those of training a moment ago."),
+    ] = None,
+    run_root_certs: Annotated[
+        Path | None, typer.Option(help="With --run: CA bundle (PEM) that signed the certificates of the run.")
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 0,
     discovery: Annotated[
@@ -77,6 +85,7 @@ def serve_shard(
     """
     from monolith.serve.shards.shard_server import ShardConfig, ShardServer
 
+    follower: list[ShardFollower] = []
     server = ShardServer(
         ShardConfig(
             export=export,
@@ -91,11 +100,21 @@ def serve_shard(
             max_streams=max_streams,
             max_requests=max_requests,
             transport=transport,
-        )
+        ),
+        lag=lambda: follower[0].lag() if follower else None,
     )
+    if run is not None:
+        follower.append(_following(run, server, read_token(token_file), run_root_certs))
     announced = None if discovery is None else _announced(discovery, server, replica, advertise)
     with beating(Liveness().heartbeat_secs):
         serve_until_asked(server, grace=grace, as_json=as_json, announced=announced)
+
+
+def _following(run: str, server: ShardServer, token: str | None, root_certs: Path | None) -> ShardFollower:
+    from monolith.serve.follow import RunWriters
+    from monolith.serve.shards.following import ShardFollower
+
+    return ShardFollower(server.tables, RunWriters(run, token=token, tls_root_certs=root_certs))
 
 
 def _announced(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from monolith.serve.follow import RunWriters
 from monolith.serve.manifest import read_export_manifest, version_folder
 from monolith.serve.predictor import load
 from monolith.serve.replica import Replica
 from monolith.serve.shards.addresses import FindShards, ShardAddresses
+from monolith.serve.shards.following import FrontEndFollower
 from monolith.serve.shards.shard_replica import ShardClientConfig
 from monolith.serve.shards.shard_store import open_shard_stores
 
@@ -21,6 +23,7 @@ def sharded_replica(
     shards: str | ShardAddresses | FindShards,
     *,
     config: ShardClientConfig | None = None,
+    run: RunWriters | None = None,
 ) -> Replica:
     """Load the dense part of an export, with its rows on shards of the same export. Table files are not read.
 
@@ -29,6 +32,7 @@ def sharded_replica(
         export: Folder of an export, or of numbered exports, of which the newest complete one is served.
         shards: Where the shards are, as `open_shard_stores` takes it.
         config: How to ask them.
+        run: Follow the dense weights of this run. The shards must follow the same one. None: they stay as exported.
 
     Raises:
         ConfigError: shards serve another export, or some buckets belong to none or to two of them.
@@ -43,6 +47,7 @@ def sharded_replica(
     identity = read_export_manifest(folder, tables=False).checksum
     with ExitStack() as opened:
         stores = opened.enter_context(open_shard_stores(shards, export=identity, config=config))
-        replica = Replica(name, load(folder, store=lambda spec: stores[spec.path]), on_close=stores.close)
+        predictor = load(folder, store=lambda spec: stores[spec.path])
+        follower = None if run is None else FrontEndFollower(predictor, run, stores.group)
         opened.pop_all()
-        return replica
+        return Replica(name, predictor, follower=follower, on_close=stores.close)
