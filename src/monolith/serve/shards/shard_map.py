@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -49,6 +50,11 @@ class ShardMap:
         for number, shard in enumerate(ordered):
             owners[mask_of(shard.ranges)] = number
         return cls(shards=ordered, owners=owners)
+
+    @cached_property
+    def groups(self) -> int:
+        """Parts that ids are split into: one for each shard, and one more if some buckets have none."""
+        return len(self.shards) + bool((self.owners == len(self.shards)).any())
 
     @property
     def missing(self) -> tuple[tuple[int, int], ...]:

@@ -113,7 +113,7 @@ class ShardStore:
         """
         shards = self.group.map
         splits = [self._split(bags, shards) for bags in requests]
-        parts = _parts(splits, len(shards.shards) + 1)
+        parts = _parts(splits, shards)
         reads = tuple((split.bags.table, split.pooling) for split in splits)
         text = _lookup_text(reads, self.config.wire, self._export, self._collection)
         asked = [part for part in parts if part.group < len(shards.shards)]
@@ -163,7 +163,7 @@ class ShardStore:
         self._require(bags.table)
         count = len(shards.shards)
         pool_there = self.config.pool_on_shards and are_long(bags, max(1, count))
-        return (CutBags if pool_there else DistinctIds).of(bags, shards.owners, count + 1)
+        return (CutBags if pool_there else DistinctIds).of(bags, shards.owners, shards.groups)
 
     def lookup_entry(self, table: str, ids: Ids) -> Entries:
         """Return the whole rows of `ids`: stored weights and times."""
@@ -320,16 +320,23 @@ class ShardStore:
         return frames
 
 
-def _parts(splits: Sequence[BagSplit], groups: int) -> list[_Part]:
-    """Return a part for each shard that has an id of some table, and at least one."""
+def _parts(splits: Sequence[BagSplit], shards: ShardMap) -> list[_Part]:
+    """Return a part for each shard that has an id of some table. Without ids it is one part that no shard is asked for."""
     starts = [np.cumsum([0, *split.sizes]).tolist() for split in splits]
-    wanted = [number for number in range(groups) if any(split.sizes[number] for split in splits)]
     parts = []
-    for number in wanted or [groups - 1]:
-        indices = tuple(slice(start[number], start[number + 1]) for start in starts)
-        arrays = [array for split, some in zip(splits, indices, strict=True) for array in split.asked(some)]
-        parts.append(_Part(number, indices, arrays, sum(split.sizes[number] for split in splits)))
+    for number in range(shards.groups):
+        ids = sum(split.sizes[number] for split in splits)
+        if ids:
+            indices: Indices = tuple(slice(start[number], start[number + 1]) for start in starts)
+            parts.append(_Part(number, indices, _asked(splits, indices), ids))
+    if not parts:
+        indices = tuple(slice(0, 0) for _ in splits)
+        parts.append(_Part(len(shards.shards), indices, _asked(splits, indices), 0))
     return parts
+
+
+def _asked(splits: Sequence[BagSplit], indices: Indices) -> list[np.ndarray]:
+    return [array for split, some in zip(splits, indices, strict=True) for array in split.asked(some)]
 
 
 def _read_only(method: str) -> NoReturn:
