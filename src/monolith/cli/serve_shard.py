@@ -77,9 +77,9 @@ def serve_shard(
     grace: Grace = 5.0,
     as_json: Json = False,
 ) -> None:
-    """Run an embedding shard: hold the rows of some buckets of an export, and answer lookups of them.
+    """Run an embedding shard of an export.
 
-    Shard I of N keeps about 1/N of the rows in memory. Start each shard several times, on several machines, and front ends use
+    It holds the rows of some buckets, and answers lookups of them. Shard I of N keeps about 1/N of the rows in memory. Start each shard several times, on several machines, and front ends use
     another replica when one fails. The shard serves until SIGTERM, SIGINT or a client stops it, and changes nothing. The first
     line of the output has the address.
     """
