@@ -79,9 +79,9 @@ def serve_shard(
 ) -> None:
     """Run an embedding shard of an export.
 
-    It holds the rows of some buckets, and answers lookups of them. Shard I of N keeps about 1/N of the rows in memory. Start each shard several times, on several machines, and front ends use
-    another replica when one fails. The shard serves until SIGTERM, SIGINT or a client stops it, and changes nothing. The first
-    line of the output has the address.
+    It holds the rows of some buckets, about 1/N of all for shard I of N, and answers lookups of them. Start each shard several
+    times, on several machines, and front ends use another replica when one fails. The shard serves until SIGTERM, SIGINT or a
+    client stops it. The first line of the output has the address.
     """
     from monolith.serve.shards.shard_server import ShardConfig, ShardServer
 
