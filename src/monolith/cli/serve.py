@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -24,7 +25,9 @@ from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.transport.tokens import read_token
 
 if TYPE_CHECKING:
+    from monolith.serve.follow import RunWriters
     from monolith.serve.metrics import ServingMetrics
+    from monolith.serve.predictor import Predictor
     from monolith.serve.replica import Replica
     from monolith.serve.rollout.router import RolloutRouter
     from monolith.serve.server.config import ServingConfig
@@ -33,14 +36,36 @@ if TYPE_CHECKING:
 
 __all__ = ["open_replica", "serve_models"]
 
+FIRST_ROWS_SECS = 10.0
+"""Seconds that a replica waits for the rows of its run before it serves what it has."""
 _print_lock = threading.Lock()
+_log = logging.getLogger(__name__)
 
 
 def serve_models(
     paths: Annotated[
-        list[Path],
-        typer.Argument(help="Folders of exports: the newest version below each is served.", metavar="PATHS"),
-    ],
+        list[Path] | None,
+        typer.Argument(
+            help="Folders of exports: the newest version below each is served. With --run, by default its exports.",
+            metavar="[PATHS]",
+            show_default=False,
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Follow the run in this model_dir: answer with the rows and weights it has at the moment."),
+    ] = None,
+    servers: Annotated[
+        str | None,
+        typer.Option(help="Follow these parameter servers, as host:port,host:port. A run says itself where they are."),
+    ] = None,
+    run_token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token of the run or its servers, if its model_dir does not say it."),
+    ] = None,
+    run_root_certs: Annotated[
+        Path | None, typer.Option(help="CA bundle (PEM) that signed the certificates of the run or its servers.")
+    ] = None,
     name: Annotated[
         list[str] | None,
         typer.Option(help="Name of the model, by default that of its run or folder. Repeat it for every PATH."),
@@ -97,6 +122,9 @@ def serve_models(
     Serves the Open Inference Protocol v2 over HTTP and gRPC until SIGTERM or SIGINT, which let running requests finish. When a
     newer version appears in a folder it replaces the old one without a failed request. The first line of the output has the
     addresses.
+
+    With --run the rows and weights are those that training had a moment ago, and every answer says how old they are. If the run
+    does not answer, the newest state that it has saved is served until it does.
     """
     from monolith.serve.server.config import ServingConfig
 
@@ -115,13 +143,30 @@ def serve_models(
     }
     if max_concurrency is not None:
         given["max_concurrency"] = max_concurrency
-    models = _names(paths, name or [])
+    models = _names(paths or _exports_of(run), name or [])
+    if (run is not None or servers is not None) and len(models) > 1:
+        raise ConfigError(f"--run: expected one model, which follows the run, got {', '.join(models)}")
     opener: Callable[[str, Path], Replica] = open_replica
+    run_token = None if run_token_file is None else read_token(run_token_file)
     if shards is not None:
+        if servers is not None:
+            raise ConfigError("--servers: shards follow them, not the front end; give it --run for the dense weights")
         token = os.environ.get(SHARD_TOKEN_VARIABLE) or read_token(token_file)
-        opener = _over_shards(shards, shard_timeout, partial, shard_root_certs, token)
+        followed = None if run is None else _run_writers(run, run_token, run_root_certs)
+        opener = _over_shards(shards, shard_timeout, partial, shard_root_certs, token, followed)
+    elif run is not None or servers is not None:
+        opener = _following(run, servers, run_token, run_root_certs, rollout_dir)
     with beating(Liveness().heartbeat_secs):
-        _serve(models, ServingConfig(**given), opener, rollout_dir, poll_secs=poll_secs, grace=grace, as_json=as_json)
+        _serve(
+            models,
+            ServingConfig(**given),
+            opener,
+            rollout_dir,
+            run=run,
+            poll_secs=poll_secs,
+            grace=grace,
+            as_json=as_json,
+        )
 
 
 def open_replica(name: str, path: Path) -> Replica:
@@ -143,8 +188,62 @@ def _warmed(replica: Replica) -> Replica:
     return replica
 
 
+def _exports_of(run: Path | None) -> list[Path]:
+    """Return where the exports of a run are, if none are given."""
+    if run is None:
+        raise ConfigError("PATHS: expected folders of exports, or --run with the model_dir of a run that has some")
+    folder = run / "exported_models"
+    if not folder.is_dir():
+        raise InvalidArgumentError(f"{folder}: the run has no export yet; run monolith export, or give the PATH of one")
+    return [folder]
+
+
+def _run_writers(run: Path, token: str | None, root_certs: Path | None) -> RunWriters:
+    from monolith.serve.follow import RunWriters
+
+    return RunWriters(str(run), token=token, tls_root_certs=root_certs)
+
+
+def _following(
+    run: Path | None, servers: str | None, token: str | None, root_certs: Path | None, rollout_dir: Path | None
+) -> Callable[[str, Path], Replica]:
+    """Return what opens a replica that follows a run or parameter servers."""
+    from monolith.serve.follow import TrainingFollower, server_writers
+    from monolith.serve.predictor import load
+    from monolith.serve.replica import Replica
+
+    def follower_of(name: str, predictor: Predictor) -> TrainingFollower:
+        held = None if rollout_dir is None else rollout_dir / f"{name}.held"
+        if servers is None:
+            assert run is not None
+            return TrainingFollower.of_run(predictor, _run_writers(run, token, root_certs), held_file=held)
+        found, find = server_writers(servers.split(","), token=token, tls_root_certs=root_certs)
+        folder = None if run is None else str(run)
+        return TrainingFollower(predictor, found, find_writer=find, model_dir=folder, held_file=held)
+
+    def open_following(name: str, path: Path) -> Replica:
+        predictor = load(path)
+        follower = follower_of(name, predictor)
+        try:
+            if not follower.wait_until_read(FIRST_ROWS_SECS):
+                point = follower.catch_up()
+                state = "the export" if point is None else f"step {point.step}, the newest that was saved"
+                _log.warning("the run does not answer yet; serving %s until it does", state)
+            return _warmed(Replica(name, predictor, follower=follower))
+        except BaseException:
+            follower.close()
+            raise
+
+    return open_following
+
+
 def _over_shards(
-    shards: str, timeout: float, partial: bool, root_certs: Path | None, token: str | None
+    shards: str,
+    timeout: float,
+    partial: bool,
+    root_certs: Path | None,
+    token: str | None,
+    run: RunWriters | None,
 ) -> Callable[[str, Path], Replica]:
     """Return what opens a replica whose rows are on shards."""
     from monolith.serve.shards.front_end import sharded_replica
@@ -153,7 +252,7 @@ def _over_shards(
     config = ShardClientConfig(
         timeout=float(timeout), partial="initial" if partial else "refuse", tls_root_certs=root_certs, token=token
     )
-    return lambda name, path: _warmed(sharded_replica(name, path, shards, config=config))
+    return lambda name, path: _warmed(sharded_replica(name, path, shards, config=config, run=run))
 
 
 def _serve(
@@ -162,6 +261,7 @@ def _serve(
     opener: Callable[[str, Path], Replica],
     rollout_dir: Path | None = None,
     *,
+    run: Path | None = None,
     poll_secs: float,
     grace: float,
     as_json: bool,
@@ -190,7 +290,7 @@ def _serve(
                 repository.add(opener(name, path))
         metrics = ServingMetrics(repository)
         metrics.collectors.append(ShardCollector(repository))
-        observers, routes = _observers_and_routes(metrics, router)
+        observers, routes = _observers_and_routes(metrics, router, run)
         server = stack.enter_context(
             ModelServer(repository, config, router=router, observers=observers, extra_routes=routes)
         )
@@ -230,13 +330,14 @@ def _serve(
 
 
 def _observers_and_routes(
-    metrics: ServingMetrics, router: RolloutRouter | None
+    metrics: ServingMetrics, router: RolloutRouter | None, run: Path | None
 ) -> tuple[list[Observer], tuple[HttpRoute, ...]]:
     from monolith.cli.rollout import page_options
-    from monolith.serve.page import Page
+    from monolith.serve.page import Page, row_history
     from monolith.serve.rollout.routes import RolloutCollector, rollout_routes
 
-    routes = Page(metrics, **page_options(router)).routes()
+    history = None if run is None else row_history(run)
+    routes = Page(metrics, history=history, **page_options(router)).routes()
     if router is None:
         return [metrics], routes
     metrics.collectors.append(RolloutCollector(router))

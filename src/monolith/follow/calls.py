@@ -16,6 +16,8 @@ from monolith.transport.calls import Answer, CallNumber, Handlers, WireInt, Wire
 from monolith.transport.frames import Frame
 
 __all__ = [
+    "Confirm",
+    "Confirmed",
     "DenseNames",
     "Follow",
     "FollowCall",
@@ -46,6 +48,24 @@ class FollowCall(CallNumber):
     """The rows of some ids of a table."""
     READ_WEIGHTS = 163
     """The newest dense weights."""
+    CONFIRM = 164
+    """Publish everything, and wait until all followers have it."""
+
+
+class Confirm(Config):
+    """Ask whether all followers have what was written before."""
+
+    wait: Annotated[float, Field(ge=0, le=MAX_WAIT)] = 5.0
+    """Seconds to wait for them."""
+
+
+class Confirmed(Config):
+    """The answer to `Confirm`."""
+
+    followers: WireInt
+    """How many have asked for segments lately."""
+    confirmed: WireInt
+    """How many of them have applied everything that was written before."""
 
 
 class Follow(Config):
@@ -169,6 +189,7 @@ class FollowCalls:
             FollowCall.READ_BUCKETS: self._read_buckets,
             FollowCall.READ_IDS: self._read_ids,
             FollowCall.READ_WEIGHTS: self._read_weights,
+            FollowCall.CONFIRM: self._confirm,
         }
 
     def _follow(self, frame: Frame) -> Answer:
@@ -235,3 +256,7 @@ class FollowCalls:
         dense, version = self._feed.published_dense()
         names = DenseNames(version=version, names=tuple(dense))
         return Answer(text=names.model_dump_json(), arrays=tuple(dense.values()))
+
+    def _confirm(self, frame: Frame) -> Answer:
+        followers, confirmed = self._feed.confirm(message_of(Confirm, frame).wait)
+        return Answer(text=Confirmed(followers=followers, confirmed=confirmed).model_dump_json())

@@ -287,9 +287,26 @@ class Feed:
         with self._changed:
             return self._changed.wait_for(self._all_have_it, timeout)
 
-    def _all_have_it(self) -> bool:
+    def confirm(self, timeout: float) -> tuple[int, int]:
+        """Publish everything and wait until all followers have it. Returns how many follow, and how many of them have it."""
+        if not self.is_active:
+            return 0, 0
+        published = self.drain()
+        with self._changed:
+            self._changed.wait_for(lambda: all(self._have(published)), timeout)
+            have = self._have(published)
+        return len(have), sum(have)
+
+    def _have(self, published: int) -> list[bool]:
+        self._drop_gone()
+        return [since >= published for since, _, _ in self._followers.values()]
+
+    def _drop_gone(self) -> None:
         lately = self._clock() - FOLLOWER_SECS
         self._followers = {number: seen for number, seen in self._followers.items() if seen[2] >= lately}
+
+    def _all_have_it(self) -> bool:
+        self._drop_gone()
         return all(
             since >= self.newest and version == self.dense_version for since, version, _ in self._followers.values()
         )

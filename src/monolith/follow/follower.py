@@ -161,6 +161,8 @@ class Follower:
         self._bound = ProcessBound("the follower")
         self.changing = threading.Lock()
         """Held while rows change: what is believed about a bucket and its rows change together."""
+        self.held = threading.Event()
+        """Set while nothing may change."""
         self.owners = np.full(NUM_BUCKETS, NOBODY, dtype=np.int64)
         """The index of the writer that is believed, for each bucket."""
         self._find_writer = find_writer
@@ -203,6 +205,18 @@ class Follower:
                 if writer.name not in known:
                     _log.info("following %s, to which buckets were moved", writer.name)
                     self._add(writer)
+
+    def hold(self) -> None:
+        """Change nothing any more, until `resume`. Returns when no change is being made."""
+        self.held.set()
+        with self.changing:
+            pass
+
+    def resume(self) -> None:
+        """Follow again after `hold`. All rows are read again."""
+        for thread in self._threads:
+            thread.start_over()
+        self.held.clear()
 
     def close(self) -> None:
         """Stop following. The target keeps what it has."""
@@ -252,6 +266,10 @@ class Follower:
         return has_all and all(thread.progress.as_of is not None for thread in self._threads)
 
 
+class _HeldError(MonolithError):
+    """Nothing may change at the moment."""
+
+
 class _WriterThread(threading.Thread):
     def __init__(self, group: Follower, writer: Writer, index: int) -> None:
         super().__init__(name=f"monolith-follow-{writer.name}", daemon=True)
@@ -259,6 +277,7 @@ class _WriterThread(threading.Thread):
         self._group, self._index = group, index
         self._asked = Follow(follower=group.number, wait=group.wait)
         self._undo = _Undo()
+        self._starts_over = False
         self._closing = threading.Event()
         self._link: Link | None = None
         self._warned = ""
@@ -266,12 +285,21 @@ class _WriterThread(threading.Thread):
     def stop(self) -> None:
         self._closing.set()
 
+    def start_over(self) -> None:
+        """Read all rows with the next request."""
+        self._starts_over = True
+
     def run(self) -> None:
         pause = FIRST_PAUSE
         while not self._closing.is_set():
             try:
+                if self._group.held.is_set():
+                    self._closing.wait(0.1)
+                    continue
                 self._once()
                 pause = FIRST_PAUSE
+            except _HeldError:
+                self.start_over()
             except Exception as error:
                 self._failed(error)
                 self._closing.wait(pause)
@@ -281,6 +309,8 @@ class _WriterThread(threading.Thread):
     def _once(self) -> None:
         if self._link is None:
             self._link = self.writer.connect()
+        if self._starts_over:
+            self._starts_over, self._asked = False, Follow(follower=self._group.number, wait=self._group.wait)
         frame = self._link.call(FollowCall.FOLLOW, self._asked.model_dump_json(), timeout=self._group.wait + 2.0)
         received = self._group.clock()
         answer = Followed.from_json(frame.text)
@@ -374,6 +404,7 @@ class _WriterThread(threading.Thread):
         scales: tuple[float, ...] = (),
     ) -> None:
         """Apply changes of one table. The lock is held."""
+        self._require_not_held()
         owners = self._group.owners
         if not (owners == self._index).all():
             mine = owners[bucket_of(ids)] == self._index
@@ -389,6 +420,10 @@ class _WriterThread(threading.Thread):
                 state = table.state()
                 table.set_state(type(state)(max_event_time=event_time, updates=state.updates, hashnet_scales=scales))
         self.progress.rows += len(ids) + len(erased)
+
+    def _require_not_held(self) -> None:
+        if self._group.held.is_set():
+            raise _HeldError("the follower is held")
 
     def _resync(self, answer: Followed) -> None:
         """Read all rows of the writer."""
@@ -462,8 +497,9 @@ class _WriterThread(threading.Thread):
             return
         frame = self._call(FollowCall.READ_WEIGHTS, "{}")
         names = DenseNames.from_json(frame.text)
-        if names.names:
-            self._group.target.set_weights(
-                dict(zip(names.names, (array.copy() for array in frame.arrays), strict=True))
-            )
+        weights = dict(zip(names.names, (array.copy() for array in frame.arrays), strict=True))
+        with self._group.changing:
+            self._require_not_held()
+            if weights:
+                self._group.target.set_weights(weights)
         self._asked = self._asked.model_copy(update={"dense_version": names.version})

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from monolith.errors import InvalidArgumentError, MonolithError, UnavailableError
-from monolith.follow.follower import Follower, Writer
+from monolith.durable import write_durably
+from monolith.errors import InvalidArgumentError, UnavailableError
+from monolith.follow.follower import Follower, FollowTarget, Writer
 from monolith.follow.run_service import (
     ADDRESS_FILE,
     rank_feeds,
@@ -22,14 +23,17 @@ from monolith.follow.run_service import (
     service_address,
     service_token,
 )
+from monolith.serve.past import SavedState, tables_of_predictor
 from monolith.serve.predictor import Predictor
 from monolith.serve.replica import Lag
+from monolith.state.restore_points import RestorePoint, find_restore_point, restore_point_at
 from monolith.table import EmbeddingTable
+from monolith.table.buckets import NUM_BUCKETS
 from monolith.transport.link import Link
 from monolith.transport.server import read_pem
 from monolith.transport.tokens import read_token
 
-__all__ = ["RunWriters", "TrainingFollower", "server_writers"]
+__all__ = ["RunFollower", "RunWriters", "TrainingFollower", "server_writers", "set_followed_weights"]
 
 CONNECT_SECS = 5.0
 
@@ -97,70 +101,60 @@ class RunWriters:
         return Link(address, timeout=CONNECT_SECS, token=token, tls_root_certs=self._pem, max_streams=1)
 
 
-class _ServedTables:
-    """The tables and weights of a predictor, by the names they have in the run."""
+class _ServedModel:
+    """The tables and weights of a predictor."""
 
-    def __init__(self, predictor: Predictor) -> None:
-        self._predictor = predictor
-        stores = predictor.stores
-        self._tables: dict[str, list[EmbeddingTable]] = {}
-        for number, store in enumerate(stores.values()):
-            if not store.tables:
-                raise InvalidArgumentError(
-                    "follow: the tables of this model are in other processes, which follow the run"
-                )
-            for name, table in store.tables.items():
-                # A run with several stores puts their number before the name. Two collections may also share a store.
-                self._tables.setdefault(name, []).append(table)
-                if len(stores) > 1:
-                    self._tables.setdefault(f"{number}/{name}", []).append(table)
+    def __init__(self, predictor: Predictor, tables: Mapping[str, Sequence[EmbeddingTable]]) -> None:
+        self._predictor, self._tables = predictor, tables
 
     def tables(self) -> Mapping[str, Sequence[EmbeddingTable]]:
         return self._tables
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        known = self._predictor.weights
-        tensors = {name: torch.from_numpy(array) for name, array in weights.items() if name in known}
-        self._predictor.set_weights({name: tensor.to(known[name].dtype) for name, tensor in tensors.items()})
+        set_followed_weights(self._predictor, weights)
 
 
-class TrainingFollower:
-    """Keeps a predictor at the state of a run, until `close`.
+def set_followed_weights(predictor: Predictor, weights: Mapping[str, np.ndarray]) -> None:
+    """Give a predictor the weights of a feed, of which it may not need all."""
+    known = predictor.weights
+    tensors = {name: torch.from_numpy(array) for name, array in weights.items() if name in known}
+    predictor.set_weights({name: tensor.to(known[name].dtype) for name, tensor in tensors.items()})
+
+
+class RunFollower:
+    """Keeps copies of rows and weights at the state of a run, until `close`.
 
     Args:
-        predictor: Its tables must be in this process.
+        target: What is kept up to date.
         writers: The processes that hold the rows.
         find_writer: Returns a server by its address, for servers that are added while the run goes on.
         find_writers: Returns all writers there are now. Asked every second.
+        buckets: Keep only rows of these.
         clock: Returns seconds, rising.
     """
 
     def __init__(
         self,
-        predictor: Predictor,
+        target: FollowTarget,
         writers: Sequence[Writer],
         *,
         find_writer: Callable[[str], Writer] | None = None,
         find_writers: Callable[[], Sequence[Writer]] | None = None,
+        buckets: range = range(NUM_BUCKETS),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._began = clock()
         self._follower = Follower(
-            writers, _ServedTables(predictor), find_writer=find_writer, find_writers=find_writers, clock=clock
+            writers, target, find_writer=find_writer, find_writers=find_writers, buckets=buckets, clock=clock
         )
-
-    @classmethod
-    def of_run(cls, predictor: Predictor, run: RunWriters) -> TrainingFollower:
-        """Follow a run wherever its rows are: in its process, on servers or on ranks."""
-        return cls(predictor, run.writers(), find_writer=run.server, find_writers=run.writers)
 
     def wait_until_read(self, timeout: float) -> bool:
         """Wait until the rows of all writers were read once. Returns whether that happened in time."""
         return self._follower.wait_until_read(timeout)
 
     def lag(self) -> Lag:
-        """Return how far the predictor is behind the run. Before the first rows, its age counts from the start."""
+        """Return how far the copies are behind the run. Before the first rows, their age counts from the start."""
         now, found = self._clock(), self._follower.progress
         each = list(found.values())
         return Lag(
@@ -172,13 +166,116 @@ class TrainingFollower:
             connected=all(one.connected for one in each),
         )
 
-    def describe(self) -> dict[str, object]:
-        """Return the state of each writer, for people."""
-        return {name: json.loads(json.dumps(vars(one))) for name, one in self._follower.progress.items()}
+    def describe(self) -> dict[str, dict[str, object]]:
+        """Return the state of each writer by name, for people."""
+        return {name: dict(vars(one)) for name, one in self._follower.progress.items()}
 
     def close(self) -> None:
-        """Stop following. The predictor keeps what it has."""
+        """Stop following. The copies keep what they have."""
+        self._follower.close()
+
+
+class TrainingFollower(RunFollower):
+    """Keeps a predictor at the state of a run, or at an earlier one that an operator asks for, until `close`.
+
+    Args:
+        predictor: Its tables must be in this process.
+        writers: The processes that hold the rows.
+        find_writer: Returns a server by its address, for servers that are added while the run goes on.
+        find_writers: Returns all writers there are now. Asked every second.
+        model_dir: Of the run, to go back to what it has saved. None: that is not possible.
+        held_file: Remembers the moment that an operator has gone back to, so that a restart stays there. None: it does not.
+        clock: Returns seconds, rising.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        writers: Sequence[Writer],
+        *,
+        find_writer: Callable[[str], Writer] | None = None,
+        find_writers: Callable[[], Sequence[Writer]] | None = None,
+        model_dir: str | None = None,
+        held_file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._predictor, self._model_dir, self._held_file = predictor, model_dir, held_file
+        self._held: RestorePoint | None = None
+        self._tables = tables_of_predictor(predictor)
+        target = _ServedModel(predictor, self._tables)
+        super().__init__(target, writers, find_writer=find_writer, find_writers=find_writers, clock=clock)
+        if held_file is not None and held_file.exists():
+            self._go_back(held_file.read_text().strip())
+
+    @classmethod
+    def of_run(cls, predictor: Predictor, run: RunWriters, *, held_file: Path | None = None) -> TrainingFollower:
+        """Follow a run wherever its rows are: in its process, on servers or on ranks."""
+        return cls(
+            predictor,
+            run.writers(),
+            find_writer=run.server,
+            find_writers=run.writers,
+            model_dir=run.model_dir,
+            held_file=held_file,
+        )
+
+    def catch_up(self) -> RestorePoint | None:
+        """Take the newest state that the run has saved, if it is newer than the export and no writer has answered yet.
+
+        Returns what was taken, or None.
+        """
+        if self._model_dir is None or any(one.as_of is not None for one in self._follower.progress.values()):
+            return None
         try:
-            self._follower.close()
-        except MonolithError as error:
-            _log.warning("following did not end cleanly: %s", error)
+            point = find_restore_point(self._model_dir)
+        except InvalidArgumentError:
+            return None  # nothing was saved yet
+        if point.step <= self._predictor.signature.step:
+            return None
+        with self._follower.changing:
+            SavedState(point, self._tables).put_into(self._predictor)
+        return point
+
+    def rollback_to(self, moment: str) -> str:
+        """Go back to the newest saved state at or before `moment`, and stay there until `rollback_to("now")`.
+
+        Args:
+            moment: step=N, sequence=N, time=SECONDS since 1970, or "now" to follow the run again.
+
+        Returns:
+            A sentence that says what is served now.
+
+        Raises:
+            InvalidArgumentError: The run has saved nothing as old as that. Nothing has changed.
+        """
+        if moment == "now":
+            if self._held_file is not None:
+                self._held_file.unlink(missing_ok=True)
+            self._held = None
+            self._follower.resume()
+            return "following the run again"
+        point = self._go_back(moment)
+        if self._held_file is not None:
+            # The sequence number stands for the same state for ever, a time perhaps not.
+            exact = f"sequence={point.sequence}" if point.sequence else f"step={point.step}"
+            write_durably(self._held_file, exact.encode())
+        return f"serving step {point.step}, sequence {point.sequence} of the log, until told to follow again"
+
+    def lag(self) -> Lag:
+        """Return how far the predictor is behind the run."""
+        lag, held = super().lag(), self._held
+        return lag if held is None else replace(lag, step=held.step, connected=False, held=f"step={held.step}")
+
+    def _go_back(self, moment: str) -> RestorePoint:
+        if self._model_dir is None:
+            raise InvalidArgumentError(
+                "rollback: this replica knows no model_dir; start it with --run to go back to what the run has saved"
+            )
+        point = restore_point_at(self._model_dir, moment)
+        saved = SavedState(point, self._tables)
+        self._follower.hold()
+        with self._follower.changing:
+            saved.put_into(self._predictor)
+        self._held = point
+        _log.warning("went back to step %d of the run, and does not follow it until told to", point.step)
+        return point

@@ -33,6 +33,8 @@ class Lag:
     """The number of the newest changes applied, by writer: a run, or each of its servers or ranks."""
     connected: bool
     """Whether all writers answer. If not, `seconds` grows."""
+    held: str = ""
+    """The moment that an operator has gone back to, as step=N. Empty while the run is followed."""
 
 
 class ModelFollower(Protocol):
@@ -91,6 +93,11 @@ class Replica:
     def lag(self) -> Lag | None:
         """Return how far it is behind the run that it follows. None if it does not follow one."""
         return None if self._follower is None else self._follower.lag()
+
+    @property
+    def follower(self) -> ModelFollower | None:
+        """What keeps it up to date. None if it stays as it was exported."""
+        return self._follower
 
     def stats(self) -> dict[str, TableStats]:
         """Return the size of every table."""

@@ -326,7 +326,7 @@ class RolloutRouter:
         name = model or next(iter(self._repository.names()), "")
         rollout = self._state.models.get(name)
         possible, reason = (False, f"model {name!r} has no rollout") if rollout is None else rollout.way_back()
-        if not possible and name in self.targets:
+        if not possible and self._found_target(name) is not None:
             return True, f"{reason}; name a moment of the run that it follows, such as 10m-ago"
         return possible, reason
 
@@ -359,12 +359,19 @@ class RolloutRouter:
         return done
 
     def _target(self, model: str) -> RollbackTarget:
-        target = self.targets.get(model)
+        target = self._found_target(model)
         if target is None:
             raise InvalidArgumentError(
                 f"model {model!r}: does not follow a run, so it cannot go back to a moment; roll back to another version"
             )
         return target
+
+    def _found_target(self, model: str) -> RollbackTarget | None:
+        """Return what goes back to a moment: what was given, or what the replica of the model follows its run with."""
+        if model in self.targets or not self._repository.ready(model):
+            return self.targets.get(model)
+        follower = self._repository.get(model).follower
+        return follower if isinstance(follower, RollbackTarget) else None
 
     def _rollout(self, model: str) -> ModelRollout:
         rollout = self._state.models.get(model)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from monolith.follow.follower import Follower
-from monolith.serve.follow import RunWriters, TrainingFollower
+from monolith.serve.follow import RunFollower, RunWriters, set_followed_weights
 from monolith.serve.predictor import Predictor
 from monolith.serve.replica import Lag
 from monolith.serve.shards.shard_server import ShardTables
@@ -41,7 +38,7 @@ class _RowsOnly:
         """Drop them: front ends have the dense part."""
 
 
-class ShardFollower(TrainingFollower):
+class ShardFollower(RunFollower):
     """Keeps the rows of a shard at the state of a run, until `close`. Rows of other shards are not stored.
 
     Args:
@@ -51,11 +48,9 @@ class ShardFollower(TrainingFollower):
 
     def __init__(self, shard: ShardTables, run: RunWriters) -> None:
         ((first, end),) = shard.description.ranges
-        self._clock = time.monotonic
-        self._began = self._clock()
-        self._follower = Follower(
-            run.writers(),
+        super().__init__(
             _RowsOnly(shard),
+            run.writers(),
             find_writer=run.server,
             find_writers=run.writers,
             buckets=range(first, end),
@@ -72,12 +67,10 @@ class _WeightsOnly:
         return {}
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        known = self._predictor.weights
-        tensors = {name: torch.from_numpy(array) for name, array in weights.items() if name in known}
-        self._predictor.set_weights({name: tensor.to(known[name].dtype) for name, tensor in tensors.items()})
+        set_followed_weights(self._predictor, weights)
 
 
-class FrontEndFollower(TrainingFollower):
+class FrontEndFollower(RunFollower):
     """Keeps the dense weights of a front end at the state of a run. Its lag is the larger one of its own and that of its shards.
 
     Args:
@@ -87,12 +80,8 @@ class FrontEndFollower(TrainingFollower):
     """
 
     def __init__(self, predictor: Predictor, run: RunWriters, shards: ShardGroup) -> None:
-        self._clock = time.monotonic
-        self._began = self._clock()
         self._shards = shards
-        self._follower = Follower(
-            run.writers(), _WeightsOnly(predictor), find_writer=run.server, find_writers=run.writers
-        )
+        super().__init__(_WeightsOnly(predictor), run.writers(), find_writer=run.server, find_writers=run.writers)
 
     def lag(self) -> Lag:
         """Return how far weights and rows are behind the run, whichever is further behind."""
