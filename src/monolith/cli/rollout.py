@@ -55,7 +55,7 @@ class _UrlFirst(TyperGroup):
 rollout = typer.Typer(
     name="rollout",
     cls=_UrlFirst,
-    help="Split the traffic of a model server between versions, promote and roll back.",
+    help="Split the traffic of a server between versions. Roll back.",
     no_args_is_help=True,
 )
 
@@ -124,7 +124,7 @@ def rollback(
     to: Annotated[
         str | None,
         typer.Option(
-            help="Moment of the followed run to go back to: 10m-ago, step=N, sequence=N or time=SECONDS.",
+            help="Moment of the followed run to go back to: 10m-ago, step=N, sequence=N, time=SECONDS, or now to follow again.",
             metavar="MOMENT",
         ),
     ] = None,
@@ -133,7 +133,7 @@ def rollback(
     tls_root_certs: RootCerts = None,
     as_json: Json = False,
 ) -> None:
-    """Send all requests to the stable version at once.
+    """Send all requests to the stable version, or go back in time.
 
     Without a candidate, the version before the last promotion is stable again.
     """
@@ -238,14 +238,15 @@ class _Server:
             raise UnavailableError(f"{self._url}: no answer: {getattr(error, 'reason', error)}") from None
 
     def model(self, given: str | None) -> str:
-        """Return the model that is meant: the one that was named, or the only one with a plan."""
+        """Return the model that is meant: the one that was named, the only one that is served, or the only one with a plan."""
         if given is not None:
             return given
-        models = list(self.call("GET", "/rollout")["models"])
-        if len(models) != 1:
-            known = ", ".join(map(repr, models)) or "none"
-            raise InvalidArgumentError(f"--model: expected the name of a model; models with a plan: {known}")
-        return str(models[0])
+        state = self.call("GET", "/rollout")
+        for models in (list(state["served"]), list(state["models"])):
+            if len(models) == 1:
+                return str(models[0])
+        known = ", ".join(map(repr, state["served"])) or "none"
+        raise InvalidArgumentError(f"--model: expected the name of a model; models that are served: {known}")
 
     def plan(self, model: str | None) -> dict[str, Any]:
         """Return the fields of the plan in force. Empty if there is none."""

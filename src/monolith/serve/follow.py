@@ -201,6 +201,7 @@ class TrainingFollower(RunFollower):
     ) -> None:
         self._predictor, self._model_dir, self._held_file = predictor, model_dir, held_file
         self._held: RestorePoint | None = None
+        self._base_step = predictor.signature.step
         self._tables = tables_of_predictor(predictor)
         target = _ServedModel(predictor, self._tables)
         super().__init__(target, writers, find_writer=find_writer, find_writers=find_writers, clock=clock)
@@ -234,6 +235,7 @@ class TrainingFollower(RunFollower):
             return None
         with self._follower.changing:
             SavedState(point, self._tables).put_into(self._predictor)
+        self._base_step = point.step
         return point
 
     def rollback_to(self, moment: str) -> str:
@@ -264,7 +266,9 @@ class TrainingFollower(RunFollower):
     def lag(self) -> Lag:
         """Return how far the predictor is behind the run."""
         lag, held = super().lag(), self._held
-        return lag if held is None else replace(lag, step=held.step, connected=False, held=f"step={held.step}")
+        if held is None:
+            return replace(lag, step=max(lag.step, self._base_step))
+        return replace(lag, step=held.step, connected=False, held=f"step={held.step}")
 
     def _go_back(self, moment: str) -> RestorePoint:
         if self._model_dir is None:

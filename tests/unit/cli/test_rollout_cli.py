@@ -123,7 +123,7 @@ def test_a_wrong_token_is_refused(operator: Operator, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("promote",), 2, "--model: expected the name of a model; models with a plan: none"),
+        (("promote",), 2, "has no plan; models with one: none"),
         (("rollback", "--model", MODEL), 2, "has no plan"),
         (("rollback", "--model", MODEL, "--to", "10m"), 2, "a moment in the past ends in -ago"),
         (("set", "--model", MODEL, "--stable", "5"), 1, "has no version 5"),

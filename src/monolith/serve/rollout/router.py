@@ -312,6 +312,7 @@ class RolloutRouter:
             }
         return {
             "models": models,
+            "served": list(self._repository.names()),
             "labels": dict(self.memory.counts),
             "remembered": len(self.memory),
             "saved": self._saved,
