@@ -55,6 +55,7 @@ def serve_models(
         Path | None,
         typer.Option(help="Follow the run in this model_dir: answer with the rows and weights it has at the moment."),
     ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Follow the run that the export comes from.")] = False,
     servers: Annotated[
         str | None,
         typer.Option(help="Follow these parameter servers, as host:port,host:port. A run says itself where they are."),
@@ -144,6 +145,8 @@ def serve_models(
     if max_concurrency is not None:
         given["max_concurrency"] = max_concurrency
     models = _names(paths or _exports_of(run), name or [])
+    if follow and run is None:
+        run = _origin_of(next(iter(models.values())))
     if (run is not None or servers is not None) and len(models) > 1:
         raise ConfigError(f"--run: expected one model, which follows the run, got {', '.join(models)}")
     opener: Callable[[str, Path], Replica] = open_replica
@@ -196,6 +199,17 @@ def _exports_of(run: Path | None) -> list[Path]:
     if not folder.is_dir():
         raise InvalidArgumentError(f"{folder}: the run has no export yet; run monolith export, or give the PATH of one")
     return [folder]
+
+
+def _origin_of(path: Path) -> Path:
+    """Return the model_dir of the run that the newest export of a folder comes from."""
+    from monolith.serve.manifest import Signature, version_folder
+
+    folder = version_folder(path)
+    origin = Signature.from_json((folder / "signature.json").read_text()).run
+    if origin is None:
+        raise InvalidArgumentError(f"{folder}: does not say which run it comes from; give --run")
+    return Path(origin.model_dir)
 
 
 def _run_writers(run: Path, token: str | None, root_certs: Path | None) -> RunWriters:

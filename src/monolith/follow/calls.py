@@ -140,6 +140,8 @@ class Followed(Config):
     """Rows of each table. Only with `resync`."""
     moved_to: tuple[str, ...] = ()
     """Addresses of servers that buckets were given to."""
+    run: str = ""
+    """The identity of the run. Empty if the writer does not know it."""
 
 
 class ReadBuckets(Config):
@@ -170,6 +172,7 @@ class FollowCalls:
         feed: What is followed.
         on_follower: Called when somebody follows, before the first answer.
         moved_to: Returns addresses of servers that buckets were given to.
+        run: Returns the identity of the run, "" if it is not known.
     """
 
     def __init__(
@@ -178,8 +181,9 @@ class FollowCalls:
         *,
         on_follower: Callable[[], None] = lambda: None,
         moved_to: Callable[[], tuple[str, ...]] = tuple,
+        run: Callable[[], str] = str,
     ) -> None:
-        self._feed = feed
+        self._feed, self._run = feed, run
         self._on_follower, self._moved_to = on_follower, moved_to
 
     def calls(self) -> Handlers:
@@ -224,6 +228,7 @@ class FollowCalls:
             ranges=feed.ranges() if whole else (),
             rows={name: len(table) for name, table in feed.tables().items()} if whole else {},
             moved_to=self._moved_to(),
+            run=self._run(),
         )
         arrays = [
             array for segment in segments for part in segment.parts for array in (part.ids, part.values, part.erased)

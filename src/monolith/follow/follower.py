@@ -139,6 +139,7 @@ class Follower:
         find_writer: Returns a writer by its address, for servers that buckets are moved to. None: they are not followed.
         find_writers: Returns all writers there are now. Asked every second: new ones are followed, others no longer.
         buckets: Only rows of these buckets are kept up to date. Rows of others are neither read nor applied.
+        run: The identity of the run that the target belongs to. Writers of another run are refused. Empty: not checked.
         clock: Returns seconds, rising.
     """
 
@@ -151,11 +152,12 @@ class Follower:
         find_writer: Callable[[str], Writer] | None = None,
         find_writers: Callable[[], Sequence[Writer]] | None = None,
         buckets: range = range(NUM_BUCKETS),
+        run: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not writers:
             raise InvalidArgumentError("writers: expected at least one")
-        self.target, self.clock, self.wait, self.buckets = target, clock, wait, buckets
+        self.target, self.clock, self.wait, self.buckets, self.run = target, clock, wait, buckets, run
         self.number = secrets.randbits(62) | 1
         """Tells the writers who asks."""
         self._bound = ProcessBound("the follower")
@@ -314,6 +316,10 @@ class _WriterThread(threading.Thread):
         frame = self._link.call(FollowCall.FOLLOW, self._asked.model_dump_json(), timeout=self._group.wait + 2.0)
         received = self._group.clock()
         answer = Followed.from_json(frame.text)
+        if self._group.run and answer.run and answer.run != self._group.run:
+            raise InvalidArgumentError(
+                f"it is run {answer.run}, and the model was exported from run {self._group.run}; export it again"
+            )
         if not self.progress.connected:
             _log.info("following %s", self.writer.name)
         self.progress.connected, self.progress.error = True, ""

@@ -21,6 +21,7 @@ __all__ = [
     "forget_ranks",
     "rank_feeds",
     "rank_service",
+    "run_identity",
     "servers_token",
     "service_address",
     "service_token",
@@ -36,6 +37,24 @@ TOKEN_FILE = "controller_token"
 _SERVERS = "servers"
 FEEDS = "feeds"
 """The folder in the model_dir with the address and the token of each rank but the chief."""
+
+
+RUN_ID = "run_id"
+"""The file in the model_dir with the identity of the run, for as long as there is a run."""
+
+
+def run_identity(model_dir: str) -> str:
+    """Return the identity of the run in `model_dir`, which is drawn when it is first asked for.
+
+    Example:
+        >>> run_identity("memory://run-9") == run_identity("memory://run-9")
+        True
+    """
+    home = open_folder(model_dir)
+    if home.size(RUN_ID) is None:
+        home.write(RUN_ID, secrets.token_hex(16).encode())
+    # Read back: another process may have written its own at the same time.
+    return home.read(RUN_ID).decode(errors="replace").strip()
 
 
 def service_address(model_dir: str) -> str | None:

@@ -34,6 +34,7 @@ from monolith.serve.manifest import (
     CollectionSpec,
     InputSpec,
     OutputSpec,
+    RunOrigin,
     Signature,
     serving_features,
     write_export_manifest,
@@ -53,6 +54,7 @@ def export_model(
     *,
     heads: Sequence[Head],
     step: int = 0,
+    run: RunOrigin | None = None,
     now: Callable[[], float] = time.time,
     chunk: int = 65536,
 ) -> Path:
@@ -94,6 +96,7 @@ def export_model(
                 inputs=_input_specs(program, inputs),
                 outputs=_output_specs(program, inputs, heads),
                 collections=specs,
+                run=run,
             )
             _write_program(program, signature, temporary)
             write_export_manifest(temporary)

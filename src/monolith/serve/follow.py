@@ -130,6 +130,7 @@ class RunFollower:
         find_writer: Returns a server by its address, for servers that are added while the run goes on.
         find_writers: Returns all writers there are now. Asked every second.
         buckets: Keep only rows of these.
+        run: The identity of the run that the target was exported from. Empty: not known.
         clock: Returns seconds, rising.
     """
 
@@ -141,12 +142,13 @@ class RunFollower:
         find_writer: Callable[[str], Writer] | None = None,
         find_writers: Callable[[], Sequence[Writer]] | None = None,
         buckets: range = range(NUM_BUCKETS),
+        run: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._began = clock()
         self._follower = Follower(
-            writers, target, find_writer=find_writer, find_writers=find_writers, buckets=buckets, clock=clock
+            writers, target, find_writer=find_writer, find_writers=find_writers, buckets=buckets, run=run, clock=clock
         )
 
     def wait_until_read(self, timeout: float) -> bool:
@@ -204,7 +206,15 @@ class TrainingFollower(RunFollower):
         self._base_step = predictor.signature.step
         self._tables = tables_of_predictor(predictor)
         target = _ServedModel(predictor, self._tables)
-        super().__init__(target, writers, find_writer=find_writer, find_writers=find_writers, clock=clock)
+        origin = predictor.signature.run
+        super().__init__(
+            target,
+            writers,
+            find_writer=find_writer,
+            find_writers=find_writers,
+            run="" if origin is None else origin.identity,
+            clock=clock,
+        )
         if held_file is not None and held_file.exists():
             self._go_back(held_file.read_text().strip())
 

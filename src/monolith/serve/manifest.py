@@ -23,6 +23,7 @@ __all__ = [
     "FORMAT_VERSION",
     "InputSpec",
     "OutputSpec",
+    "RunOrigin",
     "Signature",
     "read_export_manifest",
     "serving_features",
@@ -182,6 +183,17 @@ class CollectionSpec(Config):
         ]
 
 
+class RunOrigin(Config):
+    """The run that an export comes from, and how far it was."""
+
+    identity: str
+    """Of the run, whatever its folder is called."""
+    model_dir: str
+    """Where it was."""
+    sequence: int = 0
+    """The newest segment of its change log. The export has everything up to there. 0 if it has no log."""
+
+
 class Signature(Config):
     """Everything that a caller has to know about an exported model."""
 
@@ -193,6 +205,8 @@ class Signature(Config):
     """Dense columns. The columns of ids are those of the features."""
     outputs: tuple[OutputSpec, ...]
     collections: tuple[CollectionSpec, ...]
+    run: RunOrigin | None = None
+    """The run that it was exported from. None if the run is not saved anywhere."""
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -452,9 +452,9 @@ class EmbeddingTable:
         self._core.track_feed()
 
     def read_feed(self) -> Iterator[FeedPiece]:
-        """Yield the rows that were written since the last pass, as they are now, and the ids that were removed. One reader at a time.
+        """Yield the rows that were written since the last pass, as they are now, and the ids that were removed.
 
-        A copy that applies all pieces in order, removed ids first, has the stored weights of every row that is not being written.
+        One reader at a time. A copy that applies all pieces in order, removed ids first, has the stored weights of every row that is not being written.
         Writers wait for microseconds. Raises `InvalidArgumentError` without `track_feed`.
 
         Example:

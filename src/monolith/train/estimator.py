@@ -18,6 +18,7 @@ from monolith.cluster.discovery.config import monolith_discovery
 from monolith.cluster.scheduler import DATA_ROLES
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch, as_batch, num_rows
+from monolith.follow.run_service import run_identity
 from monolith.metrics.auc import AUC
 from monolith.metrics.gauc import GAUC
 from monolith.metrics.losses import MAE, MSE, Calibration, LogLoss, NormalizedEntropy
@@ -339,10 +340,18 @@ class Estimator:
 
     def _exported(self, folder: str | Path | None, example: Batch | None) -> Path:
         from monolith.serve.export import export_model
+        from monolith.serve.manifest import RunOrigin
 
         self.trainer.restore()
         base = self._export_base() if folder is None else Path(folder)
-        return export_model(self.model, self._example_batch(example), base, heads=self.heads, step=self.trainer.step)
+        home = self.trainer.model_dir
+        origin = None
+        if home is not None:
+            sequence = home.log.newest if home.keeps_log else 0
+            path = home.path if is_remote(home.path) else str(Path(home.path).absolute())
+            origin = RunOrigin(identity=run_identity(home.path), model_dir=path, sequence=sequence)
+        example = self._example_batch(example)
+        return export_model(self.model, example, base, heads=self.heads, step=self.trainer.step, run=origin)
 
     def close(self) -> None:
         """Stop the servers in this process, if it has started some. What they hold is in the model_dir, or lost."""

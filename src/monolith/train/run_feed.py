@@ -14,6 +14,7 @@ import torch
 from monolith.durable import write_durably
 from monolith.follow.calls import FollowCalls
 from monolith.follow.feed import Feed, LogPosition, Owner
+from monolith.follow.run_service import run_identity
 from monolith.log.segment_format import SegmentInfo
 from monolith.nn import dense_state_dict
 from monolith.ps.client.server_parameters import ServerOptimizer
@@ -61,6 +62,7 @@ class RunFeed(Hook):
         self._dense_at = self._stepped_at = float("-inf")
         self._published = -1
         self._updating = False
+        self._run = ""
         self.feed = Feed(
             tables or (lambda: {name: shards[0] for name, shards in trainer.tables().items()}),
             dense=self._weights_at_rest,
@@ -73,7 +75,9 @@ class RunFeed(Hook):
         )
         self.servers: Callable[[], Sequence[str]] = tuple
         """Returns the addresses of parameter servers, which publish their rows themselves."""
-        self.calls = FollowCalls(self.feed, on_follower=self._note_follower, moved_to=lambda: tuple(self.servers()))
+        self.calls = FollowCalls(
+            self.feed, on_follower=self._note_follower, moved_to=lambda: tuple(self.servers()), run=self._identity
+        )
         """Answers followers."""
 
     def includes(self, position: LogPosition) -> bool:
@@ -107,6 +111,12 @@ class RunFeed(Hook):
             self._publish_dense()
             if not self.feed.flush(LAST_SECS):
                 _log.warning("not all replicas have read the last changes after %g s; they have them later", LAST_SECS)
+
+    def start(self) -> None:
+        """Publish from now on, as for a first follower, to somebody in this process."""
+        if not self.feed.is_active:
+            self._note_follower()
+            self.feed.start()
 
     def close(self) -> None:
         """Publish what is left and stop."""
@@ -143,6 +153,12 @@ class RunFeed(Hook):
     def _cut(self) -> Callable[[SegmentInfo], None]:
         durable = self.feed.cut()
         return lambda info: durable(LogPosition(sequence=info.sequence, checksum=info.checksum))
+
+    def _identity(self) -> str:
+        if not self._run:
+            folder = self.trainer.config.model_dir
+            self._run = "" if folder is None else run_identity(folder)
+        return self._run
 
     def _marker(self) -> Path | None:
         folder = self.trainer.config.model_dir

@@ -13,10 +13,12 @@ from torch import nn
 from followed_tables import until
 from monolith import Estimator, Feature, RunConfig
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
+from monolith.follow.run_service import run_identity
 from monolith.nn import EmbeddingBagCollection
 from monolith.nn.heads import Head
 from monolith.serve import Predictor, export_model, load
 from monolith.serve.follow import RunWriters, TrainingFollower
+from monolith.serve.manifest import RunOrigin
 from monolith.train.hooks.hook import Hook
 
 PROBE = {"user_id": torch.arange(50), "item_id": torch.arange(50)}
@@ -161,3 +163,26 @@ def test_a_run_that_is_started_again_is_followed(tmp_path: Path) -> None:
 def test_nothing_is_published_while_nobody_follows(run: Run) -> None:
     run.steps(3)
     assert not (run.folder / "followed").exists()
+
+
+def test_an_export_names_its_run_and_another_run_is_not_followed(run: Run, tmp_path: Path) -> None:
+    run.steps(3)
+    run.estimator._example = PROBE
+    folder = run.estimator.trainer.model_dir
+    assert folder is not None
+    origin = RunOrigin(identity=run_identity(folder.path), model_dir=folder.path)
+    heads = [Head(name="click", label="label")]
+    own = load(export_model(run.model, PROBE, tmp_path / "own", heads=heads, run=origin))
+    foreign = origin.model_copy(update={"identity": "f" * 32})
+    other = load(export_model(run.model, PROBE, tmp_path / "other", heads=heads, run=foreign))
+    follower = TrainingFollower.of_run(own, RunWriters(str(run.folder)))
+    assert follower.wait_until_read(60)
+    follower.close()
+    refused = TrainingFollower.of_run(other, RunWriters(str(run.folder)))
+    try:
+        (progress,) = refused._follower.progress.values()
+        until(lambda: bool(progress.error))
+        assert "export it again" in progress.error
+        assert progress.rows == 0
+    finally:
+        refused.close()
