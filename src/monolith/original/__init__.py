@@ -25,7 +25,9 @@ _SAME = {
     "monolith.metrics.summary": """MONOLITH_FI_DATA MONOLITH_NAS_DATA PLUGIN_NAME SummaryType create_summary_metadata
         feature_insight_data get_nas_weight_json nas_data prepare_head""",
     "monolith.optim.optimizers": "apply_sparse_precond eigen_inverse_root",
+    "monolith.original.assign_signatures": "ParameterSyncServer hashtable_assign raw_assign",
     "monolith.original.async_functions": "AsyncFunctionManager",
+    "monolith.original.backends": "DiscoveryBackend SyncBackend refresh_sync_config",
     "monolith.original.ckpt_info": "FidSlotCountSaverListener",
     "monolith.original.controller_hooks": "QueryActionHook StopHelper",
     "monolith.original.copy_files": "copy_file copy_recursively",
@@ -47,6 +49,8 @@ _SAME = {
     "monolith.original.mlp_scheduler": "DataServers HandOver MlpDataServers mlp_pass",
     "monolith.original.packing": """StaticReshapeNBuilder maybe_squeeze_3d_tensor merge_dicts pack_tensors
         pack_typed_keyed_tensors split_tensors_with_type static_reshape unpack_packed_tensors unpack_tensors""",
+    "monolith.original.parameter_sync": "ParameterSyncClient split_request",
+    "monolith.original.parameter_sync_hook": "ParameterSyncHook",
     "monolith.original.remote_predict": "AgentHeartbeat remote_predict",
     "monolith.original.saver": "PartialRecoverySaver PsMonitor",
     "monolith.original.slices": "EmbeddingSlices",
@@ -56,6 +60,7 @@ _SAME = {
     "monolith.original.touched_keys": """TOUCHED_KEY_SET_CAPACITY TOUCHED_KEY_SET_CONCURRENCY_LEVEL TouchedKeySet
         create_touched_key_set""",
     "monolith.original.yarn": "create_primus_save_point maybe_finish_application maybe_kill_application",
+    "monolith.proto.parameter_sync_pb2": "ClientConfig PushRequest PushResponse PushResult",
     "monolith.ps.client.benchmark": "BenchmarkConfig",
     "monolith.serve": "import_saved_model",
     "monolith.original.checkpoint_state": "SaveHelper get_latest_checkpoint_state",

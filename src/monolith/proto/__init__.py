@@ -2,7 +2,7 @@
 
 `example_pb2` has Example and ExampleBatch, `instance_pb2` Instance, `layout_pb2` FeatureConfigs, `line_id_pb2` LineId,
 `feature_pb2` Feature and its lists, `item_pool_pb2` ChannelCache, `table_dump_pb2` EntryDump,
-`tf_example_pb2` tf.train.Example,
+`tf_example_pb2` tf.train.Example, `parameter_sync_pb2` PushRequest, `export_pb2` ServingModelState,
 `primus_am_service_pb2` the calls to a Primus application master.
 
 Example:
