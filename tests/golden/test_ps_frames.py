@@ -86,6 +86,7 @@ def test_each_call_keeps_its_number() -> None:
         "READ_ROWS": 23,
         "READ_ENTRIES": 24,
         "COUNT_SLOTS": 25,
+        "ERASE": 26,
         "DECLARE_DENSE": 32,
         "READ_DENSE": 33,
         "APPLY_DENSE": 34,

@@ -60,6 +60,7 @@ _VERBS = {
     "dispatcher": "data_service",
     "data-worker": "data_service",
     "control": "control",
+    "forget": "forget",
     "checkpoint": "checkpoint",
     "log": "log",
     "page": "page",

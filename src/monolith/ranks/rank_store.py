@@ -125,6 +125,7 @@ class RankStore:
                 "assign": self._assign_here,
                 "assign_add": self._assign_here,
                 "reinitialize": self._reinitialize_here,
+                "erase": lambda table, arrays: RankAnswer(self.local.erase(table, arrays[0])),
                 "rows": self._rows_here,
                 "entries": self._entries_here,
                 "slot_counts": lambda table, _: RankAnswer(list(self.local.slot_counts(table).items())),
@@ -138,8 +139,8 @@ class RankStore:
         """Methods that all ranks must call together now: all within an action, `lookup`, `prefetch` and `apply` within a step."""
         always = frozenset({"apply", "prefetch"})
         if self.agreement.mode == "action":
-            own = ("stats", "evict", "assign", "assign_add", "reinitialize", "iter_rows", "lookup_entry", "slot_counts")
-            return always | {"lookup", *own}
+            changes = ("evict", "erase", "assign", "assign_add", "reinitialize")
+            return always | {"lookup", *changes, "stats", "iter_rows", "lookup_entry", "slot_counts"}
         return always | {"lookup"} if self.agreement.mode == "step" else always
 
     @property
@@ -295,6 +296,13 @@ class RankStore:
         answers = self._calls.ask("reinitialize", [table, event_time], arrays)
         existed[order] = np.concatenate([answer.arrays[0] for answer in answers])
         return torch.from_numpy(existed).reshape(wanted.shape)
+
+    def erase(self, table: str, ids: Ids) -> int:
+        """Remove the rows of `ids`. Returns how many there were, on all ranks together."""
+        self._require([table])
+        wanted = id_array(ids).reshape(-1)
+        _, parts = self._by_owner(wanted)
+        return sum(answer.value for answer in self._calls.ask("erase", table, [[wanted[part]] for part in parts]))
 
     def stats(self) -> dict[str, TableStats]:
         """Return the size of every table, over all ranks."""

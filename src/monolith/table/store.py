@@ -173,6 +173,9 @@ class Store(Protocol):
     def reinitialize(self, table: str, ids: Ids, *, event_time: int = 0) -> torch.Tensor:
         """Reset value and optimizer state of `ids`. Returns int32 [n]: 1 if the id had a row, 0 if it is new."""
 
+    def erase(self, table: str, ids: Ids) -> int:
+        """Remove the rows of `ids`. Returns how many there were. Admission filters keep what they have counted."""
+
     def evict(self, *, now: int | Mapping[str, int] | None = None) -> dict[str, int]:
         """Remove expired rows of all tables at event time `now`, by default the newest of each table.
 
@@ -350,6 +353,10 @@ class LocalStore:
     def reinitialize(self, table: str, ids: Ids, *, event_time: int = 0) -> torch.Tensor:
         """Reset value and optimizer state of `ids`. Returns int32 [n]: 1 if the id had a row, 0 if it is new."""
         return self._table(table).reinitialize(ids, event_time=event_time)
+
+    def erase(self, table: str, ids: Ids) -> int:
+        """Remove the rows of `ids`. Returns how many there were."""
+        return int(self._table(table).erase(ids).sum())
 
     def evict(self, *, now: int | Mapping[str, int] | None = None) -> dict[str, int]:
         """Remove expired rows of all tables at event time `now`, by default each table's newest. Returns how many, by table."""

@@ -14,7 +14,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from monolith.errors import LogGapError
+from monolith.errors import InvalidArgumentError, LogGapError
 from monolith.log import ChangeLog, Flusher
 from monolith.process_bound import WorkerThreads
 from monolith.ps.client.server_parameters import ServerOptimizer
@@ -27,7 +27,7 @@ from monolith.state.index import (
 from monolith.state.manifest import Manifest
 from monolith.state.model_dir import DENSE_ONLY, ModelDir
 from monolith.state.restore_points import BASENAME, step_of_name
-from monolith.state.retention import CheckpointHistory, remove_orphans, remove_unreachable
+from monolith.state.retention import CheckpointHistory, drop_checkpoint, remove_orphans, remove_unreachable
 from monolith.state.save import PendingCheckpoint, begin_checkpoint
 from monolith.state.snapshot import OpenSnapshot, write_snapshot
 from monolith.state.storage import LocalFolder
@@ -154,6 +154,28 @@ class RunCheckpoints:
                 self._threads = WorkerThreads(1, thread_name_prefix="monolith-snapshot")
             self._scan = self._threads.submit(write_snapshot, self.model_dir, self._tables, self._log)
         return self._scan
+
+    def renew_snapshot(self) -> None:
+        """Write a snapshot of all rows as they are from now on, for the next checkpoint. Waits for it."""
+        if self._flushing is not None:
+            self._flushing.exception()  # a commit that failed is reported when it is tried again
+        self._drop_scan()
+        self._snapshot_due = True
+        preparing = self.prepare()
+        if preparing is not None:
+            preparing.result()
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Remove checkpoints by name, none of which may be the newest, and what only they needed. No save may be running."""
+        known = self.model_dir.checkpoints()
+        for name in names:
+            if name not in known:
+                raise InvalidArgumentError(f"{self.folder}: has no checkpoint {name!r}; it has {', '.join(known)}")
+            drop_checkpoint(f"{self.folder}/{name}", self.model_dir)
+            if (step := step_of_name(name)) is not None:
+                remove_checkpoint_info(self.model_dir, step)
+        self._history.recover_from_index(self.model_dir)
+        self._remove_unreachable()
 
     def begin(self, trainer: Trainer) -> PendingRunSave:
         """Take the state as it is now, between two steps."""
@@ -424,6 +446,15 @@ class TrainerSaving:
             return self._save_now()
         finally:
             self.close()
+
+    def renew_snapshot(self) -> None:
+        """Write a snapshot of all rows now, for the next checkpoint."""
+        self._full.renew_snapshot()
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Remove older checkpoints by name. What is being written is finished first, and the present state is saved."""
+        self.save()
+        self._full.drop(names)
 
     def _open_full(self) -> None:
         self._full.open(self._trainer.tables(), parent=self._parent)

@@ -26,6 +26,7 @@ from monolith.nn import dense_state_dict, embedding_collections
 from monolith.table.arrays import id_array
 from monolith.table.entries import Entries
 from monolith.train.distributed.barrier import HOLD, STOP, LocalBarrier, WorkerBarrier
+from monolith.train.forgetting import Forgotten, forget_rows
 from monolith.train.hooks.hook import Hook
 from monolith.train.run_feed import RunFeed
 
@@ -246,6 +247,27 @@ class Controller(Hook):
                 f"ids: expected at most {MAX_IDS:,} rows at once, got {wanted.size:,} ids of {len(names)} features"
             )
         return self._submit(lambda: self._features(names, [int(one) for one in wanted]), timeout)
+
+    def forget(
+        self,
+        ids: Ids,
+        *,
+        tables: Sequence[str] = (),
+        features: Sequence[str] = (),
+        renew: bool = False,
+        timeout: float = ANSWER_SECS,
+    ) -> Forgotten:
+        """Remove the rows of `ids` between two steps and save a checkpoint. The arguments are those of `forget_rows`."""
+        wanted = id_array(ids).reshape(-1)
+        if not 0 < wanted.size <= MAX_IDS:
+            raise InvalidArgumentError(f"ids: expected 1 to {MAX_IDS:,} ids at once, got {wanted.size:,}")
+        return self._submit(
+            lambda: forget_rows(self._trainer, wanted, tables=tables, features=features, renew=renew), timeout
+        )
+
+    def drop_checkpoints(self, names: Sequence[str], *, timeout: float = ANSWER_SECS) -> None:
+        """Remove older checkpoints of the run by name between two steps, and the rows that only they needed."""
+        self._submit(lambda: self._trainer.drop_checkpoints(names), timeout)
 
     def running_clock(self) -> float:
         """Return a clock in seconds that stands still while training is stopped, for limits on how long others may take."""

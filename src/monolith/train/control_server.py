@@ -38,6 +38,7 @@ from monolith.train.control import (
     TrainingStatus,
 )
 from monolith.train.distributed.config import ControllerConfig
+from monolith.train.forgetting import Forgotten, ForgottenTable
 from monolith.transport.calls import Answer, BasicCall, CallNumber, FrameCalls, Handlers, json_answer, message_of
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link
@@ -68,6 +69,13 @@ class ControlCall(CallNumber):
     DESCRIBE = 150
     VARIABLES = 151
     FEATURES = 152
+    FORGET = 153
+    DROP_CHECKPOINTS = 154
+
+    @property
+    def changes_state(self) -> bool:
+        """Whether the call changes the rows or the files of the run."""
+        return self in (ControlCall.FORGET, ControlCall.DROP_CHECKPOINTS)
 
 
 class _Ask(Config):
@@ -75,8 +83,17 @@ class _Ask(Config):
     """Seconds that the service may wait until the run is between two steps."""
 
 
+_Names = Annotated[tuple[Annotated[str, Field(max_length=1024)], ...], Field(max_length=10_000)]
+
+
 class _AskNames(_Ask):
-    names: Annotated[tuple[Annotated[str, Field(max_length=1024)], ...], Field(max_length=10_000)]
+    names: _Names
+
+
+class _AskForget(_Ask):
+    tables: _Names = ()
+    features: _Names = ()
+    renew: bool = False
 
 
 class _ControlCalls(FrameCalls):
@@ -94,6 +111,8 @@ class _ControlCalls(FrameCalls):
             ControlCall.END_RUN: self._end_run,
             ControlCall.VARIABLES: self._variables,
             ControlCall.FEATURES: self._features,
+            ControlCall.FORGET: self._forget,
+            ControlCall.DROP_CHECKPOINTS: self._drop_checkpoints,
             **controller.feed.calls.calls(),
         }
         # Without SHUTDOWN: the service lives as long as the run.
@@ -128,14 +147,30 @@ class _ControlCalls(FrameCalls):
 
     def _features(self, frame: Frame) -> Answer:
         ask = message_of(_AskNames, frame)
-        if len(frame.arrays) != 1 or frame.arrays[0].dtype != np.dtype("<i8") or frame.arrays[0].ndim != 1:
-            raise InvalidArgumentError("ids: expected one array int64 [n]")
-        found = self._controller.features(ask.names, frame.arrays[0], timeout=ask.timeout)
+        found = self._controller.features(ask.names, _ids_in(frame), timeout=ask.timeout)
         about = [
             {"feature": name, "table": rows.table, "slots": list(rows.entries.slots)} for name, rows in found.items()
         ]
         arrays = [array for rows in found.values() for array in _entry_arrays(rows.entries)]
         return Answer(text=json.dumps({"features": about}), arrays=tuple(arrays))
+
+    def _forget(self, frame: Frame) -> Answer:
+        ask = message_of(_AskForget, frame)
+        found = self._controller.forget(
+            _ids_in(frame), tables=ask.tables, features=ask.features, renew=ask.renew, timeout=ask.timeout
+        )
+        return json_answer(**asdict(found))
+
+    def _drop_checkpoints(self, frame: Frame) -> Answer:
+        ask = message_of(_AskNames, frame)
+        self._controller.drop_checkpoints(ask.names, timeout=ask.timeout)
+        return Answer()
+
+
+def _ids_in(frame: Frame) -> np.ndarray:
+    if len(frame.arrays) != 1 or frame.arrays[0].dtype != np.dtype("<i8") or frame.arrays[0].ndim != 1:
+        raise InvalidArgumentError("ids: expected one array int64 [n]")
+    return frame.arrays[0]
 
 
 def _sendable(value: torch.Tensor) -> np.ndarray:
@@ -335,6 +370,22 @@ class ControlClient:
                 feature=one["feature"], table=one["table"], ids=tuple(map(int, wanted)), entries=entries
             )
         return found
+
+    def forget(
+        self, ids: Ids, *, tables: Sequence[str] = (), features: Sequence[str] = (), renew: bool = False
+    ) -> Forgotten:
+        """Remove the rows of `ids` from the run. The arguments are those of `forget_rows`."""
+        ask = _AskForget(timeout=self._timeout, tables=tuple(tables), features=tuple(features), renew=renew)
+        found = json.loads(self._call(ControlCall.FORGET, ask, [id_array(ids).reshape(-1)]).text)
+        removed = {
+            name: ForgottenTable(features=tuple(one["features"]), ids=tuple(one["ids"]), removed=one["removed"])
+            for name, one in found.pop("tables").items()
+        }
+        return Forgotten(tables=removed, **found)
+
+    def drop_checkpoints(self, names: Sequence[str]) -> None:
+        """Remove older checkpoints of the run by name."""
+        self._call(ControlCall.DROP_CHECKPOINTS, _AskNames(timeout=self._timeout, names=tuple(names)))
 
     def close(self) -> None:
         """Close the connection."""

@@ -223,6 +223,20 @@ class Trainer:
         """Changes whenever the state that would be saved changes."""
         return self._rounds, self.step
 
+    def note_change(self) -> None:
+        """Say that rows have changed without a step, so that the next save does not take the present state for saved."""
+        self._rounds += 1
+
+    def renew_snapshot(self) -> None:
+        """Write a snapshot of all rows now. The next checkpoint then needs no rows that were written before."""
+        if self._saving is not None:
+            self._saving.renew_snapshot()
+
+    def drop_checkpoints(self, names: Sequence[str]) -> None:
+        """Remove older checkpoints of the run by name, and the rows that only they needed."""
+        if self._saving is not None:
+            self._saving.drop(names)
+
     def table_stats(self) -> dict[str, TableStats]:
         """Return the size of every table by name. With several stores, their numbers come before the names."""
         stores = self.stores

@@ -282,6 +282,12 @@ class ServerStore(BucketGroup):
             existed[order[indices[0]]] = frame.arrays[0]
         return torch.from_numpy(existed).reshape(wanted.shape)
 
+    def erase(self, table: str, ids: Ids) -> int:
+        """Remove the rows of `ids`. Returns how many there were, on all servers together."""
+        require_known([table], self._declared)
+        _, answers = self._each(Call.ERASE, table, id_array(ids).reshape(-1), None, 0)
+        return sum(int(json.loads(frame.text)["erased"]) for _, frame in answers)
+
     def _write(self, call: Call, table: str, ids: Ids, values: Values, event_time: int) -> None:
         wanted = id_array(ids).reshape(-1)
         self._each(call, table, wanted, _row_matrix(values, len(wanted)), event_time)

@@ -27,6 +27,7 @@ class Call(CallNumber):
     READ_ROWS = 23
     READ_ENTRIES = 24
     COUNT_SLOTS = 25
+    ERASE = 26
     DECLARE_DENSE = 32
     READ_DENSE = 33
     APPLY_DENSE = 34
@@ -75,6 +76,7 @@ CHANGES: frozenset[int] = frozenset(
         Call.ASSIGN_ADD,
         Call.REINITIALIZE,
         Call.EVICT,
+        Call.ERASE,
         Call.DECLARE_DENSE,
         Call.APPLY_DENSE,
         Call.ASSIGN_DENSE,

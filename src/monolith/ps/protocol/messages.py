@@ -189,7 +189,8 @@ class Apply(Config):
 
 
 class TableWrite(Config):
-    """assign, assign_add (arrays: ids int64 [n], values float32 [n, dim]) and reinitialize (ids, answer: int32 [n])."""
+    """assign, assign_add (arrays: ids int64 [n], values float32 [n, dim]), reinitialize (ids, answer: int32 [n]) and
+    erase (ids, answer: how many rows there were)."""
 
     push: Push
     table: WireName

@@ -41,6 +41,7 @@ class TableCalls:
             Call.ASSIGN_ADD: self._assign_add,
             Call.REINITIALIZE: self._reinitialize,
             Call.EVICT: self._evict,
+            Call.ERASE: self._erase,
             Call.STATS: self._stats,
             Call.READ_ROWS: self._read_rows,
             Call.READ_ENTRIES: self._read_entries,
@@ -132,6 +133,18 @@ class TableCalls:
     def _evict(self, frame: Frame) -> Answer:
         evict = message_of(messages.Evict, frame)
         return self._pushes.once(evict.push, lambda _: json_answer(evicted=self._tables.evict(evict.now)))
+
+    def _erase(self, frame: Frame) -> Answer:
+        write = message_of(messages.TableWrite, frame)
+
+        def action(_: WorkerRecord[Answer]) -> Answer:
+            self._owned.require(write.map)
+            require_count(frame.arrays, 1)
+            erased = self._tables.erase(write.table, frame.arrays[0])
+            self._state.checkpoint = None
+            return json_answer(erased=erased)
+
+        return self._pushes.once(write.push, action)
 
     def _stats(self, frame: Frame) -> Answer:
         return json_answer(tables={name: asdict(stats) for name, stats in self._tables.stats().items()})

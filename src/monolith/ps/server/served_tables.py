@@ -272,6 +272,12 @@ class ServedTables:
         tables = {name: self._table(name) for name in now}
         return {name: table.evict(now=now[name]) for name, table in tables.items()}
 
+    def erase(self, name: str, ids: np.ndarray) -> int:
+        """Remove the rows of `ids`. Returns how many there were."""
+        table = self._table(name)
+        _require("ids", ids, np.dtype("<i8"), 1)
+        return int(table.erase(ids).sum())
+
     def stats(self) -> dict[str, TableStats]:
         """Return the size of every table."""
         return {name: table.stats() for name, table in self._tables.items()}

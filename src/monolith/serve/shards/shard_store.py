@@ -249,6 +249,10 @@ class ShardStore:
         """Raise `InvalidArgumentError`."""
         _read_only("reinitialize")
 
+    def erase(self, table: str, ids: Ids) -> int:
+        """Raise `InvalidArgumentError`."""
+        _read_only("erase")
+
     def evict(self, *, now: int | Mapping[str, int] | None = None) -> dict[str, int]:
         """Raise `InvalidArgumentError`."""
         _read_only("evict")
