@@ -151,13 +151,13 @@ def raw_assign(
     parts = []
     for number, name in enumerate(names):
         some = ids[splits[number] : splits[number + 1]]
-        size = len(some) * _copies(tables, name)[0].dim
-        parts.append((name, some, flat[at : at + size]))
-        at += size
+        dim = _copies(tables, name)[0].dim
+        parts.append((name, some, flat[at : at + len(some) * dim].reshape(-1, dim)))
+        at += len(some) * dim
     if at != len(flat):
         raise InvalidArgumentError(f"flat_value: expected {at} numbers for these ids, got {len(flat)}")
     for name, some, values in parts:
-        _assign(_copies(tables, name), name, some, values.reshape(len(some), -1))
+        _assign(_copies(tables, name), name, some, values)
     return {"result": torch.tensor(0)}
 
 

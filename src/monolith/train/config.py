@@ -20,6 +20,8 @@ _Minute = Annotated[int, Field(ge=0, le=59)]
 
 METRIC_PREFIX = "MONOLITH_METRIC_PREFIX"
 """The environment variable with what names of metrics begin with."""
+REALTIME_DENSE_SECS = 1800.0
+"""Seconds between two checkpoints without tables of a run that feeds a service, unless the configuration says otherwise."""
 SAVE_SECS = 600.0
 """Seconds between two checkpoints unless the configuration says otherwise."""
 
@@ -62,6 +64,10 @@ class RunConfig(Config):
     """Seconds between two publications of changed rows to replicas that follow the run. Nothing is done while none does."""
     feed_dense_secs: Positive = 1.0
     """Seconds between two publications of the dense weights to them."""
+    enable_parameter_sync: bool = False
+    """The run feeds a service without an end. Unless they are set: checkpoints without tables every 1800 s, `ignore_save_errors`,
+    and of `RunnerConfig` `enable_realtime_training`, so that servers stay when the chief ends and `partial_recovery` is on.
+    Replicas can follow any run, also without it."""
     save_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of one processor that writing changed rows may use during training, which it slows down. 1 writes as fast as
     possible. With less than 1, up to 256 MiB of rows are read into memory first."""
@@ -194,6 +200,21 @@ class RunConfig(Config):
             "save_secs": self.dense_only_save_checkpoints_secs,
         }
         return {name: value for name, value in periods.items() if value is not None}
+
+    def for_service(self) -> Self:
+        """Return the configuration of a run that feeds a service: what was not set gets the values that such a run needs.
+
+        Example:
+            >>> config = RunConfig(enable_parameter_sync=True, ignore_save_errors=False).for_service()
+            >>> config.dense_only_save_checkpoints_secs, config.ignore_save_errors
+            (1800.0, False)
+        """
+        implied: dict[str, Any] = {"enable_parameter_sync": True}
+        if "ignore_save_errors" not in self.model_fields_set:
+            implied["ignore_save_errors"] = True
+        if not self.dense_only_save_every:
+            implied["dense_only_save_checkpoints_secs"] = REALTIME_DENSE_SECS
+        return self.model_copy(update=implied)
 
     @property
     def tide(self) -> dict[str, Any]:

@@ -212,8 +212,8 @@ class Estimator:
         if not isinstance(model, nn.Module):
             raise InvalidArgumentError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         self.model = model
-        self.config, self.runner = _with_one_folder(
-            config or RunConfig(), RunnerConfig.from_env() if runner is None else runner
+        self.config, self.runner = _for_service(
+            *_with_one_folder(config or RunConfig(), RunnerConfig.from_env() if runner is None else runner)
         )
         """How the run is spread over processes, by default what the environment says."""
         if self.config.device is not None and optimizer is None:
@@ -487,6 +487,13 @@ def _configured(model: nn.Module) -> tuple[torch.optim.Optimizer | None, LRSched
         return made if isinstance(made, tuple) else (made, None)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return (torch.optim.Adam(parameters, lr=1e-3) if parameters else None), None
+
+
+def _for_service(config: RunConfig, runner: RunnerConfig) -> tuple[RunConfig, RunnerConfig]:
+    """Return both with what a run that feeds a service needs, if either of them says that it is one."""
+    if not config.enable_parameter_sync and not runner.enable_realtime_training:
+        return config, runner
+    return config.for_service(), runner.model_copy(update={"enable_realtime_training": True})
 
 
 def _with_one_folder(config: RunConfig, runner: RunnerConfig) -> tuple[RunConfig, RunnerConfig]:
