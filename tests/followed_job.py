@@ -20,7 +20,7 @@ from monolith.train.hooks.hook import Hook
 
 COLUMNS = ("user_id", "item_id")
 CLICK = Head(name="click", label="label")
-BATCHES = 200
+BATCHES = int(os.environ.get("BATCHES", "200"))
 
 
 class Clicks(nn.Module):

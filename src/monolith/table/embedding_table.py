@@ -454,8 +454,8 @@ class EmbeddingTable:
     def read_feed(self) -> Iterator[FeedPiece]:
         """Yield the rows that were written since the last pass, as they are now, and the ids that were removed.
 
-        One reader at a time. A copy that applies all pieces in order, removed ids first, has the stored weights of every row that is not being written.
-        Writers wait for microseconds. Raises `InvalidArgumentError` without `track_feed`.
+        One reader at a time. A copy that applies all pieces in order, removed ids first, has the stored weights of every row that
+        is not being written. Writers wait for microseconds. Raises `InvalidArgumentError` without `track_feed`.
 
         Example:
             >>> from monolith import EmbeddingTable, Segment, TableConfig
