@@ -2,36 +2,41 @@
 
 python benchmarks/serving.py                      every case
 python benchmarks/serving.py --cases predict      `Predictor.predict` compared with its floor
+python benchmarks/serving.py --cases servers      `monolith serve` compared with other model servers, see setup_peers.sh
+python benchmarks/serving.py --cases servers --peers mlserver,kserve --turn-secs 1 --rounds 3
 python benchmarks/serving.py --json               the same as JSON
 
-Both sides of a case run in one process on one thread and alternate on the same batches. Before timing, their results are
-compared. A ratio is the median of the ratios of the rounds. Processor time is that of the process, so it is meaningful on
-a busy machine.
+`predict`: both sides run in one process on one thread and alternate on the same batches. `servers`: every server is a process or
+several, all are up, and one at a time is asked over 8 connections. Before timing, results are compared. A ratio is the median
+of the ratios of the rounds. Processor time is that of all processes of a side, so it is meaningful on a busy machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from click_models import TorchFM, tower
+from contestants import PeerFailedError, PeerUnavailableError
 from machine import describe
+from model_servers import GROUPS, PROTOCOLS, Endpoint, Load, median, running
 from monolith import EmbeddingBagCollection, Feature, Head, Predictor, _core, load, set_num_threads
 from monolith.features import Batch
 from monolith.serve import export_model
+from peers.serving_model import DIM, NAMES, ROWS, TABLES
 
-TABLES, ROWS, DIM = 26, 100_000, 16
-NAMES = [f"C{number}" for number in range(1, TABLES + 1)]
 BATCHES = (1, 64, 512)
 
 Rows = list[dict[str, object]]
@@ -168,7 +173,93 @@ def predict_case(options: argparse.Namespace) -> Rows:
     return found
 
 
-CASES: dict[str, Callable[[argparse.Namespace], Rows]] = {"predict": predict_case}
+def save_for_peers(model: ClickModel, folder: Path) -> None:
+    """Write rows and weights for `peers/serving_model.py`."""
+    folder.mkdir()
+    tables = model.embeddings.store.tables
+    rows = np.concatenate([tables[name].lookup_entry(np.arange(ROWS)).values.numpy() for name in NAMES])
+    np.save(folder / "rows.npy", rows)
+    for name, weight in model.deep.state_dict().items():
+        np.save(folder / f"{name}.npy", weight.numpy())
+
+
+def servers_case(options: argparse.Namespace) -> Rows:
+    """`monolith serve` compared with other model servers."""
+    model = trained_model(stacked=True)
+    found: Rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        export = export_model(model, {name: torch.arange(4) for name in NAMES}, folder / "export", heads=model.heads)
+        save_for_peers(model, folder / "weights")
+        predictor = load(export)
+        for group in GROUPS:
+            peers = [peer for peer in group if peer in options.peers]
+            if not peers:
+                continue
+            with running(["monolith", *peers], export=export, weights=folder / "weights", logs=folder) as servers:
+                endpoints = [
+                    Endpoint(server=server, protocol=protocol, packed=packed)
+                    for server in servers
+                    for protocol in PROTOCOLS[server.name]
+                    # Ours has a column for each feature. Peers are also given all ids as one tensor, their best case.
+                    for packed in ((False,) if server.name == "monolith" else (False, True))
+                ]
+                for rows in options.request_rows:
+                    found += _servers_contest(options, predictor, endpoints, rows, folder)
+    return found
+
+
+def _servers_contest(
+    options: argparse.Namespace, predictor: Predictor, endpoints: list[Endpoint], rows: int, folder: Path
+) -> Rows:
+    drawn = [np.random.default_rng(seed).integers(0, ROWS, (rows, TABLES)) for seed in range(options.rounds + 1)]
+    batches = [{name: torch.from_numpy(ids[:, n].copy()) for n, name in enumerate(NAMES)} for ids in drawn]
+    expected = predictor.predict(batches[0])["click"].numpy()
+    alone = measured(lambda turn: predictor.predict(batches[turn % len(batches)]), range(options.calls)).processor / 1e3
+    requests: dict[Endpoint, int] = {}
+    for endpoint in endpoints:
+        body = endpoint.body(drawn[0])
+        try:
+            endpoint.server.wait_until_answers(endpoint, body)
+            np.testing.assert_allclose(endpoint.ask(body), expected, rtol=0, atol=1e-5)
+            warm = endpoint.load(body, requests=100, connections=options.connections, folder=folder)
+        except PeerFailedError as error:
+            sys.stderr.write(f"{endpoint.label}: left out, {error}\n")
+            continue
+        requests[endpoint] = max(100, int(warm.requests_per_second * options.turn_secs))
+    loads: dict[Endpoint, list[Load]] = {endpoint: [] for endpoint in requests}
+    for turn in range(options.rounds):
+        order = list(requests)
+        random.Random(turn).shuffle(order)
+        for endpoint in order:
+            body = endpoint.body(drawn[1 + turn])
+            loads[endpoint].append(
+                endpoint.load(body, requests=requests[endpoint], connections=options.connections, folder=folder)
+            )
+    ours = {endpoint.protocol: loads[endpoint] for endpoint in requests if endpoint.server.name == "monolith"}
+    return [_server_row(endpoint, rows, loads[endpoint], ours, alone) for endpoint in requests]
+
+
+def _server_row(
+    endpoint: Endpoint, rows: int, loads: list[Load], ours: Mapping[str, list[Load]], alone: float
+) -> dict[str, object]:
+    middle = median(loads)
+    pairs = list(zip(loads, ours[endpoint.family], strict=True))
+    return {
+        "rows": rows,
+        "server": endpoint.label,
+        "requests/s": round(middle.requests_per_second),
+        "p50 ms": round(middle.p50_ms, 2),
+        "p99 ms": round(middle.p99_ms, 2),
+        "cpu ms": round(middle.processor_ms, 3),
+        "over predict": round(middle.processor_ms - alone, 3) if endpoint.server.name == "monolith" else "",
+        "cpu of ours": round(statistics.median(a.processor_ms / b.processor_ms for a, b in pairs), 2),
+        "ours requests/s": round(statistics.median(b.requests_per_second / a.requests_per_second for a, b in pairs), 2),
+    }
+
+
+CASES: dict[str, Callable[[argparse.Namespace], Rows]] = {"predict": predict_case, "servers": servers_case}
+PEERS = [peer for group in GROUPS for peer in group]
 
 
 def shown(case: str, rows: Rows) -> str:
@@ -187,6 +278,10 @@ def main() -> None:
     parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")], default=list(BATCHES))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--calls", type=int, default=400, help="calls of a round at one row, fewer for larger batches")
+    parser.add_argument("--peers", type=lambda text: text.split(","), default=PEERS, help="servers to compare with")
+    parser.add_argument("--request-rows", type=lambda text: [int(part) for part in text.split(",")], default=[1, 64])
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--turn-secs", type=float, default=2.0, help="seconds of load on a server in a round")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     unknown = [case for case in options.cases.split(",") if case not in CASES]
@@ -196,7 +291,10 @@ def main() -> None:
     set_num_threads(1)
     report: dict[str, object] = {"machine": describe()}
     for case in options.cases.split(","):
-        rows = CASES[case](options)
+        try:
+            rows = CASES[case](options)
+        except PeerUnavailableError as missing:
+            parser.error(str(missing))
         report[case] = rows
         if not options.json:
             sys.stdout.write(shown(case, rows) + "\n")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what `run.py`, `end_to_end.py`, `parameter_server.py` and `ranks.py` compare against, under .venv-bench, and builds the memory
-# limit.
+# Installs what the benchmarks compare against, under .venv-bench, and builds the memory limit.
+# Without arguments: everything. With arguments: only those, as in `setup_peers.sh mlserver kserve`.
 # A peer that cannot be installed is reported here and skipped in the benchmarks. Run again to retry; installed peers are kept.
 set -u
 cd "$(dirname "$0")/.."
@@ -28,6 +28,32 @@ torchrec() {
     "$1" -m pip install -q --no-deps torchrec==1.8.0
 }
 torchrec_import="import pyarrow; from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection"
+
+# Model servers of serving.py. MLServer's worker processes do not start with newer releases of uvloop, and it imports pkg_resources.
+kserve() {
+  "$1" -m pip install -q torch==2.13.0 numpy kserve==0.21.0
+}
+kserve_import="import torch, kserve; assert kserve.ModelServer"
+
+mlserver() {
+  "$1" -m pip install -q torch==2.13.0 mlserver==1.7.1 'setuptools<81' 'uvloop<0.22'
+}
+mlserver_import="import torch, mlserver; assert mlserver.MLModel"
+
+litserve() {
+  "$1" -m pip install -q torch==2.13.0 numpy litserve==0.2.19
+}
+litserve_import="import torch, litserve; assert litserve.LitAPI"
+
+bentoml() {
+  "$1" -m pip install -q torch==2.13.0 numpy bentoml==1.4.39
+}
+bentoml_import="import torch, bentoml; assert bentoml.service"
+
+rayserve() {
+  "$1" -m pip install -q torch==2.13.0 numpy 'ray[serve]==2.60.0'
+}
+rayserve_import="import torch; from ray import serve; assert serve.deployment"
 
 peer() {
   local name=$1 test=$2 bin=$base/$1/bin/python
@@ -67,8 +93,14 @@ limit() {
   fi
 }
 
-limit
-peer fbgemm "$fbgemm_import"
-peer tfra "$tfra_import"
-peer torchrec "$torchrec_import"
-exchange
+all="limit fbgemm tfra torchrec kserve mlserver litserve bentoml rayserve exchange"
+for name in ${*:-$all}; do
+  case $name in
+    limit | exchange) "$name" ;;
+    fbgemm | tfra | torchrec | kserve | mlserver | litserve | bentoml | rayserve)
+      test=${name}_import
+      peer "$name" "${!test}"
+      ;;
+    *) echo "$name: there is no such peer" ;;
+  esac
+done
