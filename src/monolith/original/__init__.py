@@ -39,6 +39,10 @@ _SAME = {
     "monolith.original.tasks": "BaseTask EvalParams InputParams TaskParams TrainParams",
     "monolith.original.tpu_runner": "TPUFlags TPURunner",
     "monolith.original.dump": "dump_counts export_dump export_multi_dump import_dump import_multi_dump",
+    "monolith.original.export_hooks": """ExportSaverListener get_export_saver_listener_state get_global_step
+        overwrite_export_saver_listener_state""",
+    "monolith.original.exporters": """BaseExporter DistributedExporter ExportContext ExportMode StandaloneExporter create_exporter
+        enter_export_mode get_current_export_ctx is_exporting is_exporting_distributed is_exporting_standalone""",
     "monolith.original.feature_list": "FeatureList",
     "monolith.original.flows": "CacheOneDataset merge_flow split_flow",
     "monolith.original.fused_layout": "FeatureConfig FeatureConfigs OutConfig OutType PoolingType SliceConfig",
