@@ -14,13 +14,15 @@ import torch
 from controlled_run import SECONDS, Endless
 from followed_tables import until
 from monolith.cli import main
-from monolith.errors import InvalidArgumentError
+from monolith.errors import InvalidArgumentError, StorageError
 from monolith.features.ids import to_fids
+from monolith.follow.run_service import ADDRESS_FILE
 from monolith.nn import EmbeddingBagCollection
 from monolith.ps import ParameterServer, ServerStore, tables_of
 from monolith.serve import export_model, load
 from monolith.serve.follow import RunWriters, TrainingFollower
 from monolith.state import find_restore_point, read_row
+from monolith.state.forget import forget_saved
 from monolith.train import Estimator, RunConfig, RunnerConfig, Trainer
 from monolith.train.control_server import ControlClient
 from monolith.train.forgetting import forget_rows
@@ -240,3 +242,50 @@ def test_rows_on_other_processes_refuse_a_purge_before_anything_is_removed() -> 
             forget_rows(trainer, [USER], renew=True)
         assert store.stats()["user"].rows == 1
         assert forget_rows(trainer, [USER]).tables["user"].removed == 1
+
+
+def test_a_state_that_was_saved_at_this_step_is_saved_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with held(tmp_path) as run:
+        saved = run.client.save()
+        receipt = forget(tmp_path, USER, "--table", "user", capsys=capsys)
+        assert receipt["absent_since"]["checkpoint"] == saved  # type: ignore[index]
+        assert read_row(saved, "user", USER) is None
+        assert receipt["checkpoints"] == []
+
+
+def test_a_run_that_has_ended_forgets_in_its_saved_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with held(tmp_path) as run:
+        older = Path(run.client.save()).name
+        run.make_steps(3)
+        assert main(["forget", str(tmp_path), str(USER), "--offline"]) == 2
+        assert "a run is going on here" in capsys.readouterr().err
+    # As a run that was killed leaves it.
+    (tmp_path / ADDRESS_FILE).write_text("127.0.0.1:9")
+    before = find_restore_point(str(tmp_path))
+    assert read_row(before, "user", USER) is not None
+    assert main(["forget", str(tmp_path), str(USER)]) == 2
+    assert "does not answer" in capsys.readouterr().err
+    assert main(["forget", str(tmp_path / "other"), str(USER)]) == 2
+    assert "--offline" in capsys.readouterr().err
+    assert main(["forget", str(tmp_path), str(USER), "--offline", "--table", "cities"]) == 2
+    assert "has no 'cities'" in capsys.readouterr().err
+    receipt = forget(tmp_path, USER, "--offline", capsys=capsys)
+    assert receipt["tables"]["user"] == {"features": [], "ids": [USER], "removed": 1}  # type: ignore[index]
+    point = find_restore_point(str(tmp_path))
+    assert (point.step, read_row(point, "user", USER)) == (before.step, None)
+    assert point.state().keys() == before.state().keys()
+    assert [one["name"] for one in receipt["checkpoints"]] == [older]  # type: ignore[attr-defined]
+    purged = forget(tmp_path, USER, "--offline", "--purge", capsys=capsys)
+    assert (purged["purged"], purged["checkpoints"], purged["files"]) == ([older], [], [])
+    assert main(["verify", str(tmp_path)]) == 0
+    with held(tmp_path) as run:
+        # It continues from there with everything else.
+        assert run.step > before.step
+
+
+def test_a_log_that_is_open_is_not_forgotten_in(tmp_path: Path) -> None:
+    with held(tmp_path) as run:
+        run.client.save()
+        with pytest.raises(StorageError, match="open"):
+            forget_saved(tmp_path, [USER])
+        assert run.has("user", USER)
