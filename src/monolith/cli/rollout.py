@@ -60,8 +60,8 @@ rollout = typer.Typer(
 )
 
 
-@rollout.command()
-def show(
+@rollout.command(name="show")
+def show_rollouts(
     url: Url, token_file: OperatorTokenFile = None, tls_root_certs: RootCerts = None, as_json: Json = False
 ) -> None:
     """Show plans, events, and the quality of versions by labels."""

@@ -32,10 +32,10 @@ from monolith.table.buckets import NUM_BUCKETS, bucket_of, mask_of, ranges_of
 from monolith.transport.frames import Frame
 from monolith.transport.link import Link
 
-__all__ = ["FollowTarget", "Follower", "Progress", "Writer"]
+__all__ = ["FollowTarget", "Follower", "Writer", "WriterProgress"]
 
-NOBODY = -1
-READ_BYTES = 2**22
+_NOBODY = -1
+_READ_BYTES = 2**22
 """About how many bytes of rows are read with one call."""
 MAX_UNDO = 2**24
 """Ids that are remembered because their changes are not durable. With more, a restart of the writer means reading all rows."""
@@ -68,7 +68,7 @@ class Writer:
 
 
 @dataclass(kw_only=True)
-class Progress:
+class WriterProgress:
     """How far the follower is with one writer."""
 
     sequence: int = 0
@@ -165,7 +165,7 @@ class Follower:
         """Held while rows change: what is believed about a bucket and its rows change together."""
         self.held = threading.Event()
         """Set while nothing may change."""
-        self.owners = np.full(NUM_BUCKETS, NOBODY, dtype=np.int64)
+        self.owners = np.full(NUM_BUCKETS, _NOBODY, dtype=np.int64)
         """The index of the writer that is believed, for each bucket."""
         self._find_writer = find_writer
         self._started = threading.Condition()
@@ -183,7 +183,7 @@ class Follower:
             self._finding.start()
 
     @property
-    def progress(self) -> dict[str, Progress]:
+    def progress(self) -> dict[str, WriterProgress]:
         """How far it is with each writer, by name."""
         return {thread.writer.name: thread.progress for thread in list(self._threads)}
 
@@ -264,7 +264,7 @@ class Follower:
     def _all_read(self) -> bool:
         """Whether every bucket has been read from somebody, and every writer has answered."""
         wanted = self.owners[self.buckets.start : self.buckets.stop]
-        has_all = not self.target.tables() or bool((wanted != NOBODY).all())
+        has_all = not self.target.tables() or bool((wanted != _NOBODY).all())
         return has_all and all(thread.progress.as_of is not None for thread in self._threads)
 
 
@@ -275,7 +275,7 @@ class _HeldError(MonolithError):
 class _WriterThread(threading.Thread):
     def __init__(self, group: Follower, writer: Writer, index: int) -> None:
         super().__init__(name=f"monolith-follow-{writer.name}", daemon=True)
-        self.writer, self.progress = writer, Progress()
+        self.writer, self.progress = writer, WriterProgress()
         self._group, self._index = group, index
         self._asked = Follow(follower=group.number, wait=group.wait)
         self._undo = _Undo()
@@ -460,7 +460,7 @@ class _WriterThread(threading.Thread):
             if name not in copies:
                 continue
             row_bytes = 8 + 4 * copies[name][0].dim
-            step = max(1, int(READ_BYTES * NUM_BUCKETS / max(1, count * row_bytes)))
+            step = max(1, int(_READ_BYTES * NUM_BUCKETS / max(1, count * row_bytes)))
             for begin in range(first, end, step):
                 self._read_buckets(name, begin, min(end, begin + step))
 
@@ -487,7 +487,7 @@ class _WriterThread(threading.Thread):
         for name, ids in undo.items():
             if name not in self._group.target.tables():
                 continue
-            step = max(1, READ_BYTES // (8 + 4 * self._group.target.tables()[name][0].dim))
+            step = max(1, _READ_BYTES // (8 + 4 * self._group.target.tables()[name][0].dim))
             for begin in range(0, len(ids), step):
                 some = ids[begin : begin + step]
                 some = some[self._group.owners[bucket_of(some)] == self._index]

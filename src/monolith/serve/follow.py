@@ -1,4 +1,4 @@
-"""A replica that follows a run: its rows and weights are those of training a moment ago."""
+"""A replica that follows a run: its rows and weights are those of training a moment ago, or of an earlier moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from monolith.durable import write_durably
-from monolith.errors import InvalidArgumentError, UnavailableError
+from monolith.errors import CorruptFileError, InvalidArgumentError, UnavailableError
 from monolith.follow.follower import Follower, FollowTarget, Writer
 from monolith.follow.run_service import (
     ADDRESS_FILE,
@@ -23,20 +23,22 @@ from monolith.follow.run_service import (
     service_address,
     service_token,
 )
-from monolith.serve.past import SavedState, tables_of_predictor
 from monolith.serve.predictor import Predictor
 from monolith.serve.replica import Lag
 from monolith.state.restore_points import RestorePoint, find_restore_point, restore_point_at
+from monolith.state.tables import TableSource, open_source
 from monolith.table import EmbeddingTable
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.transport.link import Link
 from monolith.transport.server import read_pem
 from monolith.transport.tokens import read_token
 
-__all__ = ["RunFollower", "RunWriters", "TrainingFollower", "server_writers", "set_followed_weights"]
+__all__ = ["RunFollower", "RunWriters", "SavedState", "TrainingFollower", "server_writers", "set_followed_weights"]
 
-CONNECT_SECS = 5.0
+_CONNECT_SECS = 5.0
 
+_CHUNK_ROWS = 2**22
+"""About how many rows are read into memory at a time, besides those that are served."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +54,7 @@ def server_writers(
     def writer(address: str) -> Writer:
         return Writer(
             name=f"server {address}",
-            connect=lambda: Link(address, timeout=CONNECT_SECS, token=secret, tls_root_certs=pem, max_streams=1),
+            connect=lambda: Link(address, timeout=_CONNECT_SECS, token=secret, tls_root_certs=pem, max_streams=1),
         )
 
     return [writer(address) for address in addresses], writer
@@ -89,7 +91,7 @@ class RunWriters:
 
     def _connect_to_rank(self, rank: int) -> Link:
         address, token = rank_service(self.model_dir, rank)
-        return Link(address, timeout=CONNECT_SECS, token=token or self._token, tls_root_certs=self._pem, max_streams=1)
+        return Link(address, timeout=_CONNECT_SECS, token=token or self._token, tls_root_certs=self._pem, max_streams=1)
 
     def _connect(self) -> Link:
         address = service_address(self.model_dir)
@@ -98,7 +100,84 @@ class RunWriters:
                 f"{self.model_dir}: no run answers here, there is no {ADDRESS_FILE}. It has ended, or has not begun"
             )
         token = service_token(self.model_dir) or self._token
-        return Link(address, timeout=CONNECT_SECS, token=token, tls_root_certs=self._pem, max_streams=1)
+        return Link(address, timeout=_CONNECT_SECS, token=token, tls_root_certs=self._pem, max_streams=1)
+
+
+def _tables_of(predictor: Predictor) -> dict[str, list[EmbeddingTable]]:
+    """Return the tables of a predictor by the names they have in its run.
+
+    Raises `InvalidArgumentError` if its rows are in other processes.
+    """
+    stores = predictor.stores
+    found: dict[str, list[EmbeddingTable]] = {}
+    for number, store in enumerate(stores.values()):
+        if not store.tables and store.configs():
+            raise InvalidArgumentError("the rows of this model are in other processes, which follow the run themselves")
+        for name, table in store.tables.items():
+            # A run with several stores puts their number before the name. Two collections may also share a store.
+            found.setdefault(name, []).append(table)
+            if len(stores) > 1:
+                found.setdefault(f"{number}/{name}", []).append(table)
+    return found
+
+
+class SavedState:
+    """A state of a run that was saved, checked and ready to be put into a predictor.
+
+    Args:
+        point: A checkpoint or a moment of the log.
+        tables: The serving tables by the names they have in the run.
+
+    Raises:
+        CorruptFileError: Something of it is damaged.
+        InvalidArgumentError: It does not fit the tables.
+    """
+
+    def __init__(self, point: RestorePoint, tables: Mapping[str, Sequence[EmbeddingTable]]) -> None:
+        self.point = point
+        self._source = open_source(point)
+        self._tables = {name: copies for name, copies in tables.items() if name in self._source.tables}
+        for name, copies in self._tables.items():
+            saved = self._source.tables[name].config
+            if saved.dim != copies[0].dim:
+                raise InvalidArgumentError(
+                    f"table {name!r}: {point.location} has rows of {saved.dim} values, the model has {copies[0].dim}"
+                )
+        state = point.state().get("model")
+        if not isinstance(state, dict):
+            raise CorruptFileError(f"{point.location}: has no dense weights")
+        self._weights = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        # Every file is read and verified before the first row changes.
+        for buckets in self._chunks():
+            self._filled(buckets)
+
+    def put_into(self, predictor: Predictor) -> None:
+        """Replace all rows and weights. Requests are answered meanwhile, some of them with rows of both states."""
+        for buckets in self._chunks():
+            for name, saved in self._filled(buckets).items():
+                entries = saved.entries()
+                ids = entries.ids.numpy()
+                for copy in self._tables[name]:
+                    gone = np.setdiff1d(copy.rows_of_buckets(buckets).ids, ids)
+                    if len(gone):
+                        copy.erase(gone)
+                    if len(ids):
+                        copy.assign(ids, entries.values)
+        predictor.set_weights(self._weights, ignore_unknown=True)
+
+    def _chunks(self) -> list[range]:
+        rows = sum(self._source.rows_in(name, range(NUM_BUCKETS)) for name in self._tables)
+        step = max(1, NUM_BUCKETS * _CHUNK_ROWS // max(_CHUNK_ROWS, rows))
+        return [range(first, min(first + step, NUM_BUCKETS)) for first in range(0, NUM_BUCKETS, step)]
+
+    def _filled(self, buckets: range) -> dict[str, EmbeddingTable]:
+        source: TableSource = self._source
+        empty = {
+            name: EmbeddingTable(source.tables[name].config.model_copy(update={"initial_capacity": 0}))
+            for name in self._tables
+        }
+        source.fill(empty, buckets)
+        return empty
 
 
 class _ServedModel:
@@ -204,7 +283,7 @@ class TrainingFollower(RunFollower):
         self._predictor, self._model_dir, self._held_file = predictor, model_dir, held_file
         self._held: RestorePoint | None = None
         self._base_step = predictor.signature.step
-        self._tables = tables_of_predictor(predictor)
+        self._tables = _tables_of(predictor)
         target = _ServedModel(predictor, self._tables)
         origin = predictor.signature.run
         super().__init__(
