@@ -64,7 +64,6 @@ _SAME = {
     "monolith.original.touched_keys": """TOUCHED_KEY_SET_CAPACITY TOUCHED_KEY_SET_CONCURRENCY_LEVEL TouchedKeySet
         create_touched_key_set""",
     "monolith.original.yarn": "create_primus_save_point maybe_finish_application maybe_kill_application",
-    "monolith.proto.parameter_sync_pb2": "ClientConfig PushRequest PushResponse PushResult",
     "monolith.ps.client.benchmark": "BenchmarkConfig",
     "monolith.serve": "import_saved_model",
     "monolith.original.checkpoint_state": "SaveHelper get_latest_checkpoint_state",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ParameterSyncHook", "ParameterSyncThread"]
 
-WAIT_SECS = 0.2
+LOOK_SECS = 0.2
 """Seconds until targets that failed are looked at again if nothing changes."""
 MIN_SECS = 0.01
 """Seconds between two rounds at least."""
@@ -94,7 +94,7 @@ class ParameterSyncThread:
             self._round()
             stream, since = self._client.position
             version = self._feed.dense_version
-            self._feed.wait(stream=stream, since=since, dense_version=version, timeout=WAIT_SECS)
+            self._feed.wait(stream=stream, since=since, dense_version=version, timeout=LOOK_SECS)
 
     def _round(self, *, retry: bool = False) -> None:
         try:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
 
 from followed_tables import DIM, Buckets, rows_of, table, train
+from monolith.errors import InvalidArgumentError
 from monolith.follow import Feed
-from monolith.original import ClientConfig, ParameterSyncClient, ParameterSyncServer, split_request
+from monolith.original import ParameterSyncClient, ParameterSyncServer, assign_signatures, split_request
 from monolith.original import parameter_sync as module
-from monolith.proto.parameter_sync_pb2 import DeltaEmbeddingHashTable, PushRequest
+from monolith.proto.parameter_sync_pb2 import ClientConfig, DeltaEmbeddingHashTable, PushRequest, PushResponse
 from monolith.table import EmbeddingTable
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.transport.server import ListenConfig
@@ -110,6 +112,52 @@ def test_a_failed_push_loses_nothing(sync: Sync) -> None:
         sync.push(target.address)
     assert sync.same(tables)
     assert sync.client.lacking == {target.address: False}
+
+
+def refuse_pushes(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Let targets accept so many pushes, and refuse all others."""
+    applied = assign_signatures.apply_push
+    left = iter(range(after))
+
+    def apply(*arguments: Any) -> PushResponse:  # noqa: ANN401
+        if next(left, None) is None:
+            raise InvalidArgumentError("the test refuses it")
+        return applied(*arguments)
+
+    monkeypatch.setattr(assign_signatures, "apply_push", apply)
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2])
+def test_a_target_that_refuses_a_push_gets_the_same_ids_later(
+    sync: Sync, monkeypatch: pytest.MonkeyPatch, accepted: int
+) -> None:
+    target, tables = sync.target()
+    sync.train(list(range(200)))
+    sync.push(target.address)
+    monkeypatch.setattr(module, "READ_BYTES", 2000)  # so that it takes several pushes
+    sync.train(list(range(100)), seed=1)
+    with monkeypatch.context() as refusing:
+        refuse_pushes(refusing, accepted)
+        assert sync.push(target.address) == [3]
+    assert not sync.same(tables)
+    sync.now += 1.5
+    assert sync.push(target.address) == [0]
+    assert sync.same(tables)
+
+
+def test_a_push_of_all_rows_goes_on_where_it_failed(sync: Sync, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_REQUEST_BYTES", 1000)
+    target, tables = sync.target()
+    sync.train(list(range(500)))
+    with monkeypatch.context() as refusing:
+        refuse_pushes(refusing, 5)
+        assert sync.push(target.address) == [3]
+    before = len(tables["user"])
+    assert 0 < before < 500
+    sync.now += 1.5
+    result = sync.client.sync(ClientConfig(targets=[target.address], timeout_in_ms=10_000))
+    assert [response.update_num for response in result.responses] == [1000 - before]
+    assert sync.same(tables)
 
 
 def test_a_target_that_failed_is_left_alone_for_a_while(sync: Sync) -> None:

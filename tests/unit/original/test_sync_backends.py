@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from monolith.errors import ConfigError, InvalidArgumentError
-from monolith.original import ClientConfig, DiscoveryBackend, refresh_sync_config
+from monolith.original import DiscoveryBackend, refresh_sync_config
+from monolith.proto.parameter_sync_pb2 import ClientConfig
 
 
 def test_targets_are_those_of_the_sub_model(tmp_path: Path) -> None:
