@@ -243,6 +243,11 @@ def _following(
                 point = follower.catch_up()
                 state = "the export" if point is None else f"step {point.step}, the newest that was saved"
                 _log.warning("the run does not answer yet; serving %s until it does", state)
+            elif missing := follower.unfollowed():
+                names = ", ".join(missing[:5])
+                _log.warning(
+                    "the run does not publish %d weights of the model, which stay as exported: %s", len(missing), names
+                )
             return _warmed(Replica(name, predictor, follower=follower))
         except BaseException:
             follower.close()

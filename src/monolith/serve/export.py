@@ -25,7 +25,7 @@ from torch.export.graph_signature import OutputKind
 
 from monolith.data.transforms.rows import select_rows
 from monolith.errors import InvalidArgumentError, StorageError
-from monolith.features import Ragged
+from monolith.features import Feature, Ragged
 from monolith.features.batch import Batch, BatchColumn, num_rows
 from monolith.nn import EmbeddingBagCollection
 from monolith.nn.heads import Head, logits_by_head
@@ -52,7 +52,8 @@ def export_model(
     example: Batch,
     base: str | Path,
     *,
-    heads: Sequence[Head],
+    heads: Sequence[Head] = (),
+    vectors: str | None = None,
     step: int = 0,
     run: RunOrigin | None = None,
     now: Callable[[], float] = time.time,
@@ -63,6 +64,10 @@ def export_model(
     `example` is a batch to trace the model with. The number of rows does not matter. Versions are numbered by time, so the
     newest is the greatest. Rows are copied about `chunk` at a time, wherever the store has them, so an export needs no memory for
     whole tables.
+
+    With `vectors`, the name of a method of the model that returns a vector for each row of a batch, that method is exported
+    instead of `forward`: one tower of a two-tower model. Only the features and tables that it reads are in the export, and the
+    output has the name of the method.
 
     Example:
         >>> import tempfile, torch
@@ -79,8 +84,11 @@ def export_model(
         ...     list(load(folder).predict({"item": torch.tensor([1, 2])})["ctr"].shape)
         [2]
     """
-    program, inputs = trace_model(model, example, heads)
+    if bool(heads) == (vectors is not None):
+        raise InvalidArgumentError("heads, vectors: expected the heads of the model, or the name of a method, not both")
+    program, inputs = trace_model(model, example, heads, vectors)
     collections = collections_by_path(model)
+    features = {path: _read_features(path, c, None if vectors is None else program) for path, c in collections.items()}
     base = local_path(base, "base")
     version = _next_version(Path(base), int(now()))
     temporary = Path(base) / f".{version}.{secrets.token_hex(8)}.tmp"
@@ -88,13 +96,14 @@ def export_model(
         temporary.mkdir(parents=True)
         try:
             specs = tuple(
-                _write_tables(path, c, number, temporary, chunk) for number, (path, c) in enumerate(collections.items())
+                _write_tables(path, collections[path], read, number, temporary, chunk)
+                for number, (path, read) in enumerate((path, read) for path, read in features.items() if read)
             )
             signature = Signature(
                 version=version,
                 step=step,
                 inputs=_input_specs(program, inputs),
-                outputs=_output_specs(program, inputs, heads),
+                outputs=_output_specs(program, inputs, heads, vectors),
                 collections=specs,
                 run=run,
             )
@@ -109,19 +118,38 @@ def export_model(
     return Path(base) / str(version)
 
 
+def _read_features(path: str, collection: EmbeddingBagCollection, program: DenseProgram | None) -> tuple[Feature, ...]:
+    """Return the features of a collection that `program` reads, and those whose rows they share. All of them without one."""
+    features = serving_features(collection)
+    if program is None:
+        return features
+    inputs = {name.removeprefix(f"{path}/").removesuffix("/values") for name in program.inputs}
+    read = {feature.name for feature in features if feature.name in inputs}
+    read |= {feature.shared_with for feature in features if feature.name in read and feature.shared_with}
+    return tuple(feature for feature in features if feature.name in read)
+
+
 def _write_tables(
-    path: str, collection: EmbeddingBagCollection, number: int, folder: Path, chunk: int
+    path: str,
+    collection: EmbeddingBagCollection,
+    features: Sequence[Feature],
+    number: int,
+    folder: Path,
+    chunk: int,
 ) -> CollectionSpec:
     store, configs = collection.store, collection.store.configs()
     files: dict[str, str] = {}
     (folder / "tables" / str(number)).mkdir(parents=True)
+    read = {collection.declaration.assignment[feature.name] for feature in features}
     for declared in collection.declaration.tables:
         name = declared.config.name
+        if name not in read:
+            continue
         files[name] = f"tables/{number}/{quote(name, safe='')}.table"
         config = _serving_config(configs[name])
         write_table_file(folder / files[name], config, _serving_parts(config, store.iter_rows(name, chunk=chunk)))
     seed = collection.declaration.tables[0].config.seed if collection.declaration.tables else 0
-    return CollectionSpec(path=path, seed=seed, features=serving_features(collection), tables=files)
+    return CollectionSpec(path=path, seed=seed, features=tuple(features), tables=files)
 
 
 def _serving_config(config: TableConfig) -> TableConfig:
@@ -155,8 +183,12 @@ def _input_specs(program: DenseProgram, inputs: Mapping[str, Tensor]) -> tuple[I
     )
 
 
-def _output_specs(program: DenseProgram, inputs: Mapping[str, Tensor], heads: Sequence[Head]) -> tuple[OutputSpec, ...]:
+def _output_specs(
+    program: DenseProgram, inputs: Mapping[str, Tensor], heads: Sequence[Head], vectors: str | None
+) -> tuple[OutputSpec, ...]:
     outputs = program(inputs)
+    if vectors is not None:
+        return (OutputSpec(name=vectors, kind="vector", shape=tuple(outputs[vectors].shape[1:])),)
     return tuple(
         OutputSpec(name=head.name, kind=head.kind, shape=tuple(outputs[head.name].shape[1:])) for head in heads
     )
@@ -172,10 +204,13 @@ def collections_by_path(model: nn.Module) -> dict[str, EmbeddingBagCollection]:
     return {path: module for path, module in model.named_modules() if isinstance(module, EmbeddingBagCollection)}
 
 
-def trace_model(model: nn.Module, example: Batch, heads: Sequence[Head]) -> tuple[DenseProgram, dict[str, Tensor]]:
+def trace_model(
+    model: nn.Module, example: Batch, heads: Sequence[Head], vectors: str | None = None
+) -> tuple[DenseProgram, dict[str, Tensor]]:
     """Return the program that makes the predictions of `heads`, and the inputs it was traced with.
 
-    The model may not read columns of labels, because they do not exist in serving.
+    With `vectors` it is the program of the method of that name. The model may not read columns of labels, because they do not
+    exist in serving.
     """
     collections = collections_by_path(model)
     batch = _traceable_rows(model, {name: _on_host(column) for name, column in example.items()})
@@ -188,8 +223,9 @@ def trace_model(model: nn.Module, example: Batch, heads: Sequence[Head]) -> tupl
         with _dense_part_on_host(model), torch.no_grad():
             embeddings = {path: collection(batch) for path, collection in collections.items()}
             inputs = program_inputs(columns, embeddings)
-            module = _DenseModel(model, collections, heads, list(columns), embeddings)
-            return trace_program(module, inputs, [head.name for head in heads], of="model."), inputs
+            module = _DenseModel(model, collections, heads, list(columns), embeddings, vectors)
+            names = [head.name for head in heads] if vectors is None else [vectors]
+            return trace_program(module, inputs, names, of="model."), inputs
     finally:
         model.train(was_training)
 
@@ -234,9 +270,12 @@ class _DenseModel(nn.Module):
         heads: Sequence[Head],
         columns: Sequence[str],
         embeddings: Mapping[str, Mapping[str, BatchColumn]],
+        vectors: str | None = None,
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._vectors = model, vectors
+        if vectors is not None and not callable(getattr(model, vectors, None)):
+            raise InvalidArgumentError(f"vectors: {type(model).__name__} has no method {vectors!r}")
         self._collections, self._heads, self._columns = collections, heads, columns
         self._ragged = {
             path: {name: isinstance(value, Ragged) for name, value in outputs.items()}
@@ -254,6 +293,8 @@ class _DenseModel(nn.Module):
             for path, names in self._ragged.items()
         }
         with _answers(self._collections, embeddings):
+            if self._vectors is not None:
+                return (getattr(self.model, self._vectors)(batch),)
             logits = logits_by_head(self.model(batch), self._heads)
         return tuple(head.predict(logits[head.name]) for head in self._heads)
 

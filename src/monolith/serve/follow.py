@@ -185,11 +185,14 @@ class _ServedModel:
 
     def __init__(self, predictor: Predictor, tables: Mapping[str, Sequence[EmbeddingTable]]) -> None:
         self._predictor, self._tables = predictor, tables
+        self.seen: set[str] = set()
+        """Names of all weights that were published."""
 
     def tables(self) -> Mapping[str, Sequence[EmbeddingTable]]:
         return self._tables
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        self.seen |= weights.keys()
         set_followed_weights(self._predictor, weights)
 
 
@@ -284,7 +287,7 @@ class TrainingFollower(RunFollower):
         self._held: RestorePoint | None = None
         self._base_step = predictor.signature.step
         self._tables = _tables_of(predictor)
-        target = _ServedModel(predictor, self._tables)
+        self._target = target = _ServedModel(predictor, self._tables)
         origin = predictor.signature.run
         super().__init__(
             target,
@@ -308,6 +311,10 @@ class TrainingFollower(RunFollower):
             model_dir=run.model_dir,
             held_file=held_file,
         )
+
+    def unfollowed(self) -> list[str]:
+        """List weights of the predictor that no writer has published so far. They stay as they were exported."""
+        return sorted(name for name in self._predictor.weights.keys() - self._target.seen if "constant/" not in name)
 
     def catch_up(self) -> RestorePoint | None:
         """Take the newest state that the run has saved, if it is newer than the export and no writer has answered yet.

@@ -158,7 +158,8 @@ class OutputSpec(Config):
     """One prediction of the model."""
 
     name: str
-    kind: Literal["binary", "multiclass", "regression"]
+    kind: Literal["binary", "multiclass", "regression", "vector"]
+    """`vector` is what a method of the model returns, see `export_model`."""
     shape: tuple[int, ...]
     """Of one row."""
 
