@@ -41,7 +41,9 @@ NOTES = (
 
 def forget(
     model_dir: RunningModelDir,
-    ids: Annotated[list[int], typer.Argument(help="Ids as they are in the data. Write -- before negative ones.")],
+    ids: Annotated[
+        list[int], typer.Argument(help="Id, as it is in the data. Write -- before negative ones.", metavar="ID")
+    ],
     table: Annotated[list[str] | None, typer.Option(help="Only from this table. May be repeated.")] = None,
     feature: Annotated[list[str] | None, typer.Option(help="Only ids of this feature. May be repeated.")] = None,
     purge: Annotated[
@@ -199,11 +201,15 @@ def _print(receipt: dict[str, object], copies: CopiesOnDisk) -> None:
 
 
 def _lines(title: str, found: Sequence[SavedCopy] | Sequence[FileCopy]) -> list[str]:
+    """Return one line for all copies that stay equally long."""
     if not found:
         return [f"{title}: none"]
-    names = [(copy.name if isinstance(copy, SavedCopy) else copy.path, copy.until) for copy in found]
-    return [f"{title}:", *(f"  {name}: until {until}" for name, until in names)]
+    alike: dict[str, list[str]] = {}
+    for copy in found:
+        alike.setdefault(copy.until, []).append(copy.name if isinstance(copy, SavedCopy) else copy.path)
+    more = {until: f" and {len(names) - 1} more" if len(names) > 1 else "" for until, names in alike.items()}
+    return [f"{title}:", *(f"  {names[0]}{more[until]}: until {until}" for until, names in alike.items())]
 
 
 def _text(removed: int, features: Sequence[str]) -> str:
-    return f"{removed} rows" + (f", of {', '.join(features)}" if features else "")
+    return f"{removed} row{'' if removed == 1 else 's'}" + (f", of {', '.join(features)}" if features else "")

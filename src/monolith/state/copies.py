@@ -31,8 +31,8 @@ __all__ = ["CopiesOnDisk", "FileCopy", "SavedCopy", "find_copies"]
 EXPORTS = "exported_models"
 """Where a run has its exports, unless its configuration says otherwise."""
 
-Ids = Mapping[str, Sequence[int]]
-Found = dict[str, tuple[int, ...]]
+_IdsByTable = Mapping[str, Sequence[int]]
+_Found = dict[str, tuple[int, ...]]
 _Rows = frozenset[tuple[str, int]]
 
 
@@ -41,7 +41,7 @@ class SavedCopy:
     """A checkpoint of the run that would bring rows back if it were restored."""
 
     name: str
-    ids: Found
+    ids: _Found
     """By table."""
     until: str
     """When retention removes it."""
@@ -55,7 +55,7 @@ class FileCopy:
 
     kind: Literal["checkpoint", "snapshot", "segment", "export"]
     path: str
-    ids: Found
+    ids: _Found
     """By table."""
     needed_by: tuple[str, ...]
     """Names of checkpoints that need it. Those of servers and ranks have the names of the run's."""
@@ -73,7 +73,7 @@ class CopiesOnDisk:
     """What could not be read, and why. It may hold copies too."""
 
 
-def find_copies(model_dir: StrPath, ids: Ids) -> CopiesOnDisk:
+def find_copies(model_dir: StrPath, ids: _IdsByTable) -> CopiesOnDisk:
     """Search the model_dir of a run, the folders of its servers and ranks, and its exports for rows of `ids`.
 
     Nothing is changed or locked. Of table files only the blocks with these ids are decoded, of segments only the ids.
@@ -134,7 +134,7 @@ class _Home:
 
 
 class _Search:
-    def __init__(self, home: ModelDir, ids: Ids) -> None:
+    def __init__(self, home: ModelDir, ids: _IdsByTable) -> None:
         self._home = home
         self._ids = {table: np.unique(np.asarray(some, dtype=np.int64)) for table, some in ids.items()}
         self._all = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *self._ids.values()]))
@@ -162,7 +162,7 @@ class _Search:
             paths |= {f"{self._home}/{SERVERS}/{name}": None for name in self._home.folder.inside(SERVERS).names()}
         for name, manifest in run.manifests.items():
             if manifest.parts:
-                with self._noting(f"the parts of {name}"):
+                with self._noting(f"{self._home}/{name}"):
                     paths |= dict.fromkeys(map(parent_folder, self._home.parts(name)))
         return [ModelDir(path) for path in paths]
 
@@ -245,11 +245,13 @@ class _Search:
         return found
 
     @contextlib.contextmanager
-    def _noting(self, what: str) -> Iterator[None]:
+    def _noting(self, path: str) -> Iterator[None]:
+        """Note that `path` cannot be read, unless retention has removed it meanwhile."""
         try:
             yield
         except (MonolithError, OSError) as error:
-            self._unread.append(f"{what}: {error}")
+            if not isinstance(self._home.folder, LocalFolder) or Path(path).exists():
+                self._unread.append(f"{path}: {error}")
 
 
 class _Retention:
@@ -280,15 +282,16 @@ class _Retention:
         counted = [one for one in self._listed if one not in self._exempt]
         newer = len(counted) - 1 - counted.index(name)
         more = max(1, self._keeps - newer)
-        return f"{more} more checkpoints are written, unless it is the one kept every {self._hours:g} hours", True
+        written = f"{more} more checkpoints are written" if more > 1 else "one more checkpoint is written"
+        return f"{written}, unless it is the one kept every {self._hours:g} hours", True
 
     def of_file(self, needed_by: Sequence[str], *, current: bool, is_run: bool) -> str:
         """Return until when a snapshot or segment stays."""
-        of = "" if is_run else " of this server or rank"
-        reasons = [f"{', '.join(needed_by)} are removed"] if needed_by else []
+        reasons = [f"no longer needed by {', '.join(needed_by)}"] if needed_by else []
         if current:
-            reasons.append(f"a checkpoint after the next snapshot{of}, which is written when the log has grown")
-        return "; ".join(reasons) or f"the next checkpoint{of}"
+            who = "the run" if is_run else "its server or rank"
+            reasons.append(f"{who} has a newer snapshot, which is written when the log has grown")
+        return ", and until ".join(reasons) or "the next checkpoint is written"
 
 
 def _copies(home: _Home, until: _Retention, *, is_run: bool) -> Iterator[FileCopy]:
@@ -336,7 +339,7 @@ def _rows_in(path: Path, ids: Iterable[int]) -> list[int]:
     return [id_ for id_ in wanted if id_ in table]
 
 
-def _by_table(rows: Iterable[tuple[str, int]]) -> Found:
+def _by_table(rows: Iterable[tuple[str, int]]) -> _Found:
     found: dict[str, list[int]] = {}
     for table, id_ in sorted(rows):
         found.setdefault(table, []).append(id_)

@@ -135,7 +135,7 @@ def test_older_checkpoints_with_the_row_are_named_until_they_are_gone(
         receipt = forget(tmp_path, USER, "--table", "user", capsys=capsys)
         (copy,) = receipt["checkpoints"]  # type: ignore[misc]
         assert (copy["name"], copy["ids"]) == (older, {"user": [USER]})
-        assert copy["until"].startswith("1 more checkpoints")
+        assert copy["until"].startswith("one more checkpoint is written")
         assert read_row(str(tmp_path / older), "user", USER) is not None
         held_by = [one for one in receipt["files"] if older in one["needed_by"]]  # type: ignore[attr-defined]
         assert held_by
@@ -229,7 +229,7 @@ def test_a_receipt_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         run.make_steps(2)
         assert main(["forget", str(tmp_path), str(USER), "--", "-5"]) == 0
         text = capsys.readouterr().out
-    assert "1 rows, of user" in text
+    assert "1 row, of user" in text
     assert f"  {older}: until 9 more checkpoints" in text
     assert "dense weights" in text
 
