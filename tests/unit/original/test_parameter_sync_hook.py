@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from followed_tables import rows_of, until
+from followed_tables import Buckets, rows_of, until
 from followed_tables import table as trained_table
 from followed_tables import train as train_rows
 from monolith import Estimator
@@ -19,8 +21,10 @@ from monolith.follow import Feed
 from monolith.original import ParameterSyncHook, ParameterSyncServer
 from monolith.original.assign_signatures import target_tables
 from monolith.original.parameter_sync_hook import ParameterSyncThread
+from monolith.ps import ParameterServer, ServerConfig, ServerStore
 from monolith.serve import Predictor, export_model, load
 from monolith.table import EmbeddingTable
+from monolith.table.buckets import bucket_of, bucket_owners, bucket_ranges
 from monolith.train import RunConfig, Trainer
 from monolith.train.hooks import Hook
 from training import ClickModel, batch_of
@@ -146,6 +150,34 @@ def test_a_query_that_fails_does_not_lose_the_targets(stack: ExitStack, caplog: 
         train_rows(pushing.table, [2], seed=1)
         until(lambda: rows_of(copy) == rows_of(pushing.table))
     assert "those known before are used" in caplog.text
+
+
+def test_the_rows_of_a_parameter_server_are_pushed_by_its_process(stack: ExitStack) -> None:
+    target, copy = served(stack)
+    server = stack.enter_context(ParameterServer(ServerConfig(feed_secs=0.01)))
+    store = stack.enter_context(ServerStore([server.address]))
+    store.declare([copy.config.model_copy(update={"mode": "training"})])
+    store.assign("item", [1, 2], torch.ones(2, 4))
+    thread = ParameterSyncThread(server.feed, Targets(target.address), 0)
+    stack.callback(thread.close)
+    until(lambda: len(copy) == 2)
+    store.assign("item", [2], torch.zeros(1, 4))
+    until(lambda: rows_of(copy) == {1: (1.0,) * 4, 2: (0.0,) * 4})
+
+
+def test_each_rank_pushes_its_own_rows(stack: ExitStack) -> None:
+    """What two processes push to one target is what both have."""
+    target, copy = served(stack)
+    buckets = bucket_ranges(2)
+    tables = [trained_table(), trained_table()]
+    for number, one in enumerate(tables):
+        ids = np.arange(200)
+        train_rows(one, ids[bucket_owners(buckets, 2)[bucket_of(ids)] == number].tolist(), number)
+        owner = Buckets(buckets[number].start, buckets[number].stop)
+        feed = Feed(partial(dict, item=one), every=0.01, owner=owner)
+        stack.callback(feed.close)
+        stack.callback(ParameterSyncThread(feed, Targets(target.address), 0).close)
+    until(lambda: rows_of(copy) == rows_of(tables[0]) | rows_of(tables[1]))
 
 
 def test_a_target_that_does_not_answer_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

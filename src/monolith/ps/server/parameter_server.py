@@ -389,6 +389,11 @@ class ParameterServer(FrameServer):
         """Seconds since the last call of a client, other than a health check."""
         return self._dispatcher.silence
 
+    @property
+    def feed(self) -> Feed:
+        """The changes of its rows, for somebody in this process."""
+        return self._dispatcher.feed
+
     def _connect(self, address: str) -> Link:
         """Return a link to another server of the same group, which requires the same token."""
         certificates = self.config.tls_root_certs or self.config.tls_cert
