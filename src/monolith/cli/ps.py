@@ -96,6 +96,10 @@ def ps(
         typer.Option(help="Folder that keeps the state across restarts. Without it the state is in memory only."),
     ] = None,
     log_flush_secs: LogFlushSecs = None,
+    feed_secs: Annotated[
+        float | None,
+        typer.Option(help="Seconds between publications of changed rows to replicas, by default 0.1.", min=0.001),
+    ] = None,
     take_over: Annotated[bool, typer.Option(help="Take over the folder from a process that hangs.")] = False,
     restore_to: RestoreTo = None,
     restore_root: RestoreRoots = None,
@@ -132,6 +136,7 @@ def ps(
         "idle_secs": None if idle_secs is None else float(idle_secs),
         "transport": transport,
         "folder": folder,
+        "feed_secs": None if feed_secs is None else float(feed_secs),
         "take_over": take_over or None,
         "restore_to": restore_to,
         "restore_roots": None if restore_root is None else tuple(restore_root),
