@@ -289,3 +289,15 @@ def test_a_log_that_is_open_is_not_forgotten_in(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="open"):
             forget_saved(tmp_path, [USER])
         assert run.has("user", USER)
+
+
+def test_gradients_that_wait_for_the_next_step_do_not_bring_rows_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    users = range(20)
+    with held(tmp_path, enable_embedding_postpush=True) as run:
+        # Some of them are in the batch of the last step, whose gradients are not applied yet.
+        forget(tmp_path, *users, capsys=capsys)
+        assert not any(run.has("user", one) for one in users)
+        point = find_restore_point(str(tmp_path))
+        assert [one for one in users if read_row(point, "user", one) is not None] == []
