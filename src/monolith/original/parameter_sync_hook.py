@@ -160,13 +160,14 @@ class ParameterSyncHook(Hook):
 
     def after_start(self, trainer: Trainer) -> None:
         """The rows are restored: push from here on."""
-        if not trainer.tables():
+        feed = self._feed_of(trainer)
+        if not feed.tables():
             raise InvalidArgumentError(
                 "ParameterSyncHook: the rows of this run are not in this process; let replicas follow it with "
                 "`monolith serve --run`, or give each parameter server a ParameterSyncThread over its feed"
             )
         self.thread = ParameterSyncThread(
-            self._feed_of(trainer),
+            feed,
             self._backend,
             self._ps_index,
             self._refresh_interval,

@@ -172,6 +172,17 @@ def test_a_target_that_failed_is_left_alone_for_a_while(sync: Sync) -> None:
     assert sync.push(target.address, timeout=50) == []
 
 
+def test_the_pause_is_short_again_after_a_push_that_succeeded(sync: Sync, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, _ = sync.target()
+    for _ in range(3):
+        sync.train([1], seed=int(sync.now))
+        with monkeypatch.context() as refusing:
+            refuse_pushes(refusing, 0)
+            assert sync.push(target.address) == [3]
+        sync.now += 1.1
+        assert sync.push(target.address) == [0]
+
+
 def test_a_target_that_was_started_again_gets_all_rows(sync: Sync) -> None:
     target, _ = sync.target()
     sync.train(list(range(50)))

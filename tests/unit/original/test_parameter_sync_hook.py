@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from followed_tables import Buckets, rows_of, until
+from followed_tables import rows_of, until
 from followed_tables import table as trained_table
 from followed_tables import train as train_rows
 from monolith import Estimator
@@ -24,9 +22,9 @@ from monolith.original.parameter_sync_hook import ParameterSyncThread
 from monolith.ps import ParameterServer, ServerConfig, ServerStore
 from monolith.serve import Predictor, export_model, load
 from monolith.table import EmbeddingTable
-from monolith.table.buckets import bucket_of, bucket_owners, bucket_ranges
 from monolith.train import RunConfig, Trainer
 from monolith.train.hooks import Hook
+from rank_runs import RankRun
 from training import ClickModel, batch_of
 
 
@@ -165,19 +163,20 @@ def test_the_rows_of_a_parameter_server_are_pushed_by_its_process(stack: ExitSta
     until(lambda: rows_of(copy) == {1: (1.0,) * 4, 2: (0.0,) * 4})
 
 
-def test_each_rank_pushes_its_own_rows(stack: ExitStack) -> None:
-    """What two processes push to one target is what both have."""
-    target, copy = served(stack)
-    buckets = bucket_ranges(2)
-    tables = [trained_table(), trained_table()]
-    for number, one in enumerate(tables):
-        ids = np.arange(200)
-        train_rows(one, ids[bucket_owners(buckets, 2)[bucket_of(ids)] == number].tolist(), number)
-        owner = Buckets(buckets[number].start, buckets[number].stop)
-        feed = Feed(partial(dict, item=one), every=0.01, owner=owner)
-        stack.callback(feed.close)
-        stack.callback(ParameterSyncThread(feed, Targets(target.address), 0).close)
-    until(lambda: rows_of(copy) == rows_of(tables[0]) | rows_of(tables[1]))
+def test_each_rank_pushes_its_own_rows(stack: ExitStack, tmp_path: Path) -> None:
+    predictor = exported(ClickModel(), tmp_path / "export")
+    target = stack.enter_context(ParameterSyncServer(target_tables(predictor)))
+    backends = [Targets(target.address), Targets(target.address)]
+    run = RankRun(
+        run={"feed_secs": 0.01, "model_dir": str(tmp_path / "run")},
+        runner={"model_dir": str(tmp_path / "run")},
+        hooks=lambda rank: [ParameterSyncHook(backends[rank], rank)],
+    )
+    ranks = run.ranks(2)
+    wanted = {name: rows_of(ranks[0].tables[name]) | rows_of(ranks[1].tables[name]) for name in ranks[0].tables}
+    assert all(rows_of(one.tables["user"]) for one in ranks)
+    assert rows(predictor) == wanted
+    assert [set(backend.asked) for backend in backends] == [{"ps_0"}, {"ps_1"}]
 
 
 def test_a_target_that_does_not_answer_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -191,7 +190,7 @@ def test_a_target_that_does_not_answer_does_not_end_the_run(tmp_path: Path, capl
 
 def test_a_run_whose_rows_are_elsewhere_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of(ClickModel(), ParameterSyncHook(Targets(), 0))
-    monkeypatch.setattr(trainer, "tables", dict)
+    monkeypatch.setattr(trainer, "tables", dict)  # as in a run over servers
     with pytest.raises(InvalidArgumentError, match="serve --run"):
         trainer.fit([batch_of(0)])
 
