@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,21 @@ def test_every_checkpoint_is_exported_and_exports_go_with_their_checkpoints(tmp_
     versions = [value for name, value, model in estimator.seen if name == "export_models.latest_version"]  # type: ignore[attr-defined]
     assert len(versions) == 3
     assert str(int(versions[-1])) == folders(tmp_path)[-1].name
+
+
+def test_a_run_over_servers_is_exported_from_its_checkpoints(tmp_path: Path) -> None:
+    model = ClickModel()
+    runner = RunnerConfig(is_local=True, num_ps=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    estimator = Estimator(model, RunConfig(model_dir=str(tmp_path)), optimizer=optimizer, runner=runner)
+    with closing(estimator):
+        estimator.trainer.save_listeners = (listener(tmp_path),)
+        estimator.train([batch_of(number) for number in range(4)])
+        model.eval()
+        wanted = torch.sigmoid(model(batch_of(3))["click"])
+    predictor = load(tmp_path / "exported_models")
+    assert predictor.signature.step == 4
+    assert torch.allclose(predictor.predict(batch_of(3))["click"], wanted, atol=1e-6)
 
 
 def test_exports_of_exempt_checkpoints_stay(tmp_path: Path) -> None:
