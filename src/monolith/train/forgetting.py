@@ -117,7 +117,7 @@ def _saved(trainer: Trainer, count: int, *, renew: bool) -> str | None:
         if renew:
             trainer.renew_snapshot()
         return trainer.save()
-    except StorageError as error:
+    except OSError as error:
         raise StorageError(
             f"forget: {count} rows are removed from training and are absent from the next checkpoint, but none could be written "
             f"now, so a crash would bring them back; forget them again when the disk can be written: {error}"

@@ -301,3 +301,22 @@ def test_gradients_that_wait_for_the_next_step_do_not_bring_rows_back(
         assert not any(run.has("user", one) for one in users)
         point = find_restore_point(str(tmp_path))
         assert [one for one in users if read_row(point, "user", one) is not None] == []
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_that_says_what_was_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: object) -> None:
+        raise StorageError("no space left on device")
+
+    with held(tmp_path) as run:
+        with monkeypatch.context() as patched:
+            patched.setattr(Trainer, "save", full)
+            assert main(["forget", str(tmp_path), str(USER), "--table", "user"]) == 4
+        message = capsys.readouterr().err
+        assert "1 rows are removed from training" in message
+        assert "no space left" in message
+        assert not run.has("user", USER)
+        # Again, when there is space: no row is left, and the state without it is saved.
+        assert forget(tmp_path, USER, "--table", "user", capsys=capsys)["removed"] == 0
+        assert read_row(find_restore_point(str(tmp_path)), "user", USER) is None
