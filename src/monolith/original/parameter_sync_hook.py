@@ -78,13 +78,15 @@ class ParameterSyncThread:
         self._thread.start()
 
     def close(self, *, flush: bool = True) -> bool:
-        """Push what has changed until now, once, and stop. Returns whether all targets have everything."""
+        """Push what has changed until now, and stop. Returns whether all targets have everything."""
         self._closing.set()
         self._thread.join()
         try:
             if flush:
                 self._feed.drain()
                 self._round(retry=True)
+                if any(self._client.lacking.values()):  # one was started again: it gets all rows now
+                    self._round(retry=True)
             return not any(self._client.lacking.values())
         finally:
             self._client.close()

@@ -24,6 +24,7 @@ from monolith.serve import Predictor, export_model, load
 from monolith.table import EmbeddingTable
 from monolith.train import RunConfig, Trainer
 from monolith.train.hooks import Hook
+from monolith.transport.server import ListenConfig
 from rank_runs import RankRun
 from training import ClickModel, batch_of
 
@@ -177,6 +178,19 @@ def test_each_rank_pushes_its_own_rows(stack: ExitStack, tmp_path: Path) -> None
     assert all(rows_of(one.tables["user"]) for one in ranks)
     assert rows(predictor) == wanted
     assert [set(backend.asked) for backend in backends] == [{"ps_0"}, {"ps_1"}]
+
+
+def test_a_target_that_was_started_again_has_all_rows_when_the_run_ends(stack: ExitStack) -> None:
+    target, copy = served(stack)
+    pushing = Pushing(stack, Targets(target.address))
+    train_rows(pushing.table, [1, 2])
+    until(lambda: len(copy) == 2)
+    target.close()
+    again = trained_table(mode="serving")
+    stack.enter_context(ParameterSyncServer({"item": [again]}, ListenConfig(port=target.port)))
+    train_rows(pushing.table, [3])
+    assert pushing.thread.close()
+    assert rows_of(again) == rows_of(pushing.table)
 
 
 def test_a_target_that_does_not_answer_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
