@@ -398,36 +398,46 @@ def ages_of(*makers: Callable[[argparse.Namespace], list[Case]]) -> Callable[[ar
 
 
 def slowdown_case(options: argparse.Namespace) -> Rows:
-    """Steps at full speed of a run that is followed and of one that is not, in turn."""
+    """Steps of a run that is followed and of one that is not, in turn: as fast as they can, and at the steady rate."""
     found: Rows = []
-    for feed in options.feeds:
-        with ExitStack() as stack:
-            folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2)]
-            followed, alone = (Run(folder, feed_secs=feed) for folder in folders)
-            for run in (followed, alone):
-                stack.callback(run.close)
-            command = serving(untrained_export(folders[0]), "--run", str(followed.folder))
-            said = stack.enter_context(process(command, folders[0] / "serve.log"))
-            found.append({"feed s": feed, **_slowdown(options, followed, alone, Prober(said["http"]))})
+    for ids in ("uniform", "zipf"):
+        for feed in options.feeds:
+            with ExitStack() as stack:
+                folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2)]
+                drawn = ["--zipf"] if ids == "zipf" else []
+                followed, alone = (Run(folder, feed_secs=feed, options=drawn) for folder in folders)
+                for run in (followed, alone):
+                    stack.callback(run.close)
+                command = serving(untrained_export(folders[0]), "--run", str(followed.folder))
+                said = stack.enter_context(process(command, folders[0] / "serve.log"))
+                prober = Prober(said["http"])
+                stack.callback(prober.close)
+                found += [
+                    {"ids": ids, "feed s": feed, **_slowdown(options, followed, alone, prober, rate)}
+                    for rate in (None, options.rate)
+                ]
     return found
 
 
-def _slowdown(options: argparse.Namespace, followed: Run, alone: Run, prober: Prober) -> dict[str, object]:
+def _slowdown(
+    options: argparse.Namespace, followed: Run, alone: Run, prober: Prober, rate: float | None
+) -> dict[str, object]:
+    steps = options.turn_steps if rate is None else max(20, int(options.turn_secs * rate))
     alone.make_steps(BATCHES + 1)
     prober.wait_for(followed.make_steps(BATCHES + 1)["last"])
     pairs = []
     for number in range(options.turns):
         turns = {}
         for run in (followed, alone) if number % 2 else (alone, followed):
-            turns[run] = run.make_steps(options.turn_steps)
+            turns[run] = run.make_steps(steps, rate)
             if run is followed:
                 # What is left to apply must not slow the other one's turn.
                 prober.wait_for(turns[run]["last"])
         pairs.append((turns[followed], turns[alone]))
-    steps = options.turn_steps
     walls = [(a["seconds"] / steps, b["seconds"] / steps) for a, b in pairs]
     processor = [(a["processor"] / steps, b["processor"] / steps) for a, b in pairs]
     return {
+        "steps/s": rate or "all it can",
         "followed ms a step": round(statistics.median(a for a, _ in walls) * 1e3, 3),
         "alone ms a step": round(statistics.median(b for _, b in walls) * 1e3, 3),
         "ratio": round(statistics.median(a / b for a, b in walls), 3),

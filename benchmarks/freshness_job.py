@@ -60,11 +60,15 @@ class ProbedModel(nn.Module):
 class Examples:
     """Batches without an end: the same ids again and again, and the number of the step as the label of the probes."""
 
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, *, zipf: bool = False) -> None:
+        self._zipf = zipf
         generator = np.random.default_rng(rank)
-        self._ids = [
-            {name: torch.from_numpy(generator.integers(0, IDS, ROWS)) for name in COLUMNS} for _ in range(BATCHES)
-        ]
+
+        def drawn() -> Tensor:
+            ids = generator.zipf(1.05, ROWS) % IDS if zipf else generator.integers(0, IDS, ROWS)
+            return torch.from_numpy(ids)
+
+        self._ids = [{name: drawn() for name in COLUMNS} for _ in range(BATCHES)]
         # Other ranks set other rows: the gradients of all ranks are added.
         probes = np.resize(PROBE_IDS + rank, ROWS)
         label = torch.from_numpy(generator.integers(0, 2, ROWS).astype(np.float32))
@@ -80,7 +84,7 @@ class Examples:
 
     def shard(self, index: int, count: int) -> Examples:
         """Return the examples of a rank."""
-        return Examples(index)
+        return Examples(index, zipf=self._zipf)
 
 
 class Commands(Hook):
@@ -183,13 +187,14 @@ def main() -> None:
     parser.add_argument("--model-dir", required=True)
     parser.add_argument("--commands", required=True, help="socket of the benchmark")
     parser.add_argument("--feed-secs", type=float, required=True)
+    parser.add_argument("--zipf", action="store_true", help="draw ids from Zipf(1.05), not uniformly")
     parser.add_argument("--exports", type=Path)
     parser.add_argument("--export-secs", type=float, default=1.0)
     parser.add_argument("--redis-port", type=int)
     options = parser.parse_args()
     torch.set_num_threads(1)
     set_num_threads(1)
-    model, examples = ProbedModel(), Examples()
+    model, examples = ProbedModel(), Examples(zipf=options.zipf)
     config = RunConfig(
         model_dir=options.model_dir, feed_secs=options.feed_secs, clip_norm=None, save_checkpoints_secs=0, threads=1
     )

@@ -78,7 +78,14 @@ exchange() {
     echo "exchange (Ray, Redis): could not be installed, the benchmark will skip it; see $base/exchange.log"
   fi
   if ! command -v redis-server >/dev/null && ! { [ "$(id -u)" = 0 ] && apt-get install -qq redis-server >/dev/null 2>&1; }; then
-    echo "redis-server: not there, and could not be installed; parameter_server.py will skip it"
+    echo "redis-server: not there, and could not be installed; parameter_server.py and freshness.py will skip it"
+  fi
+}
+
+# Sends the requests of serving.py.
+load() {
+  if ! command -v h2load >/dev/null && ! { [ "$(id -u)" = 0 ] && apt-get install -qq nghttp2-client >/dev/null 2>&1; }; then
+    echo "h2load: not there, and could not be installed; serving.py cannot compare servers"
   fi
 }
 
@@ -93,10 +100,10 @@ limit() {
   fi
 }
 
-all="limit fbgemm tfra torchrec kserve mlserver litserve bentoml rayserve exchange"
+all="limit fbgemm tfra torchrec kserve mlserver litserve bentoml rayserve load exchange"
 for name in ${*:-$all}; do
   case $name in
-    limit | exchange) "$name" ;;
+    limit | load | exchange) "$name" ;;
     fbgemm | tfra | torchrec | kserve | mlserver | litserve | bentoml | rayserve)
       test=${name}_import
       peer "$name" "${!test}"
