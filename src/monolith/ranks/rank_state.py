@@ -28,7 +28,7 @@ from monolith.state.restore_points import RestorePoint, restore_point_of
 from monolith.state.save import begin_checkpoint
 from monolith.state.tables import owned_ranges
 from monolith.table.buckets import bucket_ranges
-from monolith.table.store import FollowedLog, LocalStore, RestoreChoices, StoreSave
+from monolith.table.store import LocalStore, RestoreChoices, StoreSave
 from monolith.table.table_file import FileEntry
 
 __all__ = ["RankState"]
@@ -111,7 +111,6 @@ class RankState:
             "prepare_restore": self._prepare_restore,
             "put_in_place": self._put_in_place,
             "write_rows": self._write_rows,
-            "logs": self._log_state,
         }
 
     def open_log(self, model_dir: str) -> None:
@@ -148,13 +147,6 @@ class RankState:
         answers = self._agreement.run("write_rows", part)
         parts = tuple(FileEntry.model_validate(answer) for answer in answers)
         begin_checkpoint(path, state={}, step=0, servers=lambda: parts).finish()
-
-    def followed_logs(self) -> list[FollowedLog]:
-        """Return the change log of each rank."""
-        found: Any = self._agreement.run("logs")
-        if not all(one["folder"] for one in found):
-            raise InvalidArgumentError("log: the ranks keep none, because the run has no model_dir on a local disk")
-        return [FollowedLog(address=f"rank {n}", **one) for n, one in enumerate(found)]
 
     def close(self) -> None:
         """Wait for what this rank writes, and release its folder."""
@@ -266,13 +258,6 @@ class RankState:
 
         entry = _to_json(self._work.submit(write), lambda one: one.model_dump(mode="json"))
         return self._until_all_done(entry, Channel.MAIN, self._agreement.step)[self._mesh.rank]
-
-    def _log_state(self, _: JsonValue) -> JsonValue:
-        folder = self._folder
-        return {
-            "folder": "" if folder is None else parent_folder(folder.log_folder),
-            "sequence": 0 if folder is None else folder.sequence,
-        }
 
     def _until_all_done(self, own: Future[JsonValue], channel: Channel, step: int) -> list[JsonValue]:
         """Wait until all ranks are done. Returns what each has done. Raises the error of the first that failed, naming it."""

@@ -25,7 +25,6 @@ from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats
 from monolith.table.entries import Entries
 from monolith.table.store import (
-    FollowedLog,
     LocalStore,
     Position,
     RestoreChoices,
@@ -373,10 +372,6 @@ class RankStore:
 
     def progress(self) -> None:
         """Return None: the run records how far its data has been trained."""
-
-    def followed_logs(self) -> list[FollowedLog]:
-        """Return the change log of each rank. Ranks without a model_dir on a local disk have none, and are refused."""
-        return self.state.followed_logs()
 
     def close(self) -> None:
         """Wait for what this rank writes, and release its folder and threads. The mesh stays open."""

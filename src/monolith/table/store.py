@@ -27,7 +27,6 @@ from monolith.table.entries import Entries
 from monolith.table.table_file import FileEntry, read_store, write_store
 
 __all__ = [
-    "FollowedLog",
     "LocalStore",
     "MAX_POSITION",
     "Position",
@@ -93,18 +92,6 @@ class RestoreChoices(TypedDict, total=False):
     added is initialised as in a new row."""
     reset_admission: bool
     """An admission filter of another size starts counting from zero, instead of being an error."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FollowedLog:
-    """The change log of one holder of rows, which a replica can follow."""
-
-    address: str
-    """The server that sends its segments."""
-    folder: str
-    """Where the log is on that server's disk."""
-    sequence: int
-    """The last number that is durable."""
 
 
 @runtime_checkable
@@ -238,9 +225,6 @@ class Store(Protocol):
 
     def progress(self) -> WorkerProgress | None:
         """Return how far this worker's batches have come. None if nobody records the positions given to `apply`."""
-
-    def followed_logs(self) -> list[FollowedLog]:
-        """Return the change logs that other processes keep of the rows. Rows in `tables` are in the log of the run."""
 
     def close(self) -> None:
         """Release connections and threads. The rows stay where they are."""
@@ -426,10 +410,6 @@ class LocalStore:
 
     def progress(self) -> None:
         """Return None: nobody records positions."""
-
-    def followed_logs(self) -> list[FollowedLog]:
-        """Return nothing: the run that trains the tables logs them."""
-        return []
 
     def close(self) -> None:
         """Do nothing: threads end with the process."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import monolith
-from monolith import EmbeddingTable, InvalidArgumentError
+from monolith import EmbeddingTable
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig, ServerStore
 from monolith.table import Bags, Gradient, LocalStore, Store
 from monolith.table.store import Position, RestoreChoices
@@ -122,14 +122,3 @@ def test_positions_are_recorded_by_servers_for_workers_with_a_name(local: Store,
         assert (after.behind.batches, after.last_batch) == (3, 3)
     with ServerStore(served.addresses, [ITEM]) as nameless:
         assert nameless.progress() is None
-
-
-def test_the_logs_of_servers_can_be_followed(local: Store, served: Store, tmp_path: Path) -> None:
-    assert local.followed_logs() == []
-    assert [log.folder for log in served.followed_logs()] == [str(tmp_path / "servers" / n) for n in "01"]
-    with (
-        ParameterServer() as server,
-        ServerStore([server.address], [ITEM]) as store,
-        pytest.raises(InvalidArgumentError, match="the server has no folder"),
-    ):
-        store.followed_logs()

@@ -24,12 +24,11 @@ from monolith.ps.client.routes import ask_buckets
 from monolith.ps.client.saving import begin_server_saves, prepare_servers, save_servers
 from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import Call
-from monolith.ps.protocol.control_messages import LogState
 from monolith.ps.protocol.messages import CountFrom, DeclaredTable, HeldPosition, Push, Wire
 from monolith.table.buckets import mask_of
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats
-from monolith.table.store import FollowedLog, RestoreChoices, StoreSave, WorkerProgress
+from monolith.table.store import RestoreChoices, StoreSave, WorkerProgress
 from monolith.transport.addresses import distinct_addresses
 from monolith.transport.calls import BasicCall, CallNumber, WireName
 from monolith.transport.frames import Frame
@@ -285,14 +284,6 @@ class ServerGroup:
         health = zip(self.addresses, self.health(), strict=True)
         # One that is not initialised is restored anyway, if there is something to restore.
         return [a for a, one in health if one["checkpoint"] != checkpoint and (one["initialised"] or not checkpoint)]
-
-    def followed_logs(self) -> list[FollowedLog]:
-        """Return the change log of each server. Servers without a folder have none, and are refused."""
-        states = [LogState.from_json(frame.text) for frame in self._ask_all(Call.LOG_STATE)]
-        return [
-            FollowedLog(address=address, folder=state.folder, sequence=state.sequence)
-            for address, state in zip(self.addresses, states, strict=True)
-        ]
 
     def refresh_routes(self) -> None:
         """Find the servers that now own these buckets. A group without buckets has nothing to find."""

@@ -40,7 +40,7 @@ from monolith.table.buckets import NUM_BUCKETS, ranges_of
 from monolith.table.config import TableConfig
 from monolith.table.embedding_table import EmbeddingTable, TableStats
 from monolith.table.entries import Entries
-from monolith.table.store import FollowedLog, Position, RestoreChoices, StoreSave
+from monolith.table.store import Position, RestoreChoices, StoreSave
 from monolith.transport.frames import Frame
 
 __all__ = ["ShardStore", "ShardStores", "open_shard_stores"]
@@ -223,10 +223,6 @@ class ShardStore:
 
     def progress(self) -> None:
         """Return None: nobody trains on shards."""
-
-    def followed_logs(self) -> list[FollowedLog]:
-        """Return nothing: shards keep no log."""
-        return []
 
     def close(self) -> None:
         """Do nothing: the group is closed by whoever opened it."""

@@ -104,7 +104,7 @@ def rows_of(store: Store, table: str) -> dict[int, list[float]]:
 
 
 READS = {"configs", "stats", "lookup", "lookup_entry", "slot_counts", "iter_rows", "prefetch", "is_initialised", "lost"}
-READS |= {"progress", "moved_on", "followed_logs", "close"}
+READS |= {"progress", "moved_on", "close"}
 
 
 def test_every_method_that_changes_something_is_refused(store: ShardStore) -> None:
