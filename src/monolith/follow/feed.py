@@ -29,12 +29,24 @@ from monolith.process_bound import ProcessBound
 from monolith.table import EmbeddingTable
 from monolith.table.buckets import NUM_BUCKETS, bucket_of, ranges_of
 
-__all__ = ["EVERY_SECS", "Feed", "FeedSegment", "FeedView", "LogPosition", "Owner", "TablePart", "WriterLog"]
+__all__ = [
+    "EVERY_SECS",
+    "LAST_SECS",
+    "Feed",
+    "FeedSegment",
+    "FeedView",
+    "LogPosition",
+    "Owner",
+    "TablePart",
+    "WriterLog",
+]
 
 EVERY_SECS = 0.1
 """Seconds between two segments, by default."""
 DENSE_SECS = 1.0
 """Seconds between two looks at the dense weights, by default."""
+LAST_SECS = 5.0
+"""Seconds that a run or a server waits at its end for followers to read its last changes."""
 FOLLOWER_SECS = 5.0
 """Seconds after which a follower that has not asked again counts as gone."""
 KEPT_BYTES = 2**26
@@ -284,6 +296,7 @@ class Feed:
         if not self.is_active:
             return True
         self.drain()
+        self._look_at_dense()
         with self._changed:
             return self._changed.wait_for(self._all_have_it, timeout)
 

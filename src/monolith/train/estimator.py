@@ -346,7 +346,8 @@ class Estimator:
         base = self._export_base() if folder is None else Path(folder)
         home = self.trainer.model_dir
         origin = None
-        if home is not None:
+        # A run that was never saved has no folder, and no identity.
+        if home is not None and (is_remote(home.path) or Path(home.path).is_dir()):
             sequence = home.log.newest if home.keeps_log else 0
             path = home.path if is_remote(home.path) else str(Path(home.path).absolute())
             origin = RunOrigin(identity=run_identity(home.path), model_dir=path, sequence=sequence)

@@ -13,7 +13,7 @@ import torch
 
 from monolith.durable import write_durably
 from monolith.follow.calls import FollowCalls
-from monolith.follow.feed import Feed, LogPosition, Owner
+from monolith.follow.feed import LAST_SECS, Feed, LogPosition, Owner
 from monolith.follow.run_service import run_identity
 from monolith.log.segment_format import SegmentInfo
 from monolith.nn import dense_state_dict
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RunFeed"]
 
-LAST_SECS = 5.0
-"""Seconds that a run waits at its end for replicas to read its last changes."""
 _log = logging.getLogger(__name__)
 _FOLLOWED = "followed"
 """A file in the model_dir that exists once a replica has followed the run."""

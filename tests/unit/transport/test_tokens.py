@@ -9,11 +9,15 @@ import pytest
 from pydantic import SecretStr
 
 from monolith.cluster.launch import JobRoles
+from monolith.cluster.launch.roles import ServeRoles
 from monolith.config import Config
 from monolith.dataservice import DataClientConfig, DataWorkerConfig, DispatcherConfig
 from monolith.errors import ConfigError, StorageError
 from monolith.ps import ClientConfig, ParameterServer, ServerConfig
 from monolith.ranks import MeshConfig
+from monolith.serve.server.config import ServingConfig
+from monolith.serve.shards.shard_replica import ShardClientConfig
+from monolith.serve.shards.shard_server import ShardConfig
 from monolith.train.distributed.config import ControllerConfig, RunnerConfig
 from monolith.transport.server import ListenConfig
 from monolith.transport.tokens import read_token, reveal
@@ -34,6 +38,10 @@ def with_token() -> list[Config]:
         RunnerConfig(client=ClientConfig(token=TOKEN), server=ServerConfig(token=TOKEN)),
         RunnerConfig.from_env({"MONOLITH_PS_TOKEN": TOKEN}),
         JobRoles(uuid="job", worker_args=(), token=TOKEN),
+        ServeRoles(export="exports", uuid="job", token=TOKEN),
+        ServingConfig(token=TOKEN),
+        ShardConfig(export=Path("exports"), token=TOKEN),
+        ShardClientConfig(token=TOKEN),
     ]
 
 

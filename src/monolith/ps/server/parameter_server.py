@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -13,7 +14,7 @@ from pydantic import Field
 
 from monolith.errors import FencedError, ServerRestoredError
 from monolith.follow.calls import FollowCalls
-from monolith.follow.feed import EVERY_SECS, Feed, LogPosition
+from monolith.follow.feed import EVERY_SECS, LAST_SECS, Feed, LogPosition
 from monolith.log.segment_format import SegmentInfo
 from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import AUTHORITATIVE, CHANGES, READ_IN_PLACE, Call
@@ -39,6 +40,8 @@ from monolith.transport.tokens import reveal
 from monolith.urls import LocalPath, Location
 
 __all__ = ["Dispatcher", "ParameterServer", "ServerConfig"]
+
+_log = logging.getLogger(__name__)
 
 PEER_SECONDS = 10.0
 """How long another server may take to answer."""
@@ -160,6 +163,9 @@ class Dispatcher(FrameCalls):
     def stop(self, *, grace: float) -> bool:
         """As of every server. Buckets in transit stay in transit."""
         self._moves.stop()
+        # Replicas read the last changes before the server refuses them too.
+        if not self.feed.flush(min(grace, LAST_SECS)):
+            _log.warning("not all replicas have read the last changes; they read them when the server is started again")
         self.feed.release()
         return super().stop(grace=grace)
 

@@ -11,10 +11,18 @@ from monolith.serve.predictor import load
 from monolith.serve.replica import Replica
 from monolith.serve.shards.addresses import FindShards, ShardAddresses
 from monolith.serve.shards.following import FrontEndFollower
+from monolith.serve.shards.shard_group import ShardGroup
 from monolith.serve.shards.shard_replica import ShardClientConfig
 from monolith.serve.shards.shard_store import open_shard_stores
 
-__all__ = ["sharded_replica"]
+__all__ = ["ShardedReplica", "sharded_replica"]
+
+
+class ShardedReplica(Replica):
+    """A replica whose rows are on shards."""
+
+    group: ShardGroup
+    """Its shards, and how each of them does."""
 
 
 def sharded_replica(
@@ -24,7 +32,7 @@ def sharded_replica(
     *,
     config: ShardClientConfig | None = None,
     run: RunWriters | None = None,
-) -> Replica:
+) -> ShardedReplica:
     """Load the dense part of an export, with its rows on shards of the same export. Table files are not read.
 
     Args:
@@ -50,4 +58,6 @@ def sharded_replica(
         predictor = load(folder, store=lambda spec: stores[spec.path])
         follower = None if run is None else FrontEndFollower(predictor, run, stores.group)
         opened.pop_all()
-        return Replica(name, predictor, follower=follower, on_close=stores.close)
+        replica = ShardedReplica(name, predictor, follower=follower, on_close=stores.close)
+        replica.group = stores.group
+        return replica

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from monolith.cluster.optional_packages import import_extra
 from monolith.errors import ModelNotFoundError
 from monolith.serve.repository import ModelRepository
+from monolith.serve.shards.front_end import ShardedReplica
 from monolith.serve.shards.shard_group import ShardGroup
-from monolith.serve.shards.shard_store import ShardStore
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -58,6 +58,5 @@ class ShardCollector:
                     served = self._repository.get(name, version)
                 except ModelNotFoundError:
                     continue  # it was removed meanwhile
-                stores = served.predictor.stores.values()
-                for group in {store.group for store in stores if isinstance(store, ShardStore)}:
-                    yield name, str(version), group
+                if isinstance(served, ShardedReplica):
+                    yield name, str(version), served.group

@@ -14,6 +14,7 @@ from pydantic import Field, SecretStr
 from monolith.cluster.discovery.config import DiscoveryConfig
 from monolith.cluster.discovery.service_discovery import ServiceDiscoveryType
 from monolith.cluster.launch.reporting import HEARTBEAT_VARIABLE
+from monolith.cluster.launch.roles import SHARD_TOKEN_VARIABLE, SHARDS_VARIABLE
 from monolith.cluster.liveness import Liveness
 from monolith.cluster.role import LOCAL_RANK_VARIABLE, LOCAL_SIZE_VARIABLE, role_from_environment
 from monolith.cluster.scheduler import ServerType
@@ -51,6 +52,8 @@ OTHER_VARIABLES = frozenset(
         HEARTBEAT_VARIABLE,
         LOCAL_RANK_VARIABLE,
         LOCAL_SIZE_VARIABLE,
+        SHARDS_VARIABLE,
+        SHARD_TOKEN_VARIABLE,
         TOKEN_VARIABLE,
         "MONOLITH_ZK_HOSTS",
         "MONOLITH_ZK_HOSTS_IPV6",

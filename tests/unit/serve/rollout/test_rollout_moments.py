@@ -36,7 +36,10 @@ def test_a_moment_becomes_one_that_restore_points_take(text: str, moment: str) -
     ("text", "message"),
     [
         ("10m", "got '10m'; a moment in the past ends in -ago"),
-        ("10 m-ago", "expected 10m-ago (s, m, h or d), step=N, sequence=N, time=SECONDS since 1970, or now, got '10 m-ago'"),
+        (
+            "10 m-ago",
+            "expected 10m-ago (s, m, h or d), step=N, sequence=N, time=SECONDS since 1970, or now, got '10 m-ago'",
+        ),
         ("-10m-ago", "expected 10m-ago"),
         ("1e3s-ago", "expected 10m-ago"),
         ("10w-ago", "expected 10m-ago"),
