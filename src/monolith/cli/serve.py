@@ -289,7 +289,7 @@ def _serve(
     from monolith.serve.metrics import ServingMetrics
     from monolith.serve.repository import ModelRepository
     from monolith.serve.server.model_server import ModelServer
-    from monolith.serve.shards.metrics import ShardCollector
+    from monolith.serve.shards.front_end import ShardCollector
     from monolith.serve.watch import VersionWatch, export_versions
 
     def swapped(replica: Replica) -> None:

@@ -31,10 +31,10 @@ from monolith.table.buckets import NUM_BUCKETS, bucket_of, ranges_of
 
 __all__ = [
     "EVERY_SECS",
-    "LAST_SECS",
     "Feed",
     "FeedSegment",
     "FeedView",
+    "LAST_SECS",
     "LogPosition",
     "Owner",
     "TablePart",

@@ -11,9 +11,8 @@ from monolith.serve import load
 from monolith.serve.metrics import ServingMetrics
 from monolith.serve.replica import Replica
 from monolith.serve.repository import ModelRepository
-from monolith.serve.shards.front_end import sharded_replica
+from monolith.serve.shards.front_end import ShardCollector, sharded_replica
 from monolith.serve.shards.lookup_scope import lookup_scope
-from monolith.serve.shards.metrics import ShardCollector
 from monolith.serve.shards.shard_replica import ShardClientConfig
 from serving_shards import export_rows, shard_servers
 
