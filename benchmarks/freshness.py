@@ -46,8 +46,7 @@ from freshness_job import BATCHES, COLUMNS, HEADS, PROBE_IDS, PROBES, Examples, 
 from machine import describe
 from model_servers import free_port
 from monolith.serve import export_model
-
-Rows = list[dict[str, object]]
+from serving import Rows, shown
 
 PLACEMENTS: dict[str, list[str]] = {
     "local": [],
@@ -503,17 +502,6 @@ CASES: dict[str, Callable[[argparse.Namespace], Rows]] = {
     "slowdown": slowdown_case,
     "rows": rows_case,
 }
-
-
-def shown(case: str, rows: Rows) -> str:
-    """Return a table for the terminal."""
-    if not rows:
-        return f"{case}: nothing was measured"
-    lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        [case, *("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)]
-    )
 
 
 def main() -> None:

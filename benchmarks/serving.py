@@ -253,8 +253,8 @@ def _server_row(
         "p99 ms": round(middle.p99_ms, 2),
         "cpu ms": round(middle.processor_ms, 3),
         "over predict": round(middle.processor_ms - alone, 3) if endpoint.server.name == "monolith" else "",
-        "cpu of ours": round(statistics.median(a.processor_ms / b.processor_ms for a, b in pairs), 2),
-        "ours requests/s": round(statistics.median(b.requests_per_second / a.requests_per_second for a, b in pairs), 2),
+        "cpu ratio": round(statistics.median(a.processor_ms / b.processor_ms for a, b in pairs), 2),
+        "rate ratio": round(statistics.median(b.requests_per_second / a.requests_per_second for a, b in pairs), 2),
     }
 
 
@@ -264,6 +264,8 @@ PEERS = [peer for group in GROUPS for peer in group]
 
 def shown(case: str, rows: Rows) -> str:
     """Return a table for the terminal."""
+    if not rows:
+        return f"{case}: nothing was measured"
     lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
