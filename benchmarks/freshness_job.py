@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import socket
 import sys
 import time
@@ -96,6 +97,7 @@ class Commands(Hook):
         self._lines: IO[str] = connection.makefile("rw")
         self._left, self._rate, self._begun, self._used = 0, None, 0.0, 0.0
         self._times: list[float] = []
+        self._random = random.Random(0)
 
     def before_step(self, trainer: Trainer) -> None:
         """Wait for a command, or until it is time for the next step."""
@@ -104,7 +106,9 @@ class Commands(Hook):
             if trainer.stop_reason is not None:
                 return
         if self._rate is not None:
-            time.sleep(max(0.0, self._begun + len(self._times) / self._rate - time.monotonic()))
+            # At random moments: steps and publications at the same interval would keep the distance they happen to begin with.
+            due = self._begun + (len(self._times) + self._random.random()) / self._rate
+            time.sleep(max(0.0, due - time.monotonic()))
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Note the time. All updates of the step are applied."""
