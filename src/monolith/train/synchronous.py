@@ -38,7 +38,7 @@ START, END = "start", "end"
 """What ranks other than the chief wait for: that it has restored, and that it has ended its run."""
 
 _log = logging.getLogger(__name__)
-_NEWS_SECS = 2.0
+_NEWS_SECS = 10.0
 """Seconds after an error of torch within which the mesh notices too that a rank has ended."""
 # What every rank is told about each part of a step, before the squares of the tables.
 _ROWS, _LOSS, _NORM, _TIME, _RANK, _SQUARES = range(6)
