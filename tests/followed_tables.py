@@ -47,13 +47,15 @@ class Buckets:
 
 
 class KnownLog:
-    """A change log that continues the given segments."""
+    """A change log that continues the given segments. After the first of them it has changes of some ids."""
 
-    def __init__(self, *positions: LogPosition) -> None:
-        self.positions = positions
+    def __init__(self, *positions: LogPosition, changed: Mapping[str, np.ndarray] | None = None) -> None:
+        self.positions, self.changed = positions, changed or {}
 
-    def includes(self, position: LogPosition) -> bool:
-        return position in self.positions
+    def changed_since(self, position: LogPosition) -> Mapping[str, np.ndarray] | None:
+        if position not in self.positions:
+            return None
+        return self.changed if position == self.positions[0] else {}
 
 
 class _Calls(FrameCalls):

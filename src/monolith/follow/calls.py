@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import numpy as np
@@ -120,8 +121,8 @@ class Followed(Config):
     """The answer to `Follow`."""
 
     state: Literal["segments", "rewind", "resync"]
-    """`segments`: those after `since`. `rewind`: read what was not durable again, then continue from 0 in the new stream.
-    `resync`: read all rows again, then continue from `newest`."""
+    """`segments`: those after `since`. `rewind`: read what was not durable again, and the ids in the arrays that follow, one for
+    each table of `changed`. Then continue from 0 in the new stream. `resync`: read all rows again, then go on from `newest`."""
     stream: WireInt
     newest: WireInt
     segments: tuple[SegmentHeader, ...] = ()
@@ -135,9 +136,11 @@ class Followed(Config):
     step: WireInt
     event_time: WireInt
     ranges: tuple[tuple[_Bucket, _Bucket], ...] = ()
-    """The buckets that the writer owns. Only with `resync`."""
-    rows: dict[str, int] = {}
-    """Rows of each table. Only with `resync`."""
+    """The buckets that the writer owns."""
+    rows: dict[str, WireInt] = {}
+    """Rows of each table."""
+    changed: tuple[WireName, ...] = ()
+    """Tables with rows that the writer's log has changed after the position of the follower. Only with `rewind`."""
     moved_to: tuple[str, ...] = ()
     """Addresses of servers that buckets were given to."""
     run: str = ""
@@ -207,11 +210,16 @@ class FollowCalls:
         view = feed.view(stream=asked.stream, since=asked.since, max_bytes=asked.max_bytes)
         if view.segments is not None:
             return self._answer("segments", view)
-        rewinds = asked.stream not in (0, view.stream) and feed.can_rewind(asked.log)
-        return self._answer("rewind" if rewinds else "resync", view)
+        changed = None if asked.stream in (0, view.stream) else feed.changed_since(asked.log)
+        return self._answer("resync" if changed is None else "rewind", view, changed or {})
 
-    def _answer(self, state: Literal["segments", "rewind", "resync"], view: FeedView) -> Answer:
-        feed, log, whole, segments = self._feed, view.log_position, state == "resync", view.segments or ()
+    def _answer(
+        self,
+        state: Literal["segments", "rewind", "resync"],
+        view: FeedView,
+        changed: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> Answer:
+        feed, log, segments = self._feed, view.log_position, view.segments or ()
         answer = Followed(
             state=state,
             stream=view.stream,
@@ -225,15 +233,16 @@ class FollowCalls:
             step=view.step,
             event_time=view.event_time,
             # After `newest` was read: a bucket that is gained later is announced by a later segment.
-            ranges=feed.ranges() if whole else (),
-            rows={name: len(table) for name, table in feed.tables().items()} if whole else {},
+            ranges=feed.ranges(),
+            rows={name: len(table) for name, table in feed.tables().items()},
+            changed=tuple(changed),
             moved_to=self._moved_to(),
             run=self._run(),
         )
         arrays = [
             array for segment in segments for part in segment.parts for array in (part.ids, part.values, part.erased)
         ]
-        return Answer(text=answer.model_dump_json(), arrays=tuple(arrays))
+        return Answer(text=answer.model_dump_json(), arrays=(*arrays, *changed.values()))
 
     def _header(self, segment: FeedSegment) -> SegmentHeader:
         return SegmentHeader(

@@ -36,6 +36,7 @@ __all__ = [
     "FeedView",
     "LAST_SECS",
     "LogPosition",
+    "MAX_REWOUND",
     "Owner",
     "TablePart",
     "WriterLog",
@@ -51,6 +52,8 @@ FOLLOWER_SECS = 5.0
 """Seconds after which a follower that has not asked again counts as gone."""
 KEPT_BYTES = 2**26
 """Memory of the segments that are kept for followers, by default."""
+MAX_REWOUND = 2**22
+"""Changes that a log may have after what a follower knows. With more, the follower reads all rows after a restart."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,8 +69,8 @@ class LogPosition:
 class WriterLog(Protocol):
     """The change log of the process that has the feed."""
 
-    def includes(self, position: LogPosition) -> bool:
-        """Return whether the present state continues that segment."""
+    def changed_since(self, position: LogPosition) -> Mapping[str, np.ndarray] | None:
+        """Return the ids of each table that have changed after that segment. None if it is not known."""
 
 
 class Owner(Protocol):
@@ -324,17 +327,21 @@ class Feed:
             since >= self.newest and version == self.dense_version for since, version, _ in self._followers.values()
         )
 
-    def can_rewind(self, position: LogPosition | None) -> bool:
-        """Return whether a follower that knows everything up to `position` need not read all rows again."""
+    def changed_since(self, position: LogPosition | None) -> Mapping[str, np.ndarray] | None:
+        """Return the ids that have changed in the log after `position`, for a follower that knows everything up to there.
+
+        None if that is not known, or not everything since is in this stream. The follower then reads all rows again.
+        """
         with self._changed:
             kept_all = self.newest == 0 or self._segments[0].sequence == 1
         if position is None or self._writer_log is None or not self.complete or not kept_all:
-            return False
-        return self._writer_log.includes(position)
+            return None
+        return self._writer_log.changed_since(position)
 
     def cut(self) -> Callable[[LogPosition], None]:
         """Call it right before the change log cuts the tables. Call what it returns when that commit is durable."""
-        stream, sequence = self.stream, self.newest
+        with self._changed:
+            stream, sequence = self.stream, self.newest
 
         def durable(position: LogPosition) -> None:
             with self._changed:

@@ -25,7 +25,7 @@ from monolith.errors import (
     OwnershipChangedError,
     ServerRestartedError,
 )
-from monolith.follow.calls import DenseNames, Follow, FollowCall, Followed, ReadBuckets, ReadIds, SegmentHeader
+from monolith.follow.calls import DenseNames, Follow, FollowCall, Followed, ReadBuckets, ReadIds
 from monolith.process_bound import ProcessBound
 from monolith.table import EmbeddingTable
 from monolith.table.buckets import NUM_BUCKETS, bucket_of, mask_of, ranges_of
@@ -116,14 +116,14 @@ class _Undo:
         self.waiting.clear()
         self.size, self.unsafe_until = 0, math.inf
 
-    def note(self, newest: int, durable: int) -> None:
+    def note(self, newest: int) -> None:
         """Take what the writer has said after the last rows were read or applied."""
         if self.unsafe_until == math.inf:
             self.unsafe_until = newest + 1
-        self.drop(durable)
 
-    def by_table(self) -> dict[str, np.ndarray]:
-        found: dict[str, list[np.ndarray]] = {}
+    def by_table(self, others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the ids, and `others`, by table."""
+        found: dict[str, list[np.ndarray]] = {name: [ids] for name, ids in others.items()}
         for _, table, ids in self.waiting:
             found.setdefault(table, []).append(ids)
         return {table: np.unique(np.concatenate(ids)) for table, ids in found.items()}
@@ -279,6 +279,7 @@ class _WriterThread(threading.Thread):
         self._group, self._index = group, index
         self._asked = Follow(follower=group.number, wait=group.wait)
         self._undo = _Undo()
+        self._read: set[str] = set()
         self._starts_over = False
         self._closing = threading.Event()
         self._link: Link | None = None
@@ -325,14 +326,14 @@ class _WriterThread(threading.Thread):
         self.progress.connected, self.progress.error = True, ""
         if answer.state == "resync":
             self._resync(answer)
-        elif answer.state == "rewind" and self._can_rewind():
-            self._rewind(answer)
         elif answer.state == "rewind":
-            # It was not known what to take back. Asking without a position makes the writer send everything.
-            self._asked = Follow(follower=self._group.number, wait=self._group.wait)
-            return
+            if not self._can_rewind() or not self._rewind(answer, frame):
+                # It was not known what to take back. Asking without a position makes the writer send everything.
+                self._asked = Follow(follower=self._group.number, wait=self._group.wait)
+                return
         else:
             self._apply(answer, frame)
+        self._read_missing(answer)
         self._follow_weights(answer)
         self._note(answer, received)
 
@@ -341,24 +342,25 @@ class _WriterThread(threading.Thread):
         behind = last is not None and last.sequence < answer.newest
         age = last.age if last is not None and behind else answer.age
         progress = self.progress
-        progress.step = max(answer.step if not behind else 0, last.step if last is not None else 0, progress.step)
-        progress.event_time = max(answer.event_time, progress.event_time)
+        if answer.state == "segments":
+            progress.step = max(answer.step if not behind else 0, last.step if last is not None else 0, progress.step)
+            progress.event_time = max(answer.event_time, progress.event_time)
+        else:  # perhaps of an earlier moment than what was there
+            progress.step, progress.event_time = answer.step, answer.event_time
         self._group.note_moved(answer.moved_to)
         first = progress.as_of is None
         progress.as_of = received - age
         if first or answer.state == "resync":
             self._group.note_read()
         if answer.state == "segments":
-            self._undo.note(answer.newest, answer.durable)
-        self._asked = self._asked.model_copy(
-            update={
-                "stream": answer.stream,
-                "since": progress.sequence,
-                "log_sequence": answer.log_sequence,
-                "log_checksum": answer.log_checksum,
-            }
-        )
-        progress.durable = answer.durable
+            self._undo.note(answer.newest)
+        update = {"stream": answer.stream, "since": progress.sequence}
+        # What the log has counts when it is here too: what was not received is not among the ids to be read again.
+        if answer.state != "segments" or answer.durable <= progress.sequence:
+            update |= {"log_sequence": answer.log_sequence, "log_checksum": answer.log_checksum}
+            progress.durable = answer.durable
+            self._undo.drop(answer.durable)
+        self._asked = self._asked.model_copy(update=update)
 
     def _can_rewind(self) -> bool:
         return self.progress.durable >= self._undo.unsafe_until
@@ -392,11 +394,11 @@ class _WriterThread(threading.Thread):
         for segment in answer.segments:
             tables = [(table, next(arrays), next(arrays), next(arrays)) for table in segment.tables]
             if segment.gained:
-                self._gain(segment)
+                self._gain(ranges_of(mask_of(segment.gained)), answer.rows)
             with self._group.changing:
                 for table, ids, values, erased in tables:
-                    self._put(table.name, ids, values, erased, event_time=table.event_time, scales=table.scales)
                     self._undo.add(segment.sequence, table.name, ids, erased)
+                    self._put(table.name, ids, values, erased, event_time=table.event_time, scales=table.scales)
             self.progress.sequence = segment.sequence
 
     def _put(
@@ -437,21 +439,49 @@ class _WriterThread(threading.Thread):
         unknown = self._group.target.tables().keys() - answer.rows.keys()
         if unknown and answer.rows:
             _log.warning("%s has no tables %s, which are not followed", self.writer.name, ", ".join(sorted(unknown)))
+        # First: if the writer dies before the end, it is not known what to take back of the rows that were read.
+        self._undo.reset()
         for first, end in answer.ranges:
             self._read_range(answer.rows, first, end)
         self.progress.sequence = answer.newest
         self.progress.resyncs += 1
-        self._undo.reset()
+        self._read = set(answer.rows)
 
-    def _gain(self, segment: SegmentHeader) -> None:
+    def _read_missing(self, answer: Followed) -> None:
+        """Read all rows of what the writer has and the follower has not read from it: buckets and tables.
+
+        It has not heard of buckets that were gained right before the writer was started again, or that went to another writer
+        and came back between two segments.
+        """
+        copies, wanted = self._group.target.tables(), self._group.buckets
+        rows = {name: count for name, count in answer.rows.items() if name in copies}
+        new = {name: count for name, count in rows.items() if name not in self._read}
+        owned = mask_of(answer.ranges) & mask_of([(wanted.start, wanted.stop)])
+        missing = owned & (self._group.owners != self._index)
+        if rows and missing.any():
+            self._gain(ranges_of(missing), rows)
+        if new:
+            self._gain(ranges_of(owned), new)
+            self._read |= new.keys()
+
+    def _gain(self, ranges: Sequence[tuple[int, int]], rows: Mapping[str, int]) -> None:
         """Read all rows of buckets that the writer has taken over, unless it has given them away since."""
-        rows = {name: sum(map(len, copies[:1])) for name, copies in self._group.target.tables().items()}
-        for first, end in ranges_of(mask_of(segment.gained)):
+        self._undo.reset()
+        for first, end in ranges:
             try:
                 self._read_range(rows, first, end)
             except OwnershipChangedError:
                 _log.info("%s has given buckets [%d, %d) away again", self.writer.name, first, end)
-        self._undo.reset()
+                self._doubt(first, end)
+            except BaseException:
+                self._doubt(first, end)
+                raise
+
+    def _doubt(self, first: int, end: int) -> None:
+        """Believe nobody about buckets of which perhaps not all tables were read."""
+        with self._group.changing:
+            owners = self._group.owners[first:end]
+            owners[owners == self._index] = _NOBODY
 
     def _read_range(self, rows: Mapping[str, int], first: int, end: int) -> None:
         copies, wanted = self._group.target.tables(), self._group.buckets
@@ -476,27 +506,37 @@ class _WriterThread(threading.Thread):
             ]
             self._put(name, ids, values, np.concatenate([np.empty(0, np.int64), *gone]))
 
-    def _rewind(self, answer: Followed) -> None:
-        """Take back what the writer has lost: read the rows again whose changes were not durable."""
-        undo = self._undo.by_table()
+    def _rewind(self, answer: Followed, frame: Frame) -> bool:
+        """Take back what the writer has lost, and read what it has kept and the follower has not received.
+
+        Returns whether that was possible. If not, all rows have to be read.
+        """
+        undo = self._undo.by_table(dict(zip(answer.changed, frame.arrays, strict=True)))
         _log.warning(
-            "%s was started again: reading %d rows again whose changes were not durable",
+            "%s was started again: reading %d rows again whose changes were not durable or not received",
             self.writer.name,
             sum(map(len, undo.values())),
         )
+        owned = mask_of(answer.ranges)
         for name, ids in undo.items():
             if name not in self._group.target.tables():
                 continue
             step = max(1, _READ_BYTES // (8 + 4 * self._group.target.tables()[name][0].dim))
             for begin in range(0, len(ids), step):
                 some = ids[begin : begin + step]
-                some = some[self._group.owners[bucket_of(some)] == self._index]
-                found, values = self._call(FollowCall.READ_IDS, ReadIds(table=name).model_dump_json(), [some]).arrays
+                buckets = bucket_of(some)
+                some = some[(self._group.owners[buckets] == self._index) & owned[buckets]]
+                try:
+                    frame = self._call(FollowCall.READ_IDS, ReadIds(table=name).model_dump_json(), [some])
+                except OwnershipChangedError:
+                    return False
+                found, values = frame.arrays
                 with self._group.changing:
                     self._put(name, found, values, np.setdiff1d(some, found))
         self.progress.sequence = 0
         self.progress.rewinds += 1
         self._undo.reset()
+        return True
 
     def _follow_weights(self, answer: Followed) -> None:
         if answer.dense_version == self._asked.dense_version and answer.stream == self._asked.stream:

@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import TracebackType
 
+import numpy as np
+
 from monolith.durable import sync_to_disk
 from monolith.errors import InvalidArgumentError, MonolithError, StorageError
 from monolith.log.bounds import HeadWriter, LogHead
@@ -168,15 +170,27 @@ class ChangeLog:
             self._continue_from(parent)
             self._tables.track_changes()
 
-    def continues(self, sequence: int, checksum: int) -> bool:
-        """Return whether this line of the log leads on from the segment with that number and checksum, or ends with it."""
+    def changed_since(self, sequence: int, checksum: int, *, limit: int) -> dict[str, np.ndarray] | None:
+        """Return the ids by table that this line of the log has changed after the segment with that number and checksum.
+
+        None if it does not lead on from that segment, or if there are more than `limit` changes.
+        """
         if not 0 < sequence <= self._parent:
-            return False
+            return None
+        found: dict[str, list[np.ndarray]] = {}
         try:
-            self._reader.chain(self._parent, sequence)
-            return self._reader.info(sequence).checksum == checksum
+            if self._reader.info(sequence).checksum != checksum:
+                return None
+            chain = self._reader.chain(self._parent, sequence)
+            if sum(info.rows + info.erased for info in chain) > limit:
+                return None
+            for info in chain:
+                with self._reader.read(info.sequence) as segment:
+                    for name, ids in segment.changed_ids():
+                        found.setdefault(name, []).append(ids)
         except MonolithError:
-            return False  # it was abandoned, pruned or lost
+            return None  # it was abandoned, pruned, damaged or lost
+        return {name: np.unique(np.concatenate(ids)) for name, ids in found.items()}
 
     def require_own(self) -> None:
         """Raise `FencedError` if another process has taken the log over."""

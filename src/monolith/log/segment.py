@@ -156,6 +156,12 @@ class LogSegment:
             table = self.info.tables[piece.header.table]
             yield TableChanges(table=table, ids=ids, times=times, rows=self._rows(piece), erased=erased)
 
+    def changed_ids(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield names of tables with the ids whose rows were written or removed. Rows are not read."""
+        for piece in self._parts().pieces:
+            ids, erased, _ = self._keys(piece)
+            yield self.info.tables[piece.header.table].name, np.concatenate([ids, erased])
+
     def select(self, ids: np.ndarray) -> Iterator[TableChanges]:
         """Yield the changes of `ids` only. Rows are read only where a piece has one of them."""
         for piece in self._parts().pieces:

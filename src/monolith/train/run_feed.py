@@ -13,7 +13,7 @@ import torch
 
 from monolith.durable import write_durably
 from monolith.follow.calls import FollowCalls
-from monolith.follow.feed import LAST_SECS, Feed, LogPosition, Owner
+from monolith.follow.feed import LAST_SECS, MAX_REWOUND, Feed, LogPosition, Owner
 from monolith.follow.run_service import run_identity
 from monolith.log.segment_format import SegmentInfo
 from monolith.nn import dense_state_dict
@@ -78,10 +78,12 @@ class RunFeed(Hook):
         )
         """Answers followers."""
 
-    def includes(self, position: LogPosition) -> bool:
-        """Return whether the present state continues that segment of the run's log."""
+    def changed_since(self, position: LogPosition) -> Mapping[str, np.ndarray] | None:
+        """Return the ids of each table that have changed in the run's log after that segment. None if that is not known."""
         log = self.trainer.change_log
-        return log is not None and log.continues(position.sequence, position.checksum)
+        if log is None:
+            return None
+        return log.changed_since(position.sequence, position.checksum, limit=MAX_REWOUND)
 
     def after_start(self, trainer: Trainer) -> None:
         """The run is restored. One that was followed before publishes from here on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from monolith.errors import FencedError, ServerRestoredError
 from monolith.follow.calls import FollowCalls
-from monolith.follow.feed import EVERY_SECS, LAST_SECS, Feed, LogPosition
+from monolith.follow.feed import EVERY_SECS, LAST_SECS, MAX_REWOUND, Feed, LogPosition
 from monolith.log.segment_format import SegmentInfo
 from monolith.ps.protocol import messages
 from monolith.ps.protocol.calls import AUTHORITATIVE, CHANGES, READ_IN_PLACE, Call
@@ -299,9 +299,11 @@ class _FolderLog:
     def __init__(self, folder: Callable[[], ServerFolder | None]) -> None:
         self._folder = folder
 
-    def includes(self, position: LogPosition) -> bool:
+    def changed_since(self, position: LogPosition) -> Mapping[str, np.ndarray] | None:
         folder = self._folder()
-        return folder is not None and folder.change_log.continues(position.sequence, position.checksum)
+        if folder is None:
+            return None
+        return folder.change_log.changed_since(position.sequence, position.checksum, limit=MAX_REWOUND)
 
 
 def spin(seconds: float, *, clock: Callable[[], float] = time.monotonic) -> float:
