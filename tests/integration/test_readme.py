@@ -62,7 +62,9 @@ def test_every_command_named_in_a_page_exists(
         command = [verb, words[0]] if verb in VERBS_WITH_VERBS else [verb]
         assert main([*command, "--help"]) == 0, f"monolith {' '.join(command)}"
         options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-        assert {word for word in words if word.startswith("--") and word != "--"} <= options, f"monolith {' '.join(command)}"
+        assert {word for word in words if word.startswith("--") and word != "--"} <= options, (
+            f"monolith {' '.join(command)}"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -111,7 +111,7 @@ class SegmentHeader(Config):
     sequence: WireInt
     step: WireInt
     event_time: WireInt
-    age: float
+    age: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Seconds since the moment up to which all changes are in this segment or in earlier ones."""
     gained: tuple[tuple[_Bucket, _Bucket], ...] = ()
     tables: tuple[TableHeader, ...] = ()
@@ -126,7 +126,7 @@ class Followed(Config):
     stream: WireInt
     newest: WireInt
     segments: tuple[SegmentHeader, ...] = ()
-    age: float
+    age: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Seconds since the moment up to which all changes are in `newest` or in earlier segments."""
     durable: WireInt
     """The last segment whose changes are all in the change log."""

@@ -48,8 +48,14 @@ DENSE_SECS = 1.0
 """Seconds between two looks at the dense weights, by default."""
 LAST_SECS = 5.0
 """Seconds that a run or a server waits at its end for followers to read its last changes."""
+MAX_FOLLOWERS = 1024
+"""Followers that are remembered."""
 FOLLOWER_SECS = 5.0
 """Seconds after which a follower that has not asked again counts as gone."""
+MAX_SEGMENTS = 4096
+"""Segments that are kept at most, however small."""
+MAX_TABLES = 4096
+"""Tables of all segments of one answer together, at most: a frame has a limited number of arrays."""
 KEPT_BYTES = 2**26
 """Memory of the segments that are kept for followers, by default."""
 MAX_REWOUND = 2**22
@@ -265,12 +271,13 @@ class Feed:
         if not 0 <= since <= self.newest or (since < self.newest and self._segments[0].sequence > since + 1):
             return None
         found: list[FeedSegment] = []
-        size = 0
+        size = parts = 0
         for segment in self._segments:
             if segment.sequence <= since:
                 continue
             size += segment.nbytes
-            if found and size > max_bytes:
+            parts += len(segment.parts)
+            if found and (size > max_bytes or parts > MAX_TABLES):
                 break
             found.append(segment)
         return found
@@ -291,6 +298,8 @@ class Feed:
     def note(self, follower: int, *, since: int, dense_version: int) -> None:
         """Remember how far a follower is."""
         with self._changed:
+            if len(self._followers) > MAX_FOLLOWERS:
+                self._followers.clear()  # those that are there ask again at once
             self._followers[follower] = since, dense_version, self._clock()
             self._changed.notify_all()
 
@@ -490,7 +499,7 @@ class Feed:
             )
             self._segments.append(segment)
             self._held += segment.nbytes
-            while self._held > self._kept_bytes and len(self._segments) > 1:
+            while len(self._segments) > 1 and (self._held > self._kept_bytes or len(self._segments) > MAX_SEGMENTS):
                 self._held -= self._segments.popleft().nbytes
             self._changed.notify_all()
 

@@ -173,6 +173,7 @@ class Follower:
         self._addresses: set[str] = set()
         self._made = 0
         self._closing = threading.Event()
+        self._adding = threading.Lock()
         for writer in writers:
             self._add(writer)
         self._finding: threading.Thread | None = None
@@ -187,6 +188,11 @@ class Follower:
         """How far it is with each writer, by name."""
         return {thread.writer.name: thread.progress for thread in list(self._threads)}
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows of some bucket were read from a writer."""
+        return bool((self.owners != _NOBODY).any())
+
     def wait_until_read(self, timeout: float) -> bool:
         """Wait until the rows of all writers were read once. Returns whether that happened in time."""
         with self._started:
@@ -200,13 +206,12 @@ class Follower:
     def note_moved(self, addresses: Sequence[str]) -> None:
         """Follow servers that buckets were moved to, unless they are followed already."""
         for address in addresses:
-            if self._find_writer is not None and address not in self._addresses:
-                self._addresses.add(address)
-                known = {thread.writer.name for thread in self._threads}
-                writer = self._find_writer(address)
-                if writer.name not in known:
-                    _log.info("following %s, to which buckets were moved", writer.name)
-                    self._add(writer)
+            if self._find_writer is None or address in self._addresses:
+                continue
+            writer = self._find_writer(address)
+            self._addresses.add(address)
+            if self._add(writer):
+                _log.info("following %s, to which buckets were moved", writer.name)
 
     def hold(self) -> None:
         """Change nothing any more, until `resume`. Returns when no change is being made."""
@@ -224,7 +229,8 @@ class Follower:
         """Stop following. The target keeps what it has."""
         if not self._bound.is_here:
             return
-        self._closing.set()
+        with self._adding:
+            self._closing.set()
         if self._finding is not None:
             self._finding.join()
         for thread in self._threads:
@@ -232,11 +238,16 @@ class Follower:
         for thread in self._threads:
             thread.join()
 
-    def _add(self, writer: Writer) -> None:
-        thread = _WriterThread(self, writer, self._made)
-        self._made += 1
-        self._threads.append(thread)
-        thread.start()
+    def _add(self, writer: Writer) -> bool:
+        """Follow a writer, unless it is followed already. Several threads find writers."""
+        with self._adding:
+            if self._closing.is_set() or any(thread.writer.name == writer.name for thread in self._threads):
+                return False
+            thread = _WriterThread(self, writer, self._made)
+            self._made += 1
+            self._threads.append(thread)
+            thread.start()
+            return True
 
     def _find(self, find_writers: Callable[[], Sequence[Writer]]) -> None:
         found_here: set[str] = {thread.writer.name for thread in self._threads}
@@ -248,9 +259,9 @@ class Follower:
                 continue
             known = {thread.writer.name for thread in self._threads}
             for name in writers.keys() - known:
-                _log.info("following %s", name)
                 found_here.add(name)
-                self._add(writers[name])
+                if self._add(writers[name]):
+                    _log.info("following %s", name)
             gone = [
                 thread
                 for thread in self._threads

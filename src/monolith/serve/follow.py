@@ -329,8 +329,11 @@ class TrainingFollower(RunFollower):
             return None  # nothing was saved yet
         if point.step <= self._predictor.signature.step:
             return None
+        saved = SavedState(point, self._tables)
         with self._follower.changing:
-            SavedState(point, self._tables).put_into(self._predictor)
+            if self._follower.has_rows:
+                return None  # a writer has answered meanwhile, with newer rows
+            saved.put_into(self._predictor)
         self._base_step = point.step
         return point
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from followed_tables import DIM, Copies, Rows, following, table, until, writer_at
 
+from followed_tables import DIM, Copies, Rows, following, table, until, writer_at
 from monolith.follow import Writer
 from monolith.ps import ParameterServer, ServerConfig, ServerStore
 from monolith.ps.client.server_parameters import ServerParameters

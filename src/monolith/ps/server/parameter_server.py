@@ -164,8 +164,13 @@ class Dispatcher(FrameCalls):
         """As of every server. Buckets in transit stay in transit."""
         self._moves.stop()
         # Replicas read the last changes before the server refuses them too.
-        if not self.feed.flush(min(grace, LAST_SECS)):
-            _log.warning("not all replicas have read the last changes; they read them when the server is started again")
+        try:
+            if not self.feed.flush(min(grace, LAST_SECS)):
+                _log.warning("not all replicas have read the last changes; they read them when it is started again")
+        except Exception:
+            _log.exception(
+                "the last changes could not be published; replicas read them when the server is started again"
+            )
         self.feed.release()
         return super().stop(grace=grace)
 

@@ -227,7 +227,9 @@ class GrpcListener:
         assert config.grpc_port is not None
         capacity = config.max_concurrency + config.max_queue
         self._pool = ThreadPoolExecutor(
-            min(64, capacity) if handler.batches else config.max_concurrency + 2, thread_name_prefix="monolith-grpc"
+            # One for each prediction: more threads only take the interpreter from each other, which doubled the time of a call.
+            min(64, capacity) if handler.batches else config.max_concurrency,
+            thread_name_prefix="monolith-grpc",
         )
         self._server = grpc.server(
             self._pool,
