@@ -28,6 +28,7 @@ _IS_LOST, _HAS_FAILED, _DISAGREES = 1, 2, 3
 
 _DRAIN_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
+_EVER_SECS = 1e9
 _MAX_REASON = 4096  # RankWatch::kMaxReason
 
 
@@ -117,6 +118,13 @@ class SocketMesh:
         """Return the error of a rank that is known to be lost. Waits at most `wait_secs` for such news."""
         deadline = time.monotonic() + wait_secs
         while (known := self._watch.loss()) is None and time.monotonic() < deadline:
+            # A connection that ends is no loss by itself, a rank may have done its work. Here the caller knows that one is.
+            gone = [
+                rank for rank in range(self.size) if rank != self.rank and not self._watch.is_heard(rank, _EVER_SECS)
+            ]
+            if gone:
+                known = self._watch.report(_IS_LOST, gone[0], "it has closed its connection")
+                break
             time.sleep(_LOOK_SECONDS)
         return None if known is None else self._loss(known, step)
 
