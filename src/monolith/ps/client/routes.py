@@ -224,7 +224,8 @@ class ServerRoutes:
     def _forget_lost_dense(self) -> None:
         """Let dense parameters be declared again whose servers are lost."""
         told = {link: ask_buckets(link) for link in self._links()}
-        held = {name for one in told.values() for name in one.dense}
+        # Those in transit are not lost: nobody trains them until they arrive.
+        held = {name for one in told.values() for name in (*one.dense, *(one.giving.dense if one.giving else ()))}
         for link, one in told.items():
             if lost := tuple(name for name in one.gave_dense if name not in held):
                 own = OwnBuckets(ranges=one.ranges, lost_dense=lost)
