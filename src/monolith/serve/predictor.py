@@ -12,10 +12,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
+from monolith.errors import ConfigError, CorruptFileError
 from monolith.features.batch import as_batch, num_rows
 from monolith.nn import EmbeddingBagCollection
-from monolith.serve.manifest import CollectionSpec, ExportManifest, InputSpec, Signature, read_export_manifest
+from monolith.serve.manifest import (
+    CollectionSpec,
+    ExportManifest,
+    InputSpec,
+    Signature,
+    read_export_manifest,
+    version_folder,
+)
 from monolith.serve.program import DenseProgram
 from monolith.table import EmbeddingTable, LocalStore, Store
 from monolith.table.bags import PackedVectors
@@ -163,7 +170,7 @@ def load(path: str | Path, *, store: Callable[[CollectionSpec], Store] | None = 
         store: Returns where the rows of a collection are, such as a client of embedding shards. The files of its tables are then
             neither read nor needed. By default they are loaded into this process.
     """
-    folder = _version_folder(Path(local_path(path, "path")))
+    folder = version_folder(Path(local_path(path, "path")))
     manifest = read_export_manifest(folder, tables=store is None)
     try:
         signature = Signature.from_json((folder / "signature.json").read_text())
@@ -187,15 +194,6 @@ def load(path: str | Path, *, store: Callable[[CollectionSpec], Store] | None = 
 def import_saved_model(path: str | Path) -> Iterator[Callable[[Mapping[str, object]], dict[str, Tensor]]]:
     """Load the newest export below `path`, for a `with` block, as a function from a batch to predictions."""
     yield load(path).predict
-
-
-def _version_folder(path: Path) -> Path:
-    if (path / "manifest.json").is_file():
-        return path
-    if not path.is_dir():
-        raise InvalidArgumentError(f"{path}: expected the folder of an export, or one with numbered exports")
-    versions = [folder for folder in path.iterdir() if folder.name.isdecimal() and (folder / "manifest.json").is_file()]
-    return max(versions, key=lambda folder: int(folder.name)) if versions else path
 
 
 def _table_files(spec: CollectionSpec, folder: Path, manifest: ExportManifest) -> LocalStore:
