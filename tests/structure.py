@@ -53,6 +53,7 @@ LAYERS = (
     "table",
     "log",
     "transport",
+    "streams",
     "features cluster",
     "state",
     "follow",

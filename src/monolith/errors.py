@@ -32,6 +32,7 @@ MonolithError
 │   └── UnavailableError (ConnectionError)     it cannot be reached, or is stopping
 │       └── OverloadedError                    it has reached its limit of streams or requests: back off
 ├── WorkerLostError                      a worker ended, or hangs, before its work was done, and was not replaced
+├── StreamGapError (LookupError)         a stream does not have the records at a position (any more)
 └── StorageError (OSError)               the operating system refused an open, read, write, fsync or rename
     └── SaveInterruptedError             a server was restarted while it wrote its part of a checkpoint
 
@@ -71,6 +72,7 @@ __all__ = [
     "ServerRestoredError",
     "StalePushError",
     "StorageError",
+    "StreamGapError",
     "UnavailableError",
     "WorkerLostError",
 ]
@@ -159,6 +161,10 @@ class WorkerLostError(MonolithError):
 
 class SchemaError(MonolithError, ValueError):
     """A record or table lacks a requested column, or has it with another type or length."""
+
+
+class StreamGapError(MonolithError, LookupError):
+    """A stream does not have the records at a position: they were removed by its retention, or it has never had them."""
 
 
 class ServerError(MonolithError):
