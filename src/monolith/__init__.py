@@ -25,12 +25,12 @@ from monolith.errors import (
     SchemaError,
     StorageError,
 )
-from monolith.table import EmbeddingTable, Segment, TableConfig, get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from monolith.features import Feature, Ragged
     from monolith.nn import EmbeddingBagCollection, Head, clip_grad_norm_
     from monolith.serve import Predictor, load
+    from monolith.table import EmbeddingTable, Segment, TableConfig, get_num_threads, set_num_threads
     from monolith.train import Estimator, RunConfig, Trainer
 
     __version__: str
@@ -62,18 +62,24 @@ __all__ = [
     "set_num_threads",
 ]
 
-# Loaded when first asked for: who needs a table alone should not wait for data sources and their packages.
+# Loaded when first asked for: a command or a joiner that needs no model should not wait for torch, and who needs a table alone
+# not for data sources and their packages.
 _HOMES = {
     "EmbeddingBagCollection": "monolith.nn",
+    "EmbeddingTable": "monolith.table",
     "Estimator": "monolith.train",
     "Feature": "monolith.features",
     "Head": "monolith.nn",
     "Predictor": "monolith.serve",
     "Ragged": "monolith.features",
     "RunConfig": "monolith.train",
+    "Segment": "monolith.table",
+    "TableConfig": "monolith.table",
     "Trainer": "monolith.train",
     "clip_grad_norm_": "monolith.nn",
+    "get_num_threads": "monolith.table",
     "load": "monolith.serve",
+    "set_num_threads": "monolith.table",
 }
 
 # Not for type checkers: to them it would mean that every name exists.

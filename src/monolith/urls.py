@@ -24,6 +24,7 @@ __all__ = [
     "StrPath",
     "checked_location",
     "filesystem_of",
+    "is_remote",
     "is_url",
     "lies_below",
     "local_path",
@@ -89,6 +90,20 @@ def is_url(path: StrPath) -> bool:
     """
     text = checked_location(path)
     return re.match(r"[A-Za-z][A-Za-z0-9+._-]+::?", text) is not None and "://" in text
+
+
+def is_remote(path: StrPath) -> bool:
+    """Return whether `path` is a URL of another store than this machine's disks. Raises `InvalidArgumentError` for a typo.
+
+    Example:
+        >>> [is_remote(path) for path in ("model", "/data/model", "file:///data", "hdfs:/model", "s3://bucket/model")]
+        [False, False, False, True, True]
+    """
+    if "::" in os.fspath(path) and "://" in os.fspath(path):
+        raise InvalidArgumentError(
+            f"{os.fspath(path)!r}: expected a path or one URL; a chain of stores is for reading data"
+        )
+    return is_url(path)
 
 
 def lies_below(path: str, root: str) -> bool:

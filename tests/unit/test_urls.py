@@ -17,10 +17,10 @@ from monolith.log import ChangeLog, LogReader
 from monolith.original import copy_recursively
 from monolith.ps import ServerConfig
 from monolith.state import find_restore_point, write_checkpoint
-from monolith.state.storage import is_remote, open_folder
+from monolith.state.storage import open_folder
 from monolith.testing import sgd_table_config
 from monolith.train import RunConfig
-from monolith.urls import checked_location, filesystem_of, is_url, local_path
+from monolith.urls import checked_location, filesystem_of, is_remote, is_url, local_path
 
 MEANT = {
     "run": "run",

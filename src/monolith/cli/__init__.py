@@ -44,33 +44,34 @@ _EXIT_CODE_HELP = (
 
 
 _VERBS = {
-    "train": "train",
-    "evaluate": "trained_model",
-    "predict": "trained_model",
-    "export": "trained_model",
-    "serve": "serve:serve_models",
-    "inspect": "inspect",
-    "import-table": "exchange",
-    "export-table": "exchange",
-    "launch": "launch",
-    "ps": "ps",
-    "rebalance": "ps",
-    "probe": "ps",
-    "serve-shard": "serve_shard",
-    "dispatcher": "data_service",
-    "data-worker": "data_service",
-    "control": "control",
-    "forget": "forget",
-    "checkpoint": "checkpoint",
-    "log": "log",
-    "page": "page",
-    "rollout": "rollout",
-    "verify": "verify:verify_run",
-    "env": "env",
+    "train": ("train", "Train a model, continuing from its model_dir."),
+    "evaluate": ("trained_model", "Print the metrics of every head of a trained model."),
+    "predict": ("trained_model", "Write the predictions of a trained model as JSON lines."),
+    "export": ("trained_model", "Write a trained model as a folder that serves predictions."),
+    "serve": ("serve:serve_models", "Answer requests with exported models."),
+    "inspect": ("inspect", "Print the contents of a table, export, checkpoint or run."),
+    "import-table": ("exchange", "Import tables from Parquet or a dump of the original."),
+    "export-table": ("exchange", "Export a table as Parquet, safetensors or a dump."),
+    "launch": ("launch", "Start and supervise the processes of a job."),
+    "ps": ("ps", "Run a parameter server."),
+    "rebalance": ("ps", "Move buckets between running parameter servers."),
+    "probe": ("ps", "Check the health of a parameter server."),
+    "serve-shard": ("serve_shard", "Run an embedding shard of an export."),
+    "dispatcher": ("data_service", "Run the dispatcher of a data service."),
+    "data-worker": ("data_service", "Run a data worker of a data service."),
+    "control": ("control", "Stop, resume, save, end or look into a run that is going on."),
+    "forget": ("forget", "Remove the rows of ids from a run, and print a receipt."),
+    "checkpoint": ("checkpoint", "List, keep or remove the checkpoints of a run."),
+    "log": ("log", "Read the change log of a run."),
+    "page": ("page", "Serve one page for several replicas and runs."),
+    "rollout": ("rollout", "Split the traffic of a server between versions."),
+    "verify": ("verify:verify_run", "Check a model_dir for damaged or missing files."),
+    "env": ("env", "Print what a bug report should contain."),
 }
-"""The module of each verb, and its function if it has another name, in the order of the help.
+"""Of each verb: its module, with its function if that has another name, and the first sentence of its help. In the order of the
+help.
 
-Only the module of the verb in use is imported, to start quickly."""
+Only the module of the verb in use is imported, and none for the list of verbs, to start quickly."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,8 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     # With a callback it stays a program of verbs, even if only one is added.
     app.callback()(_options)
-    for name in arguments[:1] if arguments and arguments[0] in _VERBS else _VERBS:
-        _add(app, name)
+    if arguments and arguments[0] in _VERBS:
+        _add(app, arguments[0])
+    else:
+        for name, (_, summary) in _VERBS.items():
+            app.command(name, help=summary)(lambda: None)
     add_siguser1_handler()
     log_to_stderr()
     try:
@@ -138,7 +142,7 @@ def _options(
 
 
 def _add(app: typer.Typer, name: str) -> None:
-    module, _, function = _VERBS[name].partition(":")
+    module, _, function = _VERBS[name][0].partition(":")
     verb = getattr(importlib.import_module(f"monolith.cli.{module}"), function or name.replace("-", "_"))
     if isinstance(verb, typer.Typer):
         app.add_typer(verb)

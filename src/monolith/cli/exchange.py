@@ -173,8 +173,8 @@ def open_tables(path: str, names: Sequence[str] | None = None) -> dict[str, Embe
     With `names` only these tables are read.
     """
     from monolith.state import find_restore_point, is_complete
-    from monolith.state.storage import is_remote
     from monolith.state.tables import open_source
+    from monolith.urls import is_remote
 
     if not is_remote(path):
         if Path(path).is_file():

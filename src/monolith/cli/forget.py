@@ -23,10 +23,10 @@ from monolith.serve.follow import RunWriters
 from monolith.state.copies import CopiesOnDisk, FileCopy, SavedCopy, find_copies
 from monolith.state.forget import drop_saved, forget_saved
 from monolith.state.paths import base_name
-from monolith.state.storage import is_remote
 from monolith.train.control_server import ControlClient
 from monolith.train.forgetting import Forgotten, ForgottenTable
 from monolith.transport.tokens import read_token
+from monolith.urls import is_remote
 
 __all__ = ["forget"]
 

@@ -16,8 +16,9 @@ from monolith.serve.predictor import load
 from monolith.state import ModelDir, RestorePoint, find_restore_point, inspect_checkpoint, read_row, restore_points
 from monolith.state.inspect import CheckpointInspection
 from monolith.state.manifest import MANIFEST
-from monolith.state.storage import is_remote, open_folder
+from monolith.state.storage import open_folder
 from monolith.table import EmbeddingTable, Entries, TableConfig
+from monolith.urls import is_remote
 
 __all__ = ["inspect"]
 

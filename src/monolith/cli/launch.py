@@ -28,8 +28,8 @@ from monolith.cluster.launch.roles import Job, JobRoles, Role, ServeRoles
 from monolith.cluster.launch.supervisor import Event, EventKind, Outcome, Supervisor
 from monolith.cluster.liveness import Liveness
 from monolith.errors import ConfigError
-from monolith.state.storage import is_remote
 from monolith.transport.tokens import new_token, read_token
+from monolith.urls import is_remote
 
 __all__ = ["launch"]
 

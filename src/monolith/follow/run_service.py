@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from monolith.errors import CorruptFileError, MonolithError, StorageError, UnavailableError
-from monolith.state.storage import is_remote, open_folder
+from monolith.state.storage import open_folder
 from monolith.transport.tokens import read_secret_file, read_token
+from monolith.urls import is_remote
 
 __all__ = [
     "ADDRESS_FILE",

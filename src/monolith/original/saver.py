@@ -19,9 +19,10 @@ from monolith.state.model_dir import ModelDir, remove_assets
 from monolith.state.paths import base_name, parent_folder, reading_below
 from monolith.state.retention import CheckpointHistory
 from monolith.state.save import write_checkpoint
-from monolith.state.storage import StrPath, is_remote, open_folder, safe_name
+from monolith.state.storage import StrPath, open_folder, safe_name
 from monolith.state_bytes import State, Stateful
 from monolith.table.store import Store
+from monolith.urls import is_remote
 
 __all__ = [
     "PartialRecoverySaver",

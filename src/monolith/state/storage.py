@@ -7,7 +7,6 @@ reader may see a folder half filled. Writers therefore finish with a manifest, a
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import tempfile
@@ -16,10 +15,10 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from monolith.durable import sync_to_disk, write_durably
-from monolith.errors import CorruptFileError, InvalidArgumentError, StorageError
-from monolith.urls import StrPath, checked_location, filesystem_of, is_url
+from monolith.errors import CorruptFileError, StorageError
+from monolith.urls import StrPath, checked_location, filesystem_of, is_remote
 
-__all__ = ["FileVersion", "Folder", "LocalFolder", "RemoteFolder", "StrPath", "is_remote", "open_folder", "safe_name"]
+__all__ = ["FileVersion", "Folder", "LocalFolder", "RemoteFolder", "StrPath", "open_folder", "safe_name"]
 
 _PLAIN = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 """Names that are obviously safe, which nearly all are."""
@@ -96,20 +95,6 @@ def open_folder(path: StrPath) -> Folder:
         (b'hello', 5, None, ['a'])
     """
     return RemoteFolder(checked_location(path)) if is_remote(path) else LocalFolder(checked_location(path))
-
-
-def is_remote(path: StrPath) -> bool:
-    """Return whether `path` is a URL of another store than this machine's disks. Raises `InvalidArgumentError` for a typo.
-
-    Example:
-        >>> [is_remote(path) for path in ("model", "/data/model", "file:///data", "hdfs:/model", "s3://bucket/model")]
-        [False, False, False, True, True]
-    """
-    if "::" in os.fspath(path) and "://" in os.fspath(path):
-        raise InvalidArgumentError(
-            f"{os.fspath(path)!r}: expected a path or one URL; a chain of stores is for reading data"
-        )
-    return is_url(path)
 
 
 class LocalFolder:

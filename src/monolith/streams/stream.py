@@ -1,4 +1,4 @@
-"""What a stream is: partitions of records with offsets, as Kafka has them (`Stream`, `StreamReader`, `StreamWriter`, `Records`)."""
+"""What a stream is: partitions of records with offsets, as in Kafka (`Stream`, `StreamReader`, `StreamWriter`, `Records`)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class StreamReader(Protocol):
         partition is served in turn, so a partition with much to read does not starve the others.
 
         Raises:
-            UnavailableError: the stream cannot be reached, and waiting longer is of no use. Brokers that come back are waited for.
+            UnavailableError: the stream cannot be reached, and waiting longer is of no use. A broker that restarts is waited for.
             StreamGapError: records that were to be read next have been removed.
         """
 

@@ -26,7 +26,7 @@ from monolith.follow.run_service import (
     service_token,
     write_private,
 )
-from monolith.state.storage import is_remote, open_folder
+from monolith.state.storage import open_folder
 from monolith.table.arrays import Ids, id_array
 from monolith.table.entries import Entries
 from monolith.train.control import (
@@ -44,6 +44,7 @@ from monolith.transport.frames import Frame
 from monolith.transport.link import Link
 from monolith.transport.server import FrameServer, read_pem
 from monolith.transport.tokens import Token, new_token, reveal
+from monolith.urls import is_remote
 
 if TYPE_CHECKING:
     from monolith.train.run_feed import RunFeed

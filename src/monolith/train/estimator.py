@@ -24,7 +24,6 @@ from monolith.metrics.gauc import GAUC
 from monolith.metrics.losses import MAE, MSE, Calibration, LogLoss, NormalizedEntropy
 from monolith.metrics.metric import Metric
 from monolith.nn.heads import Head, column, sums_over_examples, total_loss
-from monolith.state.storage import is_remote
 from monolith.train.config import RunConfig
 from monolith.train.control_server import controlled
 from monolith.train.device import find_device
@@ -36,6 +35,7 @@ from monolith.train.hooks.hook import Hook, hooks_running
 from monolith.train.hooks.inspection import write_evaluation
 from monolith.train.processors import StarvationHook
 from monolith.train.trainer import DATA_ENDED, StepResult, Trainer
+from monolith.urls import is_remote
 
 if TYPE_CHECKING:
     from monolith.train.distributed.data_service import TrainingData

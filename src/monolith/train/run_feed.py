@@ -18,8 +18,8 @@ from monolith.follow.run_service import run_identity
 from monolith.log.segment_format import SegmentInfo
 from monolith.nn import dense_state_dict
 from monolith.ps.client.server_parameters import ServerOptimizer
-from monolith.state.storage import is_remote
 from monolith.train.hooks.hook import Hook
+from monolith.urls import is_remote
 
 if TYPE_CHECKING:
     from monolith.table import EmbeddingTable

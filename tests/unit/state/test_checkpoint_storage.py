@@ -13,7 +13,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from monolith import CorruptFileError, StorageError
-from monolith.state.storage import Folder, LocalFolder, is_remote, open_folder, safe_name
+from monolith.state.storage import Folder, LocalFolder, open_folder, safe_name
+from monolith.urls import is_remote
 
 
 class NoRename(MemoryFileSystem):

@@ -12,9 +12,9 @@ from monolith.cluster.scheduler import DataServicePart, schedulers_of
 from monolith.config import Config
 from monolith.errors import ConfigError
 from monolith.features.batch import Batch
-from monolith.state.storage import is_remote
 from monolith.train.distributed.config import RunnerConfig
 from monolith.transport.server import ListenConfig
+from monolith.urls import is_remote
 
 if TYPE_CHECKING:
     from monolith.dataservice import DatasetConfig

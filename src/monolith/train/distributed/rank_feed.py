@@ -13,13 +13,13 @@ from monolith.cluster.net import concat_ip_and_port, get_local_host
 from monolith.errors import StorageError
 from monolith.follow.run_service import announce_rank, forget_rank, forget_ranks
 from monolith.ranks.rank_store import RankStore
-from monolith.state.storage import is_remote
 from monolith.table.buckets import mask_of
 from monolith.train.distributed.config import ControllerConfig
 from monolith.train.run_feed import RunFeed
 from monolith.transport.calls import Answer, BasicCall, FrameCalls
 from monolith.transport.server import FrameServer
 from monolith.transport.tokens import new_token, reveal
+from monolith.urls import is_remote
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer

@@ -36,7 +36,6 @@ from monolith.ranks.process_group import all_reduce_over
 from monolith.ranks.rank_store import RankStore
 from monolith.ranks.rendezvous import DiscoveryRendezvous, Rendezvous, torchrun_rendezvous
 from monolith.ranks.socket_mesh import SocketMesh
-from monolith.state.storage import is_remote
 from monolith.train.control import Controller
 from monolith.train.control_server import controlled
 from monolith.train.distributed.barrier import RankBarrier
@@ -49,6 +48,7 @@ from monolith.train.distributed.worker import tables_of_model
 from monolith.train.hooks.hook import Hook
 from monolith.train.synchronous import SynchronousSteps
 from monolith.transport.server import is_loopback
+from monolith.urls import is_remote
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -19,10 +19,10 @@ from monolith.errors import ConfigError, WorkerLostError
 from monolith.ps.client.server_store import ServerStore
 from monolith.ps.server.parameter_server import ParameterServer, ServerConfig
 from monolith.state.model_dir import SERVERS
-from monolith.state.storage import is_remote
 from monolith.train.config import RunConfig, other_runs
 from monolith.train.distributed.config import RunnerConfig
 from monolith.train.distributed.worker import Placement, client_config
+from monolith.urls import is_remote
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer

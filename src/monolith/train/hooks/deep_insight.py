@@ -19,8 +19,8 @@ from monolith.features.batch import Batch
 from monolith.features.ids import hash_ids
 from monolith.features.ragged import Ragged
 from monolith.nn.heads import Head, column
-from monolith.state.storage import is_remote
 from monolith.train.hooks.hook import Hook
+from monolith.urls import is_remote
 
 if TYPE_CHECKING:
     from monolith.train.config import RunConfig
