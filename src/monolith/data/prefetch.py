@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,8 @@ __all__ = ["Prefetch", "PrefetchQueue", "enqueue_dicts_with_queue_return"]
 T = TypeVar("T")
 
 _END = object()
+_INTERRUPT_SECS = 0.02
+"""Seconds between two interruptions of a source whose reading is to end."""
 
 
 @runtime_checkable
@@ -106,7 +109,8 @@ class Prefetch:
 
     An exception of the source is raised here, with its own traceback, after the batches before it. `capacity` 0 reads in
     the caller's thread. With a CUDA `device` the thread pins each batch and copies it on a stream of its own. The consumer's
-    stream waits for the copy, the consumer's thread does not.
+    stream waits for the copy, the consumer's thread does not. A source that `waits` for records is always read by a thread, at
+    least one batch ahead, so that `take` can be given a timeout.
 
     `state_dict` is the source's state at the last batch handed out: batches read ahead are read again after a restart. The
     source's `state_dict` is called after every batch, so it should be cheap. The source must not be used elsewhere until
@@ -122,7 +126,9 @@ class Prefetch:
         if capacity < 0:
             raise InvalidArgumentError(f"capacity: expected 0 (no reading ahead) or more, got {capacity}")
         self._source = source
-        self._capacity = capacity
+        self.waits: bool = getattr(source, "waits", False)
+        """Whether the source may wait for records that do not exist yet."""
+        self._capacity = max(capacity, 1) if self.waits else capacity
         self._device = None if device is None else torch.device(device)
         self._reader: _Reader | None = None
         self._state = source.state_dict() if isinstance(source, _Stateful) else None
@@ -136,18 +142,38 @@ class Prefetch:
                 _await_copy(placed, ready)
                 yield placed
             return
+        while (batch := self.take()) is not None:
+            yield batch
+
+    def take(self, timeout: float | None = None) -> Any:  # noqa: ANN401 - any nested batch
+        """Return the next batch, as iterating does. None at the end of the source, after which the next call starts it again.
+
+        Only with a `capacity`, which a source that waits always has.
+
+        Raises:
+            TimeoutError: no batch came for `timeout` seconds. The next call waits again.
+        """
+        if self._capacity == 0:
+            raise InvalidArgumentError("take: with capacity 0 nothing is read ahead; iterate, or give a capacity")
         reader = self._start()
         try:
-            while (entry := reader.next()) is not None:
-                batch, self._state, ready = entry
-                if batch is _END:
-                    reader.finished = True
-                    return
-                _await_copy(batch, ready)
-                yield batch
+            entry = reader.next(timeout)
+            if entry is None:
+                return None
+            batch, self._state, ready = entry
+            if batch is _END:
+                reader.finished = True
+                return None
+            _await_copy(batch, ready)
+            return batch
         finally:
             if reader.finished:
                 self.close()
+
+    def interrupt(self) -> None:
+        """Let a read of the source that waits for records end at once."""
+        if self.waits:
+            self._source.interrupt()  # type: ignore[attr-defined]
 
     def _start(self) -> _Reader:
         if self._reader is None:
@@ -206,18 +232,23 @@ class _Reader:
     def __init__(self, source: Iterable[Any], capacity: int, device: torch.device | None) -> None:
         self.queue: PrefetchQueue[tuple[Any, Any, Any]] = PrefetchQueue(capacity)
         self.finished = False
+        self._interrupt: Callable[[], None] | None = None
+        if getattr(source, "waits", False):
+            self._interrupt = source.interrupt  # type: ignore[attr-defined]
         # A daemon, because the interpreter waits for other threads before anything could tell this one to stop.
         self._thread = threading.Thread(
             target=_read_ahead, args=(source, self.queue, device), name="monolith-prefetch", daemon=True
         )
         self._thread.start()
 
-    def next(self) -> tuple[Any, Any, Any] | None:
+    def next(self, timeout: float | None) -> tuple[Any, Any, Any] | None:
         try:
-            return self.queue.get()
+            return self.queue.get(timeout)
         except StopIteration:
             self.finished = True
             return None
+        except TimeoutError:
+            raise
         except BaseException:
             self.finished = True
             raise
@@ -226,7 +257,12 @@ class _Reader:
         self.queue.close(drop=True)
         # The garbage collector may run this inside the thread itself.
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+            until = time.monotonic() + timeout
+            while self._interrupt is not None and self._thread.is_alive() and time.monotonic() < until:
+                # Again and again: the thread may only be about to wait when it is interrupted.
+                self._interrupt()
+                self._thread.join(_INTERRUPT_SECS)
+            self._thread.join(max(0.0, until - time.monotonic()))
         return not self._thread.is_alive()
 
 

@@ -6,7 +6,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -134,11 +134,16 @@ class Source(ABC):
     """An ordered stream of batches that knows its position.
 
     Iterating continues where the last iteration stopped. At the end the source starts again, so that one `for` loop is one
-    epoch. `state_dict` is the position after the last batch handed out: a source that loads it, in this process or another,
-    continues with exactly the next batch. A source is read by one thread at a time.
+    epoch. A source that `waits` does not: it continues with what has come since. `state_dict` is the position after the last
+    batch handed out: a source that loads it, in this process or another, continues with exactly the next batch. A source is read
+    by one thread at a time.
 
     Subclasses implement `_start` and `_read`.
     """
+
+    waits: bool = False
+    """Whether a read may wait for records that do not exist yet. Such a source is read by a thread of its own (`Prefetch`), and
+    it has no end, or one that only says that nothing came for a while."""
 
     def __init__(self) -> None:
         self._shard_index, self._shard_count = 0, 1
@@ -156,7 +161,34 @@ class Source(ABC):
         for batch, behind in self._read(self._position):
             self._position = behind
             yield batch
-        self._position = self._start()
+        if not self.waits:
+            self._position = self._start()
+
+    def interrupt(self) -> None:  # noqa: B027 - a source that does not wait has nothing to do
+        """Let a read that waits for records end at once, as if the source had ended. The next read waits again.
+
+        Called by another thread than the one that reads. Does nothing in a source that does not wait.
+        """
+
+    def join_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, int | str]:
+        """Return one position from those of all shards, of which there may be another number than now.
+
+        Only of sources that `waits`: each has positions by partition, and any number of shards can load the joined one.
+        """
+        raise InvalidArgumentError(f"{type(self).__name__} has one position for each shard, which cannot be joined")
+
+    def replay(self, until: Mapping[str, Any]) -> Iterator[Batch]:
+        """Yield the records between the position of this source and the position `until`, and move there.
+
+        Only of sources that `waits`: they cut batches by time, so reading again gives other batches. A worker that was killed
+        may have trained a batch on some servers, and trains exactly its records on the others.
+
+        Raises:
+            InvalidArgumentError: `until` is before the position of this source.
+        """
+        raise InvalidArgumentError(
+            f"{type(self).__name__} gives the same batches whenever it is read: load_state_dict is enough"
+        )
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the position after the last batch handed out, as JSON values."""

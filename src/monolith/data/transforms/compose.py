@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -166,6 +166,32 @@ class Transformed:
             if num_rows(batch):
                 yield batch
 
+    @property
+    def waits(self) -> bool:
+        """Whether the source may wait for records that do not exist yet."""
+        return getattr(self._source, "waits", False)
+
+    def interrupt(self) -> None:
+        """Let a read of the source that waits for records end at once. Called by another thread."""
+        if self.waits:
+            self._source.interrupt()  # type: ignore[attr-defined]
+
+    def join_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return one position from those of all shards of a source that waits. Random numbers go on as those of the first."""
+        joined = self._source.join_state_dicts([state["source"] for state in states])  # type: ignore[attr-defined]
+        return {"source": joined, "transforms": states[0]["transforms"]}
+
+    def replay(self, until: Mapping[str, Any]) -> Iterator[Batch]:
+        """Yield the transformed records of a source that waits between its position and `until`, and move there.
+
+        A transform that draws random numbers may draw others than for the batches that these records were in.
+        """
+        for batch in self._source.replay(until["source"]):  # type: ignore[attr-defined]
+            batch = self._transform(batch)
+            if num_rows(batch):
+                yield batch
+        self._transform.load_state_dict(until["transforms"])
+
     def shard(self, index: int, count: int) -> Transformed:
         """Return the part of worker `index` of `count`, with its own random numbers."""
         if not hasattr(self._source, "shard"):
@@ -192,7 +218,7 @@ class Shuffle:
     """Mixes rows across batches: fills a buffer with `buffer_rows` rows, shuffles it, hands out the older half, and repeats.
 
     Every row comes out once. Batches have `batch_size` rows, the last one fewer. The state holds the rows in the buffer, so a
-    resumed run is the same run. It is as large as the buffer.
+    resumed run is the same run. It is as large as the buffer. Rows of a stream wait in it until so many others have come.
 
     Example:
         >>> source = [{"x": torch.arange(i, i + 2)} for i in range(0, 8, 2)]
@@ -254,6 +280,16 @@ class Shuffle:
         batch = select_rows(self._ready, torch.arange(self._given, self._given + rows))
         self._given += rows
         return batch
+
+    @property
+    def waits(self) -> bool:
+        """Whether the source may wait for records that do not exist yet."""
+        return getattr(self._source, "waits", False)
+
+    def interrupt(self) -> None:
+        """Let a read of the source that waits for records end at once. Called by another thread."""
+        if self.waits:
+            self._source.interrupt()  # type: ignore[attr-defined]
 
     def shard(self, index: int, count: int) -> Shuffle:
         """Return the part of worker `index` of `count`, with its own random numbers."""
