@@ -49,7 +49,7 @@ TREE = Path(__file__).parents[1]
 
 LAYERS = (
     "_core proto errors",
-    "config console durable process_bound state_bytes urls",
+    "config console durable optional_packages process_bound state_bytes urls",
     "table",
     "log",
     "transport",

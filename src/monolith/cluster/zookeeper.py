@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from monolith.cluster.net import concat_ip_and_port
-from monolith.cluster.optional_packages import import_extra
 from monolith.errors import ConfigError, DiscoveryError, InvalidArgumentError
+from monolith.optional_packages import import_extra
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from monolith.cluster.optional_packages import import_extra
 from monolith.console import RareWarnings
 from monolith.errors import ModelNotFoundError, MonolithError
+from monolith.optional_packages import import_extra
 from monolith.serve.repository import ModelRepository
 
 if TYPE_CHECKING:

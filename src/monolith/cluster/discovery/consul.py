@@ -21,8 +21,8 @@ from monolith.cluster.discovery.service_discovery import (
     warn_of_entry,
 )
 from monolith.cluster.net import concat_ip_and_port, split_address
-from monolith.cluster.optional_packages import import_extra
 from monolith.errors import DiscoveryError, InvalidArgumentError
+from monolith.optional_packages import import_extra
 
 __all__ = ["ConsulAgent", "ConsulEntry", "ConsulServiceDiscovery", "deregister_all"]
 

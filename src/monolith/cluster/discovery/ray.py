@@ -14,8 +14,8 @@ from typing import Any
 
 from monolith.cluster.discovery.service_discovery import ServiceDiscovery, check_entry, check_name
 from monolith.cluster.net import check_port, split_address
-from monolith.cluster.optional_packages import import_extra
 from monolith.errors import DiscoveryError, InvalidArgumentError
+from monolith.optional_packages import import_extra
 
 __all__ = ["NAMESPACE", "RayServiceDiscovery", "RaySession", "Registry", "import_ray"]
 

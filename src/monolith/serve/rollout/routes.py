@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from monolith.cluster.optional_packages import import_extra
 from monolith.config import Config
 from monolith.errors import (
     ConfigError,
@@ -20,6 +19,7 @@ from monolith.errors import (
     MonolithError,
     StorageError,
 )
+from monolith.optional_packages import import_extra
 from monolith.serve.rollout.labels import parse_labels
 from monolith.serve.rollout.plan import RolloutPlan
 from monolith.serve.rollout.router import RolloutRouter

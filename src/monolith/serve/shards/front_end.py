@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monolith.cluster.optional_packages import import_extra
 from monolith.errors import ModelNotFoundError
+from monolith.optional_packages import import_extra
 from monolith.serve.follow import RunWriters
 from monolith.serve.manifest import read_export_manifest, version_folder
 from monolith.serve.predictor import load
