@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,40 @@ def test_popularity_is_zipf() -> None:
     counts = np.sort(counts.numpy())[::-1]
     expected = 200_000 / np.arange(1, 1001) / (1 / np.arange(1, 1001)).sum()
     assert np.abs(counts[:20] / expected[:20] - 1).max() < 0.06
+
+
+def test_later_items_have_the_popularity_of_the_first() -> None:
+    config = ClickStreamConfig(items=7, popularity_exponent=1.0)
+    drawn = ClickStream(config)._catalogue.draw(np.random.default_rng(0), 400_000, 17)
+    counts = np.bincount(drawn, minlength=17)
+    assert len(counts) == 17
+    expected = 1 / np.arange(1, 8)
+    scale = counts[:7].sum() / expected.sum()
+    for generation in (counts[:7], np.sort(counts[7:14])[::-1]):
+        assert np.abs(generation / (scale * expected) - 1).max() < 0.05
+    # Of the third generation only three items exist. Each has the popularity of a rank, and no two of them the same.
+    ranks = np.rint(scale / counts[14:])
+    assert len(set(ranks)) == 3
+    assert ranks.min() >= 1
+    assert ranks.max() <= 7
+    assert np.abs(counts[14:] * ranks / scale - 1).max() < 0.05
+
+
+def test_a_late_batch_costs_no_more_memory_than_the_first() -> None:
+    stream = ClickStream(ClickStreamConfig(users=100, items=100, new_items_per_hour=1e6))
+
+    def peak(number: int) -> int:
+        tracemalloc.start()
+        try:
+            stream.batch(number)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    stream.batch(0)
+    early = peak(1)
+    assert stream.items_at(stream.config.start_time + 10**6 * 2048 / 200) > 10**9
+    assert peak(10**6) < 1.5 * early
 
 
 def test_new_items_appear_and_are_shown() -> None:

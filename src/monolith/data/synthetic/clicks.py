@@ -85,7 +85,6 @@ def mix48(values: np.ndarray, *, slot: int | np.ndarray) -> np.ndarray:
 USER_SLOT, ITEM_SLOT, CATEGORY_SLOT, TAG_SLOT = 1, 2, 3, 4
 """Slots of the v2 feature ids in the columns `user_id`, `item_id`, `category_id` and `tag_ids`."""
 
-_ITEM_BLOCK = 4096
 _TAGS = 1000
 _MAX_TAGS = 4
 
@@ -114,7 +113,7 @@ class ClickStreamConfig(Config):
     popularity_exponent: NonNegative = 1.0
     """The Zipf exponent of item popularity."""
     new_items_per_hour: NonNegative = 5_000.0
-    """Items that appear while time passes, each with the popularity of a random rank."""
+    """Items that appear while time passes. Each has the popularity of one of the first items."""
     fresh_share: float = Field(default=0.1, ge=0, le=1)
     """Share of impressions given to items of the last hour, as recommenders do to learn about them."""
     categories: _Count = 50
@@ -143,16 +142,78 @@ class _Users:
     cumulative: np.ndarray
 
 
-@dataclass(frozen=True)
-class _Items:
-    tastes: np.ndarray
-    quality: np.ndarray
-    category: np.ndarray
-    tags: np.ndarray
-    """int64 [items, 4]. An item has the first `tag_count`."""
-    tag_count: np.ndarray
-    cumulative: np.ndarray
-    """float64 [items]: running sum of popularity, so any prefix of the items can be drawn from."""
+class _Catalogue:
+    """Items, each a function of the seed and its number alone. Nothing is kept per item, so it costs nothing to have many.
+
+    The items come in generations of as many as there are at the start. In each, every popularity rank belongs to one item:
+    in the first in order, in later ones to item `(rank - shift) / step` modulo the size, with a step and shift of their own.
+    """
+
+    def __init__(self, config: ClickStreamConfig, category_tastes: np.ndarray) -> None:
+        self._config, self._category_tastes = config, category_tastes
+        popularity = np.arange(1, config.items + 1) ** -config.popularity_exponent
+        self._cumulative = np.cumsum(popularity / popularity.sum())[:-1]
+        steps = np.random.default_rng((config.seed, 4)).integers(1, max(config.items, 2), 4096)
+        steps = steps[np.gcd(steps, config.items) == 1] if config.items > 1 else steps[:1] * 0 + 1
+        self._inverse_steps = np.array([pow(step, -1, config.items) for step in steps.tolist()[:256]] or [1])
+
+    def draw(self, rng: np.random.Generator, size: int, known: int) -> np.ndarray:
+        """Draw `size` of the first `known` items by popularity: int64 [size]. The cost does not depend on `known`."""
+        items = self._draw(rng, size, known)
+        # At least half of the items of all generations are known, so few rounds draw again what is not there yet.
+        while len(missing := np.flatnonzero(items >= known)):
+            items[missing] = self._draw(rng, len(missing), known)
+        return items
+
+    def _draw(self, rng: np.random.Generator, size: int, known: int) -> np.ndarray:
+        count = self._config.items
+        ranks = np.searchsorted(self._cumulative, rng.random(size), side="right")
+        generations = rng.integers(-(-known // count), size=size)
+        if known <= count:
+            return ranks
+        hashes = self._hash(generations, 0)
+        steps = self._inverse_steps[hashes % np.uint64(len(self._inverse_steps))]
+        shifts = ((hashes >> np.uint64(32)) % np.uint64(count)).view(np.int64)
+        return generations * count + np.where(generations == 0, ranks, (ranks - shifts) % count * steps % count)
+
+    def category(self, items: np.ndarray) -> np.ndarray:
+        return (self._hash(items, 1) % np.uint64(self._config.categories)).view(np.int64)
+
+    def quality(self, items: np.ndarray) -> np.ndarray:
+        return _normal(self._hash(items, 2)) * np.float32(self._config.quality)
+
+    def tastes(self, items: np.ndarray) -> np.ndarray:
+        own = _normal(self._hash(items[:, None], np.arange(16, 16 + self._config.dim)))
+        return np.asarray((self._category_tastes[self.category(items)] + own) * np.float32(0.5**0.5))
+
+    def tags(self, items: np.ndarray) -> Ragged:
+        """Return the tags of each item. They come from the 20 of its category, so that tags say something about taste."""
+        hashes = self._hash(items, 3)
+        counts = (hashes >> np.uint64(60)).view(np.int64) % _MAX_TAGS + 1
+        choices = (hashes[:, None] >> (np.arange(_MAX_TAGS, dtype=np.uint64) * np.uint64(15))) % np.uint64(1 << 15)
+        tags = (self.category(items)[:, None] * 20 + choices.view(np.int64) % 20) % _TAGS
+        splits = np.zeros(len(items) + 1, dtype=np.int64)
+        np.cumsum(counts, out=splits[1:])
+        values = tags[np.arange(_MAX_TAGS) < counts[:, None]]
+        return Ragged(torch.from_numpy(mix48(values, slot=TAG_SLOT)), splits)
+
+    def _hash(self, numbers: np.ndarray, purpose: int | np.ndarray) -> np.ndarray:
+        """Return random bits, uint64, that depend on the seed, the number and the purpose."""
+        # Arrays, because products of scalars that overflow are reported, those of arrays are not.
+        key = np.atleast_1d(np.asarray(purpose, dtype=np.uint64)) + np.uint64(self._config.seed % 2**32 << 32)
+        bits = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key * np.uint64(0xD1342543DE82EF95)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            bits ^= bits >> np.uint64(shift)
+            bits *= np.uint64(factor)
+        bits ^= bits >> np.uint64(31)
+        return bits
+
+
+def _normal(bits: np.ndarray) -> np.ndarray:
+    """Map random bits, uint64, to numbers of mean 0 and variance 1: the sum of four uniform ones, float32."""
+    low = (bits & np.uint64(0x0000FFFF0000FFFF)) + ((bits >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF))
+    total = (low >> np.uint64(32)) + (low & np.uint64(0xFFFFFFFF))
+    return np.asarray((total.astype(np.float32) - np.float32(4 * 32767.5)) * np.float32(3**0.5 / 65536))
 
 
 class ClickStream(GeneratedSource):
@@ -186,9 +247,6 @@ class ClickStream(GeneratedSource):
     def __init__(self, config: ClickStreamConfig | None = None) -> None:
         self.config = config or ClickStreamConfig()
         super().__init__(self.config, self.config.batches)
-        # Replaced, never changed: shards are copies that share it, and may be read by threads of their own.
-        self._blocks: tuple[_Items, ...] = ()
-        self._catalogue: _Items | None = None
 
     def batch(self, number: int) -> Batch:
         """Return batch `number`, the same on every call and every machine."""
@@ -202,12 +260,9 @@ class ClickStream(GeneratedSource):
         clicked = clicked_if_seen & (delay <= config.click_window)
         event_time = config.start_time + elapsed.astype(np.int64)
         seen_in_time = -math.expm1(-config.click_window / config.click_delay)
-        catalogue = self._items(int(items.max()) + 1)
         return {
             "user_id": torch.from_numpy(mix48(users, slot=USER_SLOT)),
-            "item_id": torch.from_numpy(mix48(items, slot=ITEM_SLOT)),
-            "category_id": torch.from_numpy(mix48(catalogue.category[items], slot=CATEGORY_SLOT)),
-            "tag_ids": _tags(catalogue, items),
+            **self.item_columns(items),
             "event_time": torch.from_numpy(event_time),
             "click_time": torch.from_numpy(np.where(clicked, event_time + delay.astype(np.int64), -1)),
             "label": torch.from_numpy(clicked.astype(np.float32)),
@@ -225,23 +280,36 @@ class ClickStream(GeneratedSource):
         hours = max(event_time - self.config.start_time, 0) / 3600
         return self.config.items + int(hours * self.config.new_items_per_hour)
 
+    def item_columns(self, items: np.ndarray) -> Batch:
+        """Return the columns `item_id`, `category_id` and `tag_ids` of the items with these numbers, in order of appearance.
+
+        Example:
+            >>> columns = ClickStream().item_columns(np.array([0, 7]))
+            >>> columns["item_id"].shape, len(columns["tag_ids"])
+            (torch.Size([2]), 2)
+        """
+        return {
+            "item_id": torch.from_numpy(mix48(items, slot=ITEM_SLOT)),
+            "category_id": torch.from_numpy(mix48(self._catalogue.category(items), slot=CATEGORY_SLOT)),
+            "tag_ids": self._catalogue.tags(items),
+        }
+
     def _draw_items(self, rng: np.random.Generator, elapsed: float) -> np.ndarray:
         size, now = self.config.batch_size, self.config.start_time + elapsed
         known, fresh_from = self.items_at(now), self.items_at(now - 3600)
-        cumulative = self._items(known).cumulative[:known]
-        drawn = np.searchsorted(cumulative, rng.random(size) * cumulative[-1], side="right")
+        drawn = self._catalogue.draw(rng, size, known)
         fresh = rng.random(size) < self.config.fresh_share
         if known > fresh_from:
             drawn[fresh] = rng.integers(fresh_from, known, int(fresh.sum()))
-        return np.asarray(drawn)
+        return drawn
 
     def _probability(self, users: np.ndarray, items: np.ndarray, elapsed: float) -> np.ndarray:
-        config, catalogue = self.config, self._items(int(items.max()) + 1)
+        config, catalogue = self.config, self._catalogue
         angle = 2 * math.pi * elapsed / (3600 * config.drift_hours)
         both = self._users.tastes[users]
         taste = np.float32(math.cos(angle)) * both[:, 0] + np.float32(math.sin(angle)) * both[:, 1]
-        match = np.einsum("nd,nd->n", taste, catalogue.tastes[items])
-        logit = config.bias + self._users.inclination[users] + catalogue.quality[items] + config.taste * match
+        match = np.einsum("nd,nd->n", taste, catalogue.tastes(items))
+        logit = config.bias + self._users.inclination[users] + catalogue.quality(items) + config.taste * match
         return np.asarray(1 / (1 + np.exp(-logit)))
 
     def _rng(self, purpose: int, number: int) -> np.random.Generator:
@@ -257,47 +325,10 @@ class ClickStream(GeneratedSource):
             cumulative=np.cumsum(popularity / popularity.sum())[:-1],
         )
 
-    def _items(self, count: int) -> _Items:
-        """Return at least the first `count` items. An item's properties do not depend on `count`."""
-        catalogue = self._catalogue
-        if catalogue is None or len(catalogue.quality) < count:
-            numbers = range(len(self._blocks), -(-count // _ITEM_BLOCK))
-            blocks = (*self._blocks, *map(self._item_block, numbers))
-            self._blocks = blocks
-            fields = ("tastes", "quality", "category", "tags", "tag_count", "cumulative")
-            columns = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in fields}
-            columns["cumulative"] = np.cumsum(columns["cumulative"])
-            catalogue = self._catalogue = _Items(**columns)
-        return catalogue
-
-    def _item_block(self, number: int) -> _Items:
-        config, rng = self.config, self._rng(2, number)
-        index = np.arange(number * _ITEM_BLOCK, (number + 1) * _ITEM_BLOCK)
-        category = rng.integers(config.categories, size=_ITEM_BLOCK)
-        own = rng.standard_normal((_ITEM_BLOCK, config.dim), dtype=np.float32)
-        rank = np.where(index < config.items, index, rng.integers(config.items, size=_ITEM_BLOCK)) + 1
-        return _Items(
-            tastes=(self._category_tastes[category] + own) * np.float32(0.5**0.5),
-            quality=rng.standard_normal(_ITEM_BLOCK, dtype=np.float32) * np.float32(config.quality),
-            category=category,
-            # An item's tags come from the 20 of its category, so tags say something about taste.
-            tags=(category[:, None] * 20 + rng.integers(20, size=(_ITEM_BLOCK, _MAX_TAGS))) % _TAGS,
-            tag_count=rng.integers(1, _MAX_TAGS + 1, size=_ITEM_BLOCK),
-            cumulative=rank**-config.popularity_exponent,
-        )
-
     @cached_property
-    def _category_tastes(self) -> np.ndarray:
+    def _catalogue(self) -> _Catalogue:
         shape = (self.config.categories, self.config.dim)
-        return self._rng(3, 0).standard_normal(shape, dtype=np.float32)
-
-
-def _tags(catalogue: _Items, items: np.ndarray) -> Ragged:
-    counts = catalogue.tag_count[items]
-    present = np.arange(_MAX_TAGS) < counts[:, None]
-    splits = np.zeros(len(items) + 1, dtype=np.int64)
-    np.cumsum(counts, out=splits[1:])
-    return Ragged(torch.from_numpy(mix48(catalogue.tags[items][present], slot=TAG_SLOT)), splits)
+        return _Catalogue(self.config, self._rng(3, 0).standard_normal(shape, dtype=np.float32))
 
 
 class LateClicks(GeneratedSource):
@@ -312,7 +343,7 @@ class LateClicks(GeneratedSource):
         >>> from monolith.data.synthetic import ClickStreamConfig
         >>> config = ClickStreamConfig(batch_size=1000, impressions_per_second=10, batches=3)
         >>> [(len(batch["label"]), int(batch["label"].sum())) for batch in LateClicks(ClickStream(config))]
-        [(1051, 51), (1080, 80), (1090, 90)]
+        [(1048, 48), (1083, 83), (1104, 104)]
     """
 
     def __init__(self, stream: ClickStream) -> None:
