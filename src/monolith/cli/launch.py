@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import secrets
 import shlex
 import signal
@@ -21,10 +22,11 @@ import typer
 from rich.console import Console
 
 from monolith.cli.launch_view import JsonView, LaunchView, LinesView, TableView, event_text
-from monolith.cli.options import Json, size_in_bytes
-from monolith.cluster.launch.local import LocalRoles, OnLine
+from monolith.cli.options import Json, read_yaml, size_in_bytes
+from monolith.cluster.launch.local import ChildProcess, LocalRoles, OnLine
+from monolith.cluster.launch.parts import PartsJob
 from monolith.cluster.launch.ray import RayPlacement, RayRoles
-from monolith.cluster.launch.roles import Job, JobRoles, Role, ServeRoles
+from monolith.cluster.launch.roles import Job, JobRoles, Role, RoleKind, ServeRoles
 from monolith.cluster.launch.supervisor import Event, EventKind, Outcome, Supervisor
 from monolith.cluster.liveness import Liveness
 from monolith.errors import ConfigError
@@ -72,7 +74,8 @@ def launch(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="What each worker or rank runs: a script, a YAML file for `monolith train`, or a module.",
+            help="What each worker or rank runs: a script, a YAML file for `monolith train`, or a module. Or a YAML file with "
+            "the parts of an online loop.",
             metavar="TARGET",
         ),
     ] = None,
@@ -149,20 +152,31 @@ def launch(
     every worker succeeded, 1 if a role failed, 130 if the job was interrupted.
 
     With --serve there is no TARGET. The shards and front ends of an export run until SIGINT or SIGTERM. Front ends end first.
+
+    A YAML file with `parts` is an online loop: its commands (joiner, trainer, replica, ...) run together until SIGINT or
+    SIGTERM, or until a part that `ends` has succeeded.
     """
     where, _, address = on.partition("=")
     if where != "ray" and on != "local":
         raise ConfigError(f"--on: expected local, ray or ray=ADDRESS, got {on!r}")
     uuid = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    parts = _parts_in(target)
     limits = _liveness(
         liveness,
-        ranks=ranks is not None or serve is not None,
+        ranks=ranks is not None or serve is not None or parts is not None,
         restarts=restarts,
         restart_window_secs=restart_window,
         grace_secs=grace,
     )
-    job: JobRoles | ServeRoles
-    if serve is not None:
+    job: JobRoles | ServeRoles | PartsJob
+    if parts is not None:
+        if arguments or serve is not None or any(given is not None for given in (ps, workers, ranks, model_dir)):
+            raise ConfigError(
+                f"{target}: has the parts of an online loop; expected no arguments and no --ps, --workers, --ranks, --model-dir "
+                "or --serve: the file says what runs"
+            )
+        job = PartsJob.from_tree(parts, uuid=uuid, liveness=limits)
+    elif serve is not None:
         if target is not None or any(given is not None for given in (ps, workers, ranks)):
             raise ConfigError(
                 "--serve: expected no TARGET and no --ps, --workers or --ranks; a launch trains or serves"
@@ -193,6 +207,7 @@ def launch(
             accept_loss=accept_loss,
         )
     logs = _log_dir(log_dir, None if serve is not None else job.model_dir)
+    is_due = job.is_due if isinstance(job, PartsJob) else _always
     placement = RayPlacement(
         ps_cpus=float(ps_cpus),
         ps_memory=None if ps_memory is None else size_in_bytes(ps_memory, "--ps-memory"),
@@ -208,12 +223,15 @@ def launch(
             job.liveness,
             min_ranks=job.min_ranks if isinstance(job, JobRoles) else None,
             clock=time.monotonic,
+            is_due=is_due,
             report=events.append,
         )
         view, shown = _view(supervisor, as_json=as_json)
         # Ray prints messages about lost actors, and stdout is for our output alone.
         with shown, redirect_stdout(sys.stderr), _stopping_on_signals(supervisor.request_stop):
             view.begin(job, logs)
+            if isinstance(job, PartsJob):
+                _prepare(job, logs, view, supervisor)
             outcome = _run(supervisor, view, events, lines)
     _say_how_it_ended(outcome, supervisor, logs)
 
@@ -224,6 +242,52 @@ def _roles(
     if where == "ray":
         return RayRoles(job, logs, address=address or None, placement=placement, on_line=on_line)
     return LocalRoles(job, logs, on_line=on_line)
+
+
+def _always(role: Role) -> bool:
+    return True
+
+
+def _parts_in(target: str | None) -> dict[str, Any] | None:
+    """Return the fields of a YAML file that has the parts of an online loop. None for any other target."""
+    if target is None or not target.endswith((".yaml", ".yml")) or not Path(target).is_file():
+        return None
+    has_parts = re.search(rb"^parts\s*:", Path(target).read_bytes(), re.MULTILINE)
+    return read_yaml(target) if has_parts else None
+
+
+def _prepare(job: PartsJob, logs: Path, view: LaunchView, supervisor: Supervisor) -> None:
+    """Run the steps that prepare an online loop on this machine. A stop that is requested meanwhile ends them."""
+
+    def stopped() -> bool:
+        return supervisor.outcome.stopped is not None
+
+    for number, step in enumerate(job.prepare):
+        arguments = job.prepare_args(step)
+        if arguments is None or stopped():
+            continue
+        role, lines = Role(RoleKind.PART, number, name="prepare"), queue.SimpleQueue[str]()
+        log = logs / f"{role.file_name}.log"
+        child = ChildProcess([sys.executable, *arguments], log=log, on_line=lines.put)
+        view.event(Event(kind=EventKind.STARTED, role=role, pid=child.pid))
+        asked = False
+        while child.wait(_PAUSE_SECS) is None:
+            if stopped() and not asked:
+                asked = True
+                child.ask_to_end()
+            _show(view, role, lines)
+        _show(view, role, lines)
+        code = child.poll()
+        if code and not asked:
+            end = "".join(f"    {line}\n" for line in child.last_lines)
+            sys.stderr.write(f"error: {step.run}: exit code {code}; the end of {log}:\n{end}")
+            raise typer.Exit(1)
+
+
+def _show(view: LaunchView, role: Role, lines: queue.SimpleQueue[str]) -> None:
+    while not lines.empty():
+        view.line(role, lines.get())
+    view.refresh()
 
 
 def _run(supervisor: Supervisor, view: LaunchView, events: list[Event], lines: Lines) -> Outcome:

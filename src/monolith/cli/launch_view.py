@@ -26,6 +26,8 @@ _COLOURS = {
     RoleKind.RANK: _MANY_COLOURS,
     RoleKind.SHARD: ("magenta", "bright_magenta"),
     RoleKind.FRONT_END: _MANY_COLOURS,
+    RoleKind.PART: _MANY_COLOURS,
+    RoleKind.DRIVER: ("magenta", "bright_magenta"),
 }
 _STATE_COLOURS = {
     RoleState.RUNNING: "green",
@@ -212,7 +214,7 @@ def _duration(seconds: float) -> str:
 
 def _colour(role: Role) -> str:
     colours = _COLOURS[role.kind]
-    return colours[role.index % len(colours)]
+    return colours[(role.index + sum(role.name.encode())) % len(colours)]
 
 
 def _named(role: Role | None) -> dict[str, object]:

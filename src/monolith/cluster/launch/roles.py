@@ -34,6 +34,10 @@ class RoleKind(StrEnum):
     """Holds some of the rows of an export, for front ends."""
     FRONT_END = "front-end"
     """Answers requests, with rows from shards."""
+    PART = "part"
+    """Runs a command of an online loop until it is asked to end."""
+    DRIVER = "driver"
+    """Runs a command of an online loop that ends with it."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +47,28 @@ class Role:
     Example:
         >>> print(Role(RoleKind.PS, 1))
         ps 1
+        >>> print(Role(RoleKind.PART, 0, name="joiner", single=True))
+        joiner
     """
 
     kind: RoleKind
     index: int
+    name: str = ""
+    """What it is called, by default its kind."""
+    single: bool = False
+    """Whether it is the only one of its name, so that its number says nothing."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.index}"
+        return self._joined(" ")
 
     @property
     def file_name(self) -> str:
         """The role as part of a file's name."""
-        return f"{self.kind}-{self.index}"
+        return self._joined("-")
+
+    def _joined(self, separator: str) -> str:
+        name = self.name or str(self.kind)
+        return name if self.single else f"{name}{separator}{self.index}"
 
 
 class Job(Protocol):

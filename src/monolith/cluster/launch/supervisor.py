@@ -153,9 +153,9 @@ class Supervisor:
     """Starts, restarts and ends the roles of a job. Call `step` repeatedly until it returns True. The first call starts them.
 
     A role is restarted if it fails while the job runs, as often as `liveness` allows, unless its exit code is `WRONG_USAGE`. A
-    worker or rank has failed if its exit code is not 0. A server has failed if it ended without being asked
-    to, whatever its exit code: workers still need it. So have shards and front ends, which serve until they are asked to end. A
-    role that hangs is killed, and has failed.
+    worker or rank has failed if its exit code is not 0. A server has failed if it ended without being asked to, whatever its
+    exit code: workers still need it. So have shards, front ends and the parts of an online loop, which serve until they are
+    asked to end. A role that hangs is killed, and has failed.
 
     Ranks end together: if one fails after others have ended well, those are started again too, because it cannot make its last
     steps alone. A rank that fails for good ends the job, unless `min_ranks` others are left, rank 0 among them.
@@ -183,11 +183,24 @@ class Supervisor:
         *,
         min_ranks: int | None = None,
         clock: Callable[[], float],
+        is_due: Callable[[Role], bool] = lambda role: True,
         report: Callable[[Event], None] = lambda event: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`start` starts a role and returns at once. `report` is called with every event. `chance` draws the jitter of pauses."""
+        """Prepare to start the roles.
+
+        Args:
+            roles: in the order in which they are started.
+            start: starts a role and returns at once.
+            liveness: when a role counts as hung, and how often it is restarted.
+            min_ranks: see above.
+            clock: seconds.
+            is_due: whether a role may be started. It is asked until it says so.
+            report: called with every event.
+            chance: draws the jitter of pauses.
+        """
         self._start, self._clock, self._report, self._chance = start, clock, report, chance
+        self._is_due = is_due
         self._liveness, self._min_ranks = liveness or Liveness(), min_ranks
         self.statuses = tuple(RoleStatus(role) for role in roles)
         self._failed: Failure | None = None
@@ -213,6 +226,8 @@ class Supervisor:
         if not self._stopping and (self._stop_reason is not None or self._failed is not None):
             self._begin_to_stop()
         servers = self._of(RoleKind.PS, RoleKind.SHARD)
+        if drivers := self._of(RoleKind.DRIVER):
+            servers = [status for status in self.statuses if status not in drivers]
         workers = [status for status in self.statuses if status not in servers]
         if self._stopping:
             self._end(workers)
@@ -239,7 +254,7 @@ class Supervisor:
                 self._has_ended(status, code)
             elif status.state is RoleState.RUNNING:
                 self._kill_if_hung(status, status.process)
-        elif status.state is RoleState.WAITING and self._clock() >= status.since:
+        elif status.state is RoleState.WAITING and self._clock() >= status.since and self._is_due(status.role):
             self._start_role(status)
 
     def _note_restarts(self, status: RoleStatus, process: RoleProcess) -> None:
@@ -369,5 +384,5 @@ _REASONS = {
     WRONG_USAGE: f"exit code {WRONG_USAGE}, wrong usage, configuration or data: a restart would not help",
 }
 # They serve until they are asked to end.
-_SERVERS = (RoleKind.PS, RoleKind.SHARD, RoleKind.FRONT_END)
+_SERVERS = (RoleKind.PS, RoleKind.SHARD, RoleKind.FRONT_END, RoleKind.PART)
 _OVER = (RoleState.ENDED, RoleState.FAILED, RoleState.KILLED)
