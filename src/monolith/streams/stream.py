@@ -147,8 +147,11 @@ class Stream(Protocol):
     def reader(self) -> StreamReader:
         """Return a new reader, which `assign` gives partitions."""
 
-    def writer(self) -> StreamWriter:
-        """Return a new writer."""
+    def writer(self, partitions: Sequence[int] | None = None) -> StreamWriter:
+        """Return a new writer of all partitions, or of some. Records without a partition are divided among those.
+
+        A partition of a folder stream has one writer at a time.
+        """
 
     def last(self, partition: str) -> Records | None:
         """Return the last record of a partition, None if it is empty. A writer that continues learns here what was stored."""
