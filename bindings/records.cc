@@ -24,6 +24,7 @@ using monolith::Damage;
 using monolith::Frame;
 using monolith::Frames;
 using monolith::FramingOptions;
+using monolith::MessageOptions;
 using monolith::RecordFormat;
 using monolith::RecordHeader;
 using monolith::RecordParser;
@@ -55,18 +56,21 @@ Chunk split(nb::bytes data, std::size_t start, const FramingOptions& options, bo
   return {std::move(data), std::move(found)};
 }
 
-// Whole messages that need no framing, such as those of a queue.
-Chunk join(const std::vector<nb::bytes>& messages) {
-  std::string joined;
-  Frames found{{}, 0, 0, false};
-  for (const nb::bytes& message : messages) {
-    const std::size_t begin = joined.size();
-    joined.append(static_cast<const char*>(message.data()), message.size());
-    found.frames.push_back({begin, begin, joined.size(), 0, false, Damage::kNone});
+// The records of a queue, kept alive while they are parsed.
+struct Messages {
+  Messages(const nb::object& messages, std::size_t max_bytes, std::optional<RecordHeader> header)
+      : values(nb::tuple(messages)), options{max_bytes, header} {
+    spans.reserve(values.size());
+    for (const nb::handle value : values) {
+      if (!PyBytes_Check(value.ptr())) throw nb::type_error("messages: expected bytes");
+      spans.push_back(bytes_of(nb::borrow<nb::bytes>(value)));
+    }
   }
-  found.consumed = joined.size();
-  return {nb::bytes(joined.data(), joined.size()), std::move(found)};
-}
+
+  nb::tuple values;  // a list could be changed, and release what `spans` point to
+  MessageOptions options;
+  std::vector<std::span<const std::uint8_t>> spans;
+};
 
 template <typename T>
 OutVector<T> moved(std::vector<T>& vector) {
@@ -99,6 +103,15 @@ struct Parser {
     return nb::make_tuple(progress.frame, progress.row, progress.problem, progress.message);
   }
 
+  nb::tuple add_messages(const Messages& messages, std::size_t message, std::size_t row, std::size_t max_rows) {
+    RecordParser::Progress progress;
+    {
+      const Unlocked unlocked;
+      progress = parser.add(messages.spans, message, row, max_rows, messages.options);
+    }
+    return nb::make_tuple(progress.frame, progress.row, progress.problem, progress.message);
+  }
+
   nb::list take() {
     std::vector<ColumnData> columns = parser.take();
     nb::list taken;
@@ -121,7 +134,8 @@ void init_records(nb::module_& m) {
       .value("TF_EXAMPLE", RecordFormat::kTfExample)
       .value("EXAMPLE", RecordFormat::kExample)
       .value("EXAMPLE_BATCH", RecordFormat::kExampleBatch)
-      .value("INSTANCE", RecordFormat::kInstance);
+      .value("INSTANCE", RecordFormat::kInstance)
+      .value("JSON", RecordFormat::kJson);
   nb::enum_<monolith::Problem>(m, "Problem")
       .value("NONE", monolith::Problem::kNone)
       .value("CORRUPT", monolith::Problem::kCorrupt)
@@ -139,10 +153,21 @@ void init_records(nb::module_& m) {
       .def(
           "__init__",
           [](ColumnSpec* self, std::string name, std::string field, ColumnType type, ColumnLayout layout, std::size_t width,
-             std::optional<double> fill) {
-            new (self) ColumnSpec{std::move(name), std::move(field), type, layout, width, fill};
+             std::optional<double> fill, bool finite) {
+            new (self) ColumnSpec{std::move(name), std::move(field), type, layout, width, fill, finite};
           },
-          "name"_a, "field"_a, "type"_a, "layout"_a, "width"_a, "fill"_a.none());
+          "name"_a, "field"_a, "type"_a, "layout"_a, "width"_a, "fill"_a.none(), "finite"_a = false);
+  nb::class_<RecordHeader>(m, "RecordHeader")
+      .def(
+          "__init__",
+          [](RecordHeader* self, bool lagrangex, bool kafka_dump_prefix, bool sort_id, bool kafka_dump) {
+            new (self) RecordHeader{lagrangex, kafka_dump_prefix, sort_id, kafka_dump};
+          },
+          nb::kw_only(), "lagrangex"_a, "kafka_dump_prefix"_a, "sort_id"_a, "kafka_dump"_a);
+  nb::class_<Messages>(m, "Messages")
+      .def(nb::init<const nb::object&, std::size_t, std::optional<RecordHeader>>(), "messages"_a, nb::kw_only(), "max_bytes"_a,
+           "header"_a.none())
+      .def("__len__", [](const Messages& messages) { return messages.spans.size(); });
   nb::class_<FramingOptions>(m, "FramingOptions")
       .def(
           "__init__",
@@ -159,12 +184,13 @@ void init_records(nb::module_& m) {
       .def_prop_ro("needed", [](const Chunk& chunk) { return chunk.found.needed; })
       .def_prop_ro("lost", [](const Chunk& chunk) { return chunk.found.lost; });
   m.def("split_frames", &split, "data"_a, "start"_a, "options"_a, "last"_a);
-  m.def("join_messages", &join, "messages"_a);
   m.def("masked_crc32c", [](const nb::bytes& data) { return monolith::masked_crc32c(data.data(), data.size()); }, "data"_a);
   nb::class_<Parser>(m, "RecordParser")
       .def(nb::init<RecordFormat, bool, const std::vector<ColumnSpec>&>(), "format"_a, "by_header"_a, "columns"_a)
       .def("add", &Parser::add, "chunk"_a, "frame"_a, "row"_a, "max_rows"_a, "stride"_a,
            "(frame, row) to go on with, problem, message")
+      .def("add_messages", &Parser::add_messages, "messages"_a, "message"_a, "row"_a, "max_rows"_a,
+           "(message, row) to go on with, problem, its text")
       .def("rows", [](const Parser& parser) { return parser.parser.rows(); })
       .def("take", &Parser::take, "For each column: values, row splits, lengths of inner lists, their row splits");
 }

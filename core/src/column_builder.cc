@@ -1,6 +1,7 @@
 #include "column_builder.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace monolith {
@@ -71,9 +72,7 @@ bool ColumnBuilder::accepts(Encoding encoding) const noexcept {
 void ColumnBuilder::append(wire::Reader& reader, wire::Type type, Encoding encoding) {
   if (encoding == Encoding::kString) {
     const wire::Bytes string = wire::submessage(reader, type);
-    data_.bytes.insert(data_.bytes.end(), string.begin(), string.end());
-    ++strings_;
-    if (spec_.layout == ColumnLayout::kNested) data_.lengths.push_back(static_cast<std::int64_t>(string.size()));
+    append_string(std::string_view(reinterpret_cast<const char*>(string.data()), string.size()));
     return;
   }
   const bool packed = type == wire::kBytes;
@@ -94,6 +93,24 @@ void ColumnBuilder::append(wire::Reader& reader, wire::Type type, Encoding encod
     default:
       narrow ? append_fixed<double>(reader, packed, data_.float32) : append_fixed<double>(reader, packed, data_.float64);
   }
+}
+
+bool ColumnBuilder::append_real(double value) {
+  if (spec_.type == ColumnType::kFloat64) {
+    data_.float64.push_back(value);
+    return true;
+  }
+  // From here on numbers are nearer to 2^128 than to the largest float.
+  constexpr double kFirstTooLarge = 0x1.ffffffp127;
+  if (std::abs(value) >= kFirstTooLarge) return false;
+  data_.float32.push_back(static_cast<float>(value));
+  return true;
+}
+
+void ColumnBuilder::append_string(std::string_view string) {
+  data_.bytes.insert(data_.bytes.end(), string.begin(), string.end());
+  ++strings_;
+  if (spec_.layout == ColumnLayout::kNested) data_.lengths.push_back(static_cast<std::int64_t>(string.size()));
 }
 
 std::size_t ColumnBuilder::num_values() const noexcept {
@@ -154,7 +171,18 @@ void ColumnBuilder::end_fixed_row() {
   repair(data_.float64, spec_.type == ColumnType::kFloat64 ? row_begin_ : data_.float64.size());
 }
 
+void ColumnBuilder::require_finite() const {
+  const auto check = [this](const auto& values) {
+    for (std::size_t i = row_begin_; i < values.size(); ++i) {
+      if (!std::isfinite(values[i])) throw Mismatch{"field '" + spec_.field + "' has a value that is NaN or infinite"};
+    }
+  };
+  if (spec_.type == ColumnType::kFloat32) check(data_.float32);
+  if (spec_.type == ColumnType::kFloat64) check(data_.float64);
+}
+
 void ColumnBuilder::end_row() {
+  if (spec_.finite) require_finite();
   if (is_fixed_number()) {
     end_fixed_row();
   } else {
@@ -216,8 +244,16 @@ void ColumnBuilder::truncate(std::size_t rows) {
 }
 
 ColumnData ColumnBuilder::take() {
+  // The next batch is mostly as large as this one.
+  static constexpr std::size_t kMostReserved = std::size_t{1} << 16;
+  ColumnData next;
+  const auto reserve = [](auto& fresh, const auto& full) { fresh.reserve(std::min(full.size(), kMostReserved)); };
+  reserve(next.int64, data_.int64);
+  reserve(next.float32, data_.float32);
+  reserve(next.float64, data_.float64);
+  reserve(next.splits, data_.splits);
   rows_ = 0;
-  return std::exchange(data_, ColumnData{});
+  return std::exchange(data_, std::move(next));
 }
 
 }  // namespace monolith

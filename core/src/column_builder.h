@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "monolith/columns.h"
 #include "wire.h"
@@ -31,6 +32,9 @@ class ColumnBuilder {
   // Values of one occurrence of a field, packed or not. The column accepts the encoding.
   void append(wire::Reader& reader, wire::Type type, Encoding encoding);
   void append(std::int64_t value) { data_.int64.push_back(value); }
+  // A finite number into a column of floats. False if it is too large for float32.
+  bool append_real(double value);
+  void append_string(std::string_view string);
   // Between two of these the values appended are one inner list.
   void begin_list() { list_begin_ = num_values(); }
   void end_list() { data_.lengths.push_back(static_cast<std::int64_t>(num_values() - list_begin_)); }
@@ -53,6 +57,7 @@ class ColumnBuilder {
   void resize_values(std::size_t size);
   void fill(std::size_t count);
   void end_fixed_row();
+  void require_finite() const;
   template <typename T>
   void repeat_values(std::vector<T>& values, std::size_t begin, std::size_t times);
 

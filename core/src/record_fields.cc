@@ -56,7 +56,7 @@ Origin line_id_origin(std::string_view field) {
 }  // namespace
 
 Origin origin_of(std::string_view field, RecordFormat format) {
-  if (format == RecordFormat::kTfExample) return {};
+  if (format == RecordFormat::kTfExample || format == RecordFormat::kJson) return {};
   if (field == "label") return {Source::kLabel, 0, Encoding::kFloat, false, {}};
   if (field == "instance_weight") return {Source::kWeight, 0, Encoding::kFloat, true, {}};
   if (field == "data_source_key") return {Source::kDataSourceKey, 0, Encoding::kVarint, true, {}};

@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "column_builder.h"
 #include "feature_decoder.h"
 #include "field_names.h"
+#include "json_reader.h"
 #include "monolith/error.h"
 #include "record_fields.h"
 #include "wire.h"
@@ -99,6 +102,15 @@ wire::Bytes read_line_id(wire::Bytes feature) {
   return {};
 }
 
+// The record of a message that has a header and a length before it.
+Frame only_frame(wire::Bytes message, const MessageOptions& options) {
+  const Frames found = split_frames(message, 0, {false, *options.header, options.max_bytes}, true);
+  if (found.frames.size() != 1 || found.frames[0].damage != Damage::kNone || found.frames[0].end != message.size()) {
+    throw Mismatch{"the message is not one record with its header and length before it"};
+  }
+  return found.frames[0];
+}
+
 ColumnBuilder::Rule rule_of(Source source) {
   if (source == Source::kLabel) return ColumnBuilder::Rule::kPadWithFill;
   return source == Source::kWeight ? ColumnBuilder::Rule::kPositiveOrOne : ColumnBuilder::Rule::kExact;
@@ -118,6 +130,9 @@ struct RecordParser::Impl {
     slot_columns.fill(FieldNames::kNone);
     for (ColumnSpec& spec : specs) add_column(std::move(spec));
     found.resize(names.size());
+    columns_of_name.resize(names.size());
+    for (std::size_t i = 0; i < columns.size(); ++i) columns_of_name[columns[i].name].push_back(i);
+    seen_in.resize(names.size(), 0);
   }
 
   void add_column(ColumnSpec spec) {
@@ -216,6 +231,94 @@ struct RecordParser::Impl {
     }
   }
 
+  void read_json(wire::Bytes message) {
+    JsonReader reader(message, scratch);
+    ++json_records;
+    reader.expect('{', message.empty() ? "the record is empty" : "expected an object");
+    if (!reader.take('}')) {
+      do {
+        const std::size_t name = names.find(reader.key());
+        if (name == FieldNames::kNone) {
+          reader.skip();
+        } else {
+          append_json_field(name, reader);
+        }
+      } while (reader.take(','));
+      reader.expect('}', "expected ',' or '}' in an object");
+    }
+    reader.end();
+  }
+
+  void append_json_field(std::size_t name, JsonReader& reader) {
+    const std::vector<std::size_t>& asking = columns_of_name[name];
+    if (std::exchange(seen_in[name], json_records) == json_records) {
+      throw Mismatch{"field '" + columns[asking.front()].builder.spec().field + "' is there twice"};
+    }
+    const JsonReader::Mark value = reader.mark();
+    for (const std::size_t column : asking) {
+      reader.go_back(value);
+      append_json(columns[column].builder, reader);
+    }
+  }
+
+  // Appends the values of one field to the row that `column` has begun.
+  static void append_json(ColumnBuilder& column, JsonReader& reader) {
+    if (reader.take_null()) return;
+    const ColumnSpec& spec = column.spec();
+    if (spec.type == ColumnType::kBytes) {
+      if (spec.layout == ColumnLayout::kFixed) return append_json_string(column, reader);
+      require(reader.next() == '[', spec, "a list of strings", reader);
+      return reader.list([&] { append_json_string(column, reader); });
+    }
+    if (spec.layout == ColumnLayout::kNested) {
+      require(reader.next() == '[', spec, "a list of lists", reader);
+      return reader.list([&] {
+        require(reader.next() == '[', spec, "a list of lists", reader);
+        column.begin_list();
+        reader.list([&] { append_json_number(column, reader); });
+        column.end_list();
+      });
+    }
+    if (reader.next() != '[') return append_json_number(column, reader);
+    reader.list([&] { append_json_number(column, reader); });
+  }
+
+  static void append_json_string(ColumnBuilder& column, JsonReader& reader) {
+    require(reader.next() == '"', column.spec(), "a string", reader);
+    column.append_string(reader.string());
+  }
+
+  static void append_json_number(ColumnBuilder& column, JsonReader& reader) {
+    const bool integers = column.spec().type == ColumnType::kInt64;
+    if (reader.at_bool()) {
+      const std::int64_t value = reader.boolean();
+      integers ? column.append(value) : void(column.append_real(static_cast<double>(value)));
+      return;
+    }
+    const char* const wanted = integers ? "an integer of 64 bits" : "a number in the range of its type";
+    require(reader.at_number(), column.spec(), wanted, reader);
+    const JsonReader::Mark start = reader.mark();
+    const JsonNumber number = reader.number();
+    bool fits = false;
+    if (integers) {
+      constexpr std::uint64_t kLeast = std::uint64_t{1} << 63;
+      fits = number.integral && number.exact && (!number.negative || number.digits <= kLeast);
+      if (fits) column.append(static_cast<std::int64_t>(number.negative ? 0 - number.digits : number.digits));
+    } else {
+      const double value = number.value();
+      fits = std::isfinite(value) && column.append_real(value);
+    }
+    if (fits) return;
+    reader.go_back(start);
+    require(false, column.spec(), wanted, reader);
+  }
+
+  static void require(bool fits, const ColumnSpec& spec, const char* wanted, JsonReader& reader) {
+    if (fits) return;
+    if (reader.next() == 'N' || reader.next() == 'I') reader.skip();  // NaN and Infinity, which are damage
+    throw Mismatch{"field '" + spec.field + "': expected " + wanted + ", got " + reader.excerpt()};
+  }
+
   wire::Bytes read_row(wire::Bytes message, const FieldNumbers& numbers) {
     wire::Bytes line_id;
     for (wire::Reader reader(message); !reader.done();) {
@@ -251,6 +354,8 @@ struct RecordParser::Impl {
     wire::Bytes line_id;
     if (row_format == RecordFormat::kTfExample) {
       read_tf_example(message);
+    } else if (row_format == RecordFormat::kJson) {
+      read_json(message);
     } else {
       line_id = read_row(message, row_format == RecordFormat::kInstance ? kInstanceFields : kExampleFields);
     }
@@ -333,12 +438,43 @@ struct RecordParser::Impl {
     column.builder.end_row();
   }
 
+  // Appends the rows of a record. Returns where to go on if not behind it, or if it has a problem.
+  std::optional<Progress> add(wire::Bytes record, const Frame& frame, const Progress& at, std::size_t stride, std::size_t max_rows) {
+    const std::size_t before = rows();
+    const auto refused = [&](Problem problem, std::string message) {
+      truncate(before);
+      return Progress{at.frame + stride, 0, problem, std::move(message)};
+    };
+    try {
+      if (format == RecordFormat::kExampleBatch) {
+        const std::size_t total = parse_batch(record, at.row, max_rows - before);
+        const std::size_t row = at.row + rows() - before;
+        if (row < total) return Progress{at.frame, row, Problem::kNone, ""};
+      } else {
+        const RecordFormat by_type = frame.is_instance ? RecordFormat::kInstance : RecordFormat::kExample;
+        parse_row(record, by_header ? by_type : format, frame);
+      }
+    } catch (const wire::Malformed&) {
+      return refused(Problem::kCorrupt, "the record is not a valid message");
+    } catch (const JsonDamage& damage) {
+      return refused(Problem::kCorrupt, std::string("not JSON at byte ") + std::to_string(damage.at) + ": " + damage.what);
+    } catch (const Mismatch& mismatch) {
+      return refused(Problem::kSchema, mismatch.message);
+    }
+    return {};
+  }
+
   RecordFormat format;
   bool by_header;
   std::vector<Column> columns;
   FieldNames names;
   std::vector<wire::Bytes> found;  // by name; no data: not in this record
   std::array<std::size_t, 1024> slot_columns;
+  // Of JSON: which columns ask for a name, the last record that had it, and the last string with escapes.
+  std::vector<std::vector<std::size_t>> columns_of_name;
+  std::vector<std::uint64_t> seen_in;
+  std::uint64_t json_records = 0;
+  std::string scratch;
 };
 
 RecordParser::RecordParser(RecordFormat format, bool by_header, std::vector<ColumnSpec> columns)
@@ -350,28 +486,34 @@ std::size_t RecordParser::rows() const noexcept { return impl_->rows(); }
 
 RecordParser::Progress RecordParser::add(std::span<const std::uint8_t> data, std::span<const Frame> frames, std::size_t frame,
                                          std::size_t row, std::size_t max_rows, std::size_t stride) {
-  Impl& impl = *impl_;
-  for (; frame < frames.size() && impl.rows() < max_rows; frame += stride, row = 0) {
+  for (; frame < frames.size() && impl_->rows() < max_rows; frame += stride, row = 0) {
     const Frame& next = frames[frame];
     if (next.damage != Damage::kNone) return {frame + stride, 0, Problem::kCorrupt, explain(next.damage)};
-    const wire::Bytes message = data.subspan(next.begin, next.end - next.begin);
-    const std::size_t before = impl.rows();
-    try {
-      if (impl.format == RecordFormat::kExampleBatch) {
-        const std::size_t total = impl.parse_batch(message, row, max_rows - before);
-        row += impl.rows() - before;
-        if (row < total) return {frame, row, Problem::kNone, ""};
-      } else {
-        const RecordFormat by_type = next.is_instance ? RecordFormat::kInstance : RecordFormat::kExample;
-        impl.parse_row(message, impl.by_header ? by_type : impl.format, next);
-      }
-    } catch (const wire::Malformed&) {
-      impl.truncate(before);
-      return {frame + stride, 0, Problem::kCorrupt, "the record is not a valid message"};
-    } catch (const Mismatch& mismatch) {
-      impl.truncate(before);
-      return {frame + stride, 0, Problem::kSchema, mismatch.message};
+    std::optional<Progress> stop = impl_->add(data.subspan(next.begin, next.end - next.begin), next, {frame, row, {}, {}}, stride, max_rows);
+    if (stop) return *std::move(stop);
+  }
+  return {frame, row, Problem::kNone, ""};
+}
+
+RecordParser::Progress RecordParser::add(std::span<const std::span<const std::uint8_t>> messages, std::size_t frame, std::size_t row,
+                                         std::size_t max_rows, const MessageOptions& options) {
+  for (; frame < messages.size() && impl_->rows() < max_rows; ++frame, row = 0) {
+    wire::Bytes record = messages[frame];
+    if (record.size() > options.max_bytes) {
+      return {frame + 1, 0, Problem::kCorrupt, "the record has " + std::to_string(record.size()) + " bytes, more than max_record_bytes, " +
+                                                   std::to_string(options.max_bytes)};
     }
+    Frame own{0, 0, record.size(), 0, false, Damage::kNone};
+    if (options.header) {
+      try {
+        own = only_frame(record, options);
+      } catch (Mismatch& mismatch) {
+        return {frame + 1, 0, Problem::kCorrupt, std::move(mismatch.message)};
+      }
+      record = record.subspan(own.begin, own.end - own.begin);
+    }
+    std::optional<Progress> stop = impl_->add(record, own, {frame, row, {}, {}}, 1, max_rows);
+    if (stop) return *std::move(stop);
   }
   return {frame, row, Problem::kNone, ""};
 }

@@ -25,6 +25,8 @@ struct ColumnSpec {
   std::size_t width = 1;
   // What a missing value of a fixed column becomes; without it a record that lacks the column does not fit the schema.
   std::optional<double> fill;
+  // A record with NaN or infinity in a column of floats does not fit the schema.
+  bool finite = false;
 };
 
 // The rows of one column. Of the value vectors only that of the column's type is used; bytes of strings are concatenated.

@@ -1,5 +1,6 @@
 """Data on the way to the model: sources of batches, transforms, synthetic data, shuffling and prefetching."""
 
+from monolith.data.messages import BadMessage, MessageDecoder, MessageEncoder, decode_messages
 from monolith.data.prefetch import Prefetch, PrefetchQueue
 from monolith.data.sources.arrow import IteratorSource
 from monolith.data.sources.files import FileQueue, expand_pattern, gen_patterns
@@ -18,11 +19,14 @@ from monolith.data.sources.tables import CsvSource, ParquetSource
 from monolith.data.transforms.compose import Shuffle
 
 __all__ = [
+    "BadMessage",
     "Column",
     "CsvSource",
     "FileQueue",
     "INVALID_LABEL",
     "IteratorSource",
+    "MessageDecoder",
+    "MessageEncoder",
     "ParquetSource",
     "Prefetch",
     "PrefetchQueue",
@@ -34,6 +38,7 @@ __all__ = [
     "TFRecordSource",
     "TFRecordWriter",
     "data_source_key",
+    "decode_messages",
     "expand_pattern",
     "gen_patterns",
     "parse_records",

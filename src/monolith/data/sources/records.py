@@ -27,6 +27,7 @@ from monolith.features.batch import Batch
 
 __all__ = [
     "INVALID_LABEL",
+    "MESSAGE_DEFAULTS",
     "RecordFileSource",
     "RecordHeader",
     "RecordSource",
@@ -162,13 +163,14 @@ _FORMATS = {
     "instance": _core.RecordFormat.INSTANCE,
 }
 _LINE_ID_NUMBERS = ("uid", "req_time", "item_id", "chnid", "is_draw", "rank")
-_DEFAULTS = {
+MESSAGE_DEFAULTS = {
     "label": INVALID_LABEL,
     "instance_weight": 1.0,
     "data_source_key": 0.0,
     "line_id.sample_rate": 1.0,
     **{f"line_id.{name}": 0.0 for name in _LINE_ID_NUMBERS},
 }
+"""What a missing field of the original's messages is, for columns without a default."""
 
 
 class RecordHeader(Config):
@@ -247,7 +249,7 @@ class RecordFileSource(RecordSource):
             format=_format(format),
             framing=_core.FramingOptions(tfrecord=False, **header.model_dump(), max_record_bytes=max_record_bytes),
             by_header=header.lagrangex,
-            defaults=_DEFAULTS,
+            defaults=MESSAGE_DEFAULTS,
             compression=compression,
             max_corrupt=max_corrupt,
             drop_remainder=drop_remainder,
@@ -306,11 +308,11 @@ def parse_records(
         {'label': tensor([1.])}
     """
     checked = checked_columns(columns)
-    defaults = {} if format == "tf_example" else _DEFAULTS
+    defaults = {} if format == "tf_example" else MESSAGE_DEFAULTS
     specs = [column.to_core(None if column.shape is None else defaults.get(column.source)) for column in checked]
     parser = _core.RecordParser(_format(format), False, specs)
-    chunk = _core.join_messages(list(records))
-    frame, _, problem, message = parser.add(chunk, 0, 0, 2**62, 1)
+    messages = _core.Messages(records, max_bytes=2**62, header=None)
+    frame, _, problem, message = parser.add_messages(messages, 0, 0, 2**62)
     if problem == _core.Problem.NONE:
         return take_batch(parser, checked)
     error = CorruptFileError if problem == _core.Problem.CORRUPT else SchemaError

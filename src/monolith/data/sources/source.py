@@ -81,15 +81,18 @@ class Column(Config):
         """Return the entries of this column in a batch."""
         return (self.name, f"{self.name}.lengths") if self.nested else (self.name,)
 
-    def to_core(self, missing: float | None = None) -> _core.ColumnSpec:
-        """Return the column as the core's parser takes it. `missing` is the default of columns that have none."""
+    def to_core(self, missing: float | None = None, *, finite: bool = False) -> _core.ColumnSpec:
+        """Return the column as the core's parser takes it. `missing` is the default of columns that have none.
+
+        With `finite` a row that has NaN or infinity does not fit.
+        """
         fill = missing if self.default is None else float(self.default)
         layout, width = _core.ColumnLayout.RAGGED, 1
         if self.nested:
             layout = _core.ColumnLayout.NESTED
         elif self.shape is not None or self.dtype == "bytes":
             layout, width = _core.ColumnLayout.FIXED, math.prod(self.shape or ())
-        return _core.ColumnSpec(self.name, self.source, _TYPES[self.dtype], layout, width, fill)
+        return _core.ColumnSpec(self.name, self.source, _TYPES[self.dtype], layout, width, fill, finite)
 
     def entries(self, values: np.ndarray, splits: np.ndarray, lengths: np.ndarray, list_splits: np.ndarray) -> Batch:
         """Return batch entries from the arrays of the core's parser."""
