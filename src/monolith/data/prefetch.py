@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 
+from monolith.data.sources.source import HasLag, StreamLag
 from monolith.errors import InvalidArgumentError
 from monolith.features import Ragged
 from monolith.process_bound import ProcessBound
@@ -174,6 +175,10 @@ class Prefetch:
         """Let a read of the source that waits for records end at once."""
         if self.waits:
             self._source.interrupt()  # type: ignore[attr-defined]
+
+    def lag(self) -> StreamLag | None:
+        """Return how far reading is behind a stream. None for a source that does not know. Batches read ahead count as read."""
+        return self._source.lag() if isinstance(self._source, HasLag) else None
 
     def _start(self) -> _Reader:
         if self._reader is None:

@@ -82,6 +82,13 @@ class QueryActionHook(Hook):
 
     def before_step(self, trainer: Trainer) -> None:
         """Look for a request, if it is time."""
+        self._look(trainer)
+
+    def while_waiting(self, trainer: Trainer) -> None:
+        """Look for a request, if it is time."""
+        self._look(trainer)
+
+    def _look(self, trainer: Trainer) -> None:
         folder = self._model_dir or trainer.config.model_dir
         if folder is None or self._clock() < self._next:
             return

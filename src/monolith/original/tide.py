@@ -55,5 +55,12 @@ class TideStoppingHook(Hook):
 
     def before_step(self, trainer: Trainer) -> None:
         """Ask the clock."""
+        self._ask(trainer)
+
+    def while_waiting(self, trainer: Trainer) -> None:
+        """Ask the clock."""
+        self._ask(trainer)
+
+    def _ask(self, trainer: Trainer) -> None:
         if not self.window.contains(self._now().time()):
             trainer.request_stop(f"outside the tide window {self.window.start:%H:%M}-{self.window.end:%H:%M} UTC")

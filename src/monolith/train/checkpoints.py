@@ -350,6 +350,10 @@ class LogFlushHook(Hook):
         """Commit if it is due."""
         self._checkpoints.flush(trainer)
 
+    def while_waiting(self, trainer: Trainer) -> None:
+        """Commit what the last steps have changed, if it is due."""
+        self._checkpoints.flush(trainer)
+
 
 class TrainerSaving:
     """The saving side of a trainer that has a model_dir.

@@ -115,7 +115,7 @@ class RunConfig(Config):
     """Continue in the data where the saved run stopped. Set it to False when the next run reads other data."""
     epochs: Annotated[int, Field(ge=1)] | None = 1
     """Passes over the data. A run that has made them all is finished and makes no further step. None repeats the data until the
-    steps are made."""
+    steps are made. A stream is read once, with 1 and with None, and a later run continues with what has come since."""
     device: str | None = None
     """Device of the dense part of the model: cpu, cuda:1, tpu, or auto, the accelerator that torch finds on this machine. Tables
     stay in main memory. None leaves the model where it is."""

@@ -286,6 +286,10 @@ class Controller(Hook):
         """Do what was asked for."""
         self.serve()
 
+    def while_waiting(self, trainer: Trainer) -> None:
+        """Do what was asked for."""
+        self.serve()
+
     def before_update(self, trainer: Trainer, loss: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
         """Weights change from here on."""
         self.feed.before_update(trainer, loss, grad_norm)

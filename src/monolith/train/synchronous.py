@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from monolith.train.distributed.config import RunnerConfig
-    from monolith.train.hooks.hook import Hook
+    from monolith.train.hooks.hook import Moments
     from monolith.train.trainer import StepResult, Trainer
 
 __all__ = ["SynchronousSteps"]
@@ -199,17 +198,18 @@ class SynchronousSteps:
         else:
             self.agreement.serve(END)
 
-    def make_pass(self, ahead: Prefetch, last: int | None, before: Sequence[Hook], after: Sequence[Hook]) -> int:
+    def make_pass(self, ahead: Prefetch, last: int | None, moments: Moments) -> int:
         """Train on one pass over the data of all ranks, or until the run stops. Returns the number of examples."""
         try:
-            return self._make_pass(ahead, last, before, after)
+            return self._make_pass(ahead, last, moments)
         except BaseException as error:
             # At once: the others wait for this rank.
             self._mesh.fail(f"{type(error).__name__}: {error}")
             raise
 
-    def _make_pass(self, ahead: Prefetch, last: int | None, before: Sequence[Hook], after: Sequence[Hook]) -> int:
+    def _make_pass(self, ahead: Prefetch, last: int | None, moments: Moments) -> int:
         trainer, examples = self._trainer, 0
+        before, after = moments.before_step, moments.after_step
         stops_early = self._config.end_of_data == "stop"
         reading = PartsAhead(ahead, sees_last=stops_early)
         trainer.read_from(reading)

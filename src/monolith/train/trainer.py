@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from monolith.data.prefetch import Prefetch
+from monolith.data.sources.source import StreamLag
 from monolith.errors import InvalidArgumentError, MemoryLimitError, MonolithError
 from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.log.change_log import ChangeLog
@@ -29,13 +30,14 @@ from monolith.train.config import RunConfig
 from monolith.train.device import BatchPlacement, device_of, find_device, move_model, require_same_parameters
 from monolith.train.hooks.checkpoint import MetricSink, log_metric
 from monolith.train.hooks.deep_insight import DeepInsightHook
-from monolith.train.hooks.hook import CheckpointSaverListener, Hook, hooks_running, overriding
+from monolith.train.hooks.hook import CheckpointSaverListener, Hook, Moments, hooks_running, overriding
 from monolith.train.hooks.stop import NanGuardHook
 from monolith.train.hooks.tide import SecondOrStepTimerWithTideSetting
 from monolith.train.preconditions import is_resumable, require_limits, require_optimizer, require_scheduler
 from monolith.train.processors import use_threads
 from monolith.train.restoring import RestoreChoice, has_restore_settings, recover_servers, restore_chosen, warm_start
 from monolith.train.updates import DenseState, SparsePush, WorkerPositions
+from monolith.train.waiting import Pause, arriving, require_one_pass, waits_for_records
 
 if TYPE_CHECKING:
     from monolith.train.synchronous import SynchronousSteps
@@ -164,6 +166,7 @@ class Trainer:
         self.source_state: object = None
         """The position in the data after the last run, if its source has one."""
         self._reading: Prefetch | PartsAhead | None = None
+        self._stream: Prefetch | None = None
         self._loaded_place: object = None
         self._shares = 1
         """The `num_workers` of the run that the position in the data comes from."""
@@ -264,10 +267,14 @@ class Trainer:
         that has made all its epochs before it was restored makes no step and says so, unless `steps` asks for more. A second call
         in the same process is a new pass over its data. The trainer's own hooks, which save, come after those given to it.
 
+        A source that waits for records, such as a stream, is read once, whatever `config.epochs` says: the run ends with its
+        steps, or with a source that ends. A later run continues with what has come since.
+
         Returns:
             The global step.
         """
         require_limits(steps, max_steps)
+        require_one_pass(source, self.config.epochs)
         require_scheduler(self.scheduler)
         if self.stop_reason == DATA_ENDED:
             self.epochs = 0
@@ -281,7 +288,7 @@ class Trainer:
         try:
             with hooks_running(hooks, self, start=lambda: self._start(source)):
                 last = max_steps if steps is None else self.step + steps
-                if not self._has_finished(last, asked_for_more=bool(steps)):
+                if not self._has_finished(source, last, asked_for_more=bool(steps)):
                     self._clears_dense = False
                     self._loop(source, last, hooks)
             self._warn_of_short_data(steps)
@@ -386,6 +393,10 @@ class Trainer:
     def position(self) -> object:
         """The position of this process in its data, if the source has one."""
         return self.source_state if self._reading is None else self._reading.state_dict()
+
+    def lag(self) -> StreamLag | None:
+        """Return how far this process is behind the stream that it reads, or read last. None for other sources."""
+        return None if self._stream is None else self._stream.lag()
 
     @property
     def loaded_position(self) -> object:
@@ -555,19 +566,17 @@ class Trainer:
 
     def _warn_of_short_data(self, steps: int | None) -> None:
         if steps is not None and self.stop_reason == DATA_ENDED:
-            made = self.steps_made
-            _log.warning(
-                "the data ended after %d of the %d steps that were asked for; epochs=None repeats it", made, steps
-            )
+            made, advice = self.steps_made, "" if self._stream is not None else "; epochs=None repeats it"
+            _log.warning("the data ended after %d of the %d steps that were asked for%s", made, steps, advice)
 
-    def _has_finished(self, last: int | None, *, asked_for_more: bool) -> bool:
+    def _has_finished(self, source: Iterable[Batch], last: int | None, *, asked_for_more: bool) -> bool:
         """Whether a restored run has nothing left to do, which is then logged and becomes its `stop_reason`."""
         if last is not None and self.step >= last:
             self.request_stop(f"step {last} is reached")
             _log.warning("nothing to do: the run is at step %d of %d; to continue, raise max_steps", self.step, last)
             return True
         epochs = self.config.epochs
-        if epochs is None or self.epochs < epochs:
+        if epochs is None or self.epochs < epochs or waits_for_records(source):
             return False
         cleared = self._clears_dense
         if asked_for_more or cleared:
@@ -600,11 +609,12 @@ class Trainer:
             source.load_state_dict(place)  # type: ignore[attr-defined]
         with Prefetch(source, capacity=self.config.embedding_prefetch_capacity) as ahead:
             self._reading, self.source_state = (ahead, None) if resumable else (None, None)
+            self._stream = ahead if ahead.waits else None
             try:
-                before, after = overriding(hooks, "before_step"), overriding(hooks, "after_step")
+                moments = Moments.of(hooks)
                 while self.stop_reason is None:
                     make = self._pass if self.ranks is None else self.ranks.make_pass
-                    examples = make(ahead, last, before, after)
+                    examples = make(ahead, last, moments)
                     if self.stop_reason is None:
                         self._end_pass(source, examples, whole=not continues)
                         continues = False
@@ -630,9 +640,12 @@ class Trainer:
         if self.stop_reason == DATA_ENDED:
             self._positions.tell_end(self.epochs)
 
-    def _pass(self, ahead: Prefetch, last: int | None, before: Sequence[Hook], after: Sequence[Hook]) -> int:
+    def _pass(self, ahead: Prefetch, last: int | None, moments: Moments) -> int:
         """Train on one pass over the data, or until the run stops. Returns the number of examples."""
         examples, batches = 0, iter(ahead)
+        before, after = moments.before_step, moments.after_step
+        if ahead.waits:
+            batches = arriving(ahead, self, Pause(self, hooks=moments.while_waiting, last=last))
         while True:
             if last is not None and self.step >= last:
                 self.request_stop(f"step {last} is reached")
@@ -652,6 +665,11 @@ class Trainer:
 
     def _end_pass(self, source: Iterable[Batch], examples: int, *, whole: bool) -> None:
         """Count a pass over the data, and stop if it was the last. `whole`: it began at the first batch."""
+        if waits_for_records(source):
+            # It is read on when more has come, so its position stays.
+            self.request_stop(DATA_ENDED)
+            self._rounds += 1
+            return
         if not examples and whole:
             self._require_data(source)
         self.epochs += 1

@@ -6,7 +6,8 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,7 +20,16 @@ from monolith.errors import InvalidArgumentError
 from monolith.features import Ragged
 from monolith.features.batch import Batch
 
-__all__ = ["Column", "FileSource", "Source", "SourcePosition", "checked_columns", "nested_entries"]
+__all__ = [
+    "Column",
+    "FileSource",
+    "HasLag",
+    "Source",
+    "SourcePosition",
+    "StreamLag",
+    "checked_columns",
+    "nested_entries",
+]
 
 _TYPES = {
     "int64": _core.ColumnType.INT64,
@@ -131,6 +141,41 @@ def checked_columns(columns: Iterable[Column]) -> Sequence[Column]:
 
 SourcePosition = dict[str, int | str]
 """Where reading continues, as JSON values. Each source decides what it holds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamLag:
+    """How far the reading of a stream is behind what was written, and what it had to skip.
+
+    Example:
+        >>> print(StreamLag(records=120, seconds=0.3, bad=2))
+        lag 120 records, 0.3 s, 2 bad
+    """
+
+    records: int
+    """Records of the partitions read here that were written and not handed out yet, as far as the reader knows."""
+    seconds: float | None = None
+    """Age of the oldest of them, or of the newest record handed out if there is event time. None if that is not known."""
+    watermark: int | None = None
+    """Event time, in the unit of the source, up to which nothing is expected any more. None without event time."""
+    late: int = 0
+    """Records that came after the watermark had passed their event time, since the source was made."""
+    bad: int = 0
+    """Records that could not be used and went to the dead letters, since the source was made."""
+
+    def __str__(self) -> str:
+        known = [f"lag {self.records:,} records"]
+        if self.seconds is not None:
+            known.append(f"{self.seconds:,.1f} s")
+        return ", ".join([*known, *(f"{n:,} {what}" for n, what in ((self.late, "late"), (self.bad, "bad")) if n)])
+
+
+@runtime_checkable
+class HasLag(Protocol):
+    """A source, or something around it, that knows how far it is behind."""
+
+    def lag(self) -> StreamLag | None:
+        """Return how far reading is behind. None if that is not known, or makes no sense. Called by any thread."""
 
 
 class Source(ABC):

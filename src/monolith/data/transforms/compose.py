@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 import torch
 
+from monolith.data.sources.source import HasLag, StreamLag
 from monolith.data.transforms.rows import column_state, concat_rows, load_column, numbers_of, select_rows
 from monolith.errors import InvalidArgumentError
 from monolith.features import Batch, num_rows
@@ -176,6 +177,10 @@ class Transformed:
         if self.waits:
             self._source.interrupt()  # type: ignore[attr-defined]
 
+    def lag(self) -> StreamLag | None:
+        """Return how far the source is behind its stream. None if it does not know."""
+        return self._source.lag() if isinstance(self._source, HasLag) else None
+
     def join_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return one position from those of all shards of a source that waits. Random numbers go on as those of the first."""
         joined = self._source.join_state_dicts([state["source"] for state in states])  # type: ignore[attr-defined]
@@ -290,6 +295,10 @@ class Shuffle:
         """Let a read of the source that waits for records end at once. Called by another thread."""
         if self.waits:
             self._source.interrupt()  # type: ignore[attr-defined]
+
+    def lag(self) -> StreamLag | None:
+        """Return how far the source is behind its stream. None if it does not know."""
+        return self._source.lag() if isinstance(self._source, HasLag) else None
 
     def shard(self, index: int, count: int) -> Shuffle:
         """Return the part of worker `index` of `count`, with its own random numbers."""

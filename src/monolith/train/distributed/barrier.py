@@ -326,7 +326,13 @@ class BarrierHook(Hook):
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Come by."""
+        self._come_by(trainer)
 
+    def while_waiting(self, trainer: Trainer) -> None:
+        """Come by: a worker without data must not hold up a save of the chief."""
+        self._come_by(trainer)
+
+    def _come_by(self, trainer: Trainer) -> None:
         def arrive(action: str) -> None:
             trainer.settle()
             if action == STOP:

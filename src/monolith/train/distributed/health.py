@@ -65,6 +65,13 @@ class ServerHealthHook(Hook):
 
     def before_step(self, trainer: Trainer) -> None:
         """End the run if a server is out of memory."""
+        self._require_memory()
+
+    def while_waiting(self, trainer: Trainer) -> None:
+        """End the run if a server is out of memory."""
+        self._require_memory()
+
+    def _require_memory(self) -> None:
         if self._full:
             index, reason = next(iter(self._full.items()))
             others = f" (and servers {sorted(set(self._full) - {index})})" if len(self._full) > 1 else ""

@@ -430,6 +430,12 @@ class _Joining(Hook):
         self._recovery.continued(step=trainer.step, ranks=self._mesh.size)
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        self._let_in(trainer)
+
+    def while_waiting(self, trainer: Trainer) -> None:
+        self._let_in(trainer)
+
+    def _let_in(self, trainer: Trainer) -> None:
         if not isinstance(self._mesh, SocketMesh) or self._mesh.size == self._config.num_workers:
             return
         if time.monotonic() < self._next:

@@ -354,6 +354,13 @@ class GlobalStepHook(Hook):
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Follow the steps of the others, without waiting."""
+        self._follow(trainer)
+
+    def while_waiting(self, trainer: Trainer) -> None:
+        """Follow the steps of the others, which may reach the last one."""
+        self._follow(trainer)
+
+    def _follow(self, trainer: Trainer) -> None:
         # Never more than there are: the trainer has counted its own step, and the answer what was applied when it was given.
         trainer.step = max(trainer.step, self._client.report().step)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from monolith.train.hooks.hook import Hook
@@ -11,6 +13,9 @@ if TYPE_CHECKING:
     from monolith.train.trainer import StepResult, Trainer
 
 __all__ = ["Cached", "FetchCachedVariablesHook"]
+
+WAITING_SECS = 1.0
+"""Seconds between two fetches while no step is made."""
 
 
 class Cached(Protocol):
@@ -32,8 +37,9 @@ class FetchCachedVariablesHook(Hook):
         >>> hook = FetchCachedVariablesHook(CachedVariables(nn.Linear(1, 1)))
     """
 
-    def __init__(self, cached: Cached) -> None:
-        self._cached = cached
+    def __init__(self, cached: Cached, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cached, self._clock = cached, clock
+        self._next = 0.0
 
     def after_start(self, trainer: Trainer) -> None:
         """The first step reads what was restored."""
@@ -47,6 +53,13 @@ class FetchCachedVariablesHook(Hook):
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Let the next step read what was fetched."""
         self._cached.assign()
+
+    def while_waiting(self, trainer: Trainer) -> None:
+        """Follow what other workers train, so that the first step after a pause does not read what was there before it."""
+        if self._clock() >= self._next:
+            self._next = self._clock() + WAITING_SECS
+            self._cached.assign()
+            self._cached.fetch()
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
         """Leave the model as it was trained, and nothing under way: the connections are closed next."""

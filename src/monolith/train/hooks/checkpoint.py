@@ -167,6 +167,13 @@ class NoFirstSaveCheckpointSaverHook(Hook):
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Check the save that is being written, and start one that is due or requested."""
+        self._between_steps(trainer)
+
+    def while_waiting(self, trainer: Trainer) -> None:
+        """As after a step: a state that is not saved becomes due by time although no step follows."""
+        self._between_steps(trainer)
+
+    def _between_steps(self, trainer: Trainer) -> None:
         self._advance(trainer)
         self._serve_requests(trainer)
         if self._running is None and self.timer is not None and self.timer.should_trigger_for_step(trainer.step):

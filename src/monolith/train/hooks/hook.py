@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Self
 
 from monolith.errors import InvalidArgumentError
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from monolith.train.trainer import StepResult, Trainer
 
-__all__ = ["CheckpointSaverListener", "EverySteps", "Hook", "hooks_running", "overriding"]
+__all__ = ["CheckpointSaverListener", "EverySteps", "Hook", "Moments", "hooks_running", "overriding"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +30,9 @@ class Hook:
 
     `trainer.request_stop` ends the run: asked for in `before_step` no batch is drawn, in `after_step` the step that was made
     was the last.
+
+    On a stream, `while_waiting` of every hook is called ten times a second between `before_step` and the step, as long as no
+    record comes. What is done by time after a step belongs there too.
 
     Example:
         >>> class Patience(Hook):
@@ -45,6 +49,9 @@ class Hook:
 
     def before_step(self, trainer: Trainer) -> None:
         """A step may follow. Its batch is not drawn yet, so waiting here holds back no data."""
+
+    def while_waiting(self, trainer: Trainer) -> None:
+        """The source waits for records that do not exist yet. All steps are made and their updates applied."""
 
     def before_update(self, trainer: Trainer, loss: Tensor, grad_norm: Tensor | None) -> None:
         """Loss and gradients (after clipping) are known, no weight has changed: raise to keep it so.
@@ -92,6 +99,26 @@ def overriding(hooks: Iterable[Hook], moment: str) -> list[Hook]:
     """
     nothing = getattr(Hook, moment)
     return [hook for hook in hooks if getattr(getattr(hook, moment), "__func__", None) is not nothing]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments:
+    """The hooks of a run that do something at the moments around its steps, so that the others cost nothing.
+
+    Example:
+        >>> Moments.of([Hook()])
+        Moments(before_step=[], after_step=[], while_waiting=[])
+    """
+
+    before_step: Sequence[Hook]
+    after_step: Sequence[Hook]
+    while_waiting: Sequence[Hook]
+
+    @classmethod
+    def of(cls, hooks: Iterable[Hook]) -> Self:
+        """Return those of `hooks`, in their order."""
+        given = list(hooks)
+        return cls(**{field.name: overriding(given, field.name) for field in fields(cls)})
 
 
 @contextmanager

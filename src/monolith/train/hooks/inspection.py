@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from monolith.data.sources.source import StreamLag
 from monolith.errors import InvalidArgumentError
 from monolith.features import Ragged
 from monolith.train.hooks.hook import EverySteps, Hook
@@ -38,7 +39,8 @@ class TensorBoardHook(Hook):
     """Write curves as event files into `folder`, a point every `every_steps` steps.
 
     There are the loss per example, the gradient norm, examples per second, the AUC of each binary head over examples that the
-    model had not been trained on yet, and the rows of each table. A run without a point leaves no file.
+    model had not been trained on yet, and the rows of each table. On a stream also the lag in records and seconds, and how many
+    records were late or bad. A run without a point leaves no file.
 
     Example:
         >>> hook = TensorBoardHook("runs/ctr", every_steps=100)
@@ -64,6 +66,10 @@ class TensorBoardHook(Hook):
         for name, stats in trainer.table_stats().items():
             self._open().add_scalar(f"rows/{name}", stats.rows, result.step)
 
+    def while_waiting(self, trainer: Trainer) -> None:
+        """Write the last steps of a stream that is too slow for `every_steps`."""
+        self._progress.while_waiting(trainer)
+
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
         """Write what is left, and close."""
         if error is None:
@@ -73,7 +79,7 @@ class TensorBoardHook(Hook):
             self._writer = None
 
     def _write(self, report: ProgressReport) -> None:
-        values = {"loss": report.loss, "examples_per_second": report.examples_per_second}
+        values = {"loss": report.loss, "examples_per_second": report.examples_per_second, **_lag_values(report.lag)}
         for name, value in (values | {f"auc/{head}": auc for head, auc in report.auc.items()}).items():
             self._open().add_scalar(name, value, report.step)
 
@@ -83,6 +89,13 @@ class TensorBoardHook(Hook):
 
             self._writer = SummaryWriter(self.folder)
         return self._writer
+
+
+def _lag_values(lag: StreamLag | None) -> dict[str, float]:
+    if lag is None:
+        return {}
+    known = {} if lag.seconds is None else {"lag/seconds": lag.seconds}
+    return {"lag/records": lag.records, **known, "lag/late": lag.late, "lag/bad": lag.bad}
 
 
 def write_evaluation(folder: str | Path, metrics: Mapping[str, float], step: int) -> None:

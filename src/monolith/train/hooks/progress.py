@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from monolith.data.sources.source import StreamLag
 from monolith.metrics.auc import WindowedAUC
 from monolith.train.hooks.hook import EverySteps, Hook
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["LoggingHook", "ProgressHook", "ProgressReport", "json_lines", "rich_lines"]
 
 _log = logging.getLogger(__name__)
+
+SLOW_SECS = 10.0
+"""Seconds after which the steps made on a stream are reported, although they are fewer than those of a report."""
 
 
 class LoggingHook(Hook):
@@ -38,6 +42,7 @@ class LoggingHook(Hook):
         self.every_steps = every_steps
         self._timer, self._clock = EverySteps(every_steps), clock
         self._since, self._examples = 0.0, 0
+        self._last: StepResult | None = None
 
     def after_start(self, trainer: Trainer) -> None:
         """Say where the run starts."""
@@ -47,12 +52,27 @@ class LoggingHook(Hook):
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Log the loss, and the examples per second of this process since the last line."""
         self._examples += result.examples
-        if not self._timer.is_due(result.step):
-            return
+        self._last = result
+        if self._timer.is_due(result.step):
+            self._tell(trainer, result)
+
+    def while_waiting(self, trainer: Trainer) -> None:
+        """Log the last steps of a stream that is too slow for `every_steps`."""
+        if self._last is not None and self._clock() - self._since >= SLOW_SECS:
+            self._tell(trainer, self._last)
+
+    def _tell(self, trainer: Trainer, result: StepResult) -> None:
         now = self._clock()
         rate = self._examples / (now - self._since) if now > self._since else float("inf")
-        _log.info("step %d: loss %.6g per example, %.0f examples/s", result.step, result.mean_loss, rate)
-        self._since, self._examples = now, 0
+        lag = trainer.lag()
+        _log.info(
+            "step %d: loss %.6g per example, %.0f examples/s%s",
+            result.step,
+            result.mean_loss,
+            rate,
+            "" if lag is None else f", {lag}",
+        )
+        self._since, self._examples, self._last = now, 0, None
 
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
         """Say why the run ended."""
@@ -81,6 +101,8 @@ class ProgressReport:
     """Held by all tables."""
     memory_bytes: int
     """Resident memory of this process."""
+    lag: StreamLag | None = None
+    """How far this process is behind the stream that it reads. None for other sources."""
 
 
 class ProgressHook(Hook):
@@ -126,6 +148,11 @@ class ProgressHook(Hook):
         if self._timer.is_due(result.step):
             self._report(trainer)
 
+    def while_waiting(self, trainer: Trainer) -> None:
+        """Report the last steps of a stream that is too slow for `every_steps`."""
+        if self._losses and self._clock() - self._since >= SLOW_SECS:
+            self._report(trainer)
+
     def end(self, trainer: Trainer, error: BaseException | None) -> None:
         """Report the steps since the last report. A run that failed cannot be asked for its rows: nothing is reported."""
         if self._losses and error is None:
@@ -145,6 +172,7 @@ class ProgressHook(Hook):
                 rows=sum(table.rows for table in stats.values()),
                 table_bytes=sum(table.bytes for table in stats.values()),
                 memory_bytes=_resident_bytes(),
+                lag=trainer.lag(),
             )
         )
         self._since, self._reported, self._losses = self._clock(), self._examples, []
@@ -159,7 +187,7 @@ def json_lines(stream: TextIO) -> Callable[[ProgressReport], None]:
         ...                         rows=3, table_bytes=100, memory_bytes=1000)
         >>> json_lines(sys.stdout)(report)
         {"step": 1, "examples": 8, "examples_per_second": 80.0, "loss": 0.7, "auc": {"ctr": null}, "rows": 3, "table_bytes": 100,
-        "memory_bytes": 1000}
+        "memory_bytes": 1000, "lag": null}
     """
 
     def write(report: ProgressReport) -> None:
@@ -185,7 +213,8 @@ def rich_lines(console: Console) -> Callable[[ProgressReport], None]:
             f"[dim]step[/] {report.step:>8,}  [dim]loss[/] {report.loss:.5g}  "
             + (f"[dim]AUC[/] {aucs}  " if aucs else "")
             + f"{report.examples_per_second:>9,.0f} [dim]examples/s[/]  {report.rows:,} [dim]rows[/]  "
-            f"{report.memory_bytes / 2**20:,.0f} [dim]MiB[/]",
+            f"{report.memory_bytes / 2**20:,.0f} [dim]MiB[/]"
+            + ("" if report.lag is None else f"  [dim]{report.lag}[/]"),
             highlight=False,
             soft_wrap=True,  # a log has lines of any length
         )
