@@ -15,6 +15,7 @@ from monolith.data.sources.records import (
     parse_records,
 )
 from monolith.data.sources.source import Column, Source
+from monolith.data.sources.stream_source import StreamInput, StreamSource
 from monolith.data.sources.tables import CsvSource, ParquetSource
 from monolith.data.transforms.compose import Shuffle
 
@@ -35,6 +36,8 @@ __all__ = [
     "RecordWriter",
     "Shuffle",
     "Source",
+    "StreamInput",
+    "StreamSource",
     "TFRecordSource",
     "TFRecordWriter",
     "data_source_key",

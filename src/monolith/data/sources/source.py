@@ -6,7 +6,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -24,6 +24,7 @@ __all__ = [
     "Column",
     "FileSource",
     "HasLag",
+    "PartitionLag",
     "Source",
     "SourcePosition",
     "StreamLag",
@@ -144,6 +145,20 @@ SourcePosition = dict[str, int | str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionLag:
+    """How far the reading of one partition is behind."""
+
+    offset: int
+    """Of the next record to be handed out."""
+    end: int
+    """Offset of the next record that will be written, as far as the reader knows."""
+    records: int
+    """Records between the two. A broker may have removed some of them."""
+    newest_event_time: int | None = None
+    """Of the records handed out, in milliseconds since 1970."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StreamLag:
     """How far the reading of a stream is behind what was written, and what it had to skip.
 
@@ -155,19 +170,27 @@ class StreamLag:
     records: int
     """Records of the partitions read here that were written and not handed out yet, as far as the reader knows."""
     seconds: float | None = None
-    """Age of the oldest of them, or of the newest record handed out if there is event time. None if that is not known."""
+    """Age of the newest record handed out, of the partition that is most behind. 0 if there are no such records. None if the
+    age is not known."""
     watermark: int | None = None
-    """Event time, in the unit of the source, up to which nothing is expected any more. None without event time."""
+    """Event time in milliseconds since 1970, up to which nothing is expected any more. None if it is not known."""
+    newest_event_time: int | None = None
+    """Of the records handed out, in milliseconds since 1970."""
     late: int = 0
     """Records that came after the watermark had passed their event time, since the source was made."""
     bad: int = 0
     """Records that could not be used and went to the dead letters, since the source was made."""
+    lost: int = 0
+    """Records that were removed from the stream before they were read, since the source was made. Only with `on_gap="skip"`."""
+    partitions: Mapping[str, PartitionLag] = field(default_factory=dict)
+    """The same of each partition."""
 
     def __str__(self) -> str:
         known = [f"lag {self.records:,} records"]
         if self.seconds is not None:
             known.append(f"{self.seconds:,.1f} s")
-        return ", ".join([*known, *(f"{n:,} {what}" for n, what in ((self.late, "late"), (self.bad, "bad")) if n)])
+        counts = ((self.late, "late"), (self.bad, "bad"), (self.lost, "lost"))
+        return ", ".join([*known, *(f"{n:,} {what}" for n, what in counts if n)])
 
 
 @runtime_checkable
