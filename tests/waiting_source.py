@@ -51,15 +51,28 @@ class WaitingSource(Source):
         return {"partitions": "{}"}
 
     def load_state_dict(self, state: dict[str, int | str]) -> None:  # type: ignore[override]
+        own = (self._shard_index, self._shard_count)
+        assert (state["shard_index"], state["shard_count"]) in (own, (0, 1)), "the position of another shard"
         mine = {str(n) for n in self._mine()}
         known = {n: at for n, at in json.loads(str(state["partitions"])).items() if n in mine}
         self._position = {"partitions": json.dumps(known)}
 
     def join_state_dicts(self, states: list[dict[str, int | str]]) -> dict[str, int | str]:
+        shards = {(state["shard_index"], state["shard_count"]) for state in states}
+        assert any({(index, count) for index in range(count)} <= shards for _, count in shards), "a shard is missing"
         joined: dict[str, int] = {}
         for state in states:
             joined |= json.loads(str(state["partitions"]))
-        return {**states[0], "partitions": json.dumps(joined)}
+        return {"partitions": json.dumps(joined), "shard_index": 0, "shard_count": 1}
+
+    def replay(self, until: dict[str, int | str]) -> Iterator[Batch]:  # type: ignore[override]
+        at = {int(n): offset for n, offset in json.loads(str(self._position["partitions"])).items()}
+        for name, end in json.loads(str(until["partitions"])).items():
+            assert int(name) in self._mine()
+            ids = self.records[int(name)][at.get(int(name), 0) : end]
+            if ids:
+                yield {"id": torch.tensor(ids), "label": torch.ones(len(ids))}
+        self.load_state_dict(until)
 
     def _read(self, position: SourcePosition) -> Iterator[tuple[Batch, SourcePosition]]:
         at = {int(n): offset for n, offset in json.loads(str(position["partitions"])).items()}

@@ -32,7 +32,7 @@ class StepPlan:
     parts: tuple[int, ...]
     """Batches of each rank in this step: forward and backward passes that it makes."""
     ended: tuple[bool, ...]
-    """Whether the data of each rank has ended."""
+    """Whether the data of each rank has ended. Without parts and not ended, it waits for records."""
     last: bool = False
     """Whether some rank has no more data after this step."""
     stops: dict[int, str]
@@ -44,6 +44,11 @@ class StepPlan:
     def is_over(self) -> bool:
         """Whether no rank has data left."""
         return all(self.ended)
+
+    @property
+    def waits(self) -> bool:
+        """Whether no rank has a batch, and some wait for records: there is nothing to make a step with."""
+        return not any(self.parts) and not self.is_over
 
     @property
     def total_rows(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
+from monolith.data.sources.source import HasLag, StreamLag
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch
 
@@ -17,6 +18,7 @@ __all__ = [
     "ShardBatches",
     "ShardsInTurn",
     "join_positions",
+    "joined_position",
     "shards_of_position",
 ]
 
@@ -55,6 +57,11 @@ class _Shard:
     def position(self) -> dict[str, Any]:
         own = {"batches": self.batches, "ended": self.ended}
         return own if not _has_position(self.source) else {**own, "state": self.source.state_dict()}  # type: ignore[attr-defined]
+
+    def load_arrived(self, state: object) -> None:
+        """Continue from a position of a source that waits: that it had ended does not mean that nothing has come since."""
+        self._reading, self.batches, self.ended = None, 0, False
+        self.source.load_state_dict(state)  # type: ignore[attr-defined]
 
     def load(self, position: Mapping[str, Any]) -> None:
         self._reading, self.batches, self.ended = None, int(position["batches"]), bool(position["ended"])
@@ -109,6 +116,9 @@ class DataShards:
         numbers = range(rank, shards, ranks)
         if not numbers:
             _log.warning("rank %d of %d has no data: there are %d data shards for life", rank, ranks, shards)
+        self.waits = bool(getattr(source, "waits", False))
+        """Whether a read may wait for records that do not exist yet."""
+        self._whole = source
         self._shards = {n: _Shard(source.shard(n, shards) if divides else source) for n in numbers}  # type: ignore[attr-defined]
         self.resumable = all(_has_position(shard.source) for shard in self._shards.values())
         """Whether the position of all shards is known."""
@@ -121,6 +131,16 @@ class DataShards:
             if not parts:
                 return
             yield parts
+
+    def interrupt(self) -> None:
+        """Let a read that waits for records end at once. Called by another thread."""
+        for shard in self._shards.values():
+            shard.source.interrupt()  # type: ignore[attr-defined]
+
+    def lag(self) -> StreamLag | None:
+        """Return how far this rank is behind its part of a stream. None if that is not known."""
+        sources = [shard.source for shard in self._shards.values()]
+        return sources[0].lag() if len(sources) == 1 and isinstance(sources[0], HasLag) else None
 
     def _together(self) -> ShardBatches:
         drawn = ((number, shard.next()) for number, shard in self._shards.items() if not shard.ended)
@@ -143,8 +163,17 @@ class DataShards:
         return {_SHARDS: self.shards, "positions": {number: s.position() for number, s in self._shards.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the positions of all shards, those of this rank among them."""
+        """Continue from the positions of all shards, those of this rank among them.
+
+        The position of a source that waits may be that of another number of shards, or of a run that did not divide it.
+        """
         saved = shards_of_position(state)
+        if self.waits:
+            own = saved == self.shards and all(number in state["positions"] for number in self._shards)
+            joined = None if own else joined_position(self._whole, state)
+            for number, shard in self._shards.items():
+                shard.load_arrived(state["positions"][number]["state"] if own else joined)
+            return
         if saved is None:
             raise InvalidArgumentError(
                 "the position in the data was saved by a run whose data was not divided into shards: ranks cannot go on there. "
@@ -216,6 +245,22 @@ class PartsAhead:
         self._taken: dict[str, Any] = ahead.state_dict()
         self._reading: Iterator[ShardBatches] | None = iter(ahead)
 
+    def peek_arrived(self, timeout: float) -> ShardBatches | None:
+        """Return the parts of the next step of a source that waits, nothing if none come for `timeout` seconds.
+
+        None at the end of the pass. `ahead` must be a `Prefetch`.
+        """
+        if not self._drawn and self._reading is not None:
+            try:
+                parts = self._ahead.take(timeout)
+            except TimeoutError:
+                return []
+            if parts is None:
+                self._reading = None
+            else:
+                self._drawn.append((parts, self._ahead.state_dict()))
+        return self.peek() if self._drawn or self._reading is None else []
+
     def peek(self) -> ShardBatches | None:
         """Return the parts of the next step. None at the end of the pass."""
         while len(self._drawn) < self._depth and self._reading is not None:
@@ -263,6 +308,20 @@ class DataStart:
             self._state = deepcopy(data.state_dict())  # type: ignore[attr-defined]
         else:
             data.load_state_dict(deepcopy(self._state))  # type: ignore[attr-defined]
+
+
+def joined_position(source: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401 - a source that waits
+    """Return the position of a whole source that waits, given that of a run of ranks or of one process.
+
+    Example:
+        >>> joined_position(None, {"partitions": "{}"})
+        {'partitions': '{}'}
+    """
+    if shards_of_position(state) is None:
+        return state
+    shards: list[Mapping[str, Any]] = [position["state"] for position in state["positions"].values()]
+    joined: Mapping[str, Any] = source.join_state_dicts(shards)
+    return joined
 
 
 def shards_of_position(state: object) -> int | None:

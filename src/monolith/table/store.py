@@ -66,6 +66,8 @@ class WorkerProgress:
     """The position of whatever has had the fewest batches of an earlier incarnation. None if there was none."""
     last_batch: int = 0
     """The last batch that any of them has had."""
+    ahead: tuple[Position, ...] = ()
+    """The positions of those that have had more than `behind`, rising: batches that others have not had."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from monolith.ranks.row_exchange import GradientPart
 from monolith.ranks.states import broadcast_state, gather_states
 from monolith.table.store import Position
 from monolith.train.processors import use_threads
+from monolith.train.waiting import Pause, waits_for_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +38,8 @@ START, END = "start", "end"
 """What ranks other than the chief wait for: that it has restored, and that it has ended its run."""
 
 _log = logging.getLogger(__name__)
+IDLE_SECS = 0.02
+"""Seconds that each rank waits for a batch while none of them has one."""
 _NEWS_SECS = 10.0
 """Seconds after an error of torch within which the mesh notices too that a rank has ended."""
 # What every rank is told about each part of a step, before the squares of the tables.
@@ -78,6 +81,7 @@ class SynchronousSteps:
         self._state: dict[str, object] | None = None
         self._joined: object = None
         self._data: tuple[object, DataShards] | None = None
+        self._waits = False
         agreement.actions.update(
             {"settle": self._settle_here, "positions": self._gather_positions, "state": self._share_state}
         )
@@ -121,6 +125,19 @@ class SynchronousSteps:
                 f"RunnerConfig.micro_batches: expected a multiple of the {self._mesh.size} ranks, got {config.micro_batches}"
             )
 
+    def _require_stream_possible(self, source: Iterable[Batch]) -> None:
+        what = f"a {type(source).__name__}, which waits for records"
+        if self._config.micro_batches is not None:
+            raise ConfigError(
+                f"RunnerConfig.micro_batches: cannot be used with {what}: its batches are cut by time, so that results depend on "
+                "it in any case. Leave it unset"
+            )
+        if self._dense.reduced_by_torch and self._mesh.size > 1:
+            raise ConfigError(
+                f"source: with {what}, no part of the model can be in DistributedDataParallel: a rank without a batch makes no "
+                "backward pass, in which torch would wait for it"
+            )
+
     @property
     def is_chief(self) -> bool:
         """Whether this rank restores and saves."""
@@ -131,11 +148,17 @@ class SynchronousSteps:
     def divided(self, source: Iterable[Batch], position: object) -> Iterable[Batch]:
         """Return the data of this rank, which `make_pass` reads.
 
-        The number of shards is that of the run whose `position` was restored, if neither of the settings says another one.
+        The number of shards is that of the run whose `position` was restored, if neither of the settings says another one. A
+        source that waits has one for each rank: its position does not depend on their number.
         """
         config = self._config
         if self._data is None or self._data[0] is not source:
-            shards = config.micro_batches or config.data_shards or shards_of_position(position) or self._mesh.size
+            self._waits = waits_for_records(source)
+            if self._waits:
+                self._require_stream_possible(source)
+                shards = self._mesh.size
+            else:
+                shards = config.micro_batches or config.data_shards or shards_of_position(position) or self._mesh.size
             own = DataShards(
                 source,
                 shards=shards,
@@ -210,22 +233,32 @@ class SynchronousSteps:
     def _make_pass(self, ahead: Prefetch, last: int | None, moments: Moments) -> int:
         trainer, examples = self._trainer, 0
         before, after = moments.before_step, moments.after_step
-        stops_early = self._config.end_of_data == "stop"
+        # How much each rank gets of a stream is chance: one whose part has ended must not cut off the others.
+        stops_early = self._config.end_of_data == "stop" and not ahead.waits
         reading = PartsAhead(ahead, sees_last=stops_early)
         trainer.read_from(reading)
+        pause = Pause(trainer, hooks=moments.while_waiting, last=last) if ahead.waits else None
+        patience = IDLE_SECS
         while True:
             if last is not None and trainer.step >= last:
                 trainer.request_stop(f"step {last} is reached")
             if trainer.stop_reason is None:
                 for hook in before:
                     hook.before_step(trainer)
-            plan, parts = self._agree(reading)
+            plan, parts = self._agree(reading, patience if ahead.waits else None)
+            if pause is not None:
+                # Only while all ranks wait: one that has nothing must not delay those that have.
+                patience = IDLE_SECS if plan.waits else 0.0
+                if plan.waits and not plan.stops:
+                    self._pause(pause)
+                    continue
+                pause.over()
             over = plan.is_over or (stops_early and any(plan.ended))
             if plan.stops or over:
                 self.agreement.step_ended()
                 self._stop(plan) if plan.stops else self._tell_end(plan)
                 return examples
-            if trainer.steps_made == 0 and plan.ended[self._mesh.rank]:
+            if trainer.steps_made == 0 and plan.ended[self._mesh.rank] and pause is None:
                 self._tell_idle()
             if parts:
                 reading.take()
@@ -241,15 +274,25 @@ class SynchronousSteps:
                 self._tell_end(plan)
                 return examples
 
-    def _agree(self, reading: PartsAhead) -> tuple[StepPlan, ShardBatches]:
+    def _pause(self, pause: Pause) -> None:
+        """What all ranks do while none of them has a batch."""
+        with self.agreement.acting():
+            self._trainer.settle(here=True)
+        self.agreement.step_ended()
+        pause.tick()
+
+    def _agree(self, reading: PartsAhead, patience: float | None = None) -> tuple[StepPlan, ShardBatches]:
+        """Agree on the next step. `patience` is how many seconds to wait for a batch of a source that waits."""
         trainer = self._trainer
         # A rank that stops draws no batch.
-        drawn = (reading.peek() if trainer.stop_reason is None else None) or []
-        parts = [(number, as_batch(batch)) for number, batch in drawn]
+        drawn: ShardBatches | None = None
+        if trainer.stop_reason is None:
+            drawn = reading.peek() if patience is None else reading.peek_arrived(patience)
+        parts = [(number, as_batch(batch)) for number, batch in drawn or ()]
         plan = self.agreement.next_step(
             rows=sum(num_rows(batch) for _, batch in parts),
             parts=len(parts),
-            ended=not parts,
+            ended=not drawn and (drawn is None or patience is None),
             last=reading.is_last,
             stop=trainer.stop_reason,
             interrupted=trainer.interrupted is not None,
@@ -280,7 +323,8 @@ class SynchronousSteps:
     def end_pass(self, ahead: Prefetch, source: Iterable[Batch]) -> None:
         """Let the next pass begin with the first batch of every shard."""
         ahead.close()
-        cast("DataShards", source).restart()
+        if not self._waits:
+            cast("DataShards", source).restart()
 
     def drain(self) -> None:
         """Apply what waits for the next step when there is none. All ranks do it together."""
@@ -395,7 +439,7 @@ class SynchronousSteps:
         """Begin to look up the rows of the next batch, which so lack the update of this step. All ranks do it, or none."""
         if not self._config.enable_pipelined_fwda2a or self._store is None:
             return
-        following = reading.peek()
+        following = reading.peek_arrived(0.0) if self._waits else reading.peek()
         for collection in self._collections:
             if not following:
                 self._store.prefetch(())

@@ -15,13 +15,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from monolith.data.prefetch import Prefetch
 from monolith.data.sources.source import StreamLag
+from monolith.data.transforms.rows import concat_rows
 from monolith.errors import InvalidArgumentError, MemoryLimitError, MonolithError
 from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.log.change_log import ChangeLog
 from monolith.nn import auxiliary_loss, clip_grads_, dense_state_dict, embedding_collections
 from monolith.nn.heads import Head, column, heads_of, logits_by_head, sums_over_examples, total_loss
 from monolith.nn.layers.mlp import HasAuxiliaryLoss
-from monolith.ranks.data_shards import PartsAhead, ShardsInTurn, shards_of_position
+from monolith.ranks.data_shards import PartsAhead, ShardsInTurn, joined_position, shards_of_position
 from monolith.state.model_dir import ModelDir
 from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Position, Store
@@ -36,7 +37,7 @@ from monolith.train.hooks.tide import SecondOrStepTimerWithTideSetting
 from monolith.train.preconditions import is_resumable, require_limits, require_optimizer, require_scheduler
 from monolith.train.processors import use_threads
 from monolith.train.restoring import RestoreChoice, has_restore_settings, recover_servers, restore_chosen, warm_start
-from monolith.train.updates import DenseState, SparsePush, WorkerPositions
+from monolith.train.updates import DenseState, SparsePush, WorkerPositions, decoded_position
 from monolith.train.waiting import Pause, arriving, require_one_pass, waits_for_records
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ class Trainer:
         """The position in the data after the last run, if its source has one."""
         self._reading: Prefetch | PartsAhead | None = None
         self._stream: Prefetch | None = None
+        self._unfinished: tuple[Position, ...] = ()
         self._loaded_place: object = None
         self._shares = 1
         """The `num_workers` of the run that the position in the data comes from."""
@@ -560,6 +562,7 @@ class Trainer:
         place = self._positions.begin(self.stores, resume=resume)
         if place is not None:
             self._positions.batches, self._loaded_place = place.batches, place.state
+            self._unfinished = place.ahead
             self.epochs = place.epochs if self._resumes else 0
         self.step += max(0, self._positions.batches - before)
         return place is not None
@@ -600,6 +603,8 @@ class Trainer:
         place, self._loaded_place = self._loaded_place, None
         if self.ranks is not None:
             source = self.ranks.divided(source, place)
+        elif waits_for_records(source) and isinstance(place, Mapping):
+            place = joined_position(source, place)
         elif (shards := shards_of_position(place)) is not None and self.num_workers == 1:
             _log.info("the position is that of a run of ranks: the data is read in their %d shards, in turn", shards)
             source = ShardsInTurn(source, shards=shards)
@@ -607,11 +612,14 @@ class Trainer:
         continues = place is not None and resumable
         if continues:
             source.load_state_dict(place)  # type: ignore[attr-defined]
+        moments = Moments.of(hooks)
+        if waits_for_records(source):
+            unfinished, self._unfinished = self._unfinished, ()
+            self._repeat(source, unfinished, moments)
         with Prefetch(source, capacity=self.config.embedding_prefetch_capacity) as ahead:
             self._reading, self.source_state = (ahead, None) if resumable else (None, None)
             self._stream = ahead if ahead.waits else None
             try:
-                moments = Moments.of(hooks)
                 while self.stop_reason is None:
                     make = self._pass if self.ranks is None else self.ranks.make_pass
                     examples = make(ahead, last, moments)
@@ -637,8 +645,36 @@ class Trainer:
         if self.ranks is not None and resumable and self.source_state is not None:
             # Batches that were shown and not trained are the next ones.
             source.load_state_dict(self.source_state)  # type: ignore[attr-defined]
-        if self.stop_reason == DATA_ENDED:
+        if self.stop_reason == DATA_ENDED and not waits_for_records(source):
             self._positions.tell_end(self.epochs)
+
+    def _repeat(self, source: Iterable[Batch], unfinished: Sequence[Position], moments: Moments) -> None:
+        """Train the records that an earlier incarnation of this worker has trained on some servers and not on others.
+
+        The servers that have had them skip them. Reading on would cut other batches, and count some records twice.
+        """
+        for position in unfinished:
+            if position.state is None:
+                raise InvalidArgumentError(
+                    f"source: batch {position.batches} of this worker is on some servers only, and the position behind it is not "
+                    "known; start from a checkpoint, or with RunConfig(resume_data=False) accept that some records count twice"
+                )
+            batches = list(source.replay(decoded_position(position.state)))  # type: ignore[attr-defined]
+            _log.info(
+                "batch %d of this worker was interrupted: its %d records are trained again where they are missing",
+                position.batches,
+                sum(map(num_rows, batches)),
+            )
+            if not batches:
+                self._positions.skip(position)
+                continue
+            for hook in moments.before_step:
+                hook.before_step(self)
+            self._position = self._positions.repeat(position)
+            result = self.train_step(concat_rows([as_batch(batch) for batch in batches]))
+            self.steps_made += 1
+            for hook in moments.after_step:
+                hook.after_step(self, result)
 
     def _pass(self, ahead: Prefetch, last: int | None, moments: Moments) -> int:
         """Train on one pass over the data, or until the run stops. Returns the number of examples."""

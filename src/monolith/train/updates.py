@@ -34,7 +34,7 @@ from monolith.table.store import MAX_POSITION, Position, Store
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
 
-__all__ = ["DenseState", "ResumePoint", "SparsePush", "WorkerPositions"]
+__all__ = ["DenseState", "ResumePoint", "SparsePush", "WorkerPositions", "decoded_position"]
 
 _log = logging.getLogger(__name__)
 
@@ -299,6 +299,8 @@ class ResumePoint:
     """State of its source. None: at the beginning."""
     epochs: int = 0
     """Complete passes over the data."""
+    ahead: tuple[Position, ...] = ()
+    """Batches that some servers have had and others have not, rising. A source that cuts its batches by time repeats them."""
 
 
 class WorkerPositions:
@@ -351,8 +353,16 @@ class WorkerPositions:
         if last.state is None and last.batches and not last.ended:
             _log.warning("the source of this worker has no position to resume from: its data starts from the beginning")
             return None
-        state = None if last.state is None else _decoded(last.state)
-        return ResumePoint(batches=last.batches, state=state, epochs=last.epochs)
+        state = None if last.state is None else decoded_position(last.state)
+        ahead = {
+            one.batches: one for _, progress in known for one in (progress.behind, *progress.ahead) if one is not None
+        }
+        return ResumePoint(
+            batches=last.batches,
+            state=state,
+            epochs=last.epochs,
+            ahead=tuple(ahead[batch] for batch in sorted(ahead) if batch > last.batches),
+        )
 
     def tell(self, state: State, epochs: int = 0) -> Position | None:
         """The position of the batch that is trained now: the state of its source behind it, and the passes before this one."""
@@ -372,6 +382,17 @@ class WorkerPositions:
                 # Data that cannot be resumed ends with every batch: a successor counts on, and takes what comes.
                 self._current = Position(batches=self.batches, ended=True, epochs=epochs)
         return self._current
+
+    def repeat(self, position: Position) -> Position:
+        """Return `position` as that of the batch that is trained now, which an earlier incarnation did not finish."""
+        self.batches = position.batches
+        self._current = Position(batches=position.batches, state=position.state, epochs=position.epochs)
+        return self._current
+
+    def skip(self, position: Position) -> None:
+        """Let the servers that have not had the batch of `position` count it: nothing is left of it to train."""
+        for store in self._stores:
+            store.apply([], position=self.repeat(position))
 
     def tell_end(self, epochs: int = 1) -> None:
         """The data has ended after `epochs` passes: a successor that is to make as many has nothing left to do."""
@@ -395,5 +416,11 @@ def _encoded(state: State) -> str | None:
     return None if packed.tensors or len(text) > MAX_POSITION else text
 
 
-def _decoded(text: str) -> State:
+def decoded_position(text: str) -> State:
+    """Return the state of a source from a position on servers.
+
+    Example:
+        >>> decoded_position(_encoded({"file": 2}))
+        {'file': 2}
+    """
     return unpack_state(text.encode(), _NO_TENSORS, "the position of a worker")

@@ -75,11 +75,11 @@ class Pause:
         self._since: float | None = None
         self._told = 0.0
 
-    def tick(self, *, here: bool = False) -> None:
-        """Do it once. With `here` this rank of a run does its part of what all ranks do now."""
+    def tick(self) -> None:
+        """Do it once."""
         trainer = self._trainer
-        if self._since is None:
-            trainer.settle(here=here)
+        if self._since is None and trainer.ranks is None:
+            trainer.settle()
         self._tell()
         for hook in self._hooks:
             hook.while_waiting(trainer)

@@ -323,7 +323,10 @@ class ServerGroup:
         # Only pushes to tables record the end of the data, so of a batch that everything has had the buckets know more.
         last = [min(buckets, key=lambda position: (position.batches, position.ended))] if buckets else []
         behind = min([*last, *parameters], key=lambda position: position.batches)
-        return WorkerProgress(behind=behind, last_batch=last_batch)
+        ahead = {position.batches: position for position in found if position.batches > behind.batches}
+        return WorkerProgress(
+            behind=behind, last_batch=last_batch, ahead=tuple(ahead[batch] for batch in sorted(ahead))
+        )
 
     def shut_down_servers(self) -> None:
         """Ask all servers to stop."""
