@@ -87,7 +87,7 @@ HEAVY = [
     "torch_xla",
     "torchrec",
     "typer",
-    "uvicorn",
+    "uvloop",
 ]
 
 

@@ -16,13 +16,13 @@ from monolith.features.batch import Batch
 from monolith.process_bound import ProcessBound
 from monolith.serve.replica import Replica
 from monolith.serve.repository import ModelRepository
-from monolith.serve.server.asgi import HttpApp
 from monolith.serve.server.config import ServingConfig
 from monolith.serve.server.grpc import GrpcListener
 from monolith.serve.server.handler import Handler
 from monolith.serve.server.http import HttpRoute
+from monolith.serve.server.http_app import HttpApp
+from monolith.serve.server.http_listener import HttpListener, require_packages
 from monolith.serve.server.routing import Observer, Router
-from monolith.serve.server.uvicorn_server import HttpListener, require_packages
 from monolith.transport.server import read_pem, require_safe, short_switch_interval
 
 __all__ = ["ModelServer", "warm_up"]

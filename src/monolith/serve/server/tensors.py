@@ -18,6 +18,8 @@ __all__ = [
     "WireTensor",
     "from_elements",
     "from_raw",
+    "ids_of_lists",
+    "ids_of_raw",
     "join_strings",
     "to_raw",
     "torch_datatype",
@@ -234,6 +236,43 @@ def _strings(name: str, elements: Sequence[Any], count: int) -> list[bytes]:
     if len(flat) != count:
         raise InvalidArgumentError(f"inputs[{name!r}].data: expected {count:,} strings, got {len(flat):,}")
     return [element.encode() if isinstance(element, str) else element for element in flat]
+
+
+def ids_of_lists(lists: Sequence[list[Any]]) -> list[WireTensor] | None:
+    """Return inputs of INT64 [n], one for each of several lists of JSON. None if some are not whole numbers of 64 bits.
+
+    One conversion of all takes a third of the time of one for each. A boolean among them counts as 0 or 1.
+
+    Example:
+        >>> [one.data.tolist() for one in ids_of_lists([[7, 8], [9]])]
+        [[7, 8], [9]]
+    """
+    flat: list[Any] = []
+    for elements in lists:
+        flat += elements
+    try:
+        array = np.array(flat)
+    except (ValueError, OverflowError):  # lists in lists
+        return None
+    if array.dtype != np.int64 or array.ndim != 1:
+        return None
+    return _split_ids(torch.from_numpy(array), [len(elements) for elements in lists])
+
+
+def ids_of_raw(data: bytearray, sizes: list[int]) -> list[WireTensor]:
+    """Return inputs of INT64 [n] that share the memory of `data`, which begins with them: so many elements of each.
+
+    Example:
+        >>> [one.data.tolist() for one in ids_of_raw(bytearray(b"\\x07" + bytes(15)), [1, 1])]
+        [[7], [0]]
+    """
+    return _split_ids(torch.frombuffer(data, dtype=torch.int64, count=sum(sizes)), sizes)
+
+
+def _split_ids(ids: torch.Tensor, sizes: list[int]) -> list[WireTensor]:
+    # "Unsafe": torch does not know that they share memory. Nobody changes them in place.
+    columns = torch.unsafe_split_with_sizes(ids, sizes)
+    return [WireTensor("INT64", (size,), column) for size, column in zip(sizes, columns, strict=True)]
 
 
 def join_strings(strings: Sequence[bytes]) -> bytes:

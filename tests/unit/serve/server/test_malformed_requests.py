@@ -137,5 +137,5 @@ def test_headers_without_end_are_cut_off(serve_sums: ServeSums) -> None:
     host, _, port = server.http_address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as sent:
         sent.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000)
-        assert sent.recv(100).startswith(b"HTTP/1.1 400 ")
+        assert sent.recv(100).startswith(b"HTTP/1.1 431 ")
     assert client.live()

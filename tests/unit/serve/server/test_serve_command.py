@@ -83,13 +83,13 @@ def write_version(exported: Path, folder: Path, version: int) -> None:
 
 def test_the_missing_extra_is_named_in_one_line(exported: Path) -> None:
     script = (
-        "import sys; sys.modules['uvicorn'] = None\n"
+        "import sys; sys.modules['httptools'] = None\n"
         "from monolith.cli import main\n"
         f"raise SystemExit(main(['serve', {str(exported)!r}, '--http-port', '0', '--grpc-port', '0']))\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
-    assert ended.stderr == "error: serving needs the package uvicorn; run pip install 'monolith-torch[serve]'\n"
+    assert ended.stderr == "error: serving needs the package httptools; run pip install 'monolith-torch[serve]'\n"
 
 
 @pytest.mark.parametrize(
