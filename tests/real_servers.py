@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from monolith.testing.servers import ConsulServer, ZooKeeperServer
+from monolith.testing.servers import ConsulServer, RedisServer, ZooKeeperServer
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALL = "run tests/servers/install.sh as root"
@@ -27,6 +27,13 @@ def consul_server(folder: Path) -> ConsulServer:
     if program is None:
         pytest.skip(f"Consul cannot be started without the program consul; {INSTALL}")
     return ConsulServer(folder, program)
+
+
+def redis_server(folder: Path, *, durable: bool = True, password: str | None = None) -> RedisServer:
+    missing = RedisServer.missing()
+    if missing:
+        pytest.skip(f"Redis cannot be started without {missing}; {INSTALL}")
+    return RedisServer(folder, durable=durable, password=password)
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:

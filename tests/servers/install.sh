@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what some tests talk to or use: ZooKeeper, Open MPI, iproute2 and Chromium with apt, Consul below .cache/servers. What is
-# there is kept.
+# Installs what some tests talk to or use: ZooKeeper, Redis, Open MPI, iproute2 and Chromium with apt, Consul below .cache/servers.
+# What is there is kept.
 # Nothing here fails a test run: a server that cannot be had is named, and its tests skip and name it again. After a failed
 # attempt the next is made an hour later, or when .cache/servers is removed.
 set -u
@@ -37,6 +37,10 @@ with_apt() {
 zookeeper() {
   [ -e /usr/share/java/zookeeper.jar ] && type -P java >/dev/null && return
   with_apt zookeeper zookeeper
+}
+
+redis() {
+  type -P redis-server >/dev/null || with_apt redis redis-server
 }
 
 mpirun() {
@@ -84,6 +88,7 @@ kserve() {
 }
 
 zookeeper
+redis
 mpirun
 iproute2
 chromium

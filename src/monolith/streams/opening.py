@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from monolith.errors import InvalidArgumentError
 from monolith.streams.folder import FolderStream, create_folder_stream
+from monolith.streams.kafka import KafkaStream
+from monolith.streams.redis import RedisStream
 from monolith.streams.stream import Stream
 
 __all__ = ["open_stream"]
@@ -34,6 +36,12 @@ def open_stream(
         ['clicks/0', 'clicks/1']
     """
     text = os.fspath(url).removeprefix("stream:")
+    if text.startswith("kafka://"):
+        return KafkaStream(text, settings, partitions)
+    if text.startswith(("redis://", "rediss://")):
+        return RedisStream(text, settings, partitions)
+    if text.startswith(("redis://", "rediss://")):
+        return RedisStream(text, settings, partitions)
     if partitions is not None:
         create_folder_stream(text, partitions, settings)
     stream = FolderStream(text, settings)

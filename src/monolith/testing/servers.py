@@ -1,4 +1,4 @@
-"""Real ZooKeeper and Consul servers for tests: on this machine only, on free ports, with a data folder of their own."""
+"""Real ZooKeeper, Consul and Redis servers for tests: on this machine only, on free ports, with a data folder of their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Self
 
 from monolith.errors import MonolithError
 
-__all__ = ["ConsulServer", "LocalServer", "ServerStartError", "ZooKeeperServer", "free_ports"]
+__all__ = ["ConsulServer", "LocalServer", "RedisServer", "ServerStartError", "ZooKeeperServer", "free_ports"]
 
 _START_SECS = 60.0
 _STOP_SECS = 20.0
@@ -180,4 +180,33 @@ class ConsulServer(LocalServer):
             with urllib.request.urlopen(f"http://{self.address}/v1/status/leader", timeout=1) as response:
                 return len(response.read()) > len('""')
         except (OSError, urllib.error.URLError):
+            return False
+
+
+class RedisServer(LocalServer):
+    """One Redis server, from the Debian package `redis-server`. Every write is on disk before it is acknowledged."""
+
+    def __init__(self, folder: str | Path, *, durable: bool = True, password: str | None = None) -> None:
+        """Without `durable`, a restart forgets everything."""
+        super().__init__(folder)
+        self.durable, self.password = durable, password
+
+    @staticmethod
+    def missing() -> str:
+        """What is not installed, empty if it can be started."""
+        return "" if shutil.which("redis-server") else "the package redis-server"
+
+    def command(self, ports: list[int]) -> list[str]:
+        """Return the command of the server, with its data in our folder."""
+        durable = ["--appendonly", "yes", "--appendfsync", "always"] if self.durable else []
+        password = ["--requirepass", self.password] if self.password else []
+        return ["redis-server", "--port", str(ports[0]), "--bind", "127.0.0.1", "--save", "", *durable, *password]
+
+    def answers(self) -> bool:
+        """Whether it answers, if only that a password is needed."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
+        except OSError:
             return False

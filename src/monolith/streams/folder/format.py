@@ -16,6 +16,7 @@ import numpy as np
 
 from monolith import _core
 from monolith.errors import CorruptFileError
+from monolith.streams.batching_writer import MAX_RECORD_BYTES, PendingRecord
 from monolith.streams.stream import Headers
 
 __all__ = [
@@ -23,22 +24,17 @@ __all__ = [
     "BatchHeader",
     "Columns",
     "MAX_BATCH_BYTES",
-    "MAX_RECORD_BYTES",
-    "PendingRecord",
     "SEGMENT_HEADER",
     "SEGMENT_OFFSETS",
     "SegmentHeader",
     "closing_mark",
     "decode_batch",
     "encode_batch",
-    "record_bytes",
     "segment_name",
 ]
 
 SEGMENT_OFFSETS = 1 << 20
 """A segment has offsets below its first one plus this. After a power cut writing continues there: see `SegmentHeader`."""
-MAX_RECORD_BYTES = 64 << 20
-"""Largest record: value, key and headers."""
 MAX_BATCH_BYTES = 2 * MAX_RECORD_BYTES
 
 _SEGMENT = struct.Struct("<8sII16s16sqq")
@@ -53,9 +49,6 @@ BATCH_HEADER = _BATCH.size
 _CHECKED = 8
 _HAS_KEYS, _HAS_HEADERS, _CLOSED = 1, 2, 4
 _HEADER_SIZES = struct.Struct("<HI")
-
-PendingRecord = tuple[bytes, bytes | None, int, Headers]
-"""Value, key, timestamp and headers of a record that is to be written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,11 +167,6 @@ def segment_name(base: int) -> str:
         '00000000000000000007.segment'
     """
     return f"{base:020}.segment"
-
-
-def record_bytes(value: bytes, key: bytes | None, headers: Headers) -> int:
-    """Return how many bytes the record takes in a batch, without lengths and timestamp."""
-    return len(value) + len(key or b"") + sum(len(name) + len(data) + 6 for name, data in headers)
 
 
 def encode_batch(records: Sequence[PendingRecord], first_offset: int, durable: int) -> bytes:

@@ -16,12 +16,12 @@ from pathlib import Path
 from monolith.durable import write_durably
 from monolith.errors import CorruptFileError, StorageError
 from monolith.process_bound import let_go_in_children
+from monolith.streams.batching_writer import PendingRecord
 from monolith.streams.folder.format import (
     BATCH_HEADER,
     SEGMENT_HEADER,
     SEGMENT_OFFSETS,
     BatchHeader,
-    PendingRecord,
     SegmentHeader,
     closing_mark,
     encode_batch,

@@ -117,6 +117,8 @@ class FolderReader:
             share = -(-left // len(ready))
             still_ready = []
             for cursor in ready:
+                if left <= 0:
+                    break
                 columns = cursor.take(min(share, left))
                 if columns is not None:
                     found.setdefault(cursor.name, []).append(columns)

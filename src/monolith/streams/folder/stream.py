@@ -13,10 +13,10 @@ from pathlib import Path
 
 from monolith.durable import sync_to_disk, write_durably
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError, StorageError
+from monolith.streams.batching_writer import BatchingWriter
 from monolith.streams.folder.partition import PartitionWriter
 from monolith.streams.folder.reader import FolderReader, first_offset_at, last_records
 from monolith.streams.folder.settings import FolderSettings
-from monolith.streams.folder.writer import FolderWriter
 from monolith.streams.stream import Records
 from monolith.urls import local_path
 
@@ -77,7 +77,7 @@ class FolderStream:
         """As of every stream."""
         return FolderReader(self._folders)
 
-    def writer(self, partitions: Sequence[int] | None = None) -> FolderWriter:
+    def writer(self, partitions: Sequence[int] | None = None) -> BatchingWriter:
         """Return a new writer of some partitions, by default of all.
 
         Raises:
@@ -100,7 +100,7 @@ class FolderStream:
             for partition in opened.values():
                 partition.close(clean=True)
             raise
-        return FolderWriter(
+        return BatchingWriter(
             opened,
             linger_secs=self.settings.linger_ms / 1000,
             max_pending_bytes=self.settings.max_pending_bytes,
@@ -110,7 +110,7 @@ class FolderStream:
         """As of every stream."""
         folders = self._folders()
         if partition not in folders:
-            raise InvalidArgumentError(f"partition: {self.url} has {', '.join(folders)}, got {partition!r}")
+            raise InvalidArgumentError(f"partition: expected one of {', '.join(folders)}, got {partition!r}")
         return last_records(partition, folders[partition])
 
     def __repr__(self) -> str:

@@ -1,7 +1,8 @@
-"""`FolderWriter`: appends to partitions of a folder stream. A thread of its own writes, so `append` never waits for the disk.
+"""`BatchingWriter`: a thread that writes what is appended, in batches, so `append` waits neither for a disk nor for a server.
 
-Records are readable as soon as they are written, a millisecond or two after `append`, and on disk when `flush` has returned. What
-a power cut takes away had not been flushed. A reader may have seen it all the same, so the next writer leaves out its offsets.
+Records of a folder are readable as soon as they are written, a millisecond or two after `append`, and on disk when `flush` has
+returned. What a power cut takes away had not been flushed. A reader may have seen it all the same, so the next writer leaves out
+its offsets.
 """
 
 from __future__ import annotations
@@ -10,28 +11,58 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from monolith.errors import DeadlineExceededError, InvalidArgumentError, StorageError
+from monolith.errors import DeadlineExceededError, InvalidArgumentError, StorageError, UnavailableError
 from monolith.process_bound import ProcessBound
-from monolith.streams.folder.format import MAX_RECORD_BYTES, PendingRecord, record_bytes
-from monolith.streams.folder.partition import PartitionWriter
 from monolith.streams.stream import Headers
 
-__all__ = ["FolderWriter"]
+__all__ = ["BatchingWriter", "MAX_RECORD_BYTES", "PartitionSink", "PendingRecord", "record_bytes"]
+
+MAX_RECORD_BYTES = 64 << 20
+"""Largest record: value, key and headers."""
+
+PendingRecord = tuple[bytes, bytes | None, int, Headers]
+"""Value, key, timestamp and headers of a record that is to be written."""
 
 # Large enough that the cost of a batch is small, small enough that a reader gets it in one read.
 _BATCH_BYTES = 512 << 10
 _BATCH_RECORDS = 8192
 
 
-class FolderWriter:
-    """Appends to the partitions that it was made for, of which it is the only writer. Made by `FolderStream.writer`.
+class PartitionSink(Protocol):
+    """Where the records of one partition are written. Used by one thread at a time."""
 
-    After a `StorageError` it is of no use any more: what was appended since the last `flush` may be stored or not. Make a new
-    writer, and see with `FolderStream.last` what was stored.
+    def write(self, records: Sequence[PendingRecord]) -> None:
+        """Write a batch. Raises `StorageError` or `UnavailableError`."""
+
+    def sync(self) -> None:
+        """Return when all that was written is stored."""
+
+    def tidy(self) -> None:
+        """Do what is due from time to time. Called after writing, and about once a second."""
+
+    def close(self, *, clean: bool) -> None:
+        """Release the partition. `clean`: no call has failed."""
+
+
+def record_bytes(value: bytes, key: bytes | None, headers: Headers) -> int:
+    """Return how many bytes a record takes, without its lengths and its timestamp.
+
+    Example:
+        >>> record_bytes(b"abc", b"k", ())
+        4
+    """
+    return len(value) + len(key or b"") + sum(len(name) + len(data) + 6 for name, data in headers)
+
+
+class BatchingWriter:
+    """Appends to the partitions that it was made for. Made by `FolderStream.writer` and `RedisStream.writer`.
+
+    After a `StorageError` or `UnavailableError` it is of no use any more: what was appended since the last `flush` may be stored
+    or not. Make a new writer, and see with `Stream.last` what was stored.
 
     Example:
         >>> import tempfile
@@ -45,9 +76,7 @@ class FolderWriter:
         1
     """
 
-    def __init__(
-        self, partitions: Mapping[int, PartitionWriter], *, linger_secs: float, max_pending_bytes: int
-    ) -> None:
+    def __init__(self, partitions: Mapping[int, PartitionSink], *, linger_secs: float, max_pending_bytes: int) -> None:
         self._partitions = dict(partitions)
         self._numbers = list(partitions)
         self._linger_secs, self._max_pending_bytes = linger_secs, max_pending_bytes
@@ -58,7 +87,7 @@ class FolderWriter:
         self._changed, self._done = threading.Event(), threading.Condition()
         self._flushes_wanted = self._flushes_done = 0
         self._closing = False
-        self._error: StorageError | None = None
+        self._error: StorageError | UnavailableError | None = None
         self._bound = ProcessBound("the writer of a stream")
         self._thread = threading.Thread(target=self._run, name="monolith-stream-writer", daemon=True)
         self._thread.start()
@@ -158,7 +187,7 @@ class FolderWriter:
 
     def _raise_error(self) -> None:
         if self._error is not None:
-            raise StorageError(str(self._error)) from self._error
+            raise type(self._error)(str(self._error)) from self._error
 
     def _run(self) -> None:
         """Write what was appended, until `close`."""
@@ -172,7 +201,7 @@ class FolderWriter:
                     partition.tidy()
                     if wanted > self._flushes_done:
                         partition.sync()
-            except StorageError as error:
+            except (StorageError, UnavailableError) as error:
                 self._fail(error)
                 return
             except BaseException as error:
@@ -182,10 +211,10 @@ class FolderWriter:
                 self._flushes_done = wanted
                 self._done.notify_all()
 
-    def _fail(self, error: StorageError) -> None:
+    def _fail(self, error: StorageError | UnavailableError) -> None:
         count = sum(map(len, self._pending.values()))
         with self._done:
-            self._error = StorageError(f"{error}; {count:,} records that were appended are not written")
+            self._error = type(error)(f"{error}; {count:,} records that were appended are not written")
             self._done.notify_all()
 
     def _wait_for_work(self) -> None:
@@ -214,7 +243,7 @@ class FolderWriter:
                 continue
             try:
                 self._partitions[number].write(batch)
-            except StorageError:
+            except (StorageError, UnavailableError):
                 pending.extendleft(reversed(batch))
                 raise
             with self._done:
