@@ -59,6 +59,7 @@ _VERBS = {
     "serve-shard": ("serve_shard", "Run an embedding shard of an export."),
     "dispatcher": ("data_service", "Run the dispatcher of a data service."),
     "data-worker": ("data_service", "Run a data worker of a data service."),
+    "join": ("join", "Join impressions and actions from streams into examples."),
     "control": ("control", "Stop, resume, save, end or look into a run that is going on."),
     "forget": ("forget", "Remove the rows of ids from a run, and print a receipt."),
     "checkpoint": ("checkpoint", "List, keep or remove the checkpoints of a run."),
