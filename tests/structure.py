@@ -50,6 +50,7 @@ TREE = Path(__file__).parents[1]
 LAYERS = (
     "_core proto errors",
     "config console durable optional_packages process_bound state_bytes urls",
+    "writer_lock",
     "table",
     "log",
     "transport",

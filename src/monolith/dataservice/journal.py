@@ -25,7 +25,7 @@ from monolith.config import Config
 from monolith.dataservice.dataset import DatasetConfig, Split
 from monolith.durable import sync_to_disk, write_durably
 from monolith.errors import CorruptFileError, StorageError
-from monolith.log.lock import WriterLock
+from monolith.writer_lock import WriterLock
 
 __all__ = [
     "EVENTS",

@@ -26,12 +26,12 @@ from monolith.log.commit import (
     remove_unfinished_segments,
     write_segment,
 )
-from monolith.log.lock import WriterLock
 from monolith.log.reader import LogReader
 from monolith.log.segment_format import SegmentInfo, SegmentMeta
 from monolith.process_bound import ProcessBound, WorkerThreads
 from monolith.state_bytes import PackedState, State, pack_state
 from monolith.table.table_file import FileEntry
+from monolith.writer_lock import WriterLock
 
 __all__ = ["ChangeLog", "Flusher"]
 

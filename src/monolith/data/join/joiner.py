@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from monolith.console import Reminder
-from monolith.data.join.archive import ParquetArchive
 from monolith.data.join.config import JoinConfig
 from monolith.data.join.unit import Unit
 from monolith.errors import InvalidArgumentError, StorageError
 from monolith.streams import open_stream
 from monolith.streams.stream import Records, Stream, StreamReader, StreamWriter
+
+if TYPE_CHECKING:
+    from monolith.data.join.archive import ParquetArchive
 
 __all__ = ["JoinStatus", "Joiner"]
 
@@ -222,6 +224,8 @@ class Joiner:
             # The first commit says where the output began. It also makes a fenced joiner fail before it writes anything.
             unit.commit()
         if config.parquet is not None:
+            from monolith.data.join.archive import ParquetArchive
+
             partitions = [self._output.partitions()[number] for number in mine]
             self.archive = ParquetArchive(config, self._output, partitions, self._dead_letters, clock=self._clock)
             self._stack.callback(self.archive.close)

@@ -25,8 +25,8 @@ from monolith.errors import (
     StorageError,
     UnavailableError,
 )
-from monolith.log.lock import WriterLock
 from monolith.streams.stream import Headers, Offset, Records, Stream, StreamWriter
+from monolith.writer_lock import WriterLock
 
 __all__ = ["ACTIONS_HEADER", "CORRECTION_HEADER", "ORIGIN_HEADER", "REASON_HEADER", "Unit", "origin_of"]
 

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field, model_validator
 from monolith.config import Config
 from monolith.durable import write_durably
 from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError, StorageError
-from monolith.log.lock import WriterLock
 from monolith.serve.rollout.moments import moment_of
+from monolith.writer_lock import WriterLock
 
 __all__ = [
     "MAX_SHADOWS",

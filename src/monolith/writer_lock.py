@@ -1,4 +1,4 @@
-"""`WriterLock`: one writer per log, also across processes. A killed writer leaves nothing to clean up.
+"""`WriterLock`: one writer per folder, also across processes. A killed writer leaves nothing to clean up.
 
 A writer that is paused, or on a machine that cannot be reached, still holds the lock. Its successor may take the lock over: it
 replaces the locked file by one of its own. A writer that finds another inode than the one it locked has been fenced off and must
