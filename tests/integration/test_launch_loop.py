@@ -13,16 +13,16 @@ from launched_job import Launch, is_alive
 from real_servers import until
 
 PART = """\
-import os, signal, sys, time
+import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (print("ended in order"), sys.exit(0)))
-print("part", os.environ["MONOLITH_PART_INDEX"], "of", os.environ["MONOLITH_PART_COUNT"], *sys.argv[1:])
+print("part", *sys.argv[1:])
 time.sleep(600)
 """
 LOOP = {
     "name": "try",
     "prepare": [{"run": "python prepare.py", "unless": "made"}],
     "parts": {
-        "joiner": {"run": "python part.py --index {index}", "count": 2},
+        "joiner": {"run": "python part.py --index {index} --count {count}", "count": 2},
         "replica": {"run": "python part.py", "wait_for": "export"},
         "world": {"run": "python world.py", "ends": True},
     },
@@ -42,7 +42,7 @@ def test_a_loop_is_prepared_once_replaces_killed_parts_and_ends_with_its_driver(
     with closing(Launch(tmp_path, "loop.yaml")) as job:
         until(lambda: job.lines("joiner 0") and job.lines("joiner 1"), seconds=60)
         assert job.lines("prepare 0") == ["prepared"]
-        assert job.lines("joiner 1") == ["part 1 of 2 --index 1"]
+        assert job.lines("joiner 1") == ["part --index 1 --count 2"]
         assert job.kinds("replica") == [], "it waits for the export"
         (tmp_path / "export").mkdir()
         until(lambda: job.lines("replica"), seconds=60)

@@ -268,7 +268,7 @@ def _prepare(job: PartsJob, logs: Path, view: LaunchView, supervisor: Supervisor
             continue
         role, lines = Role(RoleKind.PART, number, name="prepare"), queue.SimpleQueue[str]()
         log = logs / f"{role.file_name}.log"
-        child = ChildProcess([sys.executable, *arguments], log=log, on_line=lines.put)
+        child = ChildProcess([sys.executable, *arguments], log=log, environment=job.variables, on_line=lines.put)
         view.event(Event(kind=EventKind.STARTED, role=role, pid=child.pid))
         asked = False
         while child.wait(_PAUSE_SECS) is None:

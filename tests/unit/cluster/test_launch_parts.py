@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from monolith.cluster.launch import Part, PartsJob, PrepareStep, Role, RoleState, Supervisor
 from monolith.cluster.liveness import Liveness
@@ -94,14 +95,27 @@ def test_a_stop_ends_parts_that_still_wait() -> None:
     assert loop.state("replica") is RoleState.ENDED
 
 
-def test_each_process_of_a_part_has_its_number_in_its_command_and_environment() -> None:
+def test_each_process_of_a_part_has_its_number_in_its_command() -> None:
     part = Part(run="monolith join 'my job.yaml' --index {index} --count {count}", count=2, env={"COLOUR": "blue"})
     job = PartsJob(name="loop", parts={"joiner": part})
     assert [str(role) for role in job.roles] == ["joiner 0", "joiner 1"]
     second = job.roles[1]
     assert job.python_args(second) == ["-m", "monolith.cli", "join", "my job.yaml", "--index", "1", "--count", "2"]
-    environment = job.environment(second)
-    assert environment == {"MONOLITH_PART_INDEX": "1", "MONOLITH_PART_COUNT": "2", "COLOUR": "blue"}
+    assert job.environment(second) == {"COLOUR": "blue"}
+
+
+def test_commands_use_variables_of_the_file_unless_the_environment_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOLDER", "elsewhere")
+    part = Part(run="monolith serve --run ${FOLDER}/model --http-port $PORT")
+    job = PartsJob(name="loop", env={"FOLDER": "runs", "PORT": "8000"}, parts={"replica": part})
+    assert job.python_args(job.roles[0])[3:] == ["--run", "elsewhere/model", "--http-port", "8000"]
+    assert job.environment(job.roles[0])["FOLDER"] == "elsewhere"
+
+
+def test_a_variable_that_nobody_has_set_is_an_error() -> None:
+    job = PartsJob(name="loop", parts={"replica": Part(run="monolith serve ${NOBODY_HAS_SET_THIS}")})
+    with pytest.raises(ConfigError, match="there is no variable NOBODY_HAS_SET_THIS; give it a default in `env`"):
+        job.python_args(job.roles[0])
 
 
 def test_a_step_is_left_out_when_what_it_makes_is_there(tmp_path: Path) -> None:
@@ -110,6 +124,12 @@ def test_a_step_is_left_out_when_what_it_makes_is_there(tmp_path: Path) -> None:
     assert job.prepare_args(step) == ["make.py"]
     (tmp_path / "made").touch()
     assert job.prepare_args(step) is None
+
+
+def test_the_loop_of_the_guide_can_be_read() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guide-launch.md").read_text()
+    tree = yaml.safe_load(guide.partition("```yaml loop.yaml\n")[2].partition("```")[0])
+    assert list(PartsJob.from_tree(tree).shape) == ["joiner", "trainer", "replica", "world"]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -16,10 +18,7 @@ from monolith.cluster.liveness import Liveness
 from monolith.config import Config
 from monolith.errors import ConfigError
 
-__all__ = ["PART_COUNT_VARIABLE", "PART_INDEX_VARIABLE", "Part", "PartsJob", "PrepareStep"]
-
-PART_INDEX_VARIABLE, PART_COUNT_VARIABLE = "MONOLITH_PART_INDEX", "MONOLITH_PART_COUNT"
-"""Variables with the number of a process among those of its part, and how many there are."""
+__all__ = ["Part", "PartsJob", "PrepareStep"]
 
 Command = Annotated[str, Field(min_length=1, max_length=10_000)]
 
@@ -41,7 +40,7 @@ class PrepareStep(Config):
     """A command that runs before the parts, one after the other, unless what it makes is there."""
 
     run: Command
-    """The command: `monolith VERB ...` or `python SCRIPT ...`."""
+    """The command: `monolith VERB ...` or `python SCRIPT ...`, with ${NAME} for a variable."""
     unless: str | None = None
     """A file or folder. If it exists, the command is left out."""
 
@@ -56,8 +55,8 @@ class Part(Config):
     """One part of an online loop: a command that runs until it is asked to end, in one process or several."""
 
     run: Command
-    """The command: `monolith VERB ...` or `python SCRIPT ...`. `{index}` and `{count}` stand for the number of the process and
-    how many there are of the part."""
+    """The command: `monolith VERB ...` or `python SCRIPT ...`. ${NAME} stands for a variable, `{index}` and `{count}` for the
+    number of the process and how many there are of the part."""
     count: Annotated[int, Field(ge=1, le=1000)] = 1
     """Processes of this part."""
     ends: bool = False
@@ -101,6 +100,8 @@ class PartsJob(Config):
     """Name of the loop, for messages."""
     folder: str | None = None
     """Folder of the loop. The logs of the parts are in its folder `logs`."""
+    env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], str] = {}
+    """Variables that commands may use, as ${NAME}, and that all processes have. The environment of the launcher goes first."""
     prepare: tuple[PrepareStep, ...] = ()
     """Commands that run first, one after the other."""
     parts: Annotated[dict[str, Part], Field(min_length=1)]
@@ -152,24 +153,38 @@ class PartsJob(Config):
     def is_due(self, role: Role) -> bool:
         """Return whether what the part waits for exists."""
         awaited = self.parts[role.name].wait_for
-        return awaited is None or Path(awaited).exists()
+        return awaited is None or Path(self._expanded(awaited)).exists()
 
     def python_args(self, role: Role) -> list[str]:
         """Return the arguments of Python for `role`."""
         part = self.parts[role.name]
         numbers = {"{index}": str(role.index), "{count}": str(part.count)}
-        return [_replaced(word, numbers) for word in _python_args(part.run)]
+        return [_replaced(self._expanded(word), numbers) for word in _python_args(part.run)]
 
     def prepare_args(self, step: PrepareStep) -> list[str] | None:
         """Return the arguments of Python for a step. None if it has nothing to do."""
-        if step.unless is not None and Path(step.unless).exists():
+        if step.unless is not None and Path(self._expanded(step.unless)).exists():
             return None
-        return _python_args(step.run)
+        return [self._expanded(word) for word in _python_args(step.run)]
 
     def environment(self, role: Role, discovery: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the variables of `role`. Parts find each other by what their commands say, not by `discovery`."""
-        part = self.parts[role.name]
-        return {PART_INDEX_VARIABLE: str(role.index), PART_COUNT_VARIABLE: str(part.count), **part.env}
+        return {**self.variables, **self.parts[role.name].env}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """`env` with the values that the environment of the launcher has."""
+        return {name: os.environ.get(name, text) for name, text in self.env.items()}
+
+    def _expanded(self, text: str) -> str:
+        try:
+            return Template(text).substitute({**os.environ, **self.variables})
+        except KeyError as error:
+            raise ConfigError(
+                f"{text!r}: there is no variable {error.args[0]}; give it a default in `env`, or set it"
+            ) from None
+        except ValueError as error:
+            raise ConfigError(f"{text!r}: {error}; write $$ for a dollar sign") from None
 
 
 def _replaced(word: str, values: Mapping[str, str]) -> str:

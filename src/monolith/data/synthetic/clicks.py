@@ -253,15 +253,16 @@ class ClickStream(GeneratedSource):
         config, rng = self.config, self._rng(0, number)
         size = config.batch_size
         elapsed = (number * size + np.arange(size)) / config.impressions_per_second
-        users = np.searchsorted(self._users.cumulative, rng.random(size), side="right")
-        items = self._draw_items(rng, float(elapsed[0]))
-        clicked_if_seen = rng.random(size) < (probability := self._probability(users, items, float(elapsed[0])))
+        users = self.draw_users(rng, size)
+        items = self.draw_items(rng, size, config.start_time + float(elapsed[0]))
+        probability = self.click_probability(users, items, config.start_time + float(elapsed[0]))
+        clicked_if_seen = rng.random(size) < probability
         delay = rng.exponential(config.click_delay, size)
         clicked = clicked_if_seen & (delay <= config.click_window)
         event_time = config.start_time + elapsed.astype(np.int64)
         seen_in_time = -math.expm1(-config.click_window / config.click_delay)
         return {
-            "user_id": torch.from_numpy(mix48(users, slot=USER_SLOT)),
+            **self.user_columns(users),
             **self.item_columns(items),
             "event_time": torch.from_numpy(event_time),
             "click_time": torch.from_numpy(np.where(clicked, event_time + delay.astype(np.int64), -1)),
@@ -280,6 +281,10 @@ class ClickStream(GeneratedSource):
         hours = max(event_time - self.config.start_time, 0) / 3600
         return self.config.items + int(hours * self.config.new_items_per_hour)
 
+    def user_columns(self, users: np.ndarray) -> Batch:
+        """Return the column `user_id` of the users with these numbers, in order of activity."""
+        return {"user_id": torch.from_numpy(mix48(users, slot=USER_SLOT))}
+
     def item_columns(self, items: np.ndarray) -> Batch:
         """Return the columns `item_id`, `category_id` and `tag_ids` of the items with these numbers, in order of appearance.
 
@@ -294,18 +299,29 @@ class ClickStream(GeneratedSource):
             "tag_ids": self._catalogue.tags(items),
         }
 
-    def _draw_items(self, rng: np.random.Generator, elapsed: float) -> np.ndarray:
-        size, now = self.config.batch_size, self.config.start_time + elapsed
-        known, fresh_from = self.items_at(now), self.items_at(now - 3600)
+    def draw_users(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draw the numbers of `size` users by their activity: int64 [size]."""
+        return np.searchsorted(self._users.cumulative, rng.random(size), side="right")
+
+    def draw_items(self, rng: np.random.Generator, size: int, event_time: float) -> np.ndarray:
+        """Draw the numbers of `size` items that there are at `event_time`, by popularity, some from the last hour."""
+        known, fresh_from = self.items_at(event_time), self.items_at(event_time - 3600)
         drawn = self._catalogue.draw(rng, size, known)
         fresh = rng.random(size) < self.config.fresh_share
         if known > fresh_from:
             drawn[fresh] = rng.integers(fresh_from, known, int(fresh.sum()))
         return drawn
 
-    def _probability(self, users: np.ndarray, items: np.ndarray, elapsed: float) -> np.ndarray:
+    def click_probability(self, users: np.ndarray, items: np.ndarray, event_time: float) -> np.ndarray:
+        """Return how likely each user clicks the item beside it at `event_time`, however late: float [n].
+
+        Example:
+            >>> stream = ClickStream()
+            >>> stream.click_probability(np.array([0]), np.array([1]), stream.config.start_time).shape
+            (1,)
+        """
         config, catalogue = self.config, self._catalogue
-        angle = 2 * math.pi * elapsed / (3600 * config.drift_hours)
+        angle = 2 * math.pi * (event_time - config.start_time) / (3600 * config.drift_hours)
         both = self._users.tastes[users]
         taste = np.float32(math.cos(angle)) * both[:, 0] + np.float32(math.sin(angle)) * both[:, 1]
         match = np.einsum("nd,nd->n", taste, catalogue.tastes(items))
