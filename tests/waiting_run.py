@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from monolith import EmbeddingBagCollection, Feature
+from monolith.data import ParquetSource
 from monolith.data.sources.source import Source
 from monolith.features.batch import Batch
 from monolith.table import SGD, Zeros
@@ -18,7 +19,7 @@ from monolith.train import RunConfig, Trainer
 from monolith.train.hooks import Hook
 from waiting_source import until
 
-__all__ = ["IdCounts", "Run", "counts_of", "running"]
+__all__ = ["IdCounts", "Run", "counts_of", "parquet_input", "running"]
 
 SECONDS = 60.0
 
@@ -98,3 +99,8 @@ def running(source: Source, **settings: Any) -> Iterator[Run]:  # noqa: ANN401
         assert not run.thread.is_alive(), "the run does not end"
     if run.error is not None:
         raise run.error
+
+
+def parquet_input(mode: str, *, folder: str) -> Iterable[Batch]:
+    """The input of a job of the tests: the Parquet files of a folder."""
+    return ParquetSource(folder, ["id", "label"], batch_size=4)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from monolith.data.prefetch import Prefetch, PrefetchQueue
     from monolith.data.sources.arrow import IteratorSource
     from monolith.data.sources.files import FileQueue, expand_pattern, gen_patterns
+    from monolith.data.sources.history import HistoryThenStream, start_after
     from monolith.data.sources.records import (
         INVALID_LABEL,
         RecordFileSource,
@@ -28,6 +29,7 @@ __all__ = [
     "Column",
     "CsvSource",
     "FileQueue",
+    "HistoryThenStream",
     "INVALID_LABEL",
     "IteratorSource",
     "MessageDecoder",
@@ -49,6 +51,7 @@ __all__ = [
     "expand_pattern",
     "gen_patterns",
     "parse_records",
+    "start_after",
 ]
 
 # Loaded when first asked for: a joiner needs neither torch nor the readers of files.
@@ -57,6 +60,7 @@ _HOMES = {
     "Column": "monolith.data.sources.source",
     "CsvSource": "monolith.data.sources.tables",
     "FileQueue": "monolith.data.sources.files",
+    "HistoryThenStream": "monolith.data.sources.history",
     "INVALID_LABEL": "monolith.data.sources.records",
     "IteratorSource": "monolith.data.sources.arrow",
     "MessageDecoder": "monolith.data.messages",
@@ -78,6 +82,7 @@ _HOMES = {
     "expand_pattern": "monolith.data.sources.files",
     "gen_patterns": "monolith.data.sources.files",
     "parse_records": "monolith.data.sources.records",
+    "start_after": "monolith.data.sources.history",
 }
 
 # Not for type checkers: to them it would mean that every name exists.

@@ -20,6 +20,7 @@ __all__ = [
     "join_positions",
     "joined_position",
     "shards_of_position",
+    "skip_history",
 ]
 
 _log = logging.getLogger(__name__)
@@ -58,10 +59,12 @@ class _Shard:
         own = {"batches": self.batches, "ended": self.ended}
         return own if not _has_position(self.source) else {**own, "state": self.source.state_dict()}  # type: ignore[attr-defined]
 
-    def load_arrived(self, state: object) -> None:
+    def load_arrived(self, position: Mapping[str, Any]) -> None:
         """Continue from a position of a source that waits: that it had ended does not mean that nothing has come since."""
         self._reading, self.batches, self.ended = None, 0, False
-        self.source.load_state_dict(state)  # type: ignore[attr-defined]
+        self.source.load_state_dict(position["state"])  # type: ignore[attr-defined]
+        if position.get("ended"):
+            skip_history(self.source)
 
     def load(self, position: Mapping[str, Any]) -> None:
         self._reading, self.batches, self.ended = None, int(position["batches"]), bool(position["ended"])
@@ -172,7 +175,7 @@ class DataShards:
             own = saved == self.shards and all(number in state["positions"] for number in self._shards)
             joined = None if own else joined_position(self._whole, state)
             for number, shard in self._shards.items():
-                shard.load_arrived(state["positions"][number]["state"] if own else joined)
+                shard.load_arrived(state["positions"][number] if own else {"state": joined})
             return
         if saved is None:
             raise InvalidArgumentError(
@@ -308,6 +311,16 @@ class DataStart:
             self._state = deepcopy(data.state_dict())  # type: ignore[attr-defined]
         else:
             data.load_state_dict(deepcopy(self._state))  # type: ignore[attr-defined]
+
+
+def skip_history(source: object) -> None:
+    """Let a source that reads files first, and then a stream, begin with the stream. Does nothing to others.
+
+    Example:
+        >>> skip_history([])
+    """
+    if hasattr(source, "skip_history"):
+        source.skip_history()
 
 
 def joined_position(source: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ANN401 - a source that waits

@@ -22,7 +22,13 @@ from monolith.log.change_log import ChangeLog
 from monolith.nn import auxiliary_loss, clip_grads_, dense_state_dict, embedding_collections
 from monolith.nn.heads import Head, column, heads_of, logits_by_head, sums_over_examples, total_loss
 from monolith.nn.layers.mlp import HasAuxiliaryLoss
-from monolith.ranks.data_shards import PartsAhead, ShardsInTurn, joined_position, shards_of_position
+from monolith.ranks.data_shards import (
+    PartsAhead,
+    ShardsInTurn,
+    joined_position,
+    shards_of_position,
+    skip_history,
+)
 from monolith.state.model_dir import ModelDir
 from monolith.table import EmbeddingTable, TableStats
 from monolith.table.store import Position, Store
@@ -601,6 +607,8 @@ class Trainer:
         self._rounds += 1
         # Only once: a source that comes later is other data, or knows its place itself.
         place, self._loaded_place = self._loaded_place, None
+        if place is None and self.epochs:
+            skip_history(source)
         if self.ranks is not None:
             source = self.ranks.divided(source, place)
         elif waits_for_records(source) and isinstance(place, Mapping):

@@ -35,15 +35,15 @@ def waits_for_records(source: Iterable[Batch]) -> bool:
 
 
 def require_one_pass(source: Iterable[Batch], epochs: int | None) -> None:
-    """Raise `ConfigError` for more than one pass over a source that waits: it has none to repeat.
+    """Raise `ConfigError` for more than one pass over a source that waits, but for those over a history before it.
 
     Example:
         >>> require_one_pass([], epochs=3)
     """
-    if waits_for_records(source) and epochs is not None and epochs > 1:
+    if waits_for_records(source) and epochs is not None and epochs not in (1, getattr(source, "epochs", 1)):
         raise ConfigError(
             f"RunConfig.epochs: expected 1 or None for a {type(source).__name__}, which waits for records and is read once, got "
-            f"{epochs}"
+            f"{epochs}. Passes over files before it: HistoryThenStream(epochs=...)"
         )
 
 

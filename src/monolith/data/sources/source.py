@@ -314,6 +314,11 @@ class FileSource(Source):
         self._batch_size, self._drop_remainder, self._max_corrupt = batch_size, drop_remainder, max_corrupt
         super().__init__()
 
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch."""
+        return self._batch_size
+
     def _check(self, position: SourcePosition) -> None:
         super()._check(position)
         index, url = int(position["file"]), position["url"]

@@ -140,7 +140,8 @@ class StreamReading:
 
     def _begin(self, newest: Mapping[str, int]) -> None:
         mine = self._select(self._stream.partitions()) if self._stops is None else list(self._stops)
-        fresh = not self.places
+        # A partition that was not read yet begins where it would have then. One that was added has no records before.
+        fresh = not self.places or self._options.start != END
         starts = self._starts([name for name in mine if name not in self.places]) if fresh else {}
         for name in mine:
             self.places.setdefault(name, starts.get(name, START))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import threading
 import time
@@ -224,6 +225,15 @@ class StreamSource(Source):
         part._begin_anew()
         return part
 
+    def starting_at(self, start: int | str | Mapping[str, int]) -> Self:
+        """Return a new source, at its beginning, that reads partitions it has not read before from `start` on."""
+        fields = {**dict(self.options), "start": dict(start) if isinstance(start, Mapping) else start}
+        other = copy.copy(self)
+        other.options = StreamOptions(**fields)
+        other._begin_anew()
+        other._position = other._start()
+        return other
+
     def _mine(self, partitions: list[str]) -> list[str]:
         """Return those partitions that belong to this shard, whatever others are added later."""
         topics = sorted({name.rpartition("/")[0] for name in partitions})
@@ -259,8 +269,8 @@ class StreamSource(Source):
                 clock=self._clock,
             )
         places = _places(position["partitions"])
-        if self._resumed and not places:
-            # Had no partition when the state was taken, so all of them are new.
+        if self._resumed and not places and self.options.start == "end":
+            # Had no partition when the state was taken, so all of them are new, and their end is not that of then.
             places = dict.fromkeys(self._mine(self.stream.partitions()), "start")
         if not places:
             self._events = self._new_events()

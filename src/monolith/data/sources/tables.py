@@ -325,6 +325,23 @@ class ParquetSource(FileSource):
                     at["row"] = 0
 
 
+STREAM_KEY = b"monolith.stream"
+"""Key in the metadata of a Parquet file with the records of a stream that it has: `partition`, `first_offset`, `next_offset`."""
+
+
+def stream_range(file: str) -> str | None:
+    """Return, as JSON, which records of a stream a Parquet file has. None if it does not say."""
+    with _Parquet(file) as parquet:
+        text = (parquet.schema.metadata or {}).get(STREAM_KEY)
+    return None if text is None else text.decode()
+
+
+def newest_value(file: str, field: str) -> int | None:
+    """Return the largest value of an integer column of a Parquet file. None if its statistics do not have it."""
+    with _Parquet(file) as parquet:
+        return parquet.largest(field)
+
+
 class _Parquet:
     """An open Parquet file that raises this package's errors."""
 
@@ -349,6 +366,17 @@ class _Parquet:
             return self._file.read_row_group(group, columns=fields)
         except (pa.ArrowException, OSError) as error:
             raise CorruptFileError(f"{self._url}: row group {group}: {error}") from None
+
+    def largest(self, field: str) -> int | None:
+        """Return the largest value of an integer column, None if the statistics of a row group do not have it."""
+        metadata = self._file.metadata
+        names = [metadata.schema.column(n).path for n in range(metadata.num_columns)]
+        if field not in names:
+            return None
+        groups = [metadata.row_group(n).column(names.index(field)) for n in range(metadata.num_row_groups)]
+        known = [one.statistics for one in groups if one.statistics is not None and one.statistics.has_min_max]
+        values = [one.max for one in known if isinstance(one.max, int)]
+        return max(values) if values and len(values) == len(groups) else None
 
     def __enter__(self) -> _Parquet:
         return self
