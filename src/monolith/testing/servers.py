@@ -1,4 +1,4 @@
-"""Real ZooKeeper, Consul and Redis servers for tests: on this machine only, on free ports, with a data folder of their own."""
+"""Real ZooKeeper, Kafka, Consul and Redis servers for tests: on this machine only, on free ports, with data of their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from typing import Self
 
 from monolith.errors import MonolithError
 
-__all__ = ["ConsulServer", "LocalServer", "RedisServer", "ServerStartError", "ZooKeeperServer", "free_ports"]
+__all__ = [
+    "ConsulServer",
+    "KafkaServer",
+    "LocalServer",
+    "RedisServer",
+    "ServerStartError",
+    "ZooKeeperServer",
+    "free_ports",
+]
 
 _START_SECS = 60.0
 _STOP_SECS = 20.0
@@ -181,6 +189,61 @@ class ConsulServer(LocalServer):
                 return len(response.read()) > len('""')
         except (OSError, urllib.error.URLError):
             return False
+
+
+class KafkaServer(LocalServer):
+    """One broker of Kafka 0.9 from its jars, with a ZooKeeper server that is started before."""
+
+    CLIENT = {"api.version.request": "false", "broker.version.fallback": "0.9.0.1", "enable.idempotence": "false"}
+    """Settings of librdkafka that so old a broker needs."""
+
+    def __init__(self, folder: str | Path, jars: str | Path, zookeeper: LocalServer) -> None:
+        """`jars`: the folder of the broker's jars."""
+        super().__init__(folder)
+        self.jars, self.zookeeper = Path(jars), zookeeper
+
+    def command(self, ports: list[int]) -> list[str]:
+        """Java with the broker's jars, and a configuration file."""
+        (self.folder / "server.properties").write_text(
+            f"broker.id=0\nlisteners=PLAINTEXT://127.0.0.1:{ports[0]}\nadvertised.host.name=127.0.0.1\n"
+            f"advertised.port={ports[0]}\nlog.dirs={self.folder / 'data'}\nzookeeper.connect={self.zookeeper.address}\n"
+            "zookeeper.session.timeout.ms=2000\noffsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\n"
+            "log.retention.check.interval.ms=500\nlog.segment.delete.delay.ms=100\n"
+        )
+        return [*self._java(), "kafka.Kafka", "server.properties"]
+
+    def answers(self) -> bool:
+        """Whether it accepts connections."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return True
+        except OSError:
+            return False
+
+    def create_topic(self, name: str, partitions: int, **config: str) -> None:
+        """Make a topic with Kafka's own tool. `config` has names with underscores for their dots."""
+        given = [part for key, value in config.items() for part in ("--config", f"{key.replace('_', '.')}={value}")]
+        self._topics("--create", "--topic", name, "--partitions", str(partitions), "--replication-factor", "1", *given)
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        """Give a topic `count` partitions, more than it has."""
+        self._topics("--alter", "--topic", topic, "--partitions", str(count))
+
+    def _topics(self, *arguments: str) -> None:
+        command = [*self._java(), "kafka.admin.TopicCommand", "--zookeeper", self.zookeeper.address, *arguments]
+        done = subprocess.run(
+            command, cwd=self.folder, capture_output=True, text=True, timeout=_START_SECS, check=False
+        )
+        if done.returncode:
+            raise ServerStartError(f"{' '.join(arguments)}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+
+    def _java(self) -> list[str]:
+        opened = [
+            part
+            for name in ("sun.nio.ch", "java.nio", "java.lang")
+            for part in ("--add-opens", f"java.base/{name}=ALL-UNNAMED")
+        ]
+        return ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", *opened, "-cp", f"{self.jars}/*"]
 
 
 class RedisServer(LocalServer):
