@@ -64,10 +64,12 @@ class RunConfig(Config):
     """Seconds between two publications of changed rows to replicas that follow the run. Nothing is done while none does."""
     feed_dense_secs: Positive = 1.0
     """Seconds between two publications of the dense weights to them."""
-    enable_parameter_sync: bool = False
+    enable_realtime_training: bool = False
     """The run feeds a service without an end. Unless they are set: checkpoints without tables every 1800 s, `ignore_save_errors`,
-    and of `RunnerConfig` `enable_realtime_training`, so that servers stay when the chief ends and `partial_recovery` is on.
-    Replicas can follow any run, also without it."""
+    and of `RunnerConfig` `partial_recovery`. Servers stay when the chief ends, unless `force_shutdown_ps` is set. Replicas can
+    follow any run, also without it. `RunnerConfig.enable_realtime_training` means the same."""
+    enable_parameter_sync: bool = False
+    """The original's name of `enable_realtime_training`: either sets the other."""
     save_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of one processor that writing changed rows may use during training, which it slows down. 1 writes as fast as
     possible. With less than 1, up to 256 MiB of rows are read into memory first."""
@@ -142,6 +144,15 @@ class RunConfig(Config):
     step."""
     event_time: str | None = None
     """Column of event times, seconds since 1970. The newest of a batch becomes the time of the rows it updates."""
+    save_checkpoints_event_secs: Annotated[int, Field(ge=1)] | None = None
+    """Seconds of event time between two checkpoints, besides those of the other settings. A stream that is replayed has them at
+    the same places as live."""
+    evict_event_secs: Annotated[int, Field(ge=1)] | None = None
+    """Seconds of event time between two removals of expired rows. What has expired is decided by the newest event time trained,
+    never by the clock, so that replaying old data expires what it did live. None removes none: call `evict`."""
+    hold_schedules_at: _Count | None = None
+    """Global step from which on learning rates, dense and of rows, stay what their schedules say for it. None follows the
+    schedules without an end, also on a stream."""
     log_step_count_steps: Annotated[int, Field(ge=1)] = 100
     """Steps between two lines of progress, counted over all workers. `monolith train` prints the lines, `Estimator.train` logs
     them at INFO."""
@@ -175,9 +186,21 @@ class RunConfig(Config):
             raise ValueError(
                 "sparse_norm_warmup_steps: needs a clip_norm and clip_type global_norm, whose limit it raises"
             )
+        for name in ("save_checkpoints_event_secs", "evict_event_secs"):
+            if getattr(self, name) is not None and self.event_time is None:
+                raise ValueError(f"{name}: needs event_time, the column with the times")
         if self.restore_to is not None and self.restore_ckpt is not None:
             raise ValueError("give restore_to or restore_ckpt, not both")
         return self
+
+    def schedule_step(self, step: int) -> int:
+        """Return the global step whose learning rates `step` has.
+
+        Example:
+            >>> RunConfig(hold_schedules_at=100).schedule_step(250), RunConfig().schedule_step(250)
+            (100, 250)
+        """
+        return step if self.hold_schedules_at is None else min(step, self.hold_schedules_at)
 
     @property
     def save_every(self) -> dict[str, Any]:
@@ -205,11 +228,11 @@ class RunConfig(Config):
         """Return the configuration of a run that feeds a service: what was not set gets the values that such a run needs.
 
         Example:
-            >>> config = RunConfig(enable_parameter_sync=True, ignore_save_errors=False).for_service()
+            >>> config = RunConfig(enable_realtime_training=True, ignore_save_errors=False).for_service()
             >>> config.dense_only_save_checkpoints_secs, config.ignore_save_errors
             (1800.0, False)
         """
-        implied: dict[str, Any] = {"enable_parameter_sync": True}
+        implied: dict[str, Any] = {"enable_realtime_training": True, "enable_parameter_sync": True}
         if "ignore_save_errors" not in self.model_fields_set:
             implied["ignore_save_errors"] = True
         if not self.dense_only_save_every:

@@ -82,6 +82,14 @@ class TrainingStatus:
     """Why the run ends. None while it goes on."""
     last_checkpoint: str | None
     """Path of the newest checkpoint that an operator has asked for."""
+    lag_records: int | None = None
+    """Records of its stream that the chief has not read yet. None for a run without a stream."""
+    lag_seconds: float | None = None
+    """How old the newest record was that it has read, where it is furthest behind. None if that is not known."""
+    bad_records: int = 0
+    """Records of the stream that could not be used."""
+    late_records: int = 0
+    """Records that came after the watermark had passed their event time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +179,7 @@ class Controller(Hook):
         """Return how far the run is, without waiting for the end of a step."""
         trainer, now = self._trainer, self._clock()
         seconds = None if self._stepped is None else self._stepped - self._since
+        lag = trainer.lag()
         return TrainingStatus(
             state="stopped" if self._stopped and self._state == "training" else self._state,
             step=trainer.step,
@@ -181,6 +190,10 @@ class Controller(Hook):
             num_workers=self._num_workers,
             stop_reason=trainer.stop_reason,
             last_checkpoint=self._checkpoint,
+            lag_records=None if lag is None else lag.records,
+            lag_seconds=None if lag is None else lag.seconds,
+            bad_records=0 if lag is None else lag.bad,
+            late_records=0 if lag is None else lag.late,
         )
 
     def block_status(self) -> BlockStatus:

@@ -443,7 +443,8 @@ class Estimator:
         """Return the configuration for this process. In a run over several processes only the chief saves and restores."""
         if self.runner.is_local or self.runner.is_chief:
             return self.config
-        return self.config.model_copy(update={"model_dir": None, "warm_start_from": None})
+        chiefs = ("model_dir", "warm_start_from", "evict_event_secs", "save_checkpoints_event_secs")
+        return self.config.model_copy(update=dict.fromkeys(chiefs))
 
     def _chosen(self, keys: Sequence[str] | None, batch: Batch, logits: dict[str, Tensor]) -> dict[str, Tensor]:
         found = {head.name: head.predict(logits[head.name]) for head in self.heads}
@@ -492,7 +493,7 @@ def _configured(model: nn.Module) -> tuple[torch.optim.Optimizer | None, LRSched
 
 def _for_service(config: RunConfig, runner: RunnerConfig) -> tuple[RunConfig, RunnerConfig]:
     """Return both with what a run that feeds a service needs, if either of them says that it is one."""
-    if not config.enable_parameter_sync and not runner.enable_realtime_training:
+    if not (config.enable_realtime_training or config.enable_parameter_sync or runner.enable_realtime_training):
         return config, runner
     return config.for_service(), runner.model_copy(update={"enable_realtime_training": True})
 

@@ -465,7 +465,8 @@ class SynchronousSteps:
         if self._config.micro_batches is None or self._store is None:
             self._trainer.push.push(step, event_time, position)
             return
-        taken = [collection.take_passes(step) for collection in self._collections]
+        scheduled = self._trainer.config.schedule_step(step)
+        taken = [collection.take_passes(scheduled) for collection in self._collections]
         parts, since = [], [0] * len(taken)
         for number, until in passes:
             chosen = zip(taken, since, until, strict=True)

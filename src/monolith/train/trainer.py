@@ -37,6 +37,7 @@ from monolith.train.config import RunConfig
 from monolith.train.device import BatchPlacement, device_of, find_device, move_model, require_same_parameters
 from monolith.train.hooks.checkpoint import MetricSink, log_metric
 from monolith.train.hooks.deep_insight import DeepInsightHook
+from monolith.train.hooks.event_time import EventTimeHook
 from monolith.train.hooks.hook import CheckpointSaverListener, Hook, Moments, hooks_running, overriding
 from monolith.train.hooks.stop import NanGuardHook
 from monolith.train.hooks.tide import SecondOrStepTimerWithTideSetting
@@ -162,7 +163,9 @@ class Trainer:
         # Asked once: finding out costs as much as a small layer.
         self._layers_have_losses = any(isinstance(module, HasAuxiliaryLoss) for module in model.modules())
         self._loss_is_sum = sums_over_examples(self.heads)
-        self.push = SparsePush(model, delayed=self.config.enable_embedding_postpush)
+        self.push = SparsePush(
+            model, delayed=self.config.enable_embedding_postpush, hold_at=self.config.hold_schedules_at
+        )
         """Applies sparse gradients."""
         self.ranks: SynchronousSteps | None = None
         """How this process makes its steps together with others. None: it makes them alone."""
@@ -290,6 +293,8 @@ class Trainer:
         self._follow_model()
         use_threads(self.config.threads)
         hooks = self.hooks
+        if self.ranks is None or self.ranks.is_chief:
+            hooks = (*hooks, *EventTimeHook.of_run(self.config))
         if self._saving is not None:
             self._saving.create()
             hooks = (*hooks, *self._saving.hooks())

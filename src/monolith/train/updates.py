@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
@@ -169,7 +170,7 @@ class DenseState:
 
     def follow(self, step: int) -> None:
         """Advance the scheduler to the global step `step`, which other workers may have moved too."""
-        scheduler = self._trainer.scheduler
+        scheduler, step = self._trainer.scheduler, self._trainer.config.schedule_step(step)
         if scheduler is None or step <= self._followed:
             return
         # Where torch looks whether the optimizer comes before its scheduler: the steps may be those of other workers.
@@ -212,7 +213,7 @@ class SparsePush:
 
     With `delayed`, the gradients of step n are applied by a background thread after the forward pass of step n + 1 and before
     its own gradients are known. Every lookup so misses exactly the step before it: the result does not depend on timing.
-    After n steps n - 1 are applied, until `drain`.
+    After n steps n - 1 are applied, until `drain`. Learning rates of rows stay what they are at step `hold_at`.
 
     Example:
         >>> from monolith.features import Feature
@@ -221,7 +222,8 @@ class SparsePush:
         >>> push.drain()
     """
 
-    def __init__(self, model: nn.Module, *, delayed: bool) -> None:
+    def __init__(self, model: nn.Module, *, delayed: bool, hold_at: int | None = None) -> None:
+        self._hold_at = math.inf if hold_at is None else hold_at
         self._collections = embedding_collections(model)
         self.delayed = delayed
         """Whether gradients are applied one step late."""
@@ -235,7 +237,10 @@ class SparsePush:
         together: dict[int, int] = {}
         for collection in self._collections:
             # A schedule is asked for the step the gradient belongs to, not for the one in which it is applied.
-            store, gradients = collection.store, collection.take_gradients(step)
+            store, gradients = (
+                collection.store,
+                collection.take_gradients(step if step < self._hold_at else int(self._hold_at)),
+            )
             if store.remote and together.setdefault(id(store), len(taken)) < len(taken):
                 # Collections of one remote store are joined: a batch is pushed there once.
                 taken[together[id(store)]] = store, [*taken[together[id(store)]][1], *gradients]

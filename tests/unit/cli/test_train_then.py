@@ -88,8 +88,8 @@ def test_what_is_missing_or_wrong_is_said(
     folder: Path,
     train: Train,
     flags: list[str],
-    then: Any,
-    message: str,  # noqa: ANN401
+    then: object,
+    message: str,
 ) -> None:
     job = {} if then is None else {"then": str(folder / then) if then == "events" else then}
     assert message in train(*flags, **job)["error"]

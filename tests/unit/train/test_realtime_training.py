@@ -17,14 +17,15 @@ def estimator(config: RunConfig, runner: RunnerConfig | None = None) -> Estimato
     return Estimator(model, config, optimizer=optimizer, runner=runner or RunnerConfig(is_local=True))
 
 
-@pytest.mark.parametrize("public", [True, False])
-def test_either_switch_implies_the_other_and_the_rest(public: bool) -> None:
-    runner = RunnerConfig(is_local=True, enable_realtime_training=not public)
-    made = estimator(RunConfig(enable_parameter_sync=public), runner)
+@pytest.mark.parametrize("name", ["enable_realtime_training", "enable_parameter_sync", None])
+def test_either_switch_implies_the_others_and_the_rest(name: str | None) -> None:
+    runner = RunnerConfig(is_local=True, enable_realtime_training=name is None)
+    made = estimator(RunConfig(**({} if name is None else {name: True})), runner)
     assert made.runner.enable_realtime_training
     assert made.runner.recovers
     for config in (made.config, made.trainer.config):
         assert config.enable_parameter_sync
+        assert config.enable_realtime_training
         assert config.ignore_save_errors
         assert config.dense_only_save_every == {"save_secs": 1800.0}
 

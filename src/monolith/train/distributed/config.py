@@ -199,7 +199,7 @@ class RunnerConfig(DiscoveryConfig):
     """Seconds before each attempt after a server did not answer."""
     enable_realtime_training: bool = False
     """The run feeds a service without an end: servers stay when the chief ends, unless `force_shutdown_ps`. The same as
-    `RunConfig.enable_parameter_sync`, which says what else it means."""
+    `RunConfig.enable_realtime_training`, which says what else it means."""
     force_shutdown_ps: bool = False
     """End the servers with the run in any case."""
     slow_start_steps: _Count = 0

@@ -3,6 +3,7 @@
 from monolith.train.hooks.cached_parameters import FetchCachedVariablesHook
 from monolith.train.hooks.checkpoint import NoFirstSaveCheckpointSaverHook
 from monolith.train.hooks.deep_insight import DeepInsightHook
+from monolith.train.hooks.event_time import EventTimeHook
 from monolith.train.hooks.hook import CheckpointSaverListener, Hook
 from monolith.train.hooks.inspection import (
     ColumnStatistics,
@@ -20,6 +21,7 @@ __all__ = [
     "ColumnStatistics",
     "CustomGlobalStepWaiterHook",
     "DeepInsightHook",
+    "EventTimeHook",
     "FeatureStatisticsHook",
     "FetchCachedVariablesHook",
     "Hook",
