@@ -120,6 +120,39 @@ void records(const std::filesystem::path& folder) {
   }
 }
 
+void messages(const std::filesystem::path& folder) {
+  const std::string texts[] = {
+      R"({"ids": [1, -2, 18446744073709551615], "pair": [0.5, -1e-3], "name": "a\u00e9\ud834\udd1e\n", "tags": ["x", ""]})",
+      R"({"lists": [[1], [], [2, 3]], "price": [1.7976931348623157e308, 0.1, 5e-324], "other": {"a": [null, true, {}]}})",
+      "{\"ids\": 7, \"pair\": [1, 2], \"name\": \"\xc3\xa9\"} \n",
+      R"({"slot_3": [false, true], "name": null})",
+      R"({"ids": [1.5]})", R"({"price": [1e999]})", R"({"x": [[[[[[[[]]]]]]]]})", "{\"x\": NaN}", "", "{}"};
+  Bytes input{0, 4};
+  for (const std::string& text : texts) {
+    Bytes alone{0, 0};
+    for (Bytes* bytes : {&input, &alone}) {
+      put(*bytes, static_cast<std::uint16_t>(text.size()));
+      bytes->insert(bytes->end(), text.begin(), text.end());
+    }
+    write(folder / ("json-" + std::to_string(&text - texts)), alone);
+  }
+  write(folder / "json-all", input);
+  const Bytes payload = Message().data(1, named("ids", list({1, 2}, 5))).bytes;
+  for (const unsigned flags : {0u, 4u, 12u, 36u, 52u, 116u}) {
+    Bytes message;
+    if (flags & 8) put<std::uint64_t>(message, 1);
+    if (flags & 16) put<std::uint64_t>(message, 0), put<std::uint64_t>(message, 5);
+    if (flags & 32) put<std::uint64_t>(message, 2), put<std::uint16_t>(message, 0x4142);
+    if (flags & 64) put<std::uint64_t>(message, 99);
+    if (flags & 4) put<std::uint64_t>(message, payload.size());
+    message.insert(message.end(), payload.begin(), payload.end());
+    Bytes framed{static_cast<std::uint8_t>(flags | 1), 4};
+    put(framed, static_cast<std::uint16_t>(message.size()));
+    framed.insert(framed.end(), message.begin(), message.end());
+    write(folder / ("example-" + std::to_string(flags)), framed);
+  }
+}
+
 void filters(const std::filesystem::path& folder) {
   SlidingFilter sliding(300, 5, SlotThresholds(3));
   ProbabilisticFilter probabilistic(true, 7, SlotThresholds(3));
@@ -142,6 +175,7 @@ int main(int argc, char** argv) {
   table_files(folder / "table_file");
   streams(folder / "framing");
   records(folder / "record_parser");
+  messages(folder / "messages");
   filters(folder / "admission");
   return 0;
 }
