@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import sys
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from monolith.cli.options import Json, size_in_bytes
+from monolith.cli.serve_replicas import exports_of, following, open_replica, origin_of, over_shards, run_writers
+from monolith.cli.serve_streams import ServedStreams
 from monolith.cli.serving import Grace, TlsCert, TlsKey, TokenFile
 from monolith.cluster.launch.reporting import beating
 from monolith.cluster.launch.roles import SHARD_TOKEN_VARIABLE, SHARDS_VARIABLE
@@ -25,21 +26,16 @@ from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError
 from monolith.transport.tokens import read_token
 
 if TYPE_CHECKING:
-    from monolith.serve.follow import RunWriters
     from monolith.serve.metrics import ServingMetrics
-    from monolith.serve.predictor import Predictor
     from monolith.serve.replica import Replica
     from monolith.serve.rollout.router import RolloutRouter
     from monolith.serve.server.config import ServingConfig
     from monolith.serve.server.http import HttpRoute
     from monolith.serve.server.routing import Observer
 
-__all__ = ["open_replica", "serve_models"]
+__all__ = ["serve_models"]
 
-FIRST_ROWS_SECS = 10.0
-"""Seconds that a replica waits for the rows of its run before it serves what it has."""
 _print_lock = threading.Lock()
-_log = logging.getLogger(__name__)
 
 
 def serve_models(
@@ -115,6 +111,37 @@ def serve_models(
             help="Folder for the state of rollouts. With it, `monolith rollout` splits and rolls back traffic."
         ),
     ] = None,
+    log_requests: Annotated[
+        str | None,
+        typer.Option(
+            help="Write served predictions with their features to this stream: a folder, kafka://... or redis://.... "
+            "It is made if there is none.",
+            metavar="STREAM",
+        ),
+    ] = None,
+    log_share: Annotated[float, typer.Option(help="Share of requests that is written, by a hash of their id.")] = 1.0,
+    log_without: Annotated[
+        list[str] | None, typer.Option(help="Column that is not written. May be repeated.", metavar="COLUMN")
+    ] = None,
+    labels_from: Annotated[
+        str | None,
+        typer.Option(
+            help="Take labels of served predictions from this stream, such as joined examples. Needs --rollout-dir.",
+            metavar="STREAM",
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column of --labels-from, and the head that it is a label of if there are several. May be repeated. "
+            "By default label.",
+            metavar="COLUMN[=HEAD]",
+        ),
+    ] = None,
+    stream_settings: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with settings of these streams that are not in their URL, such as a password."),
+    ] = None,
     grace: Grace = 5.0,
     as_json: Json = False,
 ) -> None:
@@ -144,9 +171,9 @@ def serve_models(
     }
     if max_concurrency is not None:
         given["max_concurrency"] = max_concurrency
-    models = _names(paths or _exports_of(run), name or [])
+    models = _names(paths or exports_of(run), name or [])
     if follow and run is None:
-        run = _origin_of(next(iter(models.values())))
+        run = origin_of(next(iter(models.values())))
     if (run is not None or servers is not None) and len(models) > 1:
         raise ConfigError(f"--run: expected one model, which follows the run, got {', '.join(models)}")
     opener: Callable[[str, Path], Replica] = open_replica
@@ -155,16 +182,24 @@ def serve_models(
         if servers is not None:
             raise ConfigError("--servers: shards follow them, not the front end; give it --run for the dense weights")
         token = os.environ.get(SHARD_TOKEN_VARIABLE) or read_token(token_file)
-        followed = None if run is None else _run_writers(run, run_token, run_root_certs)
-        opener = _over_shards(shards, shard_timeout, partial, shard_root_certs, token, followed)
+        followed = None if run is None else run_writers(run, run_token, run_root_certs)
+        opener = over_shards(shards, shard_timeout, partial, shard_root_certs, token, followed)
     elif run is not None or servers is not None:
-        opener = _following(run, servers, run_token, run_root_certs, rollout_dir)
+        opener = following(run, servers, run_token, run_root_certs, rollout_dir)
     with beating(Liveness().heartbeat_secs):
         _serve(
             models,
             ServingConfig(**given),
             opener,
             rollout_dir,
+            ServedStreams(
+                log_requests=log_requests,
+                log_share=log_share,
+                log_without=log_without or (),
+                labels_from=labels_from,
+                labels=label or (),
+                settings_file=stream_settings,
+            ),
             run=run,
             poll_secs=poll_secs,
             grace=grace,
@@ -172,115 +207,14 @@ def serve_models(
         )
 
 
-def open_replica(name: str, path: Path) -> Replica:
-    """Return a replica of the export at `path`, or of the newest one below it, that is ready to answer."""
-    from monolith.serve.predictor import load
-    from monolith.serve.replica import Replica
-
-    return _warmed(Replica(name, load(path)))
-
-
-def _warmed(replica: Replica) -> Replica:
-    from monolith.serve.server.model_server import warm_up
-
-    try:
-        warm_up(replica)
-    except BaseException:
-        replica.close()
-        raise
-    return replica
-
-
-def _exports_of(run: Path | None) -> list[Path]:
-    """Return where the exports of a run are, if none are given."""
-    if run is None:
-        raise ConfigError("PATHS: expected folders of exports, or --run with the model_dir of a run that has some")
-    folder = run / "exported_models"
-    if not folder.is_dir():
-        raise InvalidArgumentError(f"{folder}: the run has no export yet; run monolith export, or give the PATH of one")
-    return [folder]
-
-
-def _origin_of(path: Path) -> Path:
-    """Return the model_dir of the run that the newest export of a folder comes from."""
-    from monolith.serve.manifest import Signature, version_folder
-
-    folder = version_folder(path)
-    origin = Signature.from_json((folder / "signature.json").read_text()).run
-    if origin is None:
-        raise InvalidArgumentError(f"{folder}: does not say which run it comes from; give --run")
-    return Path(origin.model_dir)
-
-
-def _run_writers(run: Path, token: str | None, root_certs: Path | None) -> RunWriters:
-    from monolith.serve.follow import RunWriters
-
-    return RunWriters(str(run), token=token, tls_root_certs=root_certs)
-
-
-def _following(
-    run: Path | None, servers: str | None, token: str | None, root_certs: Path | None, rollout_dir: Path | None
-) -> Callable[[str, Path], Replica]:
-    """Return what opens a replica that follows a run or parameter servers."""
-    from monolith.serve.follow import TrainingFollower, server_writers
-    from monolith.serve.predictor import load
-    from monolith.serve.replica import Replica
-
-    def follower_of(name: str, predictor: Predictor) -> TrainingFollower:
-        held = None if rollout_dir is None else rollout_dir / f"{name}.held"
-        if servers is None:
-            assert run is not None
-            return TrainingFollower.of_run(predictor, _run_writers(run, token, root_certs), held_file=held)
-        found, find = server_writers(servers.split(","), token=token, tls_root_certs=root_certs)
-        folder = None if run is None else str(run)
-        return TrainingFollower(predictor, found, find_writer=find, model_dir=folder, held_file=held)
-
-    def open_following(name: str, path: Path) -> Replica:
-        predictor = load(path)
-        follower = follower_of(name, predictor)
-        try:
-            if not follower.wait_until_read(FIRST_ROWS_SECS):
-                point = follower.catch_up()
-                state = "the export" if point is None else f"step {point.step}, the newest that was saved"
-                _log.warning("the run does not answer yet; serving %s until it does", state)
-            elif missing := follower.unfollowed():
-                names = ", ".join(missing[:5])
-                _log.warning(
-                    "the run does not publish %d weights of the model, which stay as exported: %s", len(missing), names
-                )
-            return _warmed(Replica(name, predictor, follower=follower))
-        except BaseException:
-            follower.close()
-            raise
-
-    return open_following
-
-
-def _over_shards(
-    shards: str,
-    timeout: float,
-    partial: bool,
-    root_certs: Path | None,
-    token: str | None,
-    run: RunWriters | None,
-) -> Callable[[str, Path], Replica]:
-    """Return what opens a replica whose rows are on shards."""
-    from monolith.serve.shards.front_end import sharded_replica
-    from monolith.serve.shards.shard_replica import ShardClientConfig
-
-    config = ShardClientConfig(
-        timeout=float(timeout), partial="initial" if partial else "refuse", tls_root_certs=root_certs, token=token
-    )
-    return lambda name, path: _warmed(sharded_replica(name, path, shards, config=config, run=run))
-
-
 def _serve(
     models: dict[str, Path],
     config: ServingConfig,
     opener: Callable[[str, Path], Replica],
-    rollout_dir: Path | None = None,
+    rollout_dir: Path | None,
+    streams: ServedStreams,
     *,
-    run: Path | None = None,
+    run: Path | None,
     poll_secs: float,
     grace: float,
     as_json: bool,
@@ -310,8 +244,24 @@ def _serve(
         metrics = ServingMetrics(repository)
         metrics.collectors.append(ShardCollector(repository))
         observers, routes = _observers_and_routes(metrics, router, run)
+        log = streams.open_log()
+        if log is not None:
+            stack.callback(log.close)  # after the server, whose last requests it writes
+            observers.append(log)
+            metrics.collectors.append(log)
+        labels = streams.open_labels(router, rollout_dir)
+        if labels is not None:
+            stack.callback(labels.close)
+            metrics.collectors.append(labels)
         server = stack.enter_context(
-            ModelServer(repository, config, router=router, observers=observers, extra_routes=routes)
+            ModelServer(
+                repository,
+                config,
+                router=router,
+                observers=observers,
+                extra_routes=routes,
+                assigns_ids=log is not None,
+            )
         )
         metrics.in_flight = lambda: server.handler.admission.admitted
         metrics.start()

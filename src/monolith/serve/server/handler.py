@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,8 @@ class PendingAnswer:
     status: AnswerStatus = "ok"
     columns: Mapping[str, object] = field(default_factory=dict)
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    parameters: Mapping[str, int | float | str] = field(default_factory=dict)
+    shown: Sequence[int] | None = None
 
 
 class Handler:
@@ -76,6 +79,7 @@ class Handler:
         config: The limits.
         router: Chooses the version of each request.
         observers: Hear of every answer. The list may be changed while the handler is in use.
+        assigns_ids: Give an id to requests without one, and return it with the answer.
     """
 
     def __init__(
@@ -85,7 +89,9 @@ class Handler:
         *,
         router: Router | None = None,
         observers: Sequence[Observer] = (),
+        assigns_ids: bool = False,
     ) -> None:
+        self._assigns_ids = assigns_ids
         self.repository = repository
         self.config = config or ServingConfig()
         self.router: Router = router or DefaultRouter(repository)
@@ -141,6 +147,8 @@ class Handler:
         """Predict. Fills `exchange` with what becomes known, also if an error is raised."""
         exchange.request_id = request.id
         exchange.key = _route_key(request, self.router.key_column(exchange.model))
+        if self._assigns_ids and not request.id:
+            exchange.request_id = secrets.token_hex(16)
         check_deadline(deadline, "before it was predicted")
         route = self._route(exchange, version)
         replica = route.primary
@@ -151,15 +159,19 @@ class Handler:
             exchange.rows = rows = _rows(columns)
             with lookup_scope(deadline=deadline) as report:
                 outputs = self._predict(replica, columns, rows, deadline)
-            parameters = _lag_parameters(replica) | report.parameters()
+            exchange.parameters = parameters = _lag_parameters(replica) | report.parameters()
         finally:
             self.repository.release(replica)
         exchange.outputs = outputs
         self._start_shadows(route, exchange)
         check_deadline(deadline, "when its predictions were made")
-        return InferResponse(
-            replica.name, str(replica.version), request.id, parameters, _asked_outputs(request, outputs)
-        )
+        top_k = request.parameters.get("top_k")
+        if isinstance(top_k, int):
+            name = request.parameters.get("output")
+            outputs = top_rows(outputs, top_k, name if isinstance(name, str) else None)
+            exchange.shown = outputs["indices"].tolist()
+        asked = _asked_outputs(request, outputs)
+        return InferResponse(replica.name, str(replica.version), exchange.request_id, parameters, asked)
 
     def _route(self, exchange: PendingAnswer, version: str) -> ReplicaRoute:
         """Choose replicas and keep the primary one open."""
@@ -235,6 +247,8 @@ class Handler:
                 key=exchange.key,
                 columns=exchange.columns,
                 outputs=exchange.outputs,
+                parameters=exchange.parameters,
+                shown=exchange.shown,
             )
         )
 
@@ -365,9 +379,6 @@ def _route_key(request: InferRequest, column: str | None) -> str:
 
 
 def _asked_outputs(request: InferRequest, outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    top_k, name = request.parameters.get("top_k"), request.parameters.get("output")
-    if isinstance(top_k, int):
-        outputs = top_rows(outputs, top_k, name if isinstance(name, str) else None)
     for asked in request.outputs:
         if asked not in outputs:
             raise InvalidArgumentError(f"outputs[{asked!r}]: expected one of {', '.join(map(repr, outputs))}")

@@ -52,6 +52,7 @@ class ModelServer:
         router: Chooses the version of each request. By default the one that was asked for, else the default version.
         observers: Hear of every answer.
         extra_routes: Paths of HTTP beyond the protocol.
+        assigns_ids: Give an id to requests without one, and return it with the answer, so that labels can name it.
 
     Raises:
         ConfigError: other machines could reach it without TLS and a token.
@@ -72,13 +73,14 @@ class ModelServer:
         router: Router | None = None,
         observers: Sequence[Observer] = (),
         extra_routes: Sequence[HttpRoute] = (),
+        assigns_ids: bool = False,
     ) -> None:
         self.config = config or ServingConfig()
         _check(self.config)
         self._bound = ProcessBound("the model server")
         self._stop_asked = threading.Event()
         self._running = contextlib.ExitStack()
-        self.handler = Handler(repository, self.config, router=router, observers=observers)
+        self.handler = Handler(repository, self.config, router=router, observers=observers, assigns_ids=assigns_ids)
         self.handler.warm = False
         self._http: HttpListener | None = None
         self._grpc: GrpcListener | None = None

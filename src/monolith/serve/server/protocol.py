@@ -174,13 +174,13 @@ def _packed_ids(entries: Sequence[tuple[str, Mapping[str, Any]]], data: bytearra
     lists: list[list[Any]] = []
     sizes: list[int] = []
     for name, entry in entries:
-        shape = entry.get("shape")
+        shape: Any = entry.get("shape")
         if entry.get("datatype") != "INT64" or type(shape) is not list or len(shape) != 1 or type(shape[0]) is not int:
             is_plain = False
         elif data:
             is_plain = shape[0] >= 0 and entry.get("parameters") == {"binary_data_size": 8 * shape[0]}
         else:
-            elements = entry.get("data")
+            elements: Any = entry.get("data")
             is_plain = type(elements) is list and len(elements) == shape[0] and "parameters" not in entry
             if is_plain:
                 lists.append(elements)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -87,13 +87,17 @@ class Answered:
     """From the arrival of the request to its answer, as bytes. For a shadow the seconds of its prediction."""
     status: AnswerStatus
     request_id: str
-    """The id that the client gave to the request, else ""."""
+    """The id that the client gave to the request, or that the server has given to it, else ""."""
     key: str = ""
     """What a split of the traffic hashes, see `Router.route`."""
     columns: Mapping[str, object] = field(default_factory=dict)
     """The columns of the request. Empty if they could not be read."""
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     """The predictions by head, before the client's choice of outputs and `top_k`. Empty if there are none."""
+    parameters: Mapping[str, int | float | str] = field(default_factory=dict)
+    """What the answer says about itself, such as `monolith_step` and `monolith_sequence` of a replica that follows a run."""
+    shown: Sequence[int] | None = None
+    """The rows that the client got, best first. None: all of them."""
     shadow: bool = False
     """Whether this was a prediction of a shadow, which no client has seen."""
 

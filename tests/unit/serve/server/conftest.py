@@ -27,7 +27,11 @@ def serve_sums() -> Iterator[ServeSums]:
         repository = ModelRepository()
         for replica in replicas or (sum_replica(),):
             repository.add(replica)
-        extra = {name: options.pop(name) for name in ("observers", "extra_routes", "router") if name in options}
+        extra = {
+            name: options.pop(name)
+            for name in ("observers", "extra_routes", "router", "assigns_ids")
+            if name in options
+        }
         server = ModelServer(repository, ServingConfig(**options), **extra)
         opened.append((server, Client(server.http_address, model="sums", timeout=20.0)))
         return opened[-1]
