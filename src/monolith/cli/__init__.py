@@ -23,6 +23,7 @@ from monolith.errors import (
     MonolithError,
     SchemaError,
     StorageError,
+    StreamGapError,
 )
 
 __all__ = ["add_siguser1_handler", "main"]
@@ -33,6 +34,7 @@ _EXIT_CODES: dict[type[MonolithError], int] = {
     InvalidArgumentError: 2,
     LogGapError: 2,
     SchemaError: 2,
+    StreamGapError: 2,
     CorruptFileError: 3,
     StorageError: 4,
 }
@@ -60,6 +62,7 @@ _VERBS = {
     "dispatcher": ("data_service", "Run the dispatcher of a data service."),
     "data-worker": ("data_service", "Run a data worker of a data service."),
     "join": ("join", "Join impressions and actions from streams into examples."),
+    "stream": ("stream", "Make, look into, read and write streams of records."),
     "control": ("control", "Stop, resume, save, end or look into a run that is going on."),
     "forget": ("forget", "Remove the rows of ids from a run, and print a receipt."),
     "checkpoint": ("checkpoint", "List, keep or remove the checkpoints of a run."),

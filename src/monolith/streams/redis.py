@@ -109,6 +109,11 @@ class RedisStream:
         present = self.counted()
         self._make(range(present, present + more))
 
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """As of every stream."""
+        states = {name: self.state(name) for name in self.partitions()}
+        return {name: (state.start, state.end) for name, state in states.items()}
+
     def first_offset_at(self, timestamp: int) -> dict[str, int]:
         """As of every stream, by the time at which the server stored a record."""
         first = max(timestamp, 0)

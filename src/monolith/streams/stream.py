@@ -138,6 +138,9 @@ class Stream(Protocol):
     def partitions(self) -> list[str]:
         """Return the names of all partitions that there are now, sorted by topic and number. More may be added later."""
 
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """Return, for each partition, the offset of the oldest record that it has and of the next one that will be written."""
+
     def first_offset_at(self, timestamp: int) -> dict[str, int]:
         """Return, for each partition, the offset of the first record at or after `timestamp`, milliseconds since 1970.
 

@@ -16,6 +16,7 @@ PAGES = [
     *([verb] for verb in _VERBS),
     *(["checkpoint", verb] for verb in ("list", "keep", "remove")),
     *(["log", verb] for verb in ("list", "follow", "history")),
+    *(["stream", verb] for verb in ("create", "add-partitions", "list", "info", "read", "write")),
     *(["control", verb] for verb in ("status", "stop", "resume", "save", "end", "variables", "rows")),
 ]
 

@@ -18,7 +18,7 @@ from monolith.streams.folder.segments import (
     SegmentList,
     SegmentRemovedError,
     highest_offset,
-    partition_end,
+    partition_bounds,
     segment_of,
 )
 from monolith.streams.folder.wakeup import Wakeup
@@ -146,7 +146,7 @@ class _Cursor:
     def seek(self) -> None:
         """Find the first record wanted. Raises `StreamGapError` if there is none such."""
         if self._wanted == END:
-            self._offset = partition_end(self._segments)
+            self._offset = partition_bounds(self._segments)[1]
         elif self._wanted == START:
             bases = self._segments.bases()
             self._offset = bases[0] if bases else 0
@@ -356,7 +356,7 @@ def first_offset_at(folder: Path, timestamp: int) -> int:
                     for number, own in enumerate(columns.timestamps):
                         if own >= timestamp:
                             return header.first_offset + number
-    return partition_end(segments)
+    return partition_bounds(segments)[1]
 
 
 def _joined(name: str, parts: list[Columns]) -> Records:

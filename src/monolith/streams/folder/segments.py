@@ -21,7 +21,15 @@ from monolith.streams.folder.format import (
     segment_name,
 )
 
-__all__ = ["SegmentFile", "SegmentList", "SegmentRemovedError", "boot_id", "partition_end", "segment_of"]
+__all__ = [
+    "SegmentFile",
+    "SegmentList",
+    "SegmentRemovedError",
+    "boot_id",
+    "highest_offset",
+    "partition_bounds",
+    "segment_of",
+]
 
 _NAME = re.compile(r"(\d{20})\.segment")
 # The time of a folder has the resolution of the kernel's clock, so two changes may have the same.
@@ -143,8 +151,8 @@ def segment_of(segments: SegmentList, offset: int, name: str) -> SegmentFile | N
     return None
 
 
-def partition_end(segments: SegmentList) -> int:
-    """Return the offset of the next record of a partition."""
+def partition_bounds(segments: SegmentList) -> tuple[int, int]:
+    """Return the offset of the oldest record of a partition, and of its next one."""
     while bases := segments.bases():
         try:
             last = SegmentFile(segments.folder, bases[-1])
@@ -154,8 +162,8 @@ def partition_end(segments: SegmentList) -> int:
         end = last.base
         for _, header in last.walk():
             end = header.end_offset
-        return end
-    return 0
+        return bases[0], end
+    return 0, 0
 
 
 def highest_offset(segment: SegmentFile) -> int:

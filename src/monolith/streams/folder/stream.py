@@ -16,6 +16,7 @@ from monolith.errors import ConfigError, CorruptFileError, InvalidArgumentError,
 from monolith.streams.batching_writer import BatchingWriter
 from monolith.streams.folder.partition import PartitionWriter
 from monolith.streams.folder.reader import FolderReader, first_offset_at, last_records
+from monolith.streams.folder.segments import SegmentList, partition_bounds
 from monolith.streams.folder.settings import FolderSettings
 from monolith.streams.stream import Records
 from monolith.urls import local_path
@@ -68,6 +69,17 @@ class FolderStream:
             sync_to_disk(self._folder)
         except OSError as error:
             raise StorageError(f"{self._folder}: partitions cannot be added: {error.strerror}") from error
+
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """As of every stream."""
+        return {name: partition_bounds(SegmentList(folder)) for name, folder in self._folders().items()}
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of each partition."""
+        return {
+            name: sum(path.stat().st_size for path in folder.glob("*.segment"))
+            for name, folder in self._folders().items()
+        }
 
     def first_offset_at(self, timestamp: int) -> dict[str, int]:
         """As of every stream."""

@@ -82,6 +82,10 @@ class KafkaStream:
         counts = self._counts()
         return [partition_name((topic, number)) for topic in sorted(counts) for number in range(counts[topic])]
 
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """As of every stream."""
+        return {name: self.watermarks(topic_and_number(name)) for name in self.partitions()}
+
     def first_offset_at(self, timestamp: int) -> dict[str, int]:
         """As of every stream. The broker looks it up, by the timestamps of the records."""
         wanted = [self._api.TopicPartition(*topic_and_number(name), timestamp) for name in self.partitions()]
