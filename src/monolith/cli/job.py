@@ -9,6 +9,8 @@ A YAML file has the fields of `JobConfig`:
     max_steps: 10000
     run: {model_dir: runs/clicks}           # the fields of RunConfig
     runner: {num_ps: 2, num_workers: 3}     # the fields of RunnerConfig, where the environment says nothing
+    then: stream:runs/clicks/events         # train the input, and then this stream without an end
+    then_from: after-history                # or start, end, a time, or offsets by partition
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from torch import nn
 
 from monolith.cli.options import named, read_yaml
 from monolith.config import Config
-from monolith.data.sources.stream_source import StreamInput
+from monolith.data import HistoryThenStream, StreamInput, start_after
+from monolith.data.sources.history import file_source_of, transformed_like
 from monolith.errors import ConfigError
 from monolith.features.batch import Batch
 from monolith.train import Estimator, RunConfig, RunnerConfig
@@ -67,6 +70,12 @@ class JobConfig(Config):
     stream as it grows, and to evaluate and predict what it has. None uses the model's own `input_fn`."""
     input_args: dict[str, JsonValue] = {}
     """Further keyword arguments of `input`."""
+    then: str | dict[str, JsonValue] | None = None
+    """Stream to train when the input ends: its URL, or the fields of `StreamInput`. Columns, batch size and transforms are those
+    of the input unless they are given."""
+    then_from: int | str | dict[str, int] = "after-history"
+    """Where the stream begins: "start", "end", milliseconds since 1970, a time such as 2026-01-31T12:00:00Z, or offsets by
+    partition. "after-history": behind what the Parquet files of the input say that they have, see `start_after`."""
     steps: Annotated[int, Field(ge=0)] | None = None
     """Steps to make in this run."""
     max_steps: Annotated[int, Field(ge=0)] | None = None
@@ -99,7 +108,12 @@ class ModelJob:
         )
 
     def source(self, mode: Mode) -> Iterable[Batch] | None:
-        """Return the batches of `input`, or None if the model has its own."""
+        """Return the batches of `input`, or None if the model has its own. To train, followed by the stream `then`."""
+        if mode == "train" and self.config.then is not None:
+            return history_then_stream(self.estimator.data("train", self._input(mode)), self.config)
+        return self._input(mode)
+
+    def _input(self, mode: Mode) -> Iterable[Batch] | None:
         if self.config.input is None:
             return None
         if isinstance(self.config.input, StreamInput):
@@ -110,6 +124,28 @@ class ModelJob:
                 f"JobConfig.input: {self.config.input}({mode!r}) returned None, expected the batches to read"
             )
         return batches
+
+
+def history_then_stream(history: Iterable[Batch], config: JobConfig) -> HistoryThenStream:
+    """Return `history` followed by the stream that `config.then` says."""
+    given: dict[str, JsonValue] = {"stream": config.then} if isinstance(config.then, str) else dict(config.then or {})
+    files = file_source_of(history)
+    if files is not None:
+        columns = getattr(files, "columns", None)
+        if columns is not None:
+            given.setdefault("columns", [column.model_dump(mode="json") for column in columns])
+        given.setdefault("batch_size", files.batch_size)
+    if "start" in given:
+        raise ConfigError("JobConfig.then.start: say it as then_from (--then-from)")
+    if missing := [name for name in ("stream", "columns", "batch_size") if name not in given]:
+        raise ConfigError(
+            f"JobConfig.then.{missing[0]}: missing, and the input, a {type(history).__name__}, does not say it; give then: "
+            "{stream: ..., columns: [...], batch_size: ...}"
+        )
+    live = StreamInput.from_json(json.dumps(given)).open()
+    start = start_after(history, live) if config.then_from == "after-history" else config.then_from
+    stream = transformed_like(live.starting_at(start), history)
+    return HistoryThenStream(history, stream, epochs=config.run.epochs or 1)
 
 
 def _call(name: str, field: str, arguments: Mapping[str, JsonValue], *first: str) -> Any:  # noqa: ANN401 - the user's own

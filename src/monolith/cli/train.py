@@ -11,11 +11,12 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from pydantic import JsonValue
 from rich.console import Console
 
-from monolith.cli.job import ModelJob, load_job, run_flags
+from monolith.cli.job import JobConfig, ModelJob, load_job, run_flags
 from monolith.cli.options import Json, Sets, Target
-from monolith.errors import RunInterruptedError
+from monolith.errors import ConfigError, RunInterruptedError
 from monolith.train.hooks.progress import ProgressHook, json_lines, rich_lines
 
 __all__ = ["stop_on_interrupt", "train"]
@@ -30,6 +31,16 @@ def train(
     sets: Sets = None,
     steps: Steps = None,
     max_steps: MaxSteps = None,
+    then: Annotated[
+        str | None, typer.Option(help="Stream to train when the data ends, such as stream:runs/clicks/events.")
+    ] = None,
+    then_from: Annotated[
+        str | None,
+        typer.Option(
+            help="Where that stream begins: after-history, start, end, or a time such as 2026-01-31T12:00:00Z. "
+            "[default: after-history]"
+        ),
+    ] = None,
     as_json: Json = False,
     *,
     flags: dict[str, object],
@@ -38,9 +49,10 @@ def train(
 
     Training ends when the steps are made or the data ends. A run that has finished is trained further only if there is more
     to do: more steps, more epochs, or other data (--no-resume-data). Progress is printed to the terminal, or with --json as
-    one line per interval to stdout. An interrupt ends the run after the current step and saves.
+    one line per interval to stdout. An interrupt ends the run after the current step and saves. With --then the run goes on
+    with a stream when the data ends, and then has no end. Started again, it continues where it was, also in the stream.
     """
-    config = load_job(target, sets or (), flags)
+    config = _with_stream(load_job(target, sets or (), flags), then, then_from)
     job = ModelJob(config)
     console = Console(highlight=False)
     write = json_lines(sys.stdout) if as_json else rich_lines(console)
@@ -67,6 +79,18 @@ def train(
         _print_end(console, job, interrupted=bool(interrupted))
     if interrupted:
         raise typer.Exit(130)
+
+
+def _with_stream(config: JobConfig, then: str | None, then_from: str | None) -> JobConfig:
+    """Return `config` with the stream that the flags name, which keeps the settings of the file."""
+    if then is not None:
+        settings: dict[str, JsonValue] = dict(config.then) if isinstance(config.then, dict) else {}
+        config = config.model_copy(update={"then": {**settings, "stream": then}})
+    if then_from is not None:
+        if config.then is None:
+            raise ConfigError("--then-from: there is no stream; give --then, or then: in the file")
+        config = config.model_copy(update={"then_from": int(then_from) if then_from.isdecimal() else then_from})
+    return config
 
 
 @contextmanager
