@@ -45,6 +45,7 @@ class Overview:
         token: Sent to the replicas. Not over plain HTTP to other machines.
         tls_root_certs: CA bundle (PEM) that signed the replicas' certificates. By default those of the system.
         timeout: Seconds to wait for a replica.
+        live: Returns what a run that goes on says about itself, such as `state` and `lag_records`. None: it does not answer.
         now: Seconds since 1970.
 
     Example:
@@ -60,8 +61,10 @@ class Overview:
         token: str | None = None,
         tls_root_certs: Path | None = None,
         timeout: float = 2.0,
+        live: Callable[[Path], Mapping[str, object] | None] = lambda path: None,
         now: Callable[[], float] = time.time,
     ) -> None:
+        self._live = live
         self._replicas = [_checked(url, token) for url in replicas]
         self._runs = [Path(run) for run in runs]
         self._token, self._timeout, self._now = token, timeout, now
@@ -90,7 +93,9 @@ class Overview:
             replicas = list(pool.map(lambda url: self._replica(url, since), self._replicas))
         at, runs = self._known_runs
         if self._now() - at > _RUN_SECS:
-            runs = [_run(path) for path in self._runs]
+            with ThreadPoolExecutor(max_workers=max(1, len(self._runs))) as pool:
+                lives = list(pool.map(self._live, self._runs))
+            runs = [{**_run(path), "live": live} for path, live in zip(self._runs, lives, strict=True)]
             self._known_runs = self._now(), runs
         return {"time": self._now(), "charts": charts_installed(), "replicas": replicas, "runs": runs}
 

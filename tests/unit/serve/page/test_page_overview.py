@@ -145,3 +145,10 @@ def test_a_run_tells_its_step_and_the_size_of_its_log(tmp_path: Path) -> None:
     assert empty["log"]["segments"] == 0
     assert "error" not in empty
     assert nothing["error"] == "there is no such folder"
+
+
+def test_a_run_on_a_stream_says_how_far_it_is_behind(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    lag = {"state": "training", "lag_records": 120, "lag_seconds": 0.3, "bad_records": 2}
+    (run,) = Overview([], [tmp_path / "run"], live=lambda path: lag if path.name == "run" else None).status()["runs"]  # type: ignore[misc]
+    assert run["live"] == lag

@@ -300,6 +300,14 @@ class ReplicaView {
 
 // --- Runs ------------------------------------------------------------------------------------------------------------
 
+function streamLag(live) {
+  if (!live) return "";
+  if (live.lag_records == null) return live.state;
+  const age = live.lag_seconds == null ? "" : `, ${live.lag_seconds.toFixed(1)} s`;
+  const bad = live.bad_records ? `, ${number(live.bad_records)} bad` : "";
+  return `${number(live.lag_records)} records behind${age}${bad}`;
+}
+
 const RUNS = [
   ["run", (run) => run.path, "name"],
   ["step", (run) => number(run.step), "number"],
@@ -308,6 +316,7 @@ const RUNS = [
   ["log size", (run) => bytes(run.log.bytes), "number"],
   ["newest sequence", (run) => number(run.log.sequence), "number"],
   ["newest change", (run) => moment(run.log.time), "number"],
+  ["stream", (run) => streamLag(run.live), "name"],
   ["problem", (run) => run.error ?? "", "name"],
 ];
 const runs = element("section", { class: "card", hidden: true }, element("h2", {}, "Runs"), scroller("Runs"));
