@@ -36,7 +36,7 @@ class Head(Config):
     - "regression": (z - y)^2 and z
 
     Where negatives were kept with probability r, column `sample_rate`, training uses z - ln r and predictions use z. They
-    are then predictions for the whole stream.
+    are then predictions for the whole stream. With `sample_bias` training uses ln(sigmoid(z)) for z first.
 
     Example:
         >>> head = Head(name="click", label="clicked")
@@ -60,6 +60,9 @@ class Head(Config):
     """Column of factors per example."""
     sample_rate: str | None = None
     """Column with the probability in (0, 1] at which negatives were kept, also on positive rows. For binary heads only."""
+    sample_bias: bool = False
+    """Whether every positive example was a negative one before, as in a stream that a joiner wrote with `emit: fast`. For
+    binary heads only. Evaluate on examples of another kind: among these each positive is counted as a negative, too."""
     mask: str | None = None
     """Column of booleans: examples that have no label for this head are left out where it is false."""
     group: str | None = None
@@ -71,6 +74,8 @@ class Head(Config):
     def _fits(self) -> Head:
         if self.kind != "binary" and self.sample_rate is not None:
             raise ValueError(f"sample_rate corrects the logit of a binary head; this one is {self.kind}")
+        if self.kind != "binary" and self.sample_bias:
+            raise ValueError(f"sample_bias corrects the logit of a binary head; this one is {self.kind}")
         unfit = [name for name in self.metrics or () if name not in _SUITED[self.kind]]
         if unfit:
             suited = ", ".join(_SUITED[self.kind]) or "none"
@@ -167,8 +172,9 @@ class Head(Config):
         flat = logits.reshape(logits.shape[0])
         if self.kind == "regression":
             return (flat - labels).square()
-        if self.sample_rate is not None:
-            flat = correct_logits(flat, self._rates(batch))
+        if self.sample_rate is not None or self.sample_bias:
+            rates = None if self.sample_rate is None else self._rates(batch)
+            flat = correct_logits(flat, rates, sample_bias=self.sample_bias)
         return functional.binary_cross_entropy_with_logits(flat, labels, reduction="none")
 
     def _rates(self, batch: Mapping[str, object]) -> Tensor:

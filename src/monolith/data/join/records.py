@@ -27,6 +27,7 @@ BAD_RECORDS = {
     "column": "it has a field with the name of a label or another column that the joiner adds",
     "type": "the type of the action is missing, or neither a string nor an integer",
     "expired": "it came after its window and the time for which keys are remembered",
+    "parquet": "it does not fit the columns of the Parquet files",
 }
 """Why a record is refused, with the text for people."""
 
@@ -43,6 +44,8 @@ class Refused:
     """A name of `BAD_RECORDS`, or of a counter of actions that were not joined."""
     partition: str
     offset: int
+    key: bytes | None
+    """Of the record, or of the impression if it is known."""
     value: bytes
 
 
@@ -84,9 +87,9 @@ class _InputParser:
                     raise _BadRecordError("future" if time > 0 else "time")
                 yield key_of(record, key), time, offset, value, record
             except _BadRecordError as error:
-                refused.append(Refused(error.args[0], records.partition, offset, value))
+                refused.append(Refused(error.args[0], records.partition, offset, key, value))
             except orjson.JSONDecodeError:
-                refused.append(Refused("not_json", records.partition, offset, value))
+                refused.append(Refused("not_json", records.partition, offset, key, value))
 
 
 class ImpressionParser(_InputParser):
@@ -105,7 +108,7 @@ class ImpressionParser(_InputParser):
             if added.isdisjoint(record):
                 found.append((key, time, offset, value))
             else:
-                refused.append(Refused("column", records.partition, offset, value))
+                refused.append(Refused("column", records.partition, offset, key, value))
         return found
 
 
@@ -124,7 +127,7 @@ class ActionParser(_InputParser):
             if type(type_) is str or type(type_) is int:
                 found.append((key, time, offset, value, str(type_)))
             else:
-                refused.append(Refused("type", records.partition, offset, value))
+                refused.append(Refused("type", records.partition, offset, key, value))
         return found
 
 

@@ -22,6 +22,8 @@ __all__ = ["ENTRY_BYTES", "SnapshotStore", "WindowStore", "Windows", "due_of"]
 ENTRY_BYTES = 280
 """What an entry takes in memory in addition to its bytes and those of its key: slots of dicts and lists, headers of objects."""
 
+_PAGE_BYTES = 4096
+# Keys that are far from each other are on pages of their own, which a commit has in memory until they are written.
 _DUE = struct.Struct("<q")
 _MAGIC = b"MONOJOIN"
 _VERSION = 1
@@ -154,17 +156,19 @@ class Windows:
 
     @property
     def is_full(self) -> bool:
-        """Whether the entries in memory exceed the limit."""
-        return self.size > self.limit
+        """Whether the entries in memory exceed the limit. With a store a part of it is left for the next commit."""
+        if self._store is None:
+            return self.size > self.limit
+        return self.size > self.limit // 2 or len(self._changed) * _PAGE_BYTES > self.limit // 2
 
     def commit(self, meta: bytes) -> None:
-        """Write what has changed to the store with `meta`, and leave in memory what fits into three quarters of the limit."""
+        """Write what has changed to the store with `meta`, and leave in memory what fits into three eighths of the limit."""
         assert self._store is not None
         entries = {key: self._entries.get(key) for key in self._changed}
         self._store.commit(meta, entries, self._due, self._done)
         self._changed, self._due, self._done = set(), defaultdict(list), []
-        if self.is_full:
-            self._evict(self.limit * 3 // 4)
+        if self.size > self.limit * 3 // 8:
+            self._evict(self.limit // 4)
 
     def _evict(self, size: int) -> None:
         """Drop the oldest entries, all of which the store has, until `size` bytes are left."""

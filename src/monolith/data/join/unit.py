@@ -28,7 +28,7 @@ from monolith.errors import (
 from monolith.streams.stream import Headers, Offset, Records, Stream, StreamWriter
 from monolith.writer_lock import WriterLock
 
-__all__ = ["ACTIONS_HEADER", "CORRECTION_HEADER", "ORIGIN_HEADER", "REASON_HEADER", "Unit", "origin_of"]
+__all__ = ["ACTIONS_HEADER", "CORRECTION_HEADER", "ORIGIN_HEADER", "Unit", "dead_letter_headers", "origin_of"]
 
 ORIGIN_HEADER = "origin"
 """Header with input partition, offset and ordinal of what a record was made of, such as `impressions/3:1207:0`."""
@@ -36,9 +36,6 @@ ACTIONS_HEADER = "actions"
 """Header with the types of the actions that an example knows of, such as `click,buy`. Without any there is no such header."""
 CORRECTION_HEADER = "correction"
 """Header of examples that replace an earlier one."""
-REASON_HEADER = "reason"
-"""Header of dead letters with the reason, a name of `BAD_RECORDS` or of a counter."""
-
 _META_VERSION = 1
 _FIXED = ("window_secs", "lead_secs", "keep_ms", "emit", "late")
 _SCAN_SECS = 60.0
@@ -59,6 +56,22 @@ def origin_of(headers: Headers) -> tuple[str, int, int] | None:
             if len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal():
                 return parts[0], int(parts[1]), int(parts[2])
     return None
+
+
+def dead_letter_headers(bad: Refused) -> Headers:
+    """Return the headers of a dead letter. They are those of the dead letters of a `StreamSource`.
+
+    Example:
+        >>> dict(dead_letter_headers(Refused("not_json", "shown/0", 12, None, b"{")))["dead-letter.offset"]
+        b'12'
+    """
+    topic = bad.partition.rpartition("/")[0]
+    return (
+        ("dead-letter.reason", f"{bad.reason}: {BAD_RECORDS.get(bad.reason, 'it was not joined')}".encode()),
+        ("dead-letter.stream", topic.encode()),
+        ("dead-letter.partition", bad.partition.encode()),
+        ("dead-letter.offset", str(bad.offset).encode()),
+    )
 
 
 class Unit:
@@ -303,8 +316,7 @@ class Unit:
 
     def _has_ended(self, name: str) -> bool:
         """Return whether all of a partition has been read, as far as known."""
-        at = self.positions[name]
-        return self.ends.get(name, 0) <= (at if isinstance(at, int) else 0)
+        return self.ends.get(name, 0) <= _read_up_to(self.positions[name])
 
     @property
     def is_at_end(self) -> bool:
@@ -338,9 +350,7 @@ class Unit:
             if bad.reason in BAD_RECORDS:
                 self._warnings.warn("refused %s:%d: %s", bad.partition, bad.offset, BAD_RECORDS[bad.reason])
             if dead_letters is not None:
-                origin = f"{bad.partition}:{bad.offset}:0".encode()
-                headers = ((ORIGIN_HEADER, origin), (REASON_HEADER, bad.reason.encode()))
-                dead_letters.append(bad.value, partition=self.number, headers=headers)
+                dead_letters.append(bad.value, partition=self.number, key=bad.key, headers=dead_letter_headers(bad))
         return len(examples)
 
     def _headers(self, example: Example) -> Headers:
@@ -414,4 +424,8 @@ class Unit:
 
     def lag_records(self) -> int:
         """Return how many records of the inputs are not read yet, as far as known."""
-        return sum(max(0, self.ends.get(name, 0) - at) for name, at in self.positions.items() if isinstance(at, int))
+        return sum(max(0, self.ends.get(name, 0) - _read_up_to(at)) for name, at in self.positions.items())
+
+
+def _read_up_to(position: Offset) -> int:
+    return position if isinstance(position, int) else 0

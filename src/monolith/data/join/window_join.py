@@ -168,14 +168,14 @@ class WindowJoin:
         due, bucket, first_open = time + self._window_ms, self.windows.bucket_ms, self.windows.first_open
         if (due + self._keep_ms) // bucket < first_open:
             self.counts["expired_impressions"] += 1
-            self._refused.append(Refused("expired", self.partitions[partition], offset, value))
+            self._refused.append(Refused("expired", self.partitions[partition], offset, key, value))
             return
         actions = 0
         for at, bit, its_partition, its_offset, its_value in _early_actions(early or b""):
             if time - self._lead_ms <= at <= due:
                 actions |= 1 << bit
             else:
-                self._not_joined("outside_actions", its_partition, its_offset, its_value)
+                self._not_joined("outside_actions", key, its_partition, its_offset, its_value)
         entry = _HEADER.pack(_OPEN, due, actions, time, partition, offset) + value
         if self._is_fast:
             self._emit(key, entry, 0, time, partition, offset, 0)
@@ -201,7 +201,7 @@ class WindowJoin:
                 continue
             status, due, known, shown, of, its_offset = _HEADER.unpack_from(entry)
             if not shown - self._lead_ms <= time <= shown + self._window_ms:
-                self._not_joined("outside_actions", partition, offset, value)
+                self._not_joined("outside_actions", key, partition, offset, value)
             elif known & bit:
                 counts["duplicate_actions"] += 1
             elif status == _DONE:
@@ -220,7 +220,7 @@ class WindowJoin:
         number = bit.bit_length() - 1
         expires = time + self._lead_ms + self._window_ms + self._keep_ms
         if expires // self.windows.bucket_ms < self.windows.first_open:
-            self._not_joined("unmatched_actions", partition, offset, value)
+            self._not_joined("unmatched_actions", key, partition, offset, value)
             return
         kept = value if self.config.late == "dead_letter" else b""
         if entry is not None:
@@ -228,7 +228,7 @@ class WindowJoin:
                 self.counts["duplicate_actions"] += 1
                 return
             if len(entry) + len(kept) > _MAX_EARLY_BYTES:
-                self._not_joined("unmatched_actions", partition, offset, value)
+                self._not_joined("unmatched_actions", key, partition, offset, value)
                 return
             expires = max(expires, _EARLY_HEADER.unpack_from(entry)[1])
         self.counts["early_actions"] += 1
@@ -259,7 +259,7 @@ class WindowJoin:
             remove(key)
             if entry[0] == _EARLY:
                 for _, _, partition, offset, value in _early_actions(entry):
-                    self._not_joined("unmatched_actions", partition, offset, value)
+                    self._not_joined("unmatched_actions", key, partition, offset, value)
         return True
 
     def forget_published(self) -> None:
@@ -291,7 +291,7 @@ class WindowJoin:
 
     def _late(self, key: bytes, entry: bytes, bit: int, partition: int, offset: int, value: bytes) -> None:
         """Treat an action that counts, but whose example was emitted without it."""
-        self._not_joined("late_actions", partition, offset, value)
+        self._not_joined("late_actions", key, partition, offset, value)
         if self.config.late != "correction":
             return
         _, due, known, time, of, its_offset = _HEADER.unpack_from(entry)
@@ -302,10 +302,10 @@ class WindowJoin:
         # The number of actions rises with each correction of an impression, so no two have one ordinal.
         self._emit(key, changed, actions, time, of, its_offset, 1 + actions.bit_count(), corrects=True)
 
-    def _not_joined(self, counter: str, partition: int, offset: int, value: bytes) -> None:
+    def _not_joined(self, counter: str, key: bytes, partition: int, offset: int, value: bytes) -> None:
         self.counts[counter] += 1
         if self.config.late == "dead_letter":
-            self._refused.append(Refused(counter, self.partitions[partition], offset, value))
+            self._refused.append(Refused(counter, self.partitions[partition], offset, key, value))
 
     def _emit(
         self,
