@@ -289,6 +289,10 @@ def _locked(folder: Path) -> int:
             f"own with writer(partitions=[...]), or add partitions ({error.strerror})"
         ) from None
     own = {"host": socket.gethostname(), "process": os.getpid(), "program": Path(sys.argv[0]).name or "python"}
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, json.dumps(own).encode() + b"\n", 0)
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, json.dumps(own).encode() + b"\n", 0)
+    except OSError as error:
+        # The lock is held all the same. Only another writer would not learn by whom.
+        _logger.warning("%s: the holder cannot be noted: %s", path, error.strerror)
     return lock
