@@ -144,6 +144,13 @@ class RunConfig(Config):
     step."""
     event_time: str | None = None
     """Column of event times, seconds since 1970. The newest of a batch becomes the time of the rows it updates."""
+    kafka_topics: str | None = None
+    """Train on these topics, separated by commas, instead of the record files that the input reads: with their columns, message
+    format, batch size and transforms."""
+    kafka_servers: str | None = None
+    """`host:port` of Kafka's brokers, separated by commas."""
+    kafka_group_id: str | None = None
+    """The consumer group under which the position is reported to tools that monitor Kafka. The run has its own position."""
     save_checkpoints_event_secs: Annotated[int, Field(ge=1)] | None = None
     """Seconds of event time between two checkpoints, besides those of the other settings. A stream that is replayed has them at
     the same places as live."""
@@ -186,6 +193,8 @@ class RunConfig(Config):
             raise ValueError(
                 "sparse_norm_warmup_steps: needs a clip_norm and clip_type global_norm, whose limit it raises"
             )
+        if (self.kafka_topics is None) != (self.kafka_servers is None):
+            raise ValueError("kafka_topics and kafka_servers: give both, or none of them")
         for name in ("save_checkpoints_event_secs", "evict_event_secs"):
             if getattr(self, name) is not None and self.event_time is None:
                 raise ValueError(f"{name}: needs event_time, the column with the times")

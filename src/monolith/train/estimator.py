@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from monolith.cluster.discovery.config import monolith_discovery
 from monolith.cluster.scheduler import DATA_ROLES
+from monolith.data.sources.history import kafka_like
 from monolith.errors import ConfigError, InvalidArgumentError
 from monolith.features.batch import Batch, as_batch, num_rows
 from monolith.follow.run_service import run_identity
@@ -222,6 +223,7 @@ class Estimator:
         self.trainer = Trainer(model, made, scheduler=scheduler, heads=heads, config=self._own_config())
         self._example: Batch | None = None
         self._train_source: TrainingData | None = None
+        self._on_kafka: tuple[TrainingData, TrainingData] | None = None
         self._local_servers = self._started_servers()
         self._session: RankSession | None = None
 
@@ -376,6 +378,17 @@ class Estimator:
         return input_fn(mode)
 
     def _training_data(self, source: TrainingData | None) -> TrainingData:
+        topics, servers = self.config.kafka_topics, self.config.kafka_servers
+        data = self._own_training_data(source)
+        if topics is None or servers is None:
+            return data
+        # The same one for the same data, so that each call continues where the last stopped.
+        if self._on_kafka is None or self._on_kafka[0] is not data:
+            stream = kafka_like(data, servers=servers, topics=topics, group=self.config.kafka_group_id)  # type: ignore[arg-type]
+            self._on_kafka = data, stream
+        return self._on_kafka[1]
+
+    def _own_training_data(self, source: TrainingData | None) -> TrainingData:
         if source is not None:
             return source
         # The same one for every call, so that each continues where the last stopped.
@@ -386,7 +399,7 @@ class Estimator:
     def _train_here(self, source: TrainingData | None, steps: int | None, max_steps: int | None) -> int:
         with service_dispatcher(self.runner) as dispatcher:
             data = service_source(self._training_data(source), self.runner, dispatcher)
-            if source is None:
+            if source is None and self._on_kafka is None:
                 self._train_source = data
             return self.trainer.fit(data, steps=steps, max_steps=max_steps)
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from monolith.data.sources.records import RecordFileSource, RecordHeader
 from monolith.data.sources.source import FileSource, HasLag, StreamLag
 from monolith.data.sources.stream_source import StreamSource
 from monolith.data.sources.tables import ParquetSource, newest_value, stream_range
@@ -14,7 +15,7 @@ from monolith.data.transforms.compose import Shuffle, Transformed
 from monolith.errors import InvalidArgumentError
 from monolith.features.batch import Batch
 
-__all__ = ["HistoryThenStream", "file_source_of", "start_after", "transformed_like"]
+__all__ = ["HistoryThenStream", "file_source_of", "kafka_like", "start_after", "transformed_like"]
 
 _log = logging.getLogger(__name__)
 _HISTORY, _STREAM = "history", "stream"
@@ -158,6 +159,35 @@ def file_source_of(source: object) -> FileSource | None:
     while isinstance(source, Transformed | Shuffle):
         source = source._source
     return source if isinstance(source, FileSource) else None
+
+
+def kafka_like(history: Iterable[Batch], *, servers: str, topics: str, group: str | None) -> StreamSource | Transformed:
+    """Return a Kafka stream with the columns, message format, batch size and transforms of a source of record files.
+
+    Args:
+        history: `RecordFileSource`, or one inside of transforms.
+        servers: `host:port` of brokers, separated by commas.
+        topics: their names, separated by commas.
+        group: the consumer group under which the position is reported to tools that monitor Kafka.
+
+    Raises:
+        InvalidArgumentError: it is another source.
+    """
+    files = file_source_of(history)
+    if not isinstance(files, RecordFileSource):
+        raise InvalidArgumentError(
+            f"RunConfig.kafka_topics: expected data in RecordFileSource, whose messages are those on Kafka, got a "
+            f"{type(history).__name__}; give a StreamSource of the topic as the data instead"
+        )
+    stream = StreamSource(
+        f"kafka://{servers}/{topics}",
+        files.columns,
+        batch_size=files.batch_size,
+        format=files.format,
+        header=None if files.header == RecordHeader() else files.header,
+        settings=None if group is None else {"group.id": group},
+    )
+    return transformed_like(stream, history)
 
 
 def transformed_like(stream: StreamSource, history: object) -> StreamSource | Transformed:

@@ -240,6 +240,7 @@ class RecordFileSource(RecordSource):
         max_record_bytes: int = 128 << 20,
     ) -> None:
         header = header or RecordHeader()
+        self.format, self.header = format, header
         if header.lagrangex and format == "example_batch":
             raise InvalidArgumentError("format: a lagrangex header tells Instance from Example, it has no ExampleBatch")
         super().__init__(
