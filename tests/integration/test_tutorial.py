@@ -63,6 +63,7 @@ def one_thread() -> Iterator[None]:
         "guide-data",
         "guide-data-service",
         "guide-import-export",
+        "guide-joiner",
         "guide-launch",
         "guide-log",
         "guide-parameter-servers",

@@ -118,7 +118,7 @@ class ParquetArchive:
 
     def advance(self, *, finish: bool = False) -> None:
         """Read what is new, and write the files that are complete. With `finish` also those that are not."""
-        while batches := self._reader.poll(_POLL_RECORDS, 0):
+        while batches := self._reader.poll(min(_POLL_RECORDS, self._config.rows_per_file), 0):
             for records in batches:
                 part = self._parts[records.partition]
                 part.first = records.offsets[0] if part.first is None else part.first

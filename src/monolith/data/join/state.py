@@ -290,12 +290,14 @@ def _read(path: Path) -> tuple[bytes, dict[bytes, bytes]]:
             if len(frame) < _BLOCK.size:
                 raise damaged("is cut short")
             length, checksum = _BLOCK.unpack(frame)
-            if not length:
-                break
             data = file.read(min(length, size))
             if len(data) < length or _core.crc32c(data) != checksum:
                 raise damaged("a block is damaged")
+            if not length:
+                break
             entries.update(_unpacked(data))
+        if file.read(1):
+            raise damaged("has something after its end")
     return meta, entries
 
 
