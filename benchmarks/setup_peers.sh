@@ -82,6 +82,18 @@ exchange() {
   fi
 }
 
+# Installed with our own packages: freshbench calls them in its own process, behind everything that this environment has.
+online() {
+  local folder=$base/online
+  if [ -d "$folder/river" ] && [ -d "$folder/vowpalwabbit" ]; then
+    echo "online (River, Vowpal Wabbit): ready"
+  elif "$python" -m pip install -q --target "$folder" river==0.26.1 vowpalwabbit==9.11.9 >"$base/online.log" 2>&1; then
+    echo "online (River, Vowpal Wabbit): installed"
+  else
+    echo "online (River, Vowpal Wabbit): could not be installed, freshbench will refuse them; see $base/online.log"
+  fi
+}
+
 # Sends the requests of serving.py.
 load() {
   if ! command -v h2load >/dev/null && ! { [ "$(id -u)" = 0 ] && apt-get install -qq nghttp2-client >/dev/null 2>&1; }; then
@@ -100,10 +112,10 @@ limit() {
   fi
 }
 
-all="limit fbgemm tfra torchrec kserve mlserver litserve bentoml rayserve load exchange"
+all="limit fbgemm tfra torchrec kserve mlserver litserve bentoml rayserve load exchange online"
 for name in ${*:-$all}; do
   case $name in
-    limit | load | exchange) "$name" ;;
+    limit | load | exchange | online) "$name" ;;
     fbgemm | tfra | torchrec | kserve | mlserver | litserve | bentoml | rayserve)
       test=${name}_import
       peer "$name" "${!test}"
