@@ -1,4 +1,4 @@
-"""Danger: a flipped bit or a hostile length that crashes the reader of a segment, gives wrong records, or is passed over silently."""
+"""Danger: a flipped bit or hostile length that crashes the reader of a stream, gives wrong records, or goes unnoticed."""
 
 from __future__ import annotations
 

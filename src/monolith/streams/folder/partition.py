@@ -27,7 +27,8 @@ from monolith.streams.folder.format import (
     encode_batch,
     segment_name,
 )
-from monolith.streams.folder.segments import SegmentFile, SegmentList, boot_id, highest_offset
+from monolith.streams.folder.index import IndexWriter, index_path
+from monolith.streams.folder.segments import LAST_OFFSET, SegmentFile, SegmentList, boot_id, highest_offset
 from monolith.streams.folder.settings import FolderSettings
 
 __all__ = ["PartitionWriter"]
@@ -69,6 +70,7 @@ class PartitionWriter:
         if full or self._size >= self._settings.segment_bytes or self._descriptor < 0:
             self._begin(max(self._end, 0), self._end)
         data = encode_batch(records, self._end, self._durable)
+        self._index.add(self._end, self._size, max(record[2] for record in records))
         self._append(data)
         self._end += len(records)
 
@@ -160,6 +162,7 @@ class PartitionWriter:
         self._descriptor, self._base, self._end = descriptor, base, base
         self._size = self._durable = SEGMENT_HEADER
         self._begun = time.monotonic()
+        self._index = IndexWriter(path, position=SEGMENT_HEADER)
         self._remove_old()
 
     def _continue(self) -> None:
@@ -179,6 +182,8 @@ class PartitionWriter:
             self._end = closed.end_offset
             if segment.may_have_lost_its_end:
                 self._begin(self._end, self._end)
+            else:
+                self._index = _index_of(segment)
             return
         damaged = self._cut_tail(segment)
         if damaged or segment.may_have_lost_its_end:
@@ -190,6 +195,8 @@ class PartitionWriter:
                 highest_offset(segment),
             )
             self._begin(highest_offset(segment), self._end)
+        else:
+            self._index = _index_of(segment)
 
     def _closing_mark_of(self, segment: SegmentFile) -> BatchHeader | None:
         at = segment.size() - BATCH_HEADER
@@ -262,7 +269,9 @@ class PartitionWriter:
         gone = [each for each in bases if each <= base]
         try:
             for each in gone:
-                (self._folder / segment_name(each)).unlink(missing_ok=True)
+                path = self._folder / segment_name(each)
+                path.unlink(missing_ok=True)
+                index_path(path).unlink(missing_ok=True)
         except OSError as error:
             raise self._refused("removed", error) from error
         _logger.info("%s: retention removed %d segments, up to the one of offset %d", self._folder, len(gone), base)
@@ -270,6 +279,14 @@ class PartitionWriter:
     def _refused(self, what: str, error: OSError, path: Path | None = None) -> StorageError:
         where = path or self._folder / segment_name(self._base)
         return StorageError(f"{where}: cannot be {what}: {error.strerror or error}")
+
+
+def _index_of(segment: SegmentFile) -> IndexWriter:
+    """Return the index of a segment that is continued."""
+    newest, end, indexed = -1, SEGMENT_HEADER, segment.place_of(LAST_OFFSET)
+    for at, header in segment.walk():
+        newest, end = max(newest, header.max_timestamp), at + header.size
+    return IndexWriter(segment.path, newest=newest, position=min(indexed, end))
 
 
 def _locked(folder: Path) -> int:

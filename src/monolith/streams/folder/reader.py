@@ -14,6 +14,7 @@ from monolith.errors import CorruptFileError, InvalidArgumentError, StreamGapErr
 from monolith.process_bound import ProcessBound
 from monolith.streams.folder.format import BATCH_HEADER, SEGMENT_HEADER, BatchHeader, Columns, decode_batch
 from monolith.streams.folder.segments import (
+    LAST_OFFSET,
     SegmentFile,
     SegmentList,
     SegmentRemovedError,
@@ -186,7 +187,7 @@ class _Cursor:
             return
         self._segment, self._position = segment, SEGMENT_HEADER
         end, closed = segment.base, False
-        for at, header in segment.walk():
+        for at, header in segment.walk(segment.place_of(self._offset)):
             if header.end_offset > self._offset:
                 self._position = at
                 return
@@ -310,7 +311,7 @@ class _End:
                 self._segment = SegmentFile(self._segments.folder, bases[-1])
             except SegmentRemovedError:
                 return self._offset
-            self._position, self._offset = SEGMENT_HEADER, bases[-1]
+            self._position, self._offset = self._segment.place_of(LAST_OFFSET), bases[-1]
         if self._segment is not None:
             for at, header in self._segment.walk(self._position):
                 self._position, self._offset = at + header.size, header.end_offset
@@ -331,7 +332,9 @@ def last_records(name: str, folder: Path) -> Records | None:
         except SegmentRemovedError:
             return None
         # The last one may not be complete yet, or never will be.
-        newest = deque(((at, header) for at, header in segment.walk() if header.count), maxlen=2)
+        newest = deque(
+            ((at, header) for at, header in segment.walk(segment.place_of(LAST_OFFSET)) if header.count), maxlen=2
+        )
         for at, header in reversed(newest):
             data = segment.read(at, header.size)
             if header.body_is_sound(data):
@@ -348,7 +351,7 @@ def first_offset_at(folder: Path, timestamp: int) -> int:
             segment = SegmentFile(folder, base)
         except SegmentRemovedError:
             continue
-        for at, header in segment.walk():
+        for at, header in segment.walk(segment.place_before(timestamp)):
             if header.count and header.max_timestamp >= timestamp:
                 data = segment.read(at, header.size)
                 if header.body_is_sound(data):

@@ -20,6 +20,7 @@ from monolith.streams.folder.format import (
     SegmentHeader,
     segment_name,
 )
+from monolith.streams.folder.index import SegmentIndex
 
 __all__ = [
     "SegmentFile",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"(\d{20})\.segment")
+LAST_OFFSET = 2**63 - 1
+"""No record has this offset. A batch before it is the last one that the index knows."""
 # The time of a folder has the resolution of the kernel's clock, so two changes may have the same.
 _SURE_AFTER_NS = 100_000_000
 
@@ -114,6 +117,21 @@ class SegmentFile:
             yield at, header
             at += header.size
 
+    def place_of(self, offset: int) -> int:
+        """Return the position of a batch at or before the one that has `offset`, near it."""
+        return self._first_sound(SegmentIndex(self.path).before_offset(offset))
+
+    def place_before(self, timestamp: int) -> int:
+        """Return the position of a batch before which there is no record at or after `timestamp`, near the first such."""
+        return self._first_sound(SegmentIndex(self.path).before_time(timestamp))
+
+    def _first_sound(self, places: list[tuple[int, int]]) -> int:
+        for offset, at in places:
+            header = self.batch_at(at)
+            if header is not None and header.first_offset == offset:
+                return at
+        return SEGMENT_HEADER
+
     @property
     def may_have_lost_its_end(self) -> bool:
         """Whether the operating system was started again since it was made."""
@@ -160,7 +178,7 @@ def partition_bounds(segments: SegmentList) -> tuple[int, int]:
             segments = SegmentList(segments.folder)
             continue
         end = last.base
-        for _, header in last.walk():
+        for _, header in last.walk(last.place_of(LAST_OFFSET)):
             end = header.end_offset
         return bases[0], end
     return 0, 0
