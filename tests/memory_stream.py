@@ -1,6 +1,6 @@
 """`MemoryStream`: a fake of the protocol of monolith.streams, in memory, with a clock that waits by advancing.
 
-The contract tests of streams run on it as on the real ones.
+It is fast and shows what a reader does to it. test_stream_source_kinds.py reads the real streams.
 """
 
 from __future__ import annotations
@@ -64,6 +64,12 @@ class MemoryStream:
 
     def remove(self, partition: int, before: int) -> None:
         self.records[partition] = [record for record in self.records[partition] if record[0] >= before]
+
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        return {
+            name: (records[0][0] if records else self.next_offsets[number], self.next_offsets[number])
+            for number, (name, records) in enumerate(zip(self.partitions(), self.records, strict=True))
+        }
 
     def first_offset_at(self, timestamp: int) -> dict[str, int]:
         return {

@@ -49,6 +49,7 @@ _SAME = {
     "monolith.original.fused_lookup": """FusedLayout batch_from_examples feature_configs_from_proto
         feature_configs_to_proto""",
     "monolith.original.gradients": "propagate_back_dict_gradients propagate_back_gradients",
+    "monolith.original.kafka": "KafkaDataset create_plain_kafka_dataset",
     "monolith.original.mlp": "MLPEnv MLPServiceDiscovery",
     "monolith.original.mlp_scheduler": "DataServers HandOver MlpDataServers mlp_pass",
     "monolith.original.packing": """StaticReshapeNBuilder maybe_squeeze_3d_tensor merge_dicts pack_tensors

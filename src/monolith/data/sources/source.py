@@ -153,7 +153,7 @@ class PartitionLag:
     end: int
     """Offset of the next record that will be written, as far as the reader knows."""
     records: int
-    """Records between the two. A broker may have removed some of them."""
+    """Records between the two, at most: a broker may have removed some. In Redis, whose offsets are times: 1 if there are any."""
     newest_event_time: int | None = None
     """Of the records handed out, in milliseconds since 1970."""
 

@@ -25,16 +25,15 @@ from monolith.streams.stream import Offset
 if TYPE_CHECKING:
     from monolith.data.sources.stream_source import StreamOptions
 
-__all__ = ["END_OF_TIME", "Place", "StreamReading", "is_before"]
+__all__ = ["Place", "StreamReading", "is_before"]
 
 _log = logging.getLogger(__name__)
 
 Place = int | tuple[int, int] | Literal["start"]
 """Where a partition is read next: the offset of a record, with a row in it if some of its rows have been read, or its start."""
 
-END_OF_TIME = 2**63 - 1
-"""A timestamp after that of every record, in milliseconds."""
-
+_LATEST_SECS = 2**53
+"""No event is later. So its milliseconds are an int64."""
 _POLL_SECS = 1.0
 """Longest wait for records, after which idle partitions and interruptions are looked at."""
 _QUIET_SECS = 30.0
@@ -146,8 +145,9 @@ class StreamReading:
         for name in mine:
             self.places.setdefault(name, starts.get(name, START))
         if self._options.until_end and self._stops is None:
-            ends = self._stream.first_offset_at(END_OF_TIME)
-            self._stops = {name: ends[name] for name in mine}
+            self._stops = self._bounds(mine)
+        # An idle read does not end before what there was when it began, however slowly that comes.
+        self._present = {} if self._options.stop_when_idle_secs is None else self._bounds(mine)
         self._fetch: dict[str, Place] = dict(self.places)
         self._partial = {name: place for name, place in self.places.items() if isinstance(place, tuple)}
         self._events.assign(list(self.places), newest)
@@ -160,8 +160,20 @@ class StreamReading:
             return dict.fromkeys(partitions, START)
         if isinstance(start, Mapping):
             return {name: start.get(name, START) for name in partitions}
-        found = self._stream.first_offset_at(END_OF_TIME if start == END else self._options.start_timestamp())
+        if start == END:
+            return self._bounds(partitions)
+        found = self._stream.first_offset_at(self._options.start_timestamp())
         return {name: found[name] for name in partitions}
+
+    def _bounds(self, partitions: list[str]) -> dict[str, Place]:
+        """Return the ends of these partitions."""
+        bounds = self._stream.bounds()
+        return {name: bounds[name][1] for name in partitions}
+
+    def count_between(self, first: int, last: int) -> int:
+        """Return how many records there may be between two offsets. Those of Redis are times: there it is one, if any."""
+        most = 1 if self._stream.url.startswith("redis") else last
+        return max(0, min(last - first, most))
 
     def close(self) -> None:
         """Release the reader."""
@@ -192,10 +204,11 @@ class StreamReading:
         quiet = self._clock() - self._last_record
         idle = self._options.stop_when_idle_secs
         if idle is not None and quiet >= idle:
-            return True
+            waiting = quiet < _QUIET_SECS and any(not self._reached(name, end) for name, end in self._present.items())
+            return not waiting
         if self._stops is None:
             return False
-        open_ones = [name for name in self._stops if not self._reached(name)]
+        open_ones = [name for name, stop in self._stops.items() if not self._reached(name, stop)]
         if open_ones and quiet >= _QUIET_SECS:
             _log.warning(
                 "%s: %s: no records came for %g s up to offset %s: taken as removed",
@@ -204,9 +217,8 @@ class StreamReading:
             return True
         return not open_ones
 
-    def _reached(self, partition: str) -> bool:
-        assert self._stops is not None
-        fetch, (offset, row) = self._fetch[partition], _as_pair(self._stops[partition])
+    def _reached(self, partition: str, stop: Place) -> bool:
+        fetch, (offset, row) = self._fetch[partition], _as_pair(stop)
         # Nothing is before a start, and nothing before offset 0.
         return (offset <= 0 and not row) or (fetch != "start" and _as_pair(fetch) >= (offset + (row > 0), 0))
 
@@ -228,7 +240,7 @@ class StreamReading:
         left = {
             name: place[0] if isinstance(place, tuple) else place
             for name, place in self._fetch.items()
-            if self._stops is None or (name in self._stops and not self._reached(name))
+            if self._stops is None or (name in self._stops and not self._reached(name, self._stops[name]))
         }
         offsets: dict[str, Offset] = dict(left)
         while True:
@@ -241,7 +253,8 @@ class StreamReading:
 
     def _skip_gap(self, error: StreamGapError) -> None:
         """Continue at the oldest record of the partition that has the gap, or raise."""
-        name = str(error).partition(": ")[0]
+        # The message names the partition, after the URL of some kinds of streams.
+        name = next((name for name in self._fetch if f" {name}: " in f" {error}"), "")
         place = self._fetch.get(name)
         if self._options.on_gap == "error" or place is None or place == "start":
             hint = "on_gap='skip' continues at the oldest record and counts what is lost"
@@ -278,8 +291,9 @@ class StreamReading:
             until.append(self._deadline)
         if self._stops is None:
             until.append(self._next_refresh)
-        if self._options.stop_when_idle_secs is not None:
-            until.append(self._last_record + self._options.stop_when_idle_secs)
+        idle = self._options.stop_when_idle_secs
+        if idle is not None and self._last_record + idle > now:
+            until.append(self._last_record + idle)
         return max(0.0, min(until) - now)
 
     def _accept(self, records: Records) -> None:
@@ -287,7 +301,7 @@ class StreamReading:
         if not size:
             return
         if name in self._gaps:
-            lost = max(0, records.offsets[0] - self._gaps.pop(name))
+            lost = self.count_between(self._gaps.pop(name), records.offsets[0])
             self.lost += lost
             _log.warning("%s: %s: %d records were lost", self._stream.url, name, lost)
         self._record_bytes += (sum(map(len, records.values)) / size + 1 - self._record_bytes) / 4
@@ -297,7 +311,7 @@ class StreamReading:
             size = bisect_left(records.offsets, offset)
             if row and size < len(records) and records.offsets[size] == offset:
                 size, last_rows = size + 1, row
-        before = self._reached(name) if self._stops is not None else False
+        before = self._stops is not None and self._reached(name, self._stops[name])
         self._fetch[name] = records.next_offset
         run = _Run(records, size, last_rows)
         offset, row = self._partial.pop(name, (-1, 0))
@@ -305,7 +319,7 @@ class StreamReading:
             run.row = row
         if size:
             self._pending.append(run)
-        if self._stops is not None and not before and self._reached(name):
+        if self._stops is not None and not before and self._reached(name, self._stops[name]):
             self._assign()
 
     def _fill(self) -> None:
@@ -384,7 +398,7 @@ class StreamReading:
         """Return the event time of each row in milliseconds. Negative: none."""
         if self._options.event_time is not None:
             times = numbers_of(batch, self._options.event_time).numpy().astype(np.int64)
-            return np.minimum(times, END_OF_TIME // 1000) * 1000 if self._options.event_time_unit == "s" else times
+            return np.minimum(times, _LATEST_SECS) * 1000 if self._options.event_time_unit == "s" else times
         parts = [
             np.full(stretch.rows, stretch.records.timestamps[stretch.first], np.int64)
             if self._many

@@ -51,7 +51,7 @@ class StreamOptions(Config):
     until_end: bool = False
     """Read up to what the stream has at the beginning of a read, and then end. The next read starts again, as with files."""
     stop_when_idle_secs: Annotated[float, Field(gt=0)] | None = None
-    """End when no record came for so long. None waits forever."""
+    """End when no record came for so long, but not before what there was at the beginning. None waits forever."""
     event_time: str | None = None
     """The column that has the time of the event. None: the timestamp of the record."""
     event_time_unit: Literal["s", "ms"] = "s"
@@ -322,9 +322,8 @@ class StreamSource(Source):
         for name, place in sorted(places.items()):
             offset = 0 if place == "start" else place if isinstance(place, int) else place[0]
             end = max(ends.get(name, offset), offset)
-            partitions[name] = PartitionLag(
-                offset=offset, end=end, records=end - offset, newest_event_time=newest.get(name)
-            )
+            records = 0 if reading is None else reading.count_between(offset, end)
+            partitions[name] = PartitionLag(offset=offset, end=end, records=records, newest_event_time=newest.get(name))
         behind = [newest.get(name) for name, part in partitions.items() if part.records]
         known = [event_time for event_time in behind if event_time is not None]
         return StreamLag(
