@@ -3,6 +3,7 @@
   python benchmarks/freshbench --quick                              about a minute
   python benchmarks/freshbench                                      the synthetic stream and a control
   python benchmarks/freshbench --movielens ml-100k --data synthetic MovieLens by time, too
+  python benchmarks/freshbench --parts fault,live --data synthetic  a lost server; the running loop
   python benchmarks/freshbench --systems monolith,torch-reload,vowpal-wabbit
 
 The exit code is 0 if the ordering of the paper holds (on a control: if it does not), 1 if not, 2 for bad options.
@@ -26,6 +27,7 @@ from freshbench.adapters import SYSTEMS, factory
 from freshbench.datasets import MAKERS
 from freshbench.examples import DataSet
 from freshbench.faults import kill_servers, lose_a_server
+from freshbench.live import INTERVALS, LiveReport, run_live
 from freshbench.measure import Plan, measure
 from freshbench.report import plot
 from freshbench.simulation import BATCH_ONLY
@@ -35,13 +37,15 @@ SYNCS = (2, 10, 50, 100)
 EVENTS = 250_000
 KILL_EVENTS = 30_000
 """For real servers, where each step waits for the disk."""
-PARTS = ("shards", "fault")
+PARTS = ("shards", "fault", "live")
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small data, 3 seeds; the numbers are not for quoting")
-    parser.add_argument("--parts", default="shards", help="of shards (the paper's table) and fault; default shards")
+    parser.add_argument(
+        "--parts", default="shards", help="of shards (the paper's table), fault and live; default shards"
+    )
     parser.add_argument("--data", default=None, help=f"of {', '.join(MAKERS)}; default: synthetic,stationary")
     parser.add_argument(
         "--movielens", type=Path, help="u.data, ratings.dat, ratings.csv, Parquet, or a folder with one"
@@ -61,6 +65,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--no-control", action="store_true", help="do not repeat everything with events in random order"
     )
+    parser.add_argument("--seconds", type=float, help="that the online part takes in the part live; default 60")
+    parser.add_argument("--feed-secs", help=f"intervals of the part live; default {','.join(map(str, INTERVALS))}")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/freshbench"), help="where results go")
     return parser.parse_args(arguments)
 
@@ -99,6 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tables = [lost.markdown(), killed.markdown()]
             console.print("\n\n".join(tables) + "\n", markup=False)
             _write(options.out, "fault", tables, [lost.as_json(), vars(killed)])
+        if "live" in parts:
+            tell("the running loop", 0.0)
+            report = _live(options)
+            console.print(report.markdown() + "\n", markup=False)
+            _write(options.out, "live", [report.markdown()], [report.as_json()])
     console.print(f"written to {options.out}")
     return 0 if passed else 1
 
@@ -107,6 +118,15 @@ def _write(folder: Path, name: str, tables: Sequence[str], found: Sequence[objec
     results = {"machine": machine.describe(), "reports": found}
     (folder / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
     (folder / f"{name}.md").write_text("\n\n".join(tables) + "\n")
+
+
+def _live(options: argparse.Namespace) -> LiveReport:
+    data = (options.data or "synthetic").split(",")[0]
+    intervals = (0.1, 2.0) if options.quick else INTERVALS
+    if options.feed_secs is not None:
+        intervals = tuple(float(seconds) for seconds in options.feed_secs.split(","))
+    seconds = options.seconds or (10.0 if options.quick else 60.0)
+    return run_live(data, options.events or (20_000 if options.quick else EVENTS), seconds, intervals)
 
 
 def _parts(options: argparse.Namespace) -> tuple[str, ...]:

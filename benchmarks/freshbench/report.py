@@ -14,6 +14,14 @@ from freshbench.verdict import Difference, Verdict, difference, verdict
 COLOURS = ("#1f6fd0", "#d9601a", "#3a8f5d", "#8a4fbf", "#7b7b76", "#b8901f")
 
 
+def duration(seconds: float) -> str:
+    """Return a duration for people, with two digits."""
+    for name, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.2g} {name}"
+    return f"{seconds:.2g} s"
+
+
 @dataclass
 class Result:
     """What one system has reached on one data set: AUCs, float [seeds, slices], by number of syncs."""
@@ -62,11 +70,7 @@ class DataReport:
             return "no online training"
         if not self.online_secs:
             return f"1/{syncs} of the online part"
-        seconds = self.online_secs / syncs
-        for name, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-            if seconds >= size:
-                return f"{seconds / size:.2g} {name}"
-        return f"{seconds:.2g} s"
+        return duration(self.online_secs / syncs)
 
     def markdown(self) -> str:
         """Return the table and what it shows."""

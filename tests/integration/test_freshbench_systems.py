@@ -155,3 +155,19 @@ def test_the_adapter_in_the_documentation_works(tmp_path: Path, monkeypatch: pyt
     run = module("simulation").simulate(made("freshbench_documented:Popularity"), data, 0, [1, 10])
     assert run.auc(10, 1)[0] > 0.5
     assert (run.scores[10] != run.scores[1]).any()
+
+
+def test_a_plain_copy_loses_the_rows_that_training_has_lost() -> None:
+    examples = simple(300)
+    system = made("monolith")(module("examples").of_schema(examples), 0)
+    try:
+        system.fit(examples)
+        serving = system.serving()
+        serving.sync()
+        system.tables()["user"].erase([3])
+        serving.sync()
+        served = module("adapters.monolith_system").served_tables(serving._predictor)
+        assert 3 not in served["user"]
+        assert {name: len(table) for name, table in served.items()} == {"user": 19, "item": 10, "tags": 5}
+    finally:
+        system.close()

@@ -132,6 +132,9 @@ class CopiedServing:
         for name, table in self._system.tables().items():
             for rows in table.iter_batches():
                 copies[name].assign(rows.ids, rows.values)
+            if len(copies[name]) > len(table):
+                ids = copies[name].entries().ids
+                copies[name].erase(ids[~table.contains(ids).bool()])
         self._predictor.set_weights(dense_state_dict(self._system.model), ignore_unknown=True)
 
     def predict(self, examples: Examples) -> np.ndarray:
