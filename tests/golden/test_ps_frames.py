@@ -76,6 +76,7 @@ def test_each_call_keeps_its_number() -> None:
         "JOIN": 2,
         "DECLARE_TABLES": 3,
         "CONFIGS": 4,
+        "POSITIONS": 5,
         "LOOKUP": 16,
         "APPLY_GRADIENTS": 17,
         "ASSIGN": 18,

@@ -68,6 +68,10 @@ class WorkerProgress:
     """The last batch that any of them has had."""
     ahead: tuple[Position, ...] = ()
     """The positions of those that have had more than `behind`, rising: batches that others have not had."""
+    worker: str = ""
+    """The name under which positions are recorded."""
+    everyone: Callable[[], Mapping[str, Sequence[tuple[int, Position]]]] = dict
+    """Returns the positions of all workers by name, each with its epoch, which grows with every incarnation of any worker."""
 
 
 @dataclass(frozen=True, kw_only=True)

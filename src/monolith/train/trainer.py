@@ -178,6 +178,7 @@ class Trainer:
         self._reading: Prefetch | PartsAhead | None = None
         self._stream: Prefetch | None = None
         self._unfinished: tuple[Position, ...] = ()
+        self._begins = False
         self._loaded_place: object = None
         self._shares = 1
         """The `num_workers` of the run that the position in the data comes from."""
@@ -510,7 +511,8 @@ class Trainer:
             self.ranks.receive_start()
             return
         restored = self.restore(training=True)
-        self._require_own_share()
+        if not (waits_for_records(source) and self.remote_stores):
+            self._require_own_share()
         if self._restored is not None and not self._rounds:
             point = self._restored.point
             _log.info("continuing from step %d of %s", point.step, point.checkpoint or f"the log of {point.model_dir}")
@@ -518,7 +520,9 @@ class Trainer:
             recover_servers(self)
         # Ranks know their positions by what was restored, all of them at one step.
         resume = is_resumable(source) and self._resumes
-        followed = self.ranks is None and self._follow_predecessor(resume=resume)
+        followed = self.ranks is None and self._follow_predecessor(source, resume=resume)
+        if not followed:
+            self._require_own_share()
         if restored or followed:
             self._warn_of_unknown_place(source)
         if followed and not self._resumes:
@@ -563,19 +567,24 @@ class Trainer:
         """Whether an earlier incarnation of this worker trained on the data that it is given now."""
         return self.config.resume_data or self.named_by_launch
 
-    def _follow_predecessor(self, *, resume: bool) -> bool:
+    def _follow_predecessor(self, source: Iterable[Batch], *, resume: bool) -> bool:
         """Resume from the last position of this worker that all servers have, if its data can be resumed.
 
         Returns:
             Whether there was an earlier incarnation.
         """
         before = self._positions.batches
-        place = self._positions.begin(self.stores, resume=resume)
+        waits = resume and waits_for_records(source)
+        join = source.join_state_dicts if waits else None  # type: ignore[attr-defined]
+        place = self._positions.begin(self.stores, resume=resume, join=join)
         if place is not None:
             self._positions.batches, self._loaded_place = place.batches, place.state
             self._unfinished = place.ahead
             self.epochs = place.epochs if self._resumes else 0
         self.step += max(0, self._positions.batches - before)
+        if place is not None:
+            self._shares = self.num_workers
+        self._begins = waits and self._positions.active and (place is None or not place.batches)
         return place is not None
 
     def _warn_of_short_data(self, steps: int | None) -> None:
@@ -628,6 +637,9 @@ class Trainer:
         moments = Moments.of(hooks)
         if waits_for_records(source):
             unfinished, self._unfinished = self._unfinished, ()
+            if self._begins:
+                self._begins = False
+                self._positions.tell_start(source.state_dict())  # type: ignore[attr-defined]
             self._repeat(source, unfinished, moments)
         with Prefetch(source, capacity=self.config.embedding_prefetch_capacity) as ahead:
             self._reading, self.source_state = (ahead, None) if resumable else (None, None)

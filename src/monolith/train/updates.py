@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from monolith.state.optimizer_state import (
 )
 from monolith.state_bytes import State, pack_state, unpack_state
 from monolith.table.bags import Gradient
-from monolith.table.store import MAX_POSITION, Position, Store
+from monolith.table.store import MAX_POSITION, Position, Store, WorkerProgress
 
 if TYPE_CHECKING:
     from monolith.train.trainer import Trainer
@@ -334,8 +335,13 @@ class WorkerPositions:
         """Whether positions are reported to servers at all."""
         return bool(self._stores)
 
-    def begin(self, stores: Sequence[Store], *, resume: bool = True) -> ResumePoint | None:
+    def begin(
+        self, stores: Sequence[Store], *, resume: bool = True, join: Callable[[list[State]], State] | None = None
+    ) -> ResumePoint | None:
         """Count batches on the servers of `stores` from now on. Returns where an earlier incarnation stopped, if there was one.
+
+        With `join`, of a source whose positions can be joined, a worker without one takes what belongs to it from those of
+        another number of workers.
 
         Without `resume` the data is not that of the earlier one, or cannot go back: its batches are counted behind the last one
         that any server has.
@@ -349,6 +355,9 @@ class WorkerPositions:
             self.batches = last_batch
             epochs = min((position.epochs for position in behind), default=0)
             return ResumePoint(batches=self.batches, state=None, epochs=epochs) if behind else None
+        if join is not None and (joined := _joined_share([progress for _, progress in known], join)) is not None:
+            self.batches = 0
+            return joined
         if not behind:
             if not last_batch:
                 # The count of a checkpoint is that of the worker that wrote it, which may have been another one.
@@ -388,6 +397,14 @@ class WorkerPositions:
                 self._current = Position(batches=self.batches, ended=True, epochs=epochs)
         return self._current
 
+    def tell_start(self, state: State) -> None:
+        """Let the servers know where this worker begins: it may have no record for long, and another number of workers needs the
+        positions of all."""
+        text = _encoded(state)
+        if self.active and text is not None:
+            for store in self._stores:
+                store.apply([], position=Position(batches=0, state=text))
+
     def repeat(self, position: Position) -> Position:
         """Return `position` as that of the batch that is trained now, which an earlier incarnation did not finish."""
         self.batches = position.batches
@@ -407,6 +424,49 @@ class WorkerPositions:
                 store.apply([], position=ended)
             # Told once: a later run of the trainer may be over other stores, and these closed.
             self._current = None
+
+
+_NAME = re.compile(r"worker-(\d+)-of-(\d+)")
+
+
+def _joined_share(known: Sequence[WorkerProgress], join: Callable[[list[State]], State]) -> ResumePoint | None:
+    """Return where a worker begins that continues the run of another number of workers. None if it does not."""
+    name = _NAME.fullmatch(known[0].worker) if known else None
+    if name is None:
+        return None
+    groups: dict[int, dict[int, list[tuple[int, Position]]]] = {}
+    for worker, positions in [pair for progress in known for pair in progress.everyone().items()]:
+        if positions and (found := _NAME.fullmatch(worker)) is not None:
+            groups.setdefault(int(found[2]), {}).setdefault(int(found[1]), []).extend(positions)
+    index, count = int(name[1]), int(name[2])
+    own = max((epoch for epoch, _ in groups.get(count, {}).get(index, ())), default=-1)
+    newest = {
+        many: max(epoch for positions in group.values() for epoch, _ in positions)
+        for many, group in groups.items()
+        if many != count
+    }
+    if not newest or max(newest.values()) < own:
+        return None
+    many = max(newest, key=newest.__getitem__)
+    if own >= 0:
+        raise InvalidArgumentError(
+            f"worker {index} of {count} has trained this stream before, and {many} workers have since: its position is out of "
+            f"date. Continue with {many} workers, or with a number that was not used before"
+        )
+    return ResumePoint(batches=0, state=join([_whole(groups[many].get(n, ()), n, many) for n in range(many)]))
+
+
+def _whole(positions: Sequence[tuple[int, Position]], index: int, count: int) -> State:
+    """Return the state of a worker that has ended in order."""
+    batches = {position.batches for _, position in positions}
+    state = next((position.state for _, position in positions if position.state is not None), None)
+    if len(batches) == 1 and state is not None:
+        return decoded_position(state)
+    why = "was interrupted within a batch" if len(batches) > 1 else "has reported no position"
+    raise InvalidArgumentError(
+        f"worker {index} of {count} {why}, so no other number of workers can continue. Start the job with {count} workers, and "
+        "end it in order (`monolith control end`, or a signal) before you change their number"
+    )
 
 
 def _encoded(state: State) -> str | None:

@@ -63,17 +63,20 @@ class Job:
     def __init__(self, stack: ExitStack) -> None:
         self.servers = [stack.enter_context(ParameterServer()) for _ in range(2)]
         self.epoch = 0
-        self.records = list(IDS)
+        self.records = [list(IDS)]
 
-    def store(self, worker: str | None = "worker-0-of-1") -> ServerStore:
+    def store(self, worker: str | None) -> ServerStore:
         self.epoch += 1
         config = ClientConfig(worker=worker, epoch=self.epoch, timeout=60.0)
         return ServerStore([server.address for server in self.servers], tables_of(COUNTED), config=config)
 
-    def live(self, batch_size: int, *, dies_at: int | None = None, partitions: int = 1) -> Trainer:
-        source = Users(partitions, batch_size=batch_size, ends=True)
-        source.append(*self.records)
-        with self.store() as store:
+    def live(self, batch_size: int, *, dies_at: int | None = None, index: int = 0, workers: int = 1) -> Trainer:
+        source = Users(len(self.records), batch_size=batch_size, ends=True)
+        for partition, ids in enumerate(self.records):
+            source.append(*ids, partition=partition)
+        if workers > 1:
+            source = source.shard(index, workers)
+        with self.store(f"worker-{index}-of-{workers}") as store:
             model = Counts(store)
             model.batches.requires_grad_(False)
             model.batches.grad = None
@@ -98,8 +101,8 @@ def job() -> Iterator[Job]:
         yield Job(stack)
 
 
-# A step is a lookup and a push, so the fourth request of all servers is the push of the second batch.
-@pytest.mark.parametrize("request_number", [2, 4, 8])
+# First the worker tells where it begins. A step is a lookup and a push, so the fifth request is the push of the second batch.
+@pytest.mark.parametrize("request_number", [1, 3, 5, 9])
 def test_the_interrupted_batch_counts_once_on_every_server(job: Job, request_number: int) -> None:
     job.live(7, dies_at=request_number)
     job.live(3)
@@ -108,7 +111,7 @@ def test_the_interrupted_batch_counts_once_on_every_server(job: Job, request_num
 
 def test_a_batch_may_be_interrupted_again_and_again(job: Job) -> None:
     for batch_size in (9, 2, 5):
-        job.live(batch_size, dies_at=4)
+        job.live(batch_size, dies_at=5)
     job.live(4)
     assert job.counts() == [1] * len(IDS)
 
@@ -119,9 +122,53 @@ def test_records_that_cannot_be_read_again_are_said_and_nothing_is_trained_twice
     def refuse(self: Users, until: object) -> Iterator[Batch]:
         raise InvalidArgumentError("the records are gone")
 
-    job.live(7, dies_at=4)
+    job.live(7, dies_at=5)
     before = job.counts()
     monkeypatch.setattr(Users, "replay", refuse)
     with pytest.raises(InvalidArgumentError, match="the records are gone"):
         job.live(3)
     assert job.counts() == before
+
+
+def grown(job: Job, since: int) -> list[int]:
+    """Append ids to every partition. Returns how often each must have been trained."""
+    for partition, ids in enumerate(job.records):
+        ids.extend(range(since + partition, len(IDS), len(job.records)))
+    every = [one for ids in job.records for one in ids]
+    return [every.count(one) for one in IDS]
+
+
+def test_another_number_of_workers_continues_from_the_joined_positions(job: Job) -> None:
+    job.records = [[], [], []]
+    for number, workers in enumerate((2, 4, 1, 3)):
+        if number == 2:
+            job.records.append([])  # a partition that is added
+        expected = grown(job, 7 * number)
+        for index in range(workers):
+            job.live(3, index=index, workers=workers)
+        assert job.counts() == expected
+
+
+def test_a_worker_that_was_interrupted_must_end_in_order_first(job: Job) -> None:
+    job.records = [list(IDS)[:20], list(IDS)[20:]]
+    job.live(3, index=0, workers=2)
+    job.live(3, index=1, workers=2, dies_at=5)
+    with pytest.raises(
+        InvalidArgumentError, match=r"worker 1 of 2 was interrupted within a batch.*Start the job with 2"
+    ):
+        job.live(3)
+    for index in range(2):
+        job.live(4, index=index, workers=2)
+    job.live(3)
+    assert job.counts() == [1] * len(IDS)
+
+
+def test_a_number_of_workers_that_was_used_before_is_refused(job: Job) -> None:
+    job.records = [list(IDS)[:20], list(IDS)[20:]]
+    for index in range(2):
+        job.live(3, index=index, workers=2)
+    job.live(3)
+    with pytest.raises(
+        InvalidArgumentError, match="worker 0 of 2 has trained this stream before, and 1 workers have since"
+    ):
+        job.live(3, workers=2)

@@ -318,15 +318,30 @@ class ServerGroup:
         buckets, parameters = self.positions()
         found = [*buckets, *parameters]
         last_batch = max((position.batches for position in found), default=0)
-        if not last_batch or any(position.epoch == self.epoch for position in found):
-            return WorkerProgress(last_batch=last_batch)
+        told = last_batch or any(position.state is not None for position in found)
+        if not told or any(position.epoch == self.epoch for position in found):
+            return WorkerProgress(last_batch=last_batch, worker=self.config.worker, everyone=self.everyone)
         # Only pushes to tables record the end of the data, so of a batch that everything has had the buckets know more.
-        last = [min(buckets, key=lambda position: (position.batches, position.ended))] if buckets else []
+        # Before its first batch a worker on a stream tells where it begins, which a bucket may not have heard.
+        order = [(position.batches, position.state is None, position.ended, at) for at, position in enumerate(buckets)]
+        last = [buckets[min(order)[-1]]] if buckets else []
         behind = min([*last, *parameters], key=lambda position: position.batches)
         ahead = {position.batches: position for position in found if position.batches > behind.batches}
         return WorkerProgress(
-            behind=behind, last_batch=last_batch, ahead=tuple(ahead[batch] for batch in sorted(ahead))
+            behind=behind,
+            last_batch=last_batch,
+            ahead=tuple(ahead[batch] for batch in sorted(ahead)),
+            worker=self.config.worker,
+            everyone=self.everyone,
         )
+
+    def everyone(self) -> dict[str, list[tuple[int, HeldPosition]]]:
+        """Return the positions of all workers that the servers have heard of, by name and with their epochs."""
+        found: dict[str, list[tuple[int, HeldPosition]]] = {}
+        for frame in self._ask_all(Call.POSITIONS):
+            for name, positions in messages.WorkerPositionsAt.from_json(frame.text).workers.items():
+                found.setdefault(name, []).extend((position.epoch, position) for position in positions)
+        return found
 
     def shut_down_servers(self) -> None:
         """Ask all servers to stop."""

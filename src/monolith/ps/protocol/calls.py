@@ -17,6 +17,7 @@ class Call(CallNumber):
     JOIN = 2
     DECLARE_TABLES = 3
     CONFIGS = 4
+    POSITIONS = 5
     LOOKUP = 16
     APPLY_GRADIENTS = 17
     ASSIGN = 18

@@ -94,6 +94,13 @@ class ParametersAt(Config):
     names: tuple[WireName, ...]
 
 
+class WorkerPositionsAt(Config):
+    """Answer to `POSITIONS`: where each worker is that the server has heard of, in its buckets and dense parameters."""
+
+    workers: dict[str, tuple[HeldPosition, ...]]
+    """Different positions of one worker are batches that only a part has had."""
+
+
 class Push(Config):
     """Identifies a change, which is applied at most once."""
 

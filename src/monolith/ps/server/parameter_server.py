@@ -102,6 +102,7 @@ class Dispatcher(FrameCalls):
         self._handlers |= {
             BasicCall.HEALTH: self._health,
             Call.JOIN: self._join,
+            Call.POSITIONS: self._positions,
             Call.IS_INITIALISED: self._is_initialised,
             Call.MARK_INITIALISED: self._mark_initialised,
             Call.MEASURE: self._measure,
@@ -259,6 +260,20 @@ class Dispatcher(FrameCalls):
             gave=owned.gave_dense,
             dense=(*worker.parameters.at(held), *(known.dense if known else ())),
         )
+
+    def _positions(self, frame: Frame) -> Answer:
+        with self._state.gate.closed():
+            mask = mask_of(self._owned.ranges if self._owned.version else ((0, NUM_BUCKETS),))
+            found: dict[str, tuple[messages.HeldPosition, ...]] = {}
+            for name, worker in self._state.pushes.records().items():
+                buckets = worker.buckets.at(mask)
+                unseen = (mask & ~mask_of(pair for at in buckets for pair in at.ranges)).any()
+                parameters = worker.parameters.at(self._state.dense.declared())
+                positions = [at.position for at in buckets] + [at.position for at in parameters]
+                if unseen and positions:
+                    positions.append(messages.HeldPosition(batches=0, epoch=0))
+                found[name] = tuple(positions)
+        return Answer(text=messages.WorkerPositionsAt(workers=found).model_dump_json())
 
     def _lookup(self, frame: Frame, out: np.ndarray | None) -> np.ndarray:
         text = frame.text

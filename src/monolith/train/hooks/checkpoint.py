@@ -165,15 +165,12 @@ class NoFirstSaveCheckpointSaverHook(Hook):
         if not self._no_first_save:
             self._save(trainer)
 
-    def after_step(self, trainer: Trainer, result: StepResult) -> None:
-        """Check the save that is being written, and start one that is due or requested."""
-        self._between_steps(trainer)
-
     def while_waiting(self, trainer: Trainer) -> None:
         """As after a step: a state that is not saved becomes due by time although no step follows."""
-        self._between_steps(trainer)
+        self.after_step(trainer, None)
 
-    def _between_steps(self, trainer: Trainer) -> None:
+    def after_step(self, trainer: Trainer, result: StepResult | None) -> None:
+        """Check the save that is being written, and start one that is due or requested."""
         self._advance(trainer)
         self._serve_requests(trainer)
         if self._running is None and self.timer is not None and self.timer.should_trigger_for_step(trainer.step):
