@@ -15,7 +15,7 @@ import torch
 from google.protobuf.message import Message
 
 from monolith import _core
-from monolith.data.sources.arrow import arrow_type, slice_rows, to_batch
+from monolith.data.sources.arrow import arrow_type, to_batch
 from monolith.data.sources.records import MESSAGE_DEFAULTS, RecordHeader, take_batch
 from monolith.data.sources.source import Column, checked_columns
 from monolith.data.transforms.rows import concat_rows
@@ -92,7 +92,9 @@ class MessageDecoder:
         self._values: Sequence[bytes] | None = None
         self._messages: _core.Messages | None = None
         self._tables: list[Batch] = []
-        self._open: Batch | None = None
+        self._open: pa.Table | None = None
+        self.spans: list[tuple[int, int, int]] = []
+        """Of Arrow: the messages that the rows of the last `add` came from, as number, first row and rows."""
         self._parser = None
         if format != "arrow":
             defaults = {} if format == "json" else MESSAGE_DEFAULTS
@@ -130,30 +132,53 @@ class MessageDecoder:
         return None if problem == _core.Problem.NONE else BadMessage(self._next - 1, text)
 
     def _add_tables(self, messages: Sequence[bytes], first: int, row: int, limit: int) -> BadMessage | None:
-        rows = self.rows
-        for index in range(first, len(messages)):
-            if rows >= limit:
-                break
+        """Append tables. They are converted together, because converting 26 columns costs as much for one row as for hundreds."""
+        found: list[tuple[int, int, pa.Table]] = []
+        number, left, bad = first, limit - self.rows, None
+        while number < len(messages) and left > 0 and bad is None:
             try:
                 # Reading goes on in the middle of a message that did not fit into the last batch.
-                going_on = self._open is not None and self.position == (index, row) and row
-                batch = self._open if going_on else self._read_table(messages[index])
+                going_on = row and (number, row) == self.position
+                table = self._open if going_on else self._read_table(messages[number])
             except SchemaError as error:
-                self._next, self._row, self._open = index + 1, 0, None
-                return BadMessage(index, str(error))
-            assert batch is not None
-            size = num_rows(batch)
-            end = min(size, row + limit - rows)
-            if end > row:
-                self._tables.append(batch if (row, end) == (0, size) else slice_rows(batch, row, end))
-                rows += end - row
-            if end < size:
-                self._next, self._row, self._open = index, end, batch
-                return None
-            self._next, self._row, self._open, row = index + 1, 0, None, 0
+                bad = BadMessage(number, str(error))
+                break
+            assert table is not None
+            part = table.slice(row, left)
+            found.append((number, row, part))
+            left -= part.num_rows
+            if row + part.num_rows < table.num_rows:
+                self._open, row = table, row + part.num_rows
+            else:
+                self._open, number, row = None, number + 1, 0
+        bad = self._convert(found) or bad
+        if bad is not None:
+            self._open, number, row = None, bad.number + 1, 0
+        self._next, self._row = number, row
+        return bad
+
+    def _convert(self, found: list[tuple[int, int, pa.Table]]) -> BadMessage | None:
+        """Append the rows of tables, up to the first that does not fit the columns. `spans` says which."""
+        self.spans = []
+        if not found:
+            return None
+        try:
+            batch = self._batch_of(pa.concat_tables([table for _, _, table in found]))
+        except (SchemaError, pa.ArrowException):
+            pass
+        else:
+            self._tables.append(batch)
+            self.spans = [(number, row, table.num_rows) for number, row, table in found]
+            return None
+        for number, row, table in found:
+            try:
+                self._tables.append(self._batch_of(table))
+            except SchemaError as error:
+                return BadMessage(number, str(error))
+            self.spans.append((number, row, table.num_rows))
         return None
 
-    def _read_table(self, message: bytes) -> Batch:
+    def _read_table(self, message: bytes) -> pa.Table:
         if len(message) > self._max_bytes:
             raise SchemaError(f"the record has {len(message)} bytes, more than max_record_bytes, {self._max_bytes}")
         try:
@@ -162,11 +187,13 @@ class MessageDecoder:
             # Offsets come from outside, and are not looked at again.
             table.validate(full=True)
         except (pa.ArrowException, OSError, MemoryError, ValueError, TypeError) as error:
-            raise SchemaError(
-                f"not an Arrow IPC stream: {str(error).splitlines()[0] if str(error) else error!r}"
-            ) from None
+            text = str(error) or repr(error)
+            raise SchemaError(f"not an Arrow IPC stream: {text.splitlines()[0]}") from None
         if table.num_rows > _MAX_ARROW_ROWS:
             raise SchemaError(f"the record has {table.num_rows} rows, more than {_MAX_ARROW_ROWS}")
+        return table
+
+    def _batch_of(self, table: pa.Table) -> Batch:
         batch = to_batch(table, self.columns)
         for column in self.columns if self.finite else ():
             values = batch[column.name]

@@ -58,10 +58,12 @@ class _Run:
     """Records that were polled, and how far they are used."""
 
     records: Records
+    values: Sequence[bytes]
+    """Of the records to use as a whole: a read with an end may have got more."""
     size: int
-    """Records to use: a read with an end may have got more."""
+    """Records to use."""
     last_rows: int | None
-    """Rows to use of the last one, None for all."""
+    """Rows to use of the last one if it is not used as a whole."""
     index: int = 0
     row: int = 0
 
@@ -313,7 +315,8 @@ class StreamReading:
                 size, last_rows = size + 1, row
         before = self._stops is not None and self._reached(name, self._stops[name])
         self._fetch[name] = records.next_offset
-        run = _Run(records, size, last_rows)
+        whole = size - (last_rows is not None)
+        run = _Run(records, records.values if whole == len(records) else records.values[:whole], size, last_rows)
         offset, row = self._partial.pop(name, (-1, 0))
         if offset == records.offsets[0]:
             run.row = row
@@ -328,7 +331,12 @@ class StreamReading:
         while self._pending and self._decoder.rows < batch_size:
             run = self._pending[0]
             before = self._decoder.rows
-            self._add_one(run, batch_size) if self._many else self._add_several(run, batch_size)
+            if self._options.format == "arrow" and run.index < len(run.values):
+                self._add_tables(run, batch_size)
+            elif self._many:
+                self._add_one(run, batch_size)
+            else:
+                self._add_several(run, batch_size)
             if not before and self._decoder.rows:
                 self._deadline = self._clock() + self._options.max_wait_secs
             self.places[run.records.partition] = run.place()
@@ -337,15 +345,22 @@ class StreamReading:
 
     def _add_several(self, run: _Run, max_rows: int) -> None:
         """Add records of one row each."""
-        values = run.records.values
-        if run.size < len(values):
-            max_rows = min(max_rows, self._decoder.rows + run.size - run.index)
         first, before = run.index, self._decoder.rows
-        bad = self._decoder.add(values, first, max_rows=max_rows)
+        bad = self._decoder.add(run.values, first, max_rows=max_rows)
         run.index = self._decoder.position[0]
         rows = self._decoder.rows - before
         if rows:
             self._stretches.append(_Stretch(run.records, first, 0, rows))
+        if bad is not None:
+            self._dead.add(run.records, bad.number, bad.reason)
+
+    def _add_tables(self, run: _Run, max_rows: int) -> None:
+        """Add records of many rows each."""
+        bad = self._decoder.add(run.values, run.index, run.row, max_rows=max_rows)
+        run.index, run.row = self._decoder.position
+        self._stretches += [
+            _Stretch(run.records, number, row, rows) for number, row, rows in self._decoder.spans if rows
+        ]
         if bad is not None:
             self._dead.add(run.records, bad.number, bad.reason)
 
