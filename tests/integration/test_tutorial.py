@@ -69,6 +69,7 @@ def one_thread() -> Iterator[None]:
         "guide-parameter-servers",
         "guide-ranks",
         "guide-rollout",
+        "guide-stream-source",
         "guide-training",
     ],
 )
