@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="a few seconds, for a test of this script")
     parser.add_argument("--folder", help="where the folder stream and the data of Redis are made")
     given = parser.parse_args()
-    rounds, count, waits = (1, 2_000, 20) if given.short else (5, 200_000, 500)
+    rounds, count, waits = (1, 2_000, 20) if given.short else (5, 100_000, 200)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=given.folder)))
         makers = dict(kinds(stack, folder))

@@ -18,7 +18,7 @@ PAGES = sorted(
     for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "internals", ROOT / "benchmarks")
     for path in folder.glob("*.md")
 )
-VERBS_WITH_VERBS = {"control", "log", "rollout"}
+VERBS_WITH_VERBS = {"control", "log", "rollout", "stream"}
 
 
 def targets() -> set[str]:

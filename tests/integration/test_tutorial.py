@@ -70,6 +70,7 @@ def one_thread() -> Iterator[None]:
         "guide-ranks",
         "guide-rollout",
         "guide-stream-source",
+        "guide-streams",
         "guide-training",
     ],
 )

@@ -6,9 +6,10 @@ import base64
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 from rich import filesize
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from monolith.cli.options import Json
-from monolith.errors import ConfigError, InvalidArgumentError
+from monolith.errors import ConfigError, InvalidArgumentError, StorageError
 from monolith.streams import FolderStream, Records, Stream, StreamReader, open_stream
 
 __all__ = ["stream"]
@@ -163,6 +164,9 @@ def read(
 @stream.command()
 def write(
     url: Url,
+    file: Annotated[
+        Path | None, typer.Argument(help="The lines to write, by default standard input.", metavar="FILE")
+    ] = None,
     partition: Annotated[int | None, typer.Option(help="Number of the partition, by default of all in turn.")] = None,
     key: Annotated[
         str | None,
@@ -175,14 +179,14 @@ def write(
     ] = False,
     settings: Settings = None,
 ) -> None:
-    """Write each line of standard input as a record.
+    """Write each line of a file, or of standard input, as a record.
 
     The records are stored when the command ends with 0. Lines are JSON, and empty ones are left out.
     """
     found = open_stream(url, settings=_parsed(settings))
     count = 0
-    with found.writer(None if partition is None else [partition]) as writer:
-        for number, line in enumerate(sys.stdin.buffer, 1):
+    with _opened(file) as lines, found.writer(None if partition is None else [partition]) as writer:
+        for number, line in enumerate(lines, 1):
             text = line.strip()
             if not text:
                 continue
@@ -195,6 +199,15 @@ def write(
             count += 1
         writer.flush()
     _console(stderr=True).print(f"{found.url}: {count:,} records written")
+
+
+def _opened(file: Path | None) -> AbstractContextManager[IO[bytes]]:
+    if file is None:
+        return nullcontext(sys.stdin.buffer)
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise StorageError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def _parsed(settings: list[str] | None) -> dict[str, str] | None:

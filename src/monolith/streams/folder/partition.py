@@ -188,10 +188,10 @@ class PartitionWriter:
         damaged = self._cut_tail(segment)
         if damaged or segment.may_have_lost_its_end:
             _logger.warning(
-                "%s: the system or its disk failed while this was written: records after %d that had not been flushed may be "
+                "%s: the system or its disk failed while this was written: records from %d on that had not been flushed may be "
                 "lost. Writing continues at offset %d, so that none is given twice",
                 segment.path,
-                self._end - 1,
+                self._end,
                 highest_offset(segment),
             )
             self._begin(highest_offset(segment), self._end)
