@@ -23,8 +23,8 @@ EXTENSION_SOURCES := CMakeLists.txt deploy/charts/CMakeLists.txt $(shell find co
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.package ## Train, export and query a click model, and write a report (under a minute)
-	@$(BIN)/python examples/03_demo.py $(ARGS)
+demo: $(VENV)/.package ## Run the live loop for a minute and write a report; ARGS=--stay keeps it running
+	@$(BIN)/python examples/06_live.py $(ARGS)
 
 test: check test-core servers ## Run everything that CI runs: check, test-core and the Python tests
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
@@ -119,7 +119,7 @@ $(VENV)/.tools: constraints.txt
 # rebuild compiles only what has changed.
 $(VENV)/.package: $(VENV)/.tools $(VENV)/.modules pyproject.toml $(EXTENSION_SOURCES)
 	@echo "Building the extension and installing what is missing (the first time this takes a minute or two) ..."
-	@$(PIP) --no-build-isolation --config-settings=cmake.define.MONOLITH_WERROR=ON -e . $(SHOW)
+	@$(PIP) --no-build-isolation --config-settings=cmake.define.MONOLITH_WERROR=ON -e '.[serve]' $(SHOW)
 	@touch $@
 
 # Additional tools for developers: tests, linters, peers of the tests.

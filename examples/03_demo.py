@@ -1,4 +1,4 @@
-"""The same training compared with a popularity ranking and the best possible one, with an HTML report. `make demo` runs this."""
+"""The same training compared with a popularity ranking and the best possible one, with an HTML report."""
 
 from __future__ import annotations
 

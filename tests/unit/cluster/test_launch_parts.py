@@ -69,6 +69,15 @@ def test_the_loop_ends_well_with_the_part_that_ends_it() -> None:
     assert loop.supervisor.outcome.is_success
 
 
+@pytest.mark.parametrize(("code", "succeeds"), [(130, True), (-15, True), (1, False)])
+def test_a_part_that_ends_as_it_was_asked_has_not_failed(code: int, succeeds: bool) -> None:
+    """A trainer that saves on SIGTERM and then exits with 130, as a shell expects it, has done its work."""
+    loop = Loop(trainer=Part(run="monolith train job.yaml"), world=Part(run="python world.py", ends=True))
+    loop.exit("world", 0)
+    assert loop.exit("trainer", code)
+    assert loop.supervisor.outcome.is_success == succeeds
+
+
 def test_the_loop_fails_with_the_part_that_ends_it() -> None:
     loop = Loop(joiner=JOIN, world=Part(run="python world.py", ends=True))
     loop.exit("world", 3)

@@ -25,6 +25,8 @@ __all__ = ["Event", "EventKind", "Outcome", "RoleProcess", "RoleState", "RoleSta
 
 # The exit codes of a process that ended by SIGTERM, before or without a handler of its own, and by SIGKILL.
 _TERMINATED, _KILLED = -15, -9
+# The exit code of a command that did what it does on a signal, such as saving.
+_INTERRUPTED = 130
 
 
 class RoleProcess(Protocol):
@@ -280,7 +282,10 @@ class Supervisor:
         status.code = code
         asked = status.state is RoleState.ENDING
         unasked_server = status.role.kind in _SERVERS and not asked and not self._stopping
-        if (code == 0 and not unasked_server) or (asked and (self._stopping or code == _TERMINATED)):
+        ended_as_asked = self._stopping or code == _TERMINATED
+        if status.role.kind is RoleKind.PART:
+            ended_as_asked = ended_as_asked or code == _INTERRUPTED
+        if (code == 0 and not unasked_server) or (asked and ended_as_asked):
             status.state = RoleState.ENDED
             self._tell(EventKind.ENDED, status, code=code)
         else:
