@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from monolith.errors import DeadlineExceededError, OwnershipChangedError, UnavailableError
-from monolith.ps.client.routes import ask_buckets
+from monolith.errors import ConfigError, DeadlineExceededError, OwnershipChangedError, UnavailableError
+from monolith.ps.client.routes import LOOKS, ask_buckets
 from monolith.ps.client.scatter_gather import FIRST_PAUSE, LONGEST_PAUSE
 from monolith.ps.client.server_group import ServerGroup
 from monolith.ps.protocol.calls import Call
@@ -55,7 +55,7 @@ class DenseRoutes:
         waiting, attempt = list(names), 0
         answers: list[tuple[tuple[str, ...], Frame]] = []
         while waiting:
-            self._locate(waiting, again=attempt > 0, deadline=deadline)
+            self._locate(waiting, again=attempt > 0, deadline=deadline, may_place=call == Call.DECLARE_DENSE)
             parts = [(link, DensePart(names=mine, round=attempt)) for link, mine in self._by_server(waiting)]
             outcomes = finish_each(
                 [
@@ -85,23 +85,34 @@ class DenseRoutes:
         links = dict.fromkeys(self._link_of[name] for name in names)
         return [(link, tuple(name for name in names if self._link_of[name] is link)) for link in links]
 
-    def _locate(self, names: Sequence[str], *, again: bool, deadline: float) -> None:
-        """Find a server for each of `names`. `again`: the known ones are outdated."""
+    def _locate(self, names: Sequence[str], *, again: bool, deadline: float, may_place: bool) -> None:
+        """Find a server for each of `names`. `again`: the known ones are outdated. `may_place`: some may be new."""
         if not again and all(name in self._link_of for name in names):
             return
-        links, found = self._found(deadline)
+        links, found = self._found(deadline, () if may_place else names)
         placed = _placed(self._sizes, len(links), found)
         self._link_of = {name: links[number] for name, number in placed.items()}
 
-    def _found(self, deadline: float) -> tuple[list[Link], dict[str, int]]:
-        """Return the servers, and the number of the one that holds each name, if any does."""
+    def _found(self, deadline: float, declared: Sequence[str] = ()) -> tuple[list[Link], dict[str, int]]:
+        """Return the servers, and the number of the one that holds each name, if any does. Those that are `declared` should be
+        somewhere: the server that holds them may not be known yet.
+        """
+        looks = 0
         while True:
-            links = list(self._group.links)
+            links, looks = list(self._group.links), looks + 1
             told = [ask_buckets(link) for link in links]
             found = {name: number for number, one in enumerate(told) for name in one.dense if name in self._sizes}
             away = sorted((_away(told) & self._sizes.keys()) - found.keys())
-            if links and not away:
+            is_whole = looks >= LOOKS or all(name in found for name in declared)
+            # One that moves while the servers are asked may be seen on both sides, but not several times in a row.
+            twice = sorted(name for name in found if sum(name in one.dense for one in told) > 1)
+            if links and not away and is_whole and not twice:
                 return links, found
+            if twice and looks >= LOOKS:
+                raise ConfigError(
+                    f"dense parameter {twice[0]!r}: more than one of {', '.join(link.address for link in links)} trains it; two "
+                    "workers declared it first while servers joined or left. Start the servers again from a checkpoint"
+                )
             if time.monotonic() >= deadline:
                 if not links:
                     raise UnavailableError(

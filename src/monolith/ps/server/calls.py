@@ -256,7 +256,7 @@ class BucketCalls:
         return self._buckets(frame)
 
     def _buckets(self, frame: Frame) -> Answer:
-        answer = self._owned.answer(durable=self._durable, dense=self._state.dense.sizes())
+        answer = self._owned.answer(durable=self._durable, dense=self._state.dense.sizes)
         return Answer(text=answer.model_dump_json())
 
     def _move(self, frame: Frame) -> Answer:

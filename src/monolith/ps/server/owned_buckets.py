@@ -6,7 +6,7 @@ Dense parameters are trained where they were declared. Of those it knows only wh
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -101,9 +101,13 @@ class OwnedBuckets:
         """Dense parameters that were moved to other servers."""
         return self._known.gave_dense
 
-    def answer(self, *, durable: bool, dense: Mapping[str, int]) -> Buckets:
-        """Return the server's answer to `Call.BUCKETS`. `dense`: the parameters that it holds, with their bytes."""
-        known = self._known
+    def answer(self, *, durable: bool, dense: Callable[[], Mapping[str, int]]) -> Buckets:
+        """Return the server's answer to `Call.BUCKETS`. `dense` returns the parameters that it holds, with their bytes."""
+        while True:
+            known, held = self._known, dense()
+            # A parameter that arrived in between would be neither held nor moved away, and a worker would declare it again.
+            if self._known is known:
+                break
         giving = None if known.giving is None else known.giving.model_copy(update={"positions": ""})
         return Buckets(
             server=known.server,
@@ -112,8 +116,8 @@ class OwnedBuckets:
             giving=giving,
             gave=known.gave,
             durable=durable,
-            dense=tuple(dense),
-            dense_bytes=tuple(dense.values()),
+            dense=tuple(held),
+            dense_bytes=tuple(held.values()),
             gave_dense=known.gave_dense,
         )
 
