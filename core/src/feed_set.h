@@ -50,6 +50,7 @@ class FeedSet {
   void prefetch(std::span<const Bucket::Match> found) const noexcept {
     for (const Bucket::Match& match : found) fetch(fed_ + match.row / 8);
   }
+  void prefetch(std::uint32_t row) const noexcept { fetch(fed_ + row / 8); }
   void before_insert(std::uint32_t row) {
     changed_.make_room();
     if (row >= room_) room_ = bits_->make_room(std::uint64_t{row} + 1);

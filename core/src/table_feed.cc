@@ -7,8 +7,8 @@
 namespace monolith {
 namespace {
 
-// About how many rows one call of read_feed returns.
-constexpr std::size_t kPieceRows = 16384;
+// About how many bytes one call of read_feed returns: all that most intervals change, so that nobody has to put pieces together.
+constexpr std::size_t kPieceBytes = std::size_t{1} << 23;
 
 // There is room for `n` more. Twice as much as before, so that many small groups do not copy what is there again and again.
 template <typename T>
@@ -42,26 +42,53 @@ std::uint64_t Table::fed() const {
 
 void Table::Impl::read_feed_group(FeedBatch& out) {
   Shard& shard = *shards[feed.shard];
-  const std::size_t n = std::min(kGroup, feed.taken.changed.size() - feed.position);
+  const auto waiting = feed.taken.changed.ids().subspan(feed.position);
+  // Not a full group and a few more: fetches of a few overlap little.
+  const std::size_t n = waiting.size() <= kGroup ? waiting.size() : std::min(kGroup, (waiting.size() + 1) / 2);
+  const auto ids = waiting.first(n);
   // Nothing below may fail once a bit is cleared.
   make_room(out.ids, n);
   make_room(out.times, n);
+  std::size_t at = out.values.size();
   make_room(out.values, n * layout.dim);
-  const auto ids = feed.taken.changed.ids().subspan(feed.position, n);
-  const std::lock_guard guard(shard.lock);
-  fetch_group(shard, ids);
-  for (const std::int64_t id : ids) {
-    const auto found = shard.index.find(id, hash_id(id));
-    // Without a row it was removed, and is in a list of removed ids. Without its bit it came before.
-    if (!found || !shard.feed->is_fed(found.row())) continue;
-    const std::byte* const row = shard.rows.at(found.row());
-    const std::size_t at = out.values.size();
-    out.values.resize(at + layout.dim);
-    for (const SegmentPlan& plan : plans) kernels->load(plan, row, out.values.data() + at + plan.value_offset);
-    out.ids.push_back(id);
-    out.times.push_back(found.time());
-    shard.feed->land(found.row());
+  out.values.resize(at + n * layout.dim);
+  const Bucket* homes[kGroup];
+  std::uint32_t rows[kGroup];
+  const std::uint32_t weight_lines = lines(layout.weight_bytes);
+  {
+    const std::lock_guard guard(shard.lock);
+    for (std::size_t i = 0; i < n; ++i) {
+      homes[i] = shard.index.home(hash_id(ids[i]));
+      fetch(homes[i]);
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+      const Bucket* const home = homes[i];
+      const std::uint32_t row = home->match(ids[i]).row;
+      rows[i] = row;
+      // One that is not there is mostly in the next bucket.
+      fetch_lines(choose(row != 0, shard.rows.at(row), home + home->full()), weight_lines, row != 0 ? 64 : 0);
+      shard.feed->prefetch(row);
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+      std::uint32_t time;
+      if (rows[i] != 0) {
+        time = homes[i]->times[homes[i]->match(ids[i]).slot];
+      } else if (const auto found = shard.index.find(ids[i], hash_id(ids[i]))) {
+        rows[i] = found.row();
+        time = found.time();
+      } else {
+        continue;  // it was removed, and is in a list of removed ids
+      }
+      if (!shard.feed->is_fed(rows[i])) continue;  // it came before
+      const std::byte* const row = shard.rows.at(rows[i]);
+      for (const SegmentPlan& plan : plans) kernels->load(plan, row, out.values.data() + at + plan.value_offset);
+      at += layout.dim;
+      out.ids.push_back(ids[i]);
+      out.times.push_back(time);
+      shard.feed->land(rows[i]);
+    }
   }
+  out.values.resize(at);
   feed.position += n;
 }
 
@@ -87,7 +114,14 @@ bool Table::read_feed(FeedBatch& piece) {
   const std::lock_guard one_at_a_time(feed.mutex);
   if (!impl_->feeds()) throw InvalidArgument("table '" + config().name + "': has no feed; call track_feed first");
   piece.clear();
-  while (feed.shard < kShards && piece.size() < kPieceRows) {
+  const std::size_t most = std::max(kPieceBytes / (12 + 4 * std::size_t{dim()}), kGroup);
+  // A vector that grows step by step costs as much as reading the rows.
+  const std::size_t left = feed.reading ? feed.taken.changed.size() - feed.position : 0;
+  const std::size_t expected = std::min<std::size_t>(fed() + left, most + kGroup);
+  make_room(piece.ids, expected);
+  make_room(piece.times, expected);
+  make_room(piece.values, expected * dim());
+  while (feed.shard < kShards && piece.size() < most) {
     if (!feed.reading) {
       const std::lock_guard guard(impl_->shards[feed.shard]->lock);
       impl_->shards[feed.shard]->feed->take(feed.taken);

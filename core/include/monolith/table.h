@@ -193,7 +193,7 @@ class Table {
   void track_feed();  // does nothing the second time
   // Ids that wait, some of them perhaps twice. 0 without a feed.
   std::uint64_t fed() const;
-  // Replaces `piece` by about 16 thousand rows and removed ids; false when a pass over the table has ended. One reader at a time.
+  // Replaces `piece` by about 8 MiB of rows and removed ids; false when a pass over the table has ended. One reader at a time.
   // Throws InvalidArgument without a feed. After any other exception some changes are lost: start followers from a scan again.
   bool read_feed(FeedBatch& piece);
 
