@@ -122,9 +122,9 @@ def following(copies: Copies, *writers: Writer, **options: object) -> Iterator[F
         follower.close()
 
 
-def until(condition: Callable[[], bool], what: str = "the condition") -> None:
+def until(condition: Callable[[], bool], what: str = "the condition", *, limit: float = 60.0) -> None:
     """Wait for a condition that threads will make true. The limit only ends a test that has failed."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + limit
     while not condition():
-        assert time.monotonic() < deadline, f"waited 60 s for {what}"
+        assert time.monotonic() < deadline, f"waited {limit:g} s for {what}"
         time.sleep(0.005)
