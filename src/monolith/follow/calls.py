@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Literal
 
@@ -10,8 +12,9 @@ import numpy as np
 from pydantic import Field
 
 from monolith.config import Config
-from monolith.errors import InvalidArgumentError
-from monolith.follow.feed import Feed, FeedSegment, FeedView, LogPosition
+from monolith.errors import InvalidArgumentError, OverloadedError, ProtocolError
+from monolith.follow.feed import ANSWER_BYTES, Feed, FeedView, LogPosition, row_bytes
+from monolith.follow.segments import MAX_SEGMENTS, FeedSegment
 from monolith.table.buckets import NUM_BUCKETS
 from monolith.transport.calls import Answer, CallNumber, Handlers, WireInt, WireName, message_of
 from monolith.transport.frames import Frame
@@ -26,16 +29,29 @@ __all__ = [
     "Followed",
     "ReadBuckets",
     "ReadIds",
+    "RowsOfBuckets",
     "SegmentHeader",
+    "ReceivedRows",
     "TableHeader",
+    "changes_in",
+    "ids_in",
+    "rows_in",
+    "weights_in",
 ]
 
 MAX_WAIT = 30.0
 """Seconds that a follower may let the server wait for changes."""
-MAX_BYTES = 2**27
-"""Bytes of the segments in one answer, if they are several."""
+MAX_READERS = 2
+"""Requests for rows that are answered at the same time. Their answers are made in the memory of the run or server."""
+MAX_READ_SECS = 10.0
+"""Seconds that a request for rows waits for others."""
+MAX_MOVED = 1024
+"""Addresses of servers in one answer."""
 
 _Bucket = Annotated[int, Field(ge=0, le=NUM_BUCKETS)]
+_Ranges = Annotated[tuple[tuple[_Bucket, _Bucket], ...], Field(max_length=NUM_BUCKETS)]
+_EventTime = Annotated[int, Field(ge=0, lt=2**32)]
+_Address = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class FollowCall(CallNumber):
@@ -86,7 +102,7 @@ class Follow(Config):
     log_checksum: WireInt = 0
     wait: Annotated[float, Field(ge=0, le=MAX_WAIT)] = 1.0
     """Seconds to wait if there is nothing yet."""
-    max_bytes: Annotated[int, Field(ge=1, le=MAX_BYTES)] = 2**24
+    max_bytes: Annotated[int, Field(ge=1, le=ANSWER_BYTES)] = ANSWER_BYTES
     """Bytes of the answer. One segment is sent in any case."""
 
     @property
@@ -102,7 +118,7 @@ class TableHeader(Config):
 
     name: WireName
     scales: tuple[float, ...] = ()
-    event_time: WireInt = 0
+    event_time: _EventTime = 0
 
 
 class SegmentHeader(Config):
@@ -113,7 +129,7 @@ class SegmentHeader(Config):
     event_time: WireInt
     age: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Seconds since the moment up to which all changes are in this segment or in earlier ones."""
-    gained: tuple[tuple[_Bucket, _Bucket], ...] = ()
+    gained: _Ranges = ()
     tables: tuple[TableHeader, ...] = ()
 
 
@@ -125,7 +141,7 @@ class Followed(Config):
     each table of `changed`. Then continue from 0 in the new stream. `resync`: read all rows again, then go on from `newest`."""
     stream: WireInt
     newest: WireInt
-    segments: tuple[SegmentHeader, ...] = ()
+    segments: Annotated[tuple[SegmentHeader, ...], Field(max_length=MAX_SEGMENTS)] = ()
     age: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Seconds since the moment up to which all changes are in `newest` or in earlier segments."""
     durable: WireInt
@@ -135,13 +151,13 @@ class Followed(Config):
     dense_version: WireInt
     step: WireInt
     event_time: WireInt
-    ranges: tuple[tuple[_Bucket, _Bucket], ...] = ()
+    ranges: _Ranges = ()
     """The buckets that the writer owns."""
     rows: dict[str, WireInt] = {}
     """Rows of each table."""
     changed: tuple[WireName, ...] = ()
     """Tables with rows that the writer's log has changed after the position of the follower. Only with `rewind`."""
-    moved_to: tuple[str, ...] = ()
+    moved_to: Annotated[tuple[_Address, ...], Field(max_length=MAX_MOVED)] = ()
     """Addresses of servers that buckets were given to."""
     run: str = ""
     """The identity of the run. Empty if the writer does not know it."""
@@ -155,6 +171,13 @@ class ReadBuckets(Config):
     end: _Bucket
 
 
+class RowsOfBuckets(Config):
+    """The answer to `ReadBuckets`. The ids and the values of the rows follow."""
+
+    end: _Bucket
+    """They are the rows of the buckets before this one. If it is not the one that was asked for, ask for the rest."""
+
+
 class ReadIds(Config):
     """Ask for the rows of the ids in the request's only array."""
 
@@ -166,6 +189,79 @@ class DenseNames(Config):
 
     version: WireInt
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceivedRows:
+    """What a segment has of one table, as a follower receives it."""
+
+    table: TableHeader
+    ids: np.ndarray
+    """int64 [n]."""
+    values: np.ndarray
+    """float32 [n, dim]."""
+    erased: np.ndarray
+    """int64 [m]."""
+
+
+def changes_in(answer: Followed, frame: Frame, *, since: int) -> list[tuple[SegmentHeader, list[ReceivedRows]]]:
+    """Return the segments of an answer with their arrays. Raises `ProtocolError` before anything is used."""
+    tables = sum(len(segment.tables) for segment in answer.segments)
+    _require_arrays(frame, 3 * tables, f"{len(answer.segments)} segments of {tables} tables")
+    arrays: Iterator[np.ndarray] = iter(frame.arrays)
+    found = []
+    for segment in answer.segments:
+        if not since < segment.sequence <= answer.newest:
+            raise ProtocolError(f"segment: expected a number in ({since}, {answer.newest}], got {segment.sequence}")
+        since = segment.sequence
+        changes = []
+        for table in segment.tables:
+            ids, values, erased = next(arrays), next(arrays), next(arrays)
+            _require_rows(table.name, ids, values)
+            _require_ids(table.name, erased)
+            changes.append(ReceivedRows(table=table, ids=ids, values=values, erased=erased))
+        found.append((segment, changes))
+    return found
+
+
+def rows_in(name: str, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and values of the answer to `READ_BUCKETS` or `READ_IDS`. Raises `ProtocolError` if they are none."""
+    _require_arrays(frame, 2, f"rows of {name!r}")
+    ids, values = frame.arrays
+    _require_rows(name, ids, values)
+    return ids, values
+
+
+def ids_in(answer: Followed, frame: Frame) -> dict[str, np.ndarray]:
+    """Return the ids by table that came with `rewind`. Raises `ProtocolError` if they are none."""
+    _require_arrays(frame, len(answer.changed), f"ids of {len(answer.changed)} tables")
+    for name, ids in zip(answer.changed, frame.arrays, strict=True):
+        _require_ids(name, ids)
+    return dict(zip(answer.changed, frame.arrays, strict=True))
+
+
+def weights_in(names: DenseNames, frame: Frame) -> dict[str, np.ndarray]:
+    """Return copies of the weights by name. Raises `ProtocolError` if there is not an array for each."""
+    _require_arrays(frame, len(names.names), f"{len(names.names)} weights")
+    return dict(zip(names.names, (array.copy() for array in frame.arrays), strict=True))
+
+
+def _require_arrays(frame: Frame, count: int, what: str) -> None:
+    if len(frame.arrays) != count:
+        raise ProtocolError(f"{what}: expected {count} arrays, got {len(frame.arrays)}")
+
+
+def _require_ids(name: str, ids: np.ndarray) -> None:
+    if ids.dtype != np.dtype("<i8") or ids.ndim != 1:
+        raise ProtocolError(f"ids of table {name!r}: expected int64 [n], got {ids.dtype} {list(ids.shape)}")
+
+
+def _require_rows(name: str, ids: np.ndarray, values: np.ndarray) -> None:
+    _require_ids(name, ids)
+    if values.dtype != np.dtype("<f4") or values.ndim != 2 or len(values) != len(ids):
+        raise ProtocolError(
+            f"rows of table {name!r}: expected float32 [{len(ids)}, dim], got {values.dtype} {list(values.shape)}"
+        )
 
 
 class FollowCalls:
@@ -188,16 +284,32 @@ class FollowCalls:
     ) -> None:
         self._feed, self._run = feed, run
         self._on_follower, self._moved_to = on_follower, moved_to
+        self._readers = threading.BoundedSemaphore(MAX_READERS)
 
     def calls(self) -> Handlers:
         """Return the handler of each call."""
         return {
             FollowCall.FOLLOW: self._follow,
-            FollowCall.READ_BUCKETS: self._read_buckets,
-            FollowCall.READ_IDS: self._read_ids,
+            FollowCall.READ_BUCKETS: self._in_turn(self._read_buckets),
+            FollowCall.READ_IDS: self._in_turn(self._read_ids),
             FollowCall.READ_WEIGHTS: self._read_weights,
             FollowCall.CONFIRM: self._confirm,
         }
+
+    def _in_turn(self, read: Callable[[Frame], Answer]) -> Callable[[Frame], Answer]:
+        """Let few followers read rows at once, however many there are: training goes on meanwhile."""
+
+        def answer(frame: Frame) -> Answer:
+            if not self._readers.acquire(timeout=MAX_READ_SECS):
+                raise OverloadedError(
+                    f"{MAX_READERS} followers are reading rows, no more are accepted; try again later"
+                )
+            try:
+                return read(frame)
+            finally:
+                self._readers.release()
+
+        return answer
 
     def _follow(self, frame: Frame) -> Answer:
         asked, feed = message_of(Follow, frame), self._feed
@@ -236,7 +348,7 @@ class FollowCalls:
             ranges=feed.ranges(),
             rows={name: len(table) for name, table in feed.tables().items()},
             changed=tuple(changed),
-            moved_to=self._moved_to(),
+            moved_to=self._moved_to()[-MAX_MOVED:],
             run=self._run(),
         )
         arrays = [
@@ -258,12 +370,16 @@ class FollowCalls:
 
     def _read_buckets(self, frame: Frame) -> Answer:
         read = message_of(ReadBuckets, frame)
-        return Answer(arrays=self._feed.rows(read.table, read.first, read.end))
+        end, ids, values = self._feed.rows(read.table, read.first, read.end)
+        return Answer(text=RowsOfBuckets(end=end).model_dump_json(), arrays=(ids, values))
 
     def _read_ids(self, frame: Frame) -> Answer:
         read = message_of(ReadIds, frame)
         if len(frame.arrays) != 1 or frame.arrays[0].dtype != np.dtype("<i8") or frame.arrays[0].ndim != 1:
             raise InvalidArgumentError("ids: expected one array int64 [n]")
+        most = ANSWER_BYTES // row_bytes(self._feed.table(read.table))
+        if len(frame.arrays[0]) > most:
+            raise InvalidArgumentError(f"ids: expected at most {most:,} with one call, got {len(frame.arrays[0]):,}")
         return Answer(arrays=self._feed.values(read.table, frame.arrays[0]))
 
     def _read_weights(self, frame: Frame) -> Answer:

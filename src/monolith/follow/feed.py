@@ -17,7 +17,6 @@ import logging
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,21 +24,22 @@ from typing import Protocol
 import numpy as np
 
 from monolith.errors import InvalidArgumentError, MonolithError, OwnershipChangedError
+from monolith.follow.segments import FeedSegment, KeptSegments, TablePart, changed_rows
 from monolith.process_bound import ProcessBound
 from monolith.table import EmbeddingTable
 from monolith.table.buckets import NUM_BUCKETS, bucket_of, ranges_of
 
 __all__ = [
+    "ANSWER_BYTES",
     "EVERY_SECS",
     "Feed",
-    "FeedSegment",
     "FeedView",
     "LAST_SECS",
     "LogPosition",
     "MAX_REWOUND",
     "Owner",
-    "TablePart",
     "WriterLog",
+    "row_bytes",
 ]
 
 EVERY_SECS = 0.1
@@ -52,10 +52,10 @@ MAX_FOLLOWERS = 1024
 """Followers that are remembered."""
 FOLLOWER_SECS = 5.0
 """Seconds after which a follower that has not asked again counts as gone."""
-MAX_SEGMENTS = 4096
-"""Segments that are kept at most, however small."""
-MAX_TABLES = 4096
-"""Tables of all segments of one answer together, at most: a frame has a limited number of arrays."""
+SEGMENT_BYTES = 2**24
+"""About how many bytes of rows a segment has at most: an interval in which more has changed makes several."""
+ANSWER_BYTES = 2**24
+"""About how many bytes of rows a follower gets with one call, whatever it asks for. One bucket is sent in any case."""
 KEPT_BYTES = 2**26
 """Memory of the segments that are kept for followers, by default."""
 MAX_REWOUND = 2**22
@@ -87,28 +87,6 @@ class Owner(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TablePart:
-    """What a segment has of one table."""
-
-    name: str
-    ids: np.ndarray
-    """int64 [n]."""
-    values: np.ndarray
-    """float32 [n, dim]: stored weights."""
-    erased: np.ndarray
-    """int64 [m]: ids without a row."""
-    event_time: int
-    """The newest event time of these rows."""
-    scales: tuple[float, ...]
-    """The scale of one-bit reads, one per segment of a row."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its arrays."""
-        return self.ids.nbytes + self.values.nbytes + self.erased.nbytes
-
-
-@dataclass(frozen=True, kw_only=True)
 class FeedView:
     """What a follower gets to see, all of one moment."""
 
@@ -126,25 +104,6 @@ class FeedView:
     event_time: int
     segments: Sequence[FeedSegment] | None
     """Those after the position of the follower. None if one of them is no longer kept, or is of another stream."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeedSegment:
-    """The rows that changed between two moments, as they were at the second or a little later."""
-
-    sequence: int
-    step: int
-    event_time: int
-    begun: float
-    """Seconds of the feed's clock: everything that was written before is in this segment or an earlier one."""
-    gained: tuple[tuple[int, int], ...]
-    """Ranges of buckets that the writer owns since this segment. A follower reads all their rows."""
-    parts: tuple[TablePart, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its arrays."""
-        return sum(part.nbytes for part in self.parts)
 
 
 class Feed:
@@ -191,7 +150,7 @@ class Feed:
         if not every > 0 or not dense_every > 0:
             raise InvalidArgumentError(f"every, dense_every: expected seconds above 0, got {every!r}, {dense_every!r}")
         self._all_tables, self._all_dense = tables, dense
-        self._every, self._dense_every, self._kept_bytes = every, dense_every, kept_bytes
+        self._every, self._dense_every = every, dense_every
         self._moment, self._owner, self._writer_log, self._clock = moment, owner, log, clock
         self._bound = ProcessBound("the feed")
         self._changed = threading.Condition()
@@ -201,8 +160,7 @@ class Feed:
         self._released = False
         self._tables: dict[str, tuple[EmbeddingTable, int]] = {}
         self._owned = np.ones(NUM_BUCKETS, dtype=np.bool_)
-        self._segments: deque[FeedSegment] = deque()
-        self._held = 0
+        self._kept = KeptSegments(kept_bytes)
         self._followers: dict[int, tuple[int, int, float]] = {}
         self.stream = 0
         """Names this sequence of segments. 0 until `start`."""
@@ -264,23 +222,8 @@ class Feed:
                 dense_version=self.dense_version,
                 step=step,
                 event_time=event_time,
-                segments=self._after(since, max_bytes) if stream == self.stream else None,
+                segments=self._kept.after(since, max_bytes) if stream == self.stream else None,
             )
-
-    def _after(self, since: int, max_bytes: int) -> list[FeedSegment] | None:
-        if not 0 <= since <= self.newest or (since < self.newest and self._segments[0].sequence > since + 1):
-            return None
-        found: list[FeedSegment] = []
-        size = parts = 0
-        for segment in self._segments:
-            if segment.sequence <= since:
-                continue
-            size += segment.nbytes
-            parts += len(segment.parts)
-            if found and (size > max_bytes or parts > MAX_TABLES):
-                break
-            found.append(segment)
-        return found
 
     def wait(self, *, stream: int, since: int, dense_version: int, timeout: float) -> None:
         """Wait until there is something after `since`, newer dense weights, or another stream."""
@@ -342,7 +285,7 @@ class Feed:
         None if that is not known, or not everything since is in this stream. The follower then reads all rows again.
         """
         with self._changed:
-            kept_all = self.newest == 0 or self._segments[0].sequence == 1
+            kept_all = self.newest == 0 or self._kept.first == 1
         if position is None or self._writer_log is None or not self.complete or not kept_all:
             return None
         return self._writer_log.changed_since(position)
@@ -383,15 +326,20 @@ class Feed:
         """Return all tables by name."""
         return self._all_tables()
 
-    def rows(self, name: str, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and stored weights of all rows in the buckets from `first` to before `end`, all of which must be owned."""
+    def rows(self, name: str, first: int, end: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Return ids and stored weights of the rows in the buckets from `first` to before `end`, all of which must be owned.
+
+        If there are more than about `ANSWER_BYTES`, they are those of the first buckets. The first result is the bucket before
+        which they end.
+        """
         self._require_owned(first, end)
         table = self.table(name)
+        end = min(end, first + max(1, ANSWER_BYTES * NUM_BUCKETS // max(1, len(table) * row_bytes(table))))
         raw = table.rows_of_buckets(range(first, end))
         entries = table.lookup_entry(raw.ids)
         # Checked again: rows that were given away while they were read may have been removed.
         self._require_owned(first, end)
-        return entries.ids[entries.found].numpy(), entries.values[entries.found].numpy()
+        return end, entries.ids[entries.found].numpy(), entries.values[entries.found].numpy()
 
     def values(self, name: str, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return those of `ids` that have a row, and its stored weights. Ids of buckets that are not owned are an error."""
@@ -450,8 +398,7 @@ class Feed:
             self.complete = complete
             self.newest = self.durable = 0
             self.log_position = None
-            self._segments.clear()
-            self._held = 0
+            self._kept.clear()
             self.as_of = self._clock()
             self._changed.notify_all()
 
@@ -479,13 +426,24 @@ class Feed:
             # Rows were restored, or written before the table was tracked.
             self._begin_stream(complete=False)
         begun = self._clock()
-        step, event_time = self._moment()
-        parts = [_read_part(name, table) for name, (table, _) in self._tables.items()]
+        moment = self._moment()
+        waiting: list[TablePart] = []
+        for name, (table, _) in self._tables.items():
+            for part in changed_rows(name, table):
+                waiting.append(part)
+                if sum(one.nbytes for one in waiting) >= SEGMENT_BYTES:
+                    # Not everything that was written before `begun` is in it yet.
+                    self._publish(waiting, moment, self.as_of)
+                    waiting = []
+        self._publish(waiting, moment, begun)
+
+    def _publish(self, parts: Sequence[TablePart], moment: tuple[int, int], begun: float) -> None:
+        """Make the next segment of parts that were read, unless there is nothing in it."""
         # After the rows were read: those of a bucket that was given away since are removed here, and must not look removed.
         owned = self._mask()
         gained = ranges_of(owned & ~self._owned)
         if self._owner is not None and not owned.all():
-            parts = [_of_buckets(part, owned) for part in parts]
+            parts = [part.of_buckets(owned) for part in parts]
         self._owned = owned
         filled = tuple(part for part in parts if len(part.ids) or len(part.erased))
         with self._changed:
@@ -493,14 +451,13 @@ class Feed:
             if not filled and not gained:
                 return
             self.newest += 1
+            step, event_time = moment
             newest = max([event_time, *(part.event_time for part in filled)])
-            segment = FeedSegment(
-                sequence=self.newest, step=step, event_time=newest, begun=begun, gained=gained, parts=filled
+            self._kept.add(
+                FeedSegment(
+                    sequence=self.newest, step=step, event_time=newest, begun=begun, gained=gained, parts=filled
+                )
             )
-            self._segments.append(segment)
-            self._held += segment.nbytes
-            while len(self._segments) > 1 and (self._held > self._kept_bytes or len(self._segments) > MAX_SEGMENTS):
-                self._held -= self._segments.popleft().nbytes
             self._changed.notify_all()
 
     def publish_dense(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -512,7 +469,7 @@ class Feed:
     @property
     def nbytes(self) -> int:
         """Memory of what is kept for followers."""
-        return self._held + sum(array.nbytes for array in self.dense.values())
+        return self._kept.nbytes + sum(array.nbytes for array in self.dense.values())
 
     def _look_at_dense(self) -> None:
         self._dense_at = self._clock()
@@ -532,29 +489,9 @@ class Feed:
             )
 
 
-def _read_part(name: str, table: EmbeddingTable) -> TablePart:
-    pieces = list(table.read_feed())
-    if len(pieces) == 1:
-        ids, values, erased = pieces[0].ids, pieces[0].values, pieces[0].erased
-    else:
-        ids = np.concatenate([np.empty(0, np.int64), *(piece.ids for piece in pieces)])
-        values = np.concatenate([np.empty((0, table.dim), np.float32), *(piece.values for piece in pieces)])
-        erased = np.concatenate([np.empty(0, np.int64), *(piece.erased for piece in pieces)])
-    event_time = max((int(piece.times.max()) for piece in pieces if len(piece.times)), default=0)
-    scales = tuple(table.state().hashnet_scales) if len(ids) else ()
-    return TablePart(name=name, ids=ids, values=values, erased=erased, event_time=event_time, scales=scales)
-
-
-def _of_buckets(part: TablePart, mask: np.ndarray) -> TablePart:
-    mine = mask[bucket_of(part.ids)]
-    return TablePart(
-        name=part.name,
-        ids=part.ids[mine],
-        values=part.values[mine],
-        erased=part.erased[mask[bucket_of(part.erased)]],
-        event_time=part.event_time,
-        scales=part.scales,
-    )
+def row_bytes(table: EmbeddingTable) -> int:
+    """Return the bytes of a row in an answer."""
+    return 8 + 4 * table.dim
 
 
 def _equal(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:

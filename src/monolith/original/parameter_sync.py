@@ -285,13 +285,16 @@ class ParameterSyncClient:
         while one.buckets:
             name, first, end = one.buckets[-1]
             owned = mask_of(self._feed.ranges())
+            read_until = end
             if owned[first:end].all():
-                ids, values = self._feed.rows(name, first, end)
+                read_until, ids, values = self._feed.rows(name, first, end)
                 delta = self._delta(name, ids, values)
-                delta.first_bucket, delta.end_bucket = first, end
+                delta.first_bucket, delta.end_bucket = first, read_until
                 # Not split: the target removes what it holds of these buckets and this request does not have.
                 self._send(one, self._request(config, {name: delta}))
             one.buckets.pop()
+            if read_until < end:
+                one.buckets.append((name, read_until, end))
 
     def _push_touched(self, one: _Target, config: ClientConfig) -> None:
         while one.touched:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import monolith.follow.follower as module
+import monolith.follow.followed_writer as module
 from followed_tables import (
     DIM,
     Buckets,

@@ -223,7 +223,7 @@ def test_changes_that_the_feed_no_longer_keeps_become_a_push_of_all_rows(
 ) -> None:
     target, tables = sync.target()
     sync.push(target.address)
-    monkeypatch.setattr(sync.feed, "_kept_bytes", 1)
+    monkeypatch.setattr(sync.feed._kept, "_max_bytes", 1)
     for number in range(5):
         sync.train([number], seed=number)
         sync.feed.drain()
