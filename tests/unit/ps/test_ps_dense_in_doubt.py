@@ -1,5 +1,5 @@
-"""Danger: while dense parameters move, a worker that starts sees one nowhere. It would declare the parameter again on a server that
-does not have it, or push to one."""
+"""Danger: while dense parameters move, a worker that starts sees one nowhere. It would declare the parameter again on another
+server, or push to a server that does not have it."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def test_a_parameter_that_two_servers_train_is_an_error(monkeypatch: pytest.Monk
             lambda link: ask_buckets(link).model_copy(update={"dense": ("w",), "dense_bytes": (8,)}),
         )
         origin._routes._link_of.clear()
-        with pytest.raises(ConfigError, match="'w': more than one of .* trains it"):
+        with pytest.raises(ConfigError, match=r"'w': more than one of .* trains it"):
             origin.read()
