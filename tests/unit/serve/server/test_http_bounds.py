@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from monolith.serve.server.config import ServingConfig
 from monolith.serve.server.http import HttpResponse
@@ -28,6 +31,9 @@ class Transport:
 
     def write(self, data: bytes) -> None:
         self.sent += data
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        self.sent += b"".join(parts)
 
     def can_write_eof(self) -> bool:
         return True
@@ -217,3 +223,39 @@ def test_an_answer_that_cannot_be_sent_is_an_error_of_the_server(caplog: pytest.
     assert transport.statuses == [500]
     assert b"evil" not in transport.sent
     assert "a name or value has a line end" in caplog.text
+
+
+class Echo(Application):
+    """Answers each request with its body at once."""
+
+    def answer(self, request: IncomingRequest) -> None:
+        request.respond(HttpResponse(body=request.url + b" " + request.body))
+
+
+@given(
+    bodies=st.lists(st.binary(max_size=80), min_size=1, max_size=6), cuts=st.lists(st.integers(0, 2000), max_size=12)
+)
+def test_answers_do_not_depend_on_how_the_bytes_arrive(bodies: list[bytes], cuts: list[int]) -> None:
+    sent = b"".join(
+        b"POST /%d HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n%s0\r\n\r\n"
+        % (number, b"".join(b"1\r\n%c\r\n" % byte for byte in body))
+        if number % 2
+        else b"POST /%d HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (number, len(body), body)
+        for number, body in enumerate(bodies)
+    )
+    shared = OpenConnections(application=Echo(), config=ServingConfig())
+    connection, transport = HttpConnection(shared), Transport()
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    ends = [*sorted(cut for cut in cuts if cut < len(sent)), len(sent)]
+    for begin, end in zip([0, *ends[:-1]], ends, strict=True):
+        connection.data_received(sent[begin:end])
+    answers = transport.sent
+    for number, body in enumerate(bodies):
+        head, _, answers = answers.partition(b"\r\n\r\n")
+        wanted = b"/%d %s" % (number, body)
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"content-length: %d" % len(wanted) in head
+        assert answers.startswith(wanted)
+        answers = answers[len(wanted) :]
+    assert answers == b""
+    assert shared.held == 0
