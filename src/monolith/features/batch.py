@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -12,13 +12,47 @@ from monolith.config import nearest_name
 from monolith.errors import InvalidArgumentError
 from monolith.features.ragged import Ragged
 
-__all__ = ["Batch", "BatchColumn", "as_batch", "column_of", "nearest_column", "num_rows"]
+__all__ = ["Batch", "BatchColumn", "IdMatrix", "as_batch", "column_of", "nearest_column", "num_rows"]
 
 BatchColumn = torch.Tensor | Ragged
 """Rows of one column: a tensor [rows, ...], or `Ragged` with as many rows."""
 Batch = dict[str, BatchColumn]
 """Columns by name, all with the same number of rows. Labels, weights and request times are columns like any other."""
 _COLUMNS = (torch.Tensor, Ragged)
+
+
+class IdMatrix(Mapping[str, torch.Tensor]):
+    """Columns of one id per row that are the rows of one matrix. A tensor for each is only made when somebody asks for it.
+
+    Example:
+        >>> columns = IdMatrix(("user", "item"), torch.tensor([[7, 8], [1, 2]]))
+        >>> columns["item"], columns.rows
+        (tensor([1, 2]), 2)
+    """
+
+    __slots__ = ("ids", "names")
+
+    def __init__(self, names: tuple[str, ...], ids: torch.Tensor) -> None:
+        self.names = names
+        self.ids = ids
+        """int64 [columns, rows], contiguous and in main memory. Nobody changes it."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of each column."""
+        return self.ids.shape[1]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        try:
+            return self.ids[self.names.index(name)]
+        except ValueError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def as_batch(columns: Mapping[str, object]) -> Batch:

@@ -17,7 +17,7 @@ import torch
 
 from monolith._core import put_slots, stack_fids
 from monolith.errors import InvalidArgumentError
-from monolith.features.batch import Batch, BatchColumn, column_of, num_rows
+from monolith.features.batch import Batch, BatchColumn, IdMatrix, column_of, num_rows
 from monolith.features.declaration import Declaration, FeatureGroup, TableDeclaration
 from monolith.features.feature import Feature
 from monolith.features.ragged import Ragged
@@ -130,7 +130,10 @@ class BagPlan:
         self._groups = [[_Group(group, table) for group in table.groups] for table in declaration.tables]
         groups = [group for groups in self._groups for group in groups]
         self._names = [feature.name for group in groups for feature in group.features]
+        self._matrix_names = tuple(self._names)
         self._runs = _runs(groups)
+        # All columns one after the other, and their ids as they are: then a matrix of them is what tables are asked for.
+        self._is_one_run = len(self._runs) == 1 and not self._runs[0].is_stack and self._runs[0].slots is None
         self._units = [sum(group.width for group in groups) for groups in self._groups]
         self._last_counts: tuple[int, tuple[int, ...]] = (-1, ())
         self._is_pooled = bool(groups) and all(feature.pools for group in groups for feature in group.features)
@@ -186,6 +189,10 @@ class BagPlan:
         """
         if not self._is_pooled:
             return None
+        if isinstance(batch, IdMatrix) and self._is_one_run and batch.names == self._matrix_names:
+            return PackedBags(
+                self.layout, ids=batch.ids.view(-1).numpy(), offsets=None, counts=self._counts(batch.rows)
+            )
         try:
             found = [batch[name] for name in self._names]
             columns: list[torch.Tensor] = found  # type: ignore[assignment]
@@ -204,12 +211,16 @@ class BagPlan:
             if run.slots is not None:
                 put_slots(piece.numpy(), run.slots, by_row=not run.is_stack)
         ids = pieces[0].view(-1) if len(pieces) == 1 else torch.cat([piece.view(-1) for piece in pieces])
+        return PackedBags(self.layout, ids=ids.numpy(), offsets=None, counts=self._counts(rows))
+
+    def _counts(self, rows: int) -> tuple[int, ...]:
+        """Return the bags of each table."""
         # Batches mostly have as many rows as the one before.
         last_rows, counts = self._last_counts
         if rows != last_rows:
             counts = tuple([rows * n for n in self._units])
             self._last_counts = rows, counts
-        return PackedBags(self.layout, ids=ids.numpy(), offsets=None, counts=counts)
+        return counts
 
     def outputs(self, bags: BatchBags, arrays: Sequence[torch.Tensor], device: torch.device | None = None) -> Batch:
         """Return the outputs of all features, by name, made of the vectors in the arrays of the layout.

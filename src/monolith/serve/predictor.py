@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from monolith.errors import ConfigError, CorruptFileError
-from monolith.features.batch import as_batch, num_rows
+from monolith.features.batch import IdMatrix, as_batch, num_rows
 from monolith.nn import EmbeddingBagCollection
 from monolith.serve.manifest import (
     CollectionSpec,
@@ -81,7 +81,7 @@ class Predictor:
         Columns are tensors, `Ragged`, NumPy arrays or lists of numbers, see `monolith.features.as_batch`. The results are
         inference tensors: `clone()` one to change it in place or to compute gradients with it.
         """
-        if not isinstance(batch, dict):
+        if not isinstance(batch, dict | IdMatrix):
             batch = as_batch(batch)
         program = self._program
         # For rows with one id each, all shapes are known from their number. Otherwise the program looks at them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ from monolith.serve.replica import Replica
 
 __all__ = ["MicroBatcher", "Predict", "join_batches"]
 
-Predict = Callable[[Batch, float], dict[str, Tensor]]
+Predict = Callable[[Mapping[str, BatchColumn], float], dict[str, Tensor]]
 """Predicts a batch before a deadline."""
 
 
@@ -25,7 +25,7 @@ Predict = Callable[[Batch, float], dict[str, Tensor]]
 class _Group:
     """Requests that are predicted together."""
 
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[Mapping[str, BatchColumn]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     deadline: float = 0.0
     full: threading.Event = field(default_factory=threading.Event)
@@ -46,7 +46,9 @@ class MicroBatcher:
         self._lock = threading.Lock()
         self._open: dict[Hashable, _Group] = {}
 
-    def predict(self, replica: Replica, batch: Batch, rows: int, deadline: float, run: Predict) -> dict[str, Tensor]:
+    def predict(
+        self, replica: Replica, batch: Mapping[str, BatchColumn], rows: int, deadline: float, run: Predict
+    ) -> dict[str, Tensor]:
         """Return the predictions of `batch`, which `run` has made for it and others.
 
         Raises:
@@ -95,7 +97,7 @@ def _kind(column: BatchColumn) -> tuple[Hashable, ...]:
     return (Tensor, column.dtype, column.shape[1:])
 
 
-def join_batches(batches: Sequence[Batch]) -> Batch:
+def join_batches(batches: Sequence[Mapping[str, BatchColumn]]) -> Batch:
     """Return the rows of all batches, which have the same columns, one after the other.
 
     Example:

@@ -14,7 +14,7 @@ from monolith.errors import CorruptFileError, InvalidArgumentError, SchemaError
 from monolith.features import Ragged
 from monolith.features.batch import Batch, BatchColumn
 from monolith.serve.manifest import InputSpec, Signature
-from monolith.serve.server.tensors import WireTensor, torch_datatype
+from monolith.serve.server.tensors import MatrixInputs, WireTensor, torch_datatype
 
 __all__ = ["ColumnReader", "MESSAGES", "SPLITS"]
 
@@ -39,18 +39,24 @@ class ColumnReader:
     def __init__(self, signature: Signature, *, max_rows: int) -> None:
         self._specs = {spec.name: (spec, getattr(torch, spec.dtype)) for spec in signature.inputs}
         self._names = signature.columns
+        # If there are dense columns, or the original's messages could be meant, inputs are looked at one by one.
+        self._matrix_names = None if self._specs else tuple(self._names)
         ids = [(name, name + SPLITS, torch.int64, None) for name in self._names if name not in self._specs]
         dense = [(name, name + SPLITS, dtype, spec.shape) for name, (spec, dtype) in self._specs.items()]
         self._plain: list[tuple[str, str, torch.dtype, tuple[int, ...] | None]] = [*ids, *dense]
         self._messages = {name: kind for name, kind in MESSAGES.items() if name not in self._names}
         self._max_rows = max_rows
 
-    def read(self, inputs: Mapping[str, WireTensor]) -> Batch:
+    def read(self, inputs: Mapping[str, WireTensor]) -> Mapping[str, BatchColumn]:
         """Return the columns.
 
         Raises:
             InvalidArgumentError: an input is missing or does not fit its column.
         """
+        if isinstance(inputs, MatrixInputs):
+            matrix = inputs.matrix
+            if matrix.names == self._matrix_names and matrix.rows <= self._max_rows:
+                return matrix
         if not inputs.keys().isdisjoint(self._messages):
             name = next(name for name in self._messages if name in inputs)
             return self._parsed(name, self._messages[name], inputs)

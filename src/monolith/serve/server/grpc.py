@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import torch
 from google.protobuf.message import Message
 
 from monolith.errors import AuthenticationError, InvalidArgumentError, ProtocolError, StorageError
@@ -17,7 +18,7 @@ from monolith.serve.server.failures import failure_of
 from monolith.serve.server.handler import Handler, PendingAnswer
 from monolith.serve.server.limits import deadline_of
 from monolith.serve.server.protocol import InferRequest, InferResponse, checked_id, checked_parameters
-from monolith.serve.server.tensors import WireTensor, from_elements, from_raw, ids_of_raw, to_raw, torch_datatype
+from monolith.serve.server.tensors import WireTensor, from_elements, from_raw, inputs_of_ids, to_raw, torch_datatype
 from monolith.transport.server import read_pem
 from monolith.transport.tokens import reveal
 
@@ -56,11 +57,9 @@ def decode_message(message: messages.ModelInferRequest) -> InferRequest:
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise ProtocolError(f"raw_input_contents: expected {len(message.inputs)}, one for each input, got {len(raw)}")
-    inputs = _packed_ids(message.inputs, raw)
-    packed = len(inputs)
-    for number, given in enumerate(message.inputs):
-        if number < packed:
-            continue
+    packed = _packed_ids(message.inputs, raw)
+    inputs: dict[str, WireTensor] = {} if len(packed) == len(message.inputs) else dict(packed)
+    for number, given in enumerate(message.inputs[len(packed) :], len(packed)):
         name = given.name
         if name in inputs:
             raise ProtocolError(f"inputs[{name!r}]: is given twice")
@@ -78,12 +77,14 @@ def decode_message(message: messages.ModelInferRequest) -> InferRequest:
         elements = list(getattr(given.contents, field))
         inputs[name] = from_elements(name, given.datatype, list(given.shape), elements)
     parameters = checked_parameters(_parameters(message.parameters)) if message.parameters else {}
-    return InferRequest(checked_id(message.id), parameters, inputs, {one.name: True for one in message.outputs})
+    return InferRequest(
+        checked_id(message.id), parameters, inputs or packed, {one.name: True for one in message.outputs}
+    )
 
 
 def _packed_ids(
     given: Sequence[messages.ModelInferRequest.InferInputTensor], raw: Sequence[bytes]
-) -> dict[str, WireTensor]:
+) -> Mapping[str, WireTensor]:
     """Read the inputs of INT64 [n] that a message begins with, in raw contents, at once. Others say what is wrong with one."""
     found: dict[str, int] = {}
     for one, data in zip(given, raw, strict=False):
@@ -94,8 +95,8 @@ def _packed_ids(
         found[one.name] = shape[0]
     if len(found) < 2 or not any(found.values()):
         return {}
-    tensors = ids_of_raw(bytearray().join(raw[: len(found)]), list(found.values()))
-    return dict(zip(found, tensors, strict=True))
+    ids = torch.frombuffer(bytearray().join(raw[: len(found)]), dtype=torch.int64)
+    return inputs_of_ids(list(found), ids, list(found.values()))
 
 
 def _parameters(given: Mapping[str, messages.InferParameter]) -> dict[str, object]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from monolith.errors import InvalidArgumentError, ModelNotFoundError
-from monolith.features.batch import Batch, num_rows
+from monolith.features.batch import BatchColumn, IdMatrix, num_rows
 from monolith.serve.replica import Replica
 from monolith.serve.repository import ModelRepository
 from monolith.serve.server.batching import MicroBatcher
@@ -182,21 +182,23 @@ class Handler:
                 return route
             # It was removed after the router had chosen it. Another choice is another version, or a typed error.
 
-    def _columns(self, replica: Replica, request: InferRequest) -> Batch:
+    def _columns(self, replica: Replica, request: InferRequest) -> Mapping[str, BatchColumn]:
         reader = self._readers.get(replica)
         if reader is None:
             reader = self._readers[replica] = ColumnReader(replica.signature, max_rows=self.config.max_rows)
         columns = reader.read(request.inputs)
         return broadcast_context(columns) if "top_k" in request.parameters else columns
 
-    def _predict(self, replica: Replica, columns: Batch, rows: int, deadline: float) -> dict[str, Tensor]:
+    def _predict(
+        self, replica: Replica, columns: Mapping[str, BatchColumn], rows: int, deadline: float
+    ) -> dict[str, Tensor]:
         if self._batcher is None:
             with torch.inference_mode():
                 return replica.predict(columns)
         for spec in replica.signature.inputs:
             spec.check(columns)  # an error here must not become one of the requests that it is joined with
 
-        def in_turn(batch: Batch, deadline: float) -> dict[str, Tensor]:
+        def in_turn(batch: Mapping[str, BatchColumn], deadline: float) -> dict[str, Tensor]:
             self.admission.start(deadline)
             try:
                 with torch.inference_mode():
@@ -355,7 +357,9 @@ def failure_response(failure: RequestFailure) -> HttpResponse:
     return HttpResponse(status=failure.http, headers=headers, body=to_json({"error": failure.message}))
 
 
-def _rows(columns: Batch) -> int:
+def _rows(columns: Mapping[str, BatchColumn]) -> int:
+    if isinstance(columns, IdMatrix):
+        return columns.rows
     lengths = {column.shape[0] if column.__class__ is Tensor else len(column) for column in columns.values()}
     return lengths.pop() if len(lengths) == 1 else num_rows(columns)  # which says what is wrong, and takes longer
 

@@ -16,7 +16,7 @@ from monolith.serve.server.tensors import (
     from_elements,
     from_raw,
     ids_of_lists,
-    ids_of_raw,
+    inputs_of_ids,
     to_raw,
     torch_datatype,
 )
@@ -136,12 +136,13 @@ def decode_infer(body: bytes, json_bytes: str | None, *, max_json_bytes: int) ->
 
 def _request(tree: Mapping[str, Any], data: bytearray, *, packs: bool = False) -> InferRequest:
     entries = _named(tree, "inputs")
-    inputs, at = _packed_ids(entries, data) if data or packs else ({}, 0)
+    packed, at = _packed_ids(entries, data) if data or packs else ({}, 0)
     if len({name for name, _ in entries}) < len(entries):
         name, _ = next(entry for number, entry in enumerate(entries) if entry[0] in dict(entries[:number]))
         raise ProtocolError(f"inputs[{name!r}]: is given twice")
+    inputs: dict[str, WireTensor] = {} if len(packed) == len(entries) else dict(packed)
     for name, entry in entries:
-        if name in inputs:
+        if name in packed:
             continue
         size = _parameters(entry, "inputs").get("binary_data_size") if "parameters" in entry else None
         if size is None:
@@ -161,10 +162,12 @@ def _request(tree: Mapping[str, Any], data: bytearray, *, packs: bool = False) -
     for name, entry in _named(tree, "outputs"):
         wanted = _parameters(entry, "outputs").get("binary_data", binary)
         outputs[name] = wanted is True
-    return InferRequest(checked_id(tree.get("id", "")), parameters, inputs, outputs)
+    return InferRequest(checked_id(tree.get("id", "")), parameters, inputs or packed, outputs)
 
 
-def _packed_ids(entries: Sequence[tuple[str, Mapping[str, Any]]], data: bytearray) -> tuple[dict[str, WireTensor], int]:
+def _packed_ids(
+    entries: Sequence[tuple[str, Mapping[str, Any]]], data: bytearray
+) -> tuple[Mapping[str, WireTensor], int]:
     """Read most inputs of most requests at once: those of INT64 [n], in JSON or at the beginning of `data`.
 
     Returns them by name, and how many bytes of `data` they take. Whatever is unusual about an input is left to others, who also
@@ -192,8 +195,8 @@ def _packed_ids(entries: Sequence[tuple[str, Mapping[str, Any]]], data: bytearra
     size = 8 * sum(sizes) if data else 0
     if len(names) < 2 or size > len(data) or (data and not size):
         return {}, 0
-    tensors = ids_of_raw(data, sizes) if data else ids_of_lists(lists)
-    return ({}, 0) if tensors is None else (dict(zip(names, tensors, strict=True)), size)
+    ids = torch.frombuffer(data, dtype=torch.int64, count=size // 8) if data else ids_of_lists(lists)
+    return ({}, 0) if ids is None else (inputs_of_ids(names, ids, sizes), size)
 
 
 def _named(tree: Mapping[str, Any], kind: str) -> Sequence[tuple[str, Mapping[str, Any]]]:

@@ -8,7 +8,7 @@ import torch
 
 from monolith.errors import InvalidArgumentError
 from monolith.features import Ragged
-from monolith.features.batch import Batch, BatchColumn
+from monolith.features.batch import BatchColumn
 
 __all__ = ["broadcast_context", "top_rows"]
 
@@ -16,7 +16,7 @@ _MAX_ELEMENTS = 2**26
 """Of one column after its row was repeated: half a GiB of ids."""
 
 
-def broadcast_context(columns: Batch) -> Batch:
+def broadcast_context(columns: Mapping[str, BatchColumn]) -> Mapping[str, BatchColumn]:
     """Repeat columns of one row, the context, as often as there are candidates: rows of the other columns.
 
     Raises:

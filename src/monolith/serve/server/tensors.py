@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,17 @@ import numpy as np
 import torch
 
 from monolith.errors import InvalidArgumentError
+from monolith.features.batch import IdMatrix
 
 __all__ = [
     "DATATYPES",
     "Datatype",
+    "MatrixInputs",
     "WireTensor",
     "from_elements",
     "from_raw",
     "ids_of_lists",
-    "ids_of_raw",
+    "inputs_of_ids",
     "join_strings",
     "to_raw",
     "torch_datatype",
@@ -238,14 +240,52 @@ def _strings(name: str, elements: Sequence[Any], count: int) -> list[bytes]:
     return [element.encode() if isinstance(element, str) else element for element in flat]
 
 
-def ids_of_lists(lists: Sequence[list[Any]]) -> list[WireTensor] | None:
-    """Return inputs of INT64 [n], one for each of several lists of JSON. None if some are not whole numbers of 64 bits.
+class MatrixInputs(Mapping[str, WireTensor]):
+    """Inputs of INT64 [rows] that are the rows of one matrix. A tensor for each is only made when somebody asks for it.
+
+    Example:
+        >>> from monolith.features.batch import IdMatrix
+        >>> MatrixInputs(IdMatrix(("user", "item"), torch.tensor([[7], [1]])))["item"]
+        WireTensor(datatype='INT64', shape=(1,), data=tensor([1]))
+    """
+
+    __slots__ = ("matrix",)
+
+    def __init__(self, matrix: IdMatrix) -> None:
+        self.matrix = matrix
+
+    def __getitem__(self, name: str) -> WireTensor:
+        return WireTensor("INT64", (self.matrix.rows,), self.matrix[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.matrix)
+
+    def __len__(self) -> int:
+        return len(self.matrix)
+
+
+def inputs_of_ids(names: Sequence[str], ids: torch.Tensor, sizes: list[int]) -> Mapping[str, WireTensor]:
+    """Return inputs of INT64 [n], which share the memory of `ids`: so many elements of each.
+
+    Example:
+        >>> {name: one.data.tolist() for name, one in inputs_of_ids(["a", "b"], torch.tensor([7, 8, 9]), [2, 1]).items()}
+        {'a': [7, 8], 'b': [9]}
+    """
+    if sizes.count(sizes[0]) == len(sizes):
+        return MatrixInputs(IdMatrix(tuple(names), ids.view(len(sizes), sizes[0])))
+    # "Unsafe": torch does not know that they share memory. Nobody changes them in place.
+    columns = torch.unsafe_split_with_sizes(ids, sizes)
+    return {name: WireTensor("INT64", (len(column),), column) for name, column in zip(names, columns, strict=True)}
+
+
+def ids_of_lists(lists: Sequence[list[Any]]) -> torch.Tensor | None:
+    """Return the elements of several lists of JSON, one after the other. None if some are not whole numbers of 64 bits.
 
     One conversion of all takes a third of the time of one for each. A boolean among them counts as 0 or 1.
 
     Example:
-        >>> [one.data.tolist() for one in ids_of_lists([[7, 8], [9]])]
-        [[7, 8], [9]]
+        >>> ids_of_lists([[7, 8], [9]])
+        tensor([7, 8, 9])
     """
     flat: list[Any] = []
     for elements in lists:
@@ -256,23 +296,7 @@ def ids_of_lists(lists: Sequence[list[Any]]) -> list[WireTensor] | None:
         return None
     if array.dtype != np.int64 or array.ndim != 1:
         return None
-    return _split_ids(torch.from_numpy(array), [len(elements) for elements in lists])
-
-
-def ids_of_raw(data: bytearray, sizes: list[int]) -> list[WireTensor]:
-    """Return inputs of INT64 [n] that share the memory of `data`, which begins with them: so many elements of each.
-
-    Example:
-        >>> [one.data.tolist() for one in ids_of_raw(bytearray(b"\\x07" + bytes(15)), [1, 1])]
-        [[7], [0]]
-    """
-    return _split_ids(torch.frombuffer(data, dtype=torch.int64, count=sum(sizes)), sizes)
-
-
-def _split_ids(ids: torch.Tensor, sizes: list[int]) -> list[WireTensor]:
-    # "Unsafe": torch does not know that they share memory. Nobody changes them in place.
-    columns = torch.unsafe_split_with_sizes(ids, sizes)
-    return [WireTensor("INT64", (size,), column) for size, column in zip(sizes, columns, strict=True)]
+    return torch.from_numpy(array)
 
 
 def join_strings(strings: Sequence[bytes]) -> bytes:
