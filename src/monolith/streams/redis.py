@@ -10,7 +10,7 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -142,7 +142,8 @@ class RedisStream:
 
     def last(self, partition: str) -> Records | None:
         """As of every stream."""
-        key = self.key(self.checked(partition))
+        self.require([partition])
+        key = self.key(partition)
         found = self.asked(self._client.xrevrange, key, count=1)
         return _records(partition, found) if found else None
 
@@ -153,12 +154,12 @@ class RedisStream:
         """Return the key of a partition."""
         return f"{self._topic}:{name.rpartition('/')[2]}"
 
-    def checked(self, name: str) -> str:
-        """Return the name of a partition, after a check that the stream has it."""
-        names = self.partitions()
-        if name not in names:
-            raise InvalidArgumentError(f"positions: expected some of {', '.join(names)}, got {name!r}")
-        return name
+    def require(self, names: Iterable[str]) -> None:
+        """Raise if the stream does not have one of these partitions."""
+        present = self.partitions()
+        unknown = sorted(set(names) - set(present))
+        if unknown:
+            raise InvalidArgumentError(f"positions: expected some of {', '.join(present)}, got {unknown[0]!r}")
 
     def counted(self) -> int:
         """Return the number of partitions, 0 if there is no stream."""
@@ -239,12 +240,15 @@ class RedisReader:
         self._woken = threading.Event()
         self._lost_at = self._logged = 0.0
         self._bound = ProcessBound("the reader of a stream")
+        self._closed = False
 
     def assign(self, positions: Mapping[str, Offset]) -> None:
         """As of every reader."""
+        self._require_open("assign")
+        self._stream.require(positions)
         assigned, removed, ends = {}, {}, {}
         for name, offset in positions.items():
-            state = self._stream.state(self._stream.checked(name))
+            state = self._stream.state(name)
             at = state.start if offset == START else state.end if offset == END else offset
             if at > state.end or at < 0:
                 raise StreamGapError(
@@ -259,6 +263,7 @@ class RedisReader:
     def poll(self, max_records: int, timeout: float) -> list[Records]:
         """As of every reader."""
         self._bound.require()
+        self._require_open("poll")
         if max_records < 1:
             raise InvalidArgumentError(f"max_records: expected 1 or more, got {max_records}")
         deadline = time.monotonic() + timeout
@@ -287,6 +292,7 @@ class RedisReader:
 
     def close(self) -> None:
         """As of every reader. Calling it twice is harmless."""
+        self._closed = True
         self._positions = {}
         self._ends = {}
 
@@ -297,6 +303,10 @@ class RedisReader:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _require_open(self, what: str) -> None:
+        if self._closed:
+            raise InvalidArgumentError(f"{what}: the reader is closed")
 
     def _read(self, max_records: int) -> list[Records]:
         """Return what is there, after a check that nothing before it was removed."""

@@ -7,6 +7,9 @@ import sys
 import threading
 import time
 
+import pytest
+
+from monolith.errors import InvalidArgumentError
 from stream_kinds import StreamKind, read, values
 
 READ_IN_ANOTHER_PROCESS = """
@@ -124,3 +127,10 @@ def test_closing_twice_is_harmless_and_closing_flushes(kind: StreamKind) -> None
     assert values(read(reader, 1)[stream.partitions()[0]]) == [b"x"]
     reader.close()
     reader.close()
+    reader.wake()
+    with pytest.raises(InvalidArgumentError, match="poll: the reader is closed"):
+        reader.poll(1, 0)
+    with pytest.raises(InvalidArgumentError, match="assign: the reader is closed"):
+        reader.assign({})
+    with pytest.raises(InvalidArgumentError, match="append: the writer is closed"):
+        writer.append(b"x")

@@ -55,9 +55,11 @@ class FolderReader:
         self._cursors: list[_Cursor] = []
         self._wakeup = Wakeup([])
         self._bound = ProcessBound("the reader of a stream")
+        self._closed = False
 
     def assign(self, positions: Mapping[str, Offset]) -> None:
         """As of every reader."""
+        self._require_open("assign")
         folders = self._find_folders()
         unknown = sorted(set(positions) - set(folders))
         if unknown:
@@ -75,6 +77,7 @@ class FolderReader:
     def poll(self, max_records: int, timeout: float) -> list[Records]:
         """As of every reader."""
         self._bound.require()
+        self._require_open("poll")
         if max_records < 1:
             raise InvalidArgumentError(f"max_records: expected 1 or more, got {max_records}")
         deadline = time.monotonic() + timeout
@@ -97,6 +100,7 @@ class FolderReader:
 
     def close(self) -> None:
         """As of every reader. Calling it twice is harmless."""
+        self._closed = True
         for cursor in self._cursors:
             cursor.close()
         self._cursors = []
@@ -109,6 +113,10 @@ class FolderReader:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _require_open(self, what: str) -> None:
+        if self._closed:
+            raise InvalidArgumentError(f"{what}: the reader is closed")
 
     def _collect(self, max_records: int) -> list[Records]:
         """Return what is there, with a fair share for each partition that has records."""

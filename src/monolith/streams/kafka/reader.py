@@ -78,7 +78,8 @@ class KafkaReader:
 
     def assign(self, positions: Mapping[str, Offset]) -> None:
         """As of every reader."""
-        parts = {self._stream.checked(name): name for name in positions}
+        self._require_open("assign")
+        parts = dict(zip(self._stream.checked(positions), positions, strict=True))
         self._wanted = {name: self._start_of(part, name, positions[name]) for part, name in parts.items()}
         if self._by_group:
             topics = sorted({topic for topic, _ in parts})
@@ -90,6 +91,7 @@ class KafkaReader:
     def poll(self, max_records: int, timeout: float) -> list[Records]:
         """As of every reader."""
         self._bound.require()
+        self._require_open("poll")
         if max_records < 1:
             raise InvalidArgumentError(f"max_records: expected 1 or more, got {max_records}")
         deadline = time.monotonic() + timeout
@@ -145,6 +147,10 @@ class KafkaReader:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _require_open(self, what: str) -> None:
+        if self._closed:
+            raise InvalidArgumentError(f"{what}: the reader is closed")
 
     def _start_of(self, part: TopicPartition, name: str, offset: Offset) -> int:
         low, high = self._stream.watermarks(part)

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -118,7 +118,7 @@ class KafkaStream:
 
     def last(self, partition: str) -> Records | None:
         """As of every stream."""
-        part = self.checked(partition)
+        (part,) = self.checked([partition])
         low, high = self.watermarks(part)
         back = 1
         with self.consumer({"enable.partition.eof": "true"}) as consumer:
@@ -137,14 +137,16 @@ class KafkaStream:
     def __repr__(self) -> str:
         return f"KafkaStream({self.url!r})"
 
-    def checked(self, name: str) -> TopicPartition:
-        """Return topic and number of a partition that this stream has."""
-        counts = self._counts()
-        topic, number = topic_and_number(name)
-        if not 0 <= number < counts.get(topic, 0):
-            ranges = ", ".join(f"{each}/0 to {each}/{count - 1}" for each, count in sorted(counts.items()))
-            raise InvalidArgumentError(f"positions: expected partitions of {ranges}, got {name!r}")
-        return topic, number
+    def checked(self, names: Iterable[str]) -> list[TopicPartition]:
+        """Return topic and number of partitions, after a check that this stream has them."""
+        counts, parts = self._counts(), []
+        for name in names:
+            topic, number = topic_and_number(name)
+            if not 0 <= number < counts.get(topic, 0):
+                ranges = ", ".join(f"{each}/0 to {each}/{count - 1}" for each, count in sorted(counts.items()))
+                raise InvalidArgumentError(f"positions: expected partitions of {ranges}, got {name!r}")
+            parts.append((topic, number))
+        return parts
 
     def watermarks(self, part: TopicPartition) -> tuple[int, int]:
         """Return the offsets of the oldest record of a partition and of the next one."""
