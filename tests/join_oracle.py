@@ -210,8 +210,12 @@ def written(url: str | Path) -> list[Written]:
     with stream.reader() as reader:
         for partition in stream.partitions():
             reader.assign({partition: "start"})
-            while batches := reader.poll(10_000, 0):
+            end = stream.first_offset_at(1 << 62)[partition]
+            at = 0
+            while at < end:
+                batches = reader.poll(10_000, 0.1)
                 for records in batches:
+                    at = records.next_offset
                     for value, headers in zip(records.values, records.headers or [()] * len(records), strict=True):
                         origin = origin_of(headers)
                         assert origin is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import sys
@@ -56,6 +57,8 @@ def join(
     from monolith.data.join import JoinConfig, Joiner
     from monolith.data.join.metrics import MetricsServer
 
+    # Windows are bytes, which are not collected, and looking at the records of every batch again and again costs a tenth.
+    gc.set_threshold(50_000, 20, 100)
     config = JoinConfig.from_json(json.dumps(read_yaml(job)))
     latest: list[JoinStatus] = []
     with Joiner(config, index=index, count=count, take_over=take_over) as joiner:

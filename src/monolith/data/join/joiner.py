@@ -148,7 +148,7 @@ class Joiner:
             MemoryLimitError: open windows do not fit into memory.
             FencedError: another process has taken a unit over.
         """
-        if not self._open_units():
+        if not self.units and not self._open_units():
             return
         looked = refreshed = self._clock()
         while not self._stopping.is_set():
@@ -174,11 +174,17 @@ class Joiner:
 
     def checkpoint(self) -> None:
         """Store the state of all units that have changed."""
-        changed = [unit for unit in self.units if unit.dirty]
-        if changed:
-            self._flush()
-        for unit in changed:
-            unit.commit(self._output)
+        for unit in self.units:
+            if unit.dirty:
+                self._commit(unit)
+
+    def _commit(self, unit: Unit) -> None:
+        self._flush()
+        unit.commit(self._output)
+        # For the tools that monitor a broker: nothing here reads it back.
+        for reader, stream in zip(self._readers, self._inputs, strict=True):
+            names = set(stream.partitions())
+            reader.commit({name: at for name, at in unit.positions.items() if name in names and isinstance(at, int)})
 
     def status(self) -> JoinStatus:
         """Return how the joiner is doing."""
@@ -315,8 +321,7 @@ class Joiner:
                 more = unit.close_next()
                 unit.write(self._writer, self._dead_letters)
                 if unit.wants_commit:
-                    self._flush()
-                    unit.commit(self._output)
+                    self._commit(unit)
                 unit.check_memory()
 
     def _flush(self) -> None:
@@ -325,7 +330,11 @@ class Joiner:
             self._dead_letters.flush()
 
     def _is_at_end(self) -> bool:
-        self._find_ends()
+        # Asked of the streams, because a reader may not know of the newest records.
+        for stream in self._inputs:
+            for name, end in stream.first_offset_at(_END).items():
+                if name in self._homes:
+                    self._homes[name].ends[name] = end
         return all(unit.is_at_end for unit in self.units)
 
     def _look(self, report: Callable[[JoinStatus], None] | None) -> None:
@@ -339,7 +348,12 @@ class Joiner:
 
     def _refresh(self) -> None:
         """Begin again with all units if there are new partitions."""
-        numbers = {number for number in self._numbers() if number % self._count == self._index}
+        try:
+            numbers = {number for number in self._numbers() if number % self._count == self._index}
+        except InvalidArgumentError as error:
+            # Partitions are added to one input after the other.
+            _log.warning("the joiner stays with the partitions that it has: %s", error)
+            return
         if numbers != {unit.number for unit in self.units}:
             _log.info("there are new partitions: this process now has %s", _text(numbers))
             self.checkpoint()

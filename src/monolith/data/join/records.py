@@ -57,7 +57,7 @@ class _InputParser:
     """What the parsers of both inputs share: fields of key and time, and bounds."""
 
     def __init__(self, source: ImpressionInput | ActionInput, *, max_bytes: int, max_future_ms: int) -> None:
-        self._key_of = _key_reader(source.key)
+        self._key_fields, self._key_of = source.key, _key_reader(source.key or ())
         self._time_field, self._scale = source.time, 1000 if source.time_unit == "s" else 1
         self._max_bytes, self._max_future_ms = max_bytes, max_future_ms
 
@@ -67,6 +67,8 @@ class _InputParser:
         """Yield key, event time in milliseconds, offset, value and fields of each record, and append others to `refused`."""
         newest, max_bytes = min(now_ms + self._max_future_ms, _MAX_TIME_MS), self._max_bytes
         loads, key_of, field, scale = orjson.loads, self._key_of, self._time_field, self._scale
+        has_key = self._key_fields is None
+        only = self._key_fields[0] if self._key_fields is not None and len(self._key_fields) == 1 else ""
         for offset, timestamp, key, value in zip(
             records.offsets, records.timestamps, records.keys, records.values, strict=True
         ):
@@ -85,7 +87,15 @@ class _InputParser:
                     time *= scale
                 if not 0 < time <= newest:
                     raise _BadRecordError("future" if time > 0 else "time")
-                yield key_of(record, key), time, offset, value, record
+                if has_key:
+                    joined = key
+                elif type(text := record.get(only)) is str and only:  # nearly always
+                    joined = text.encode()
+                else:
+                    joined = key_of(record)
+                if not joined or len(joined) > MAX_KEY_BYTES:
+                    raise _BadRecordError("key")
+                yield joined, time, offset, value, record
             except _BadRecordError as error:
                 refused.append(Refused(error.args[0], records.partition, offset, key, value))
             except orjson.JSONDecodeError:
@@ -131,31 +141,13 @@ class ActionParser(_InputParser):
         return found
 
 
-def _key_reader(fields: tuple[str, ...] | None) -> Callable[[Fields, bytes | None], bytes]:
-    """Return a function from a record and its own key to the key of the impression."""
-    if fields is None:
+def _key_reader(fields: tuple[str, ...]) -> Callable[[Fields], bytes]:
+    """Return a function from a record to the key of the impression that several fields, or one, make."""
 
-        def of_record(record: Fields, key: bytes | None) -> bytes:
-            if not key or len(key) > MAX_KEY_BYTES:
-                raise _BadRecordError("key")
-            return key
-
-        return of_record
-    first = fields[0]
-    if len(fields) == 1:
-
-        def of_field(record: Fields, key: bytes | None) -> bytes:
-            found = record.get(first)
-            text = found.encode() if type(found) is str else _text(found).encode()
-            if not 0 < len(text) <= MAX_KEY_BYTES:
-                raise _BadRecordError("key")
-            return text
-
-        return of_field
-
-    def of_fields(record: Fields, key: bytes | None) -> bytes:
+    def of_fields(record: Fields) -> bytes:
+        texts = [_text(record.get(name)) for name in fields]
         # As JSON, so that ("a", "bc") and ("ab", "c") are different keys.
-        return _checked(orjson.dumps([_text(record.get(name)) for name in fields]))
+        return texts[0].encode() if len(texts) == 1 else orjson.dumps(texts)
 
     return of_fields
 
@@ -166,12 +158,6 @@ def _text(value: object) -> str:
     if type(value) is int:
         return str(value)
     raise _BadRecordError("key")
-
-
-def _checked(key: bytes) -> bytes:
-    if len(key) > MAX_KEY_BYTES:
-        raise _BadRecordError("key")
-    return key
 
 
 def with_columns(value: bytes, columns: bytes, start: int = 0) -> bytes:

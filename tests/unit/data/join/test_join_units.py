@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from join_oracle import QUIET, Acted, Shown, config_for, join_all, joined, labels_by_key, write_events, written
+from join_oracle import (
+    QUIET,
+    Acted,
+    Shown,
+    action,
+    config_for,
+    impression,
+    join_all,
+    joined,
+    labels_by_key,
+    write_events,
+    written,
+)
 from monolith.data.join import Joiner
 from monolith.data.join.lmdb_store import LmdbStore
 from monolith.data.join.unit import Unit
 from monolith.errors import FencedError, InvalidArgumentError, StorageError, StreamGapError
-from monolith.streams import open_stream
+from monolith.streams import FolderStream, open_stream
+from monolith.testing.mock_kafka import MockKafka
 
 SHOWN = [Shown(f"k{n}", 1_000_000 + 100 * n) for n in range(60)]
 ACTED = [Acted(f"k{n}", 1_003_000 + 100 * n, "click") for n in range(0, 60, 4)]
@@ -96,6 +110,54 @@ def test_records_that_were_removed_before_they_were_read_are_an_error(tmp_path: 
                 writer.flush()
     with pytest.raises(StreamGapError):
         join_all(config)
+
+
+def test_partitions_that_are_added_get_a_unit(tmp_path: Path) -> None:
+    write_events(tmp_path, SHOWN[:10], [])
+    open_stream(f"{tmp_path}/examples", partitions=2, settings=QUIET)
+    with Joiner(config_for(tmp_path)) as joiner:
+        assert joiner._open_units()
+        joiner._join(joiner._read())
+        for name in ("shown", "acted"):
+            stream = open_stream(f"{tmp_path}/{name}")
+            assert isinstance(stream, FolderStream)
+            stream.add_partitions(1)
+            joiner._refresh()  # after the first, the inputs do not fit each other
+            assert len(joiner.units) == (1 if name == "shown" else 2)
+        write_events(tmp_path, SHOWN[10:], [], partitions=2)
+        joiner.run(until_end=True)
+    assert labels_by_key(written(tmp_path / "examples")).keys() == {one.key for one in SHOWN}
+
+
+def test_kafka_partitions_are_joined_once_also_after_a_kill() -> None:
+    quick = {"fetch.wait.max.ms": "5"}
+    topics = ("shown", "acted", "examples")
+    with MockKafka(dict.fromkeys(topics, 2)) as kafka, tempfile.TemporaryDirectory() as folder:
+        source = {"key": ["key"], "time": "time", "time_unit": "ms", "settings": quick}
+        config = config_for(
+            Path(folder),
+            impressions={"stream": kafka.url("shown"), **source},
+            actions={"stream": kafka.url("acted"), **source},
+            output={"stream": kafka.url("examples"), "settings": quick},
+            out_of_order_secs=1,
+        )
+        for name, events in (("shown", SHOWN), ("acted", ACTED)):
+            with open_stream(kafka.url(name), settings=quick).writer() as writer:
+                for number, event in enumerate(events):
+                    value = impression(event) if isinstance(event, Shown) else action(event)
+                    writer.append(value, key=event.key.encode(), partition=int(event.key[1:]) % 2)
+                    assert number < len(events)
+        with Joiner(config) as joiner:
+            assert joiner._open_units()
+            while joiner.status().counts.get("impressions", 0) < len(SHOWN):
+                joiner._join(joiner._read())
+            joiner._close_windows(end=True)
+            joiner._flush()  # and no checkpoint
+        counts = join_all(config)
+        assert counts["repeated_examples"] == len(SHOWN)
+        found = written(kafka.url("examples"))
+        assert labels_by_key(found).keys() == {one.key for one in SHOWN}
+        assert len(found) == len(SHOWN)
 
 
 def test_an_output_with_too_few_partitions_is_refused(tmp_path: Path) -> None:
