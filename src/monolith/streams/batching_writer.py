@@ -7,8 +7,10 @@ its offsets.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -26,6 +28,8 @@ MAX_RECORD_BYTES = 64 << 20
 
 PendingRecord = tuple[bytes, bytes | None, int, Headers]
 """Value, key, timestamp and headers of a record that is to be written."""
+
+_logger = logging.getLogger(__name__)
 
 # Large enough that the cost of a batch is small, small enough that a reader gets it in one read.
 _BATCH_BYTES = 512 << 10
@@ -89,6 +93,7 @@ class BatchingWriter:
         self._closing = False
         self._error: StorageError | UnavailableError | None = None
         self._bound = ProcessBound("the writer of a stream")
+        self._at_exit = weakref.finalize(self, _warn_of_unwritten, self._pending, self._bound)
         self._thread = threading.Thread(target=self._run, name="monolith-stream-writer", daemon=True)
         self._thread.start()
 
@@ -153,6 +158,7 @@ class BatchingWriter:
                 self._thread.join()
             for partition in self._partitions.values():
                 partition.close(clean=self._error is None)
+            self._at_exit.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -249,3 +255,10 @@ class BatchingWriter:
             with self._done:
                 self._written += size + 100 * len(batch)
                 self._done.notify_all()
+
+
+def _warn_of_unwritten(pending: Mapping[int, deque[PendingRecord]], bound: ProcessBound) -> None:
+    """Called when the process ends and the writer was not closed."""
+    count = sum(map(len, pending.values()))
+    if count and bound.is_here:
+        _logger.warning("%d records that were appended are not written: the writer of a stream was not closed", count)

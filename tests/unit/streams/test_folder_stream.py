@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -173,3 +175,16 @@ def test_a_closed_writer_refuses(tmp_path: Path) -> None:
         writer.append(b"x")
     with pytest.raises(InvalidArgumentError, match="flush: the writer is closed"):
         writer.flush()
+
+
+def test_records_that_a_process_leaves_behind_are_counted(tmp_path: Path) -> None:
+    stream_at(tmp_path, linger_ms="1000")
+    script = (
+        "import sys; from monolith.streams import open_stream\n"
+        "writer = open_stream(sys.argv[1], settings={'linger_ms': '1000'}).writer()\n"
+        "[writer.append(b'x') for _ in range(3)]"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "events")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0
+    assert "3 records that were appended are not written" in ended.stderr

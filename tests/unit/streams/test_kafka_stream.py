@@ -144,7 +144,13 @@ def test_a_missing_topic_says_how_to_make_it(kafka: MockKafka) -> None:
 
 
 def test_readers_of_a_group_divide_the_partitions_and_hand_over_what_was_committed(kafka: MockKafka) -> None:
-    settings = {**QUICK, "partitions.by": "group", "group.id": "trainers", "session.timeout.ms": "6000"}
+    settings = {
+        **QUICK,
+        "partitions.by": "group",
+        "group.id": "trainers",
+        "session.timeout.ms": "6000",
+        "heartbeat.interval.ms": "100",
+    }
     stream = open_stream(kafka.url("clicks"), settings=settings)
     write(stream, b"0", b"1", b"2")
     write(stream, b"a", b"b", partition=1)
