@@ -24,7 +24,7 @@ from monolith.features import Batch, Ragged, num_rows
 from monolith.features.batch import column_of
 from monolith.proto import example_pb2, feature_pb2, instance_pb2
 
-__all__ = ["MAX_RECORD_BYTES", "BadMessage", "MessageDecoder", "MessageEncoder", "StreamFormat", "decode_messages"]
+__all__ = ["BadMessage", "MAX_RECORD_BYTES", "MessageDecoder", "MessageEncoder", "StreamFormat", "decode_messages"]
 
 StreamFormat = Literal["json", "arrow", "example", "example_batch", "instance"]
 """How the value of a record is written. "arrow" and "example_batch" hold many rows, the others one. See docs/formats.md."""

@@ -65,6 +65,19 @@ def test_a_bounded_read_ends_where_the_stream_ended_when_it_began() -> None:
     assert sum(map(len, ids(source))) > 6, "the next read begins again, and has what came"
 
 
+def test_partitions_that_end_at_different_moments_are_read_once() -> None:
+    for lengths in ((1, 30, 5), (30, 1, 9), (3, 0, 50), (8, 8, 8)):
+        stream = MemoryStream(3, clock=Clock())
+        expected = []
+        for partition, length in enumerate(lengths):
+            numbers = range(100 * partition, 100 * partition + length)
+            stream.put(*map(record, numbers), partition=partition)
+            expected += list(numbers)
+        for ahead in (200, 2000, 100_000):
+            source = source_of(stream, until_end=True, read_ahead_bytes=ahead)
+            assert sorted(flat(ids(source))) == expected
+
+
 def test_a_bounded_read_does_not_wait_for_what_a_broker_removed_from_the_end(caplog: pytest.LogCaptureFixture) -> None:
     stream = MemoryStream(clock=Clock())
     stream.put(*map(record, range(5)))

@@ -275,8 +275,10 @@ class StreamReading:
             self._skip_gap(error)
             self._assign()
             return
-        for records in found:
-            self._accept(records)
+        ended = [self._accept(records) for records in found]
+        if any(ended):
+            # Only now: all that was polled is behind the positions that are assigned.
+            self._assign()
         if found:
             self._last_record = self._clock()
         else:
@@ -298,10 +300,11 @@ class StreamReading:
             until.append(self._last_record + idle)
         return max(0.0, min(until) - now)
 
-    def _accept(self, records: Records) -> None:
+    def _accept(self, records: Records) -> bool:
+        """Put records in line. Returns whether they end the partition of a read that has an end."""
         name, size = records.partition, len(records)
         if not size:
-            return
+            return False
         if name in self._gaps:
             lost = self.count_between(self._gaps.pop(name), records.offsets[0])
             self.lost += lost
@@ -322,8 +325,7 @@ class StreamReading:
             run.row = row
         if size:
             self._pending.append(run)
-        if self._stops is not None and not before and self._reached(name, self._stops[name]):
-            self._assign()
+        return self._stops is not None and not before and self._reached(name, self._stops[name])
 
     def _fill(self) -> None:
         """Put pending records into the batch until it is full."""
