@@ -72,7 +72,6 @@ HEAVY = [
     "kazoo",
     "matplotlib",
     "mpi4py",
-    "orjson",
     "pandas",
     "prometheus_client",
     "pyarrow.dataset",
