@@ -58,7 +58,7 @@ mutants: $(VENV)/.extension ## Mutation tests: do tests notice random changes? A
 structure: $(VENV)/.package ## Count modules, imports and names, and trace the main paths; ARGS=--markdown
 	@$(BIN)/python tests/structure.py $(ARGS)
 
-servers: ## Install ZooKeeper, Open MPI, iproute2 and Chromium (by apt, as root) and Consul (in .cache) for the tests
+servers: ## Install ZooKeeper, Redis, Open MPI, iproute2 and Chromium (by apt, as root), Consul and Kafka (in .cache) for the tests
 	@tests/servers/install.sh
 
 bench: $(VENV)/.extension ## Measure the table and its peers; ARGS=--quick for a short run
