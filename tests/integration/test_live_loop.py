@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,13 +10,17 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from launched_job import Launch
 from monolith.cli import main
 from monolith.streams import open_stream
 from monolith.streams.stream import Stream
+from monolith.testing.mock_kafka import MockKafka
+from monolith.testing.servers import free_ports
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -87,3 +92,37 @@ def test_a_click_changes_answers_no_impression_is_lost_and_the_loop_continues(
     monkeypatch.chdir(examples / "live")
     assert main(["join", "join.yaml", "--until-end"]) == 0  # windows that were open when the loop ended
     assert require_every_impression_once(open_stream("runs/live/impressions"), open_stream("runs/live/examples")) > 1000
+
+
+def test_the_loop_runs_on_kafka_with_the_same_files(examples: Path) -> None:
+    """The broker is the mock cluster of librdkafka, which speaks the real protocol."""
+    folder = examples / "live"
+    with MockKafka({"impressions": 2, "actions": 2, "examples": 2}) as kafka:
+        environment = {
+            **os.environ,
+            "BROKERS": kafka.address,
+            "SECS": "8",
+            "RATE": "100",
+            "HTTP_PORT": str(free_ports(1)[0]),
+        }
+        with closing(Launch(folder, "kafka/online.yaml", environment=environment)) as loop:
+            code, errors = loop.end(400)
+            assert code == 0, errors
+            fresh = [json.loads(line)["fresh_ms"] for line in loop.lines("site") if line.startswith('{"report"')]
+            assert fresh[-1] is not None, "a click has changed an answer"
+        urls = {name: kafka.url(name) for name in ("impressions", "actions", "examples")}
+        sets = [
+            f"impressions.stream={urls['impressions']}",
+            f"actions.stream={urls['actions']}",
+            f"output.stream={urls['examples']}",
+        ]
+        options = [part for one in sets for part in ("--set", one)]
+        done = subprocess.run(
+            [sys.executable, "-m", "monolith.cli", "join", "join.yaml", "--until-end", *options],
+            cwd=folder,
+            check=False,
+        )
+        assert done.returncode == 0
+        assert (
+            require_every_impression_once(*(open_stream(kafka.url(name)) for name in ("impressions", "examples"))) > 500
+        )

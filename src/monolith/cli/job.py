@@ -24,11 +24,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import typer
-import yaml
 from pydantic import Field, JsonValue
 from torch import nn
 
-from monolith.cli.options import named, read_yaml
+from monolith.cli.options import named, read_yaml, set_field
 from monolith.config import Config
 from monolith.data import HistoryThenStream, StreamInput, start_after
 from monolith.data.sources.history import file_source_of, transformed_like
@@ -178,7 +177,7 @@ def load_job(target: str, sets: Sequence[str] = (), flags: Mapping[str, object] 
     """
     tree = read_yaml(target) if target.endswith((".yaml", ".yml")) else {"model": target}
     for assignment in sets:
-        _assign(tree, assignment)
+        set_field(tree, assignment)
     run: object = tree.pop("run", {})
     if not isinstance(run, dict):
         raise ConfigError(f"JobConfig.run: expected the fields of RunConfig, got {run!r}")
@@ -190,21 +189,6 @@ def load_job(target: str, sets: Sequence[str] = (), flags: Mapping[str, object] 
     if (runner := tree.get("runner")) is not None:
         RunnerConfig.from_json(json.dumps(runner))
     return JobConfig.from_json(json.dumps({**tree, "run": settings.model_dump(mode="json")}))
-
-
-def _assign(tree: dict[str, Any], assignment: str) -> None:
-    path, equals, text = assignment.partition("=")
-    *parents, last = path.split(".")
-    if not equals or not all([*parents, last]):
-        raise ConfigError(f"--set: expected key.key=value, got {assignment!r}")
-    for key in parents:
-        tree = tree.setdefault(key, {})
-        if not isinstance(tree, dict):
-            raise ConfigError(f"--set {assignment}: {key!r} is a value, it has no fields")
-    try:
-        tree[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {assignment}: the value is not YAML: {error}") from None
 
 
 def run_flags(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from monolith.cli.options import Json, read_yaml
+from monolith.cli.options import Json, Sets, read_yaml, set_field
 from monolith.cluster.launch.reporting import beating
 from monolith.cluster.liveness import Liveness
 
@@ -29,6 +29,7 @@ _SHOW_SECS = 10.0
 
 def join(
     job: Annotated[Path, typer.Argument(help="YAML file with the fields of JoinConfig.", metavar="JOB")],
+    sets: Sets = None,
     index: Annotated[int, typer.Option(help="Number of this process, from 0.", min=0)] = 0,
     count: Annotated[
         int, typer.Option(help="Processes that join together. Each has some of the partitions.", min=1)
@@ -59,7 +60,10 @@ def join(
 
     # Windows are bytes, which are not collected, and looking at the records of every batch again and again costs a tenth.
     gc.set_threshold(50_000, 20, 100)
-    config = JoinConfig.from_json(json.dumps(read_yaml(job)))
+    tree = read_yaml(job)
+    for assignment in sets or ():
+        set_field(tree, assignment)
+    config = JoinConfig.from_json(json.dumps(tree))
     latest: list[JoinStatus] = []
     with Joiner(config, index=index, count=count, take_over=take_over) as joiner:
         # Made before the first status: a scrape then gets zeros, not an error.

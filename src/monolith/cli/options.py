@@ -14,7 +14,7 @@ import yaml
 
 from monolith.errors import ConfigError, StorageError
 
-__all__ = ["Json", "Sets", "Target", "Untrained", "named", "read_yaml", "size_in_bytes"]
+__all__ = ["Json", "Sets", "Target", "Untrained", "named", "read_yaml", "set_field", "size_in_bytes"]
 
 Target = Annotated[str, typer.Argument(help="A YAML file, or module:Model.", metavar="TARGET")]
 Sets = Annotated[
@@ -43,6 +43,29 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
         raise ConfigError(f"{path}: expected fields and values, got {type(tree).__name__}")
     return tree
+
+
+def set_field(tree: dict[str, Any], assignment: str) -> None:
+    """Set a field of what a YAML file has, as `--set KEY.KEY=VALUE` says.
+
+    Example:
+        >>> tree = {"run": {"threads": 1}}
+        >>> set_field(tree, "run.clip_norm=10")
+        >>> tree
+        {'run': {'threads': 1, 'clip_norm': 10}}
+    """
+    path, equals, text = assignment.partition("=")
+    *parents, last = path.split(".")
+    if not equals or not all([*parents, last]):
+        raise ConfigError(f"--set: expected key.key=value, got {assignment!r}")
+    for key in parents:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"--set {assignment}: {key!r} is a value, it has no fields")
+    try:
+        tree[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {assignment}: the value is not YAML: {error}") from None
 
 
 def named(name: str) -> Any:  # noqa: ANN401 - whatever the user has under that name

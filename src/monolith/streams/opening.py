@@ -40,8 +40,6 @@ def open_stream(
         return KafkaStream(text, settings, partitions)
     if text.startswith(("redis://", "rediss://")):
         return RedisStream(text, settings, partitions)
-    if text.startswith(("redis://", "rediss://")):
-        return RedisStream(text, settings, partitions)
     if partitions is not None:
         create_folder_stream(text, partitions, settings)
     stream = FolderStream(text, settings)

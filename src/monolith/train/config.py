@@ -276,5 +276,5 @@ def get_metric_prefix() -> str:
 
 
 def set_metric_prefix(prefix: str) -> None:
-    """Set the prefix for this process and those it starts, by the environment variable MONOLITHMETRIC_PREFIX."""
+    """Set the prefix for this process and those it starts, by the environment variable MONOLITH_METRIC_PREFIX."""
     os.environ[METRIC_PREFIX] = prefix
