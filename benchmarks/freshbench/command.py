@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -122,7 +123,7 @@ def _write(folder: Path, name: str, tables: Sequence[str], found: Sequence[objec
 
 def _live(options: argparse.Namespace) -> LiveReport:
     data = (options.data or "synthetic").split(",")[0]
-    intervals = (0.1, 2.0) if options.quick else INTERVALS
+    intervals: tuple[float, ...] = (0.1, 2.0) if options.quick else INTERVALS
     if options.feed_secs is not None:
         intervals = tuple(float(seconds) for seconds in options.feed_secs.split(","))
     seconds = options.seconds or (10.0 if options.quick else 60.0)
@@ -158,12 +159,18 @@ def _sources(options: argparse.Namespace) -> list[Callable[[int], DataSet]]:
     for name in filter(None, names.split(",")):
         if name not in MAKERS:
             raise ValueError(f"--data: expected some of {', '.join(MAKERS)}, got {name!r}")
-        sources.append(lambda seed, make=MAKERS[name]: make(seed, events))
+        sources.append(partial(_made, MAKERS[name], events))
     if options.movielens is not None:
         sources.append(_read_once(datasets.movielens(options.movielens)))
     if options.criteo is not None:
         sources.append(_read_once(datasets.criteo(options.criteo, options.events)))
+    if not sources:
+        raise ValueError("--data, --movielens, --criteo: expected at least one data set")
     return sources
+
+
+def _made(make: Callable[[int, int], DataSet], events: int, seed: int) -> DataSet:
+    return make(seed, events)
 
 
 def _read_once(data: DataSet) -> Callable[[int], DataSet]:

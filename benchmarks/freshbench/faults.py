@@ -24,6 +24,8 @@ import torch
 
 from freshbench.adapters.monolith_system import MonolithSystem, features_of
 from freshbench.examples import DataSet, Examples
+from freshbench.measure import online_secs
+from freshbench.report import duration
 from freshbench.simulation import BATCH_SHARE, answers, aucs, train
 from freshbench.verdict import Difference, difference
 from monolith.ps import ServerStore, tables_of
@@ -33,14 +35,15 @@ from monolith.table.changes import RawRows
 from monolith.testing.parameter_servers import ServerProcess, server_process
 
 SERVERS = 4
+LOST = "lost, starts empty"
 FAULT_AT = 0.5
 """The share of the online part before the fault."""
 SYNCS_AFTER = 24
 """Serving copies are synced this often between fault and end: every hour."""
 WINDOWS = (0, 1, 3, 6, 12, 24)
 """Parts of the time after the fault, in syncs, that AUC is reported for."""
-AGES = {"1 h ago": 1 / 48, "6 h ago": 6 / 48, "24 h ago": 24 / 48, "lost, starts empty": None}
-"""How old the snapshot is, as a share of the online part of 48 hours."""
+AGES: tuple[float | None, ...] = (1 / 48, 6 / 48, 24 / 48, None)
+"""How old the snapshot is, as a share of the online part: 1, 6 and 24 of 48 hours. None: there is no snapshot."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,8 @@ def lose_a_server(
 ) -> FaultReport:
     """Restore one of four servers from snapshots of all `AGES` and return what it costs."""
     without: list[np.ndarray] = []
-    after: dict[str, list[np.ndarray]] = {age: [] for age in AGES}
-    removed: dict[str, list[int]] = {age: [] for age in AGES}
+    after: dict[float | None, list[np.ndarray]] = {age: [] for age in AGES}
+    removed: dict[float | None, list[int]] = {age: [] for age in AGES}
     for seed in range(seeds):
         tell(f"fault, seed {seed}", seed / seeds)
         data = make(seed)
@@ -165,12 +168,10 @@ def lose_a_server(
         buckets = range(seed % SERVERS * NUM_BUCKETS // SERVERS, (seed % SERVERS + 1) * NUM_BUCKETS // SERVERS)
         system = MonolithSystem(data.schema, seed)
         train(system, data.examples.between(0, first), data.batch_size)
-        snapshots, trained = {}, 0
-        for age, share in sorted(AGES.items(), key=lambda item: -(item[1] or -1.0)):
-            if share is None:
-                snapshots[age] = nothing(system.tables().items())
-                continue
-            moment = max(0, fault - round(share * len(online)))
+        snapshots: dict[float | None, Mapping[str, RawRows]] = {None: nothing(system.tables().items())}
+        trained = 0
+        for age in sorted((age for age in AGES if age is not None), reverse=True):
+            moment = max(0, fault - round(age * len(online)))
             train(system, online.between(trained, moment), data.batch_size)
             snapshots[age], trained = State.of(system, buckets).rows, moment
         train(system, online.between(trained, fault), data.batch_size)
@@ -181,12 +182,13 @@ def lose_a_server(
             removed[age].append(replace_rows(system.tables(), snapshots[age], buckets))
             after[age].append(_aucs_after(system, data, rest))
         system.close()
+    names = {age: LOST if age is None else f"{duration(age * online_secs(data))} ago" for age in AGES}
     return FaultReport(
         data=data.name,
         hours=float(rest.times[-1] - rest.times[0]) / 3600,
         without=np.stack(without),
-        after={age: np.stack(found) for age, found in after.items()},
-        removed={age: float(np.mean(counts)) for age, counts in removed.items()},
+        after={names[age]: np.stack(found) for age, found in after.items()},
+        removed={names[age]: float(np.mean(counts)) for age, counts in removed.items()},
     )
 
 

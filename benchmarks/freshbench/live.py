@@ -221,7 +221,7 @@ class _Passing:
 
 def records(examples: Examples, portion: int) -> Iterator[bytes]:
     """Yield each example as JSON. The last one has the number of the portion as its probe: the others were trained before."""
-    columns: dict[str, list[object]] = {"label": examples.labels.tolist()}
+    columns: dict[str, Sequence[object]] = {"label": examples.labels.tolist()}
     if examples.numbers.shape[1]:
         columns["numbers"] = examples.numbers.tolist()
     for name, ids in examples.ids.items():

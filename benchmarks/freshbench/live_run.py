@@ -42,7 +42,8 @@ class ProbedDeepFM(DeepFM):
         # A stream has no columns without values.
         numbers = batch["numbers"] if self._numbers else vectors.flatten(1)[:, :0]
         logits: Tensor = self.top(vectors, rows["ids.bias"].flatten(1), numbers)
-        return logits + 0.0 * rows[PROBE].squeeze(1)
+        moment: Tensor = rows[PROBE].squeeze(1)
+        return logits + 0.0 * moment
 
 
 def columns(schema: Schema) -> list[Column]:

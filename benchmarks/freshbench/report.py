@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
@@ -146,15 +147,17 @@ _sentence = {"holds": "holds", "not shown": "is not shown", "contradicted": "is 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a plot: (x, y, error) by its label."""
+    """A line of a plot: (x, y, error)."""
 
     label: str
     points: Sequence[tuple[float, float, float]]
+    colour: str
+    is_dashed: bool = False
 
 
 def panel(title: str, x_labels: Sequence[str], lines: Sequence[Line], *, y_label: str) -> str:
     """Draw lines over equidistant places 0, 1, ... as SVG."""
-    width, height, left, top, right, bottom = 640.0, 360.0, 70.0, 40.0, 20.0, 90.0
+    width, height, left, top, right, bottom = 640.0, 380.0, 70.0, 40.0, 20.0, 110.0
     values = [value for line in lines for _, y, error in line.points for value in (y - error, y + error)]
     low, high = min(values), max(values)
     low, high = low - 0.05 * (high - low or 1), high + 0.05 * (high - low or 1)
@@ -167,7 +170,7 @@ def panel(title: str, x_labels: Sequence[str], lines: Sequence[Line], *, y_label
     for tick in np.linspace(low, high, 5):
         _, y = place(0, tick)
         parts.append(f'<path d="M{left} {y:.1f}H{width - right}" stroke="#e3e2de"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:.4f}</text>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:.2f}</text>')
     for number, label in enumerate(x_labels):
         x, _ = place(number, low)
         parts.append(f'<text x="{x:.1f}" y="{height - bottom + 20:.1f}" text-anchor="middle">{escape(label)}</text>')
@@ -175,44 +178,56 @@ def panel(title: str, x_labels: Sequence[str], lines: Sequence[Line], *, y_label
         f'<text x="14" y="{(top + height - bottom) / 2:.1f}" transform="rotate(-90 14 '
         f'{(top + height - bottom) / 2:.1f})" text-anchor="middle">{escape(y_label)}</text>'
     )
-    for line, colour in zip(lines, COLOURS * len(lines), strict=False):
+    for number, line in enumerate(lines):
         at = [(*place(x, y), place(x, y - error)[1], place(x, y + error)[1]) for x, y, error in line.points]
+        stroke = f'stroke="{line.colour}"' + (' stroke-dasharray="5 4"' if line.is_dashed else "")
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in at)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<polyline points="{path}" fill="none" {stroke} stroke-width="2"/>')
         for x, y, below, above in at:
-            parts.append(f'<path d="M{x:.1f} {below:.1f}V{above:.1f}" stroke="{colour}"/>')
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
-    for number, (line, colour) in enumerate(zip(lines, COLOURS * len(lines), strict=False)):
-        x, y = left + number % 3 * 190, height - 38 + number // 3 * 20
-        parts.append(f'<path d="M{x} {y - 4}h18" stroke="{colour}" stroke-width="3"/>')
-        parts.append(f'<text x="{x + 24}" y="{y}">{escape(line.label)}</text>')
+            parts.append(f'<path d="M{x:.1f} {below:.1f}V{above:.1f}" stroke="{line.colour}"/>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{line.colour}"/>')
+        x, y = left + number % 2 * 270, height - 46 + number // 2 * 18
+        parts.append(f'<path d="M{x} {y - 4}h24" {stroke} stroke-width="3"/>')
+        parts.append(f'<text x="{x + 30}" y="{y}">{escape(line.label)}</text>')
     return f'<g font-family="sans-serif" font-size="12" fill="#333">{"".join(parts)}</g>'
 
 
 def plot(reports: Sequence[DataReport]) -> str:
-    """Draw AUC against the interval, a panel for each data set. Errors are those of the difference to no online training."""
+    """Draw what online training gains against the interval, a panel for each data set, dashed for the events in random order."""
     panels = []
     for report in reports:
         every = sorted({syncs for result in report.results for syncs in result.by_time})
-        lines = [
-            Line(
-                result.system,
-                [
-                    (every.index(n), float(np.nanmean(aucs)), 0.0 if n == BATCH_ONLY else result.gain(n).error)
-                    for n, aucs in result.by_time.items()
-                ],
-            )
-            for result in report.results
-        ]
+        lines = []
+        for result, colour in zip(report.results, COLOURS * len(report.results), strict=False):
+            gains = _gains(result.by_time, result.gain, every)
+            lines.append(Line(f"{result.system}, in order of time", gains, colour))
+            if result.shuffled:
+                gains = _gains(result.shuffled, result.gain_shuffled, every)
+                lines.append(Line(f"{result.system}, in random order", gains, colour, is_dashed=True))
         labels = ["never" if n == BATCH_ONLY else report.interval(n) for n in every]
-        panels.append(panel(f"{report.name}: AUC by sync interval", labels, lines, y_label="AUC"))
+        title = f"{report.name}: points of AUC against no online training, by sync interval"
+        panels.append(panel(title, labels, lines, y_label="points"))
     return svg(panels)
+
+
+def _gains(
+    aucs: Mapping[int, np.ndarray], gain: Callable[[int], Difference], every: Sequence[int]
+) -> list[tuple[float, float, float]]:
+    found = {number: gain(number) for number in aucs if number != BATCH_ONLY}
+    return [
+        (every.index(BATCH_ONLY), 0.0, 0.0),
+        *((every.index(number), 100 * one.mean, 100 * _finite(one.error)) for number, one in found.items()),
+    ]
+
+
+def _finite(error: float) -> float:
+    return error if math.isfinite(error) else 0.0
 
 
 def svg(panels: Sequence[str]) -> str:
     """Put panels below each other."""
-    placed = "".join(f'<g transform="translate(0 {360 * number})">{one}</g>' for number, one in enumerate(panels))
-    size = f'width="640" height="{360 * len(panels)}" viewBox="0 0 640 {360 * len(panels)}"'
+    placed = "".join(f'<g transform="translate(0 {380 * number})">{one}</g>' for number, one in enumerate(panels))
+    size = f'width="640" height="{380 * len(panels)}" viewBox="0 0 640 {380 * len(panels)}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}><rect width="100%" height="100%" fill="#fff"/>{placed}</svg>\n'
     )

@@ -54,14 +54,14 @@ def test_a_run_that_is_put_back_goes_on_as_the_first_time(
     faults: Any,  # noqa: ANN401 - a module that is found at run time
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(faults, "AGES", {"no time ago": 0.0, "lost, starts empty": None})
+    monkeypatch.setattr(faults, "AGES", (0.0, None))
     report = faults.lose_a_server(partial(_data, events=4000), seeds=2)
-    assert (report.after["no time ago"] == report.without).all()
-    assert report.recovered_after("no time ago") == 0
-    assert report.removed["no time ago"] == 0
-    assert report.removed["lost, starts empty"] > 0
-    assert report.cost("lost, starts empty", 0, 24).mean < 0
-    assert "| no time ago | 0 |" in report.markdown()
+    assert (report.after["0 s ago"] == report.without).all()
+    assert report.recovered_after("0 s ago") == 0
+    assert report.removed["0 s ago"] == 0
+    assert report.removed[faults.LOST] > 0
+    assert report.cost(faults.LOST, 0, 24).mean < 0
+    assert "| 0 s ago | 0 |" in report.markdown()
 
 
 @pytest.mark.slow  # six processes, for what test_ps_kill and others show too

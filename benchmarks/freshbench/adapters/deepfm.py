@@ -23,5 +23,7 @@ class DeepFMTop(nn.Module):
         """[B, columns, DIM], [B, columns], [B, numbers] -> [B]."""
         pairs = 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
         deep = self.mlp(torch.cat([vectors.flatten(1), numbers], dim=1)).squeeze(1)
-        logits = first_order.sum(1) + pairs + deep
-        return logits if self.linear is None else logits + self.linear(numbers).squeeze(1)
+        logits: Tensor = first_order.sum(1) + pairs + deep
+        if self.linear is not None:
+            logits = logits + self.linear(numbers).squeeze(1)
+        return logits

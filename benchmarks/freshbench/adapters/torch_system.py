@@ -23,12 +23,11 @@ class HashedDeepFM(nn.Module):
     def __init__(self, schema: Schema, seed: int) -> None:
         super().__init__()
         self.top = DeepFMTop(len(schema.columns), schema.numbers, seed)
-        self.tables = nn.ModuleDict(
-            {name: nn.EmbeddingBag(ROWS, DIM + 1, mode="mean", sparse=True) for name in schema.columns}
-        )
-        for table in self.tables.values():
+        tables = {name: nn.EmbeddingBag(ROWS, DIM + 1, mode="mean", sparse=True) for name in schema.columns}
+        for table in tables.values():
             nn.init.uniform_(table.weight, -0.05, 0.05)
             nn.init.zeros_(table.weight[:, -1])
+        self.tables = nn.ModuleDict(tables)
 
     def forward(self, examples: Examples) -> Tensor:
         found = torch.stack([self.tables[name](*_rows(ids)) for name, ids in examples.ids.items()], dim=1)
@@ -54,7 +53,7 @@ class Learner:
     def step(self, examples: Examples) -> None:
         self.model.zero_grad()
         labels = torch.from_numpy(examples.labels)
-        binary_cross_entropy_with_logits(self.model(examples), labels, reduction="sum").backward()
+        torch.autograd.backward(binary_cross_entropy_with_logits(self.model(examples), labels, reduction="sum"))
         self._rows.step()
         self._dense.step()
 
@@ -81,7 +80,8 @@ class _Served:
     def predict(self, examples: Examples) -> np.ndarray:
         assert self.model is not None
         with torch.inference_mode():
-            return self.model(examples).numpy()
+            scores: np.ndarray = self.model(examples).numpy()
+        return scores
 
 
 class _Reloaded(_Served):
