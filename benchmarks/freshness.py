@@ -5,6 +5,9 @@ python benchmarks/freshness.py --cases follow --placements local --feeds 0.02 --
 python benchmarks/freshness.py --cases others                  export and reload, Redis, a push every 10 s
 python benchmarks/freshness.py --cases slowdown,rows           what following costs training, and predictions
 python benchmarks/freshness.py --json                          the same as JSON
+python benchmarks/freshness.py --markdown freshness.md         also as tables in a file, which grows with each case
+
+A case that fails is named at the end, and the others are measured. The last table has each target and whether it was reached.
 
 A run (`freshness_job.py`) trains 6,656 ids a step, 50 steps a second or as fast as it can, and every step sets the rows of eight
 probe ids to its number. `monolith serve --run` answers in another process, and this process asks it for all probes, with a pause
@@ -360,7 +363,7 @@ def measured(cases: Sequence[Case], rounds: int) -> Rows:
             with tempfile.TemporaryDirectory() as folder:
                 try:
                     case.measure(Path(folder), ages[case])
-                except (PeerFailedError, PeerUnavailableError) as error:
+                except (PeerFailedError, PeerUnavailableError, OSError, http.client.HTTPException) as error:
                     sys.stderr.write(f"{case.name}: left out of a round, {error}\n")
     return [
         {"case": case.name, "asked steps/s": case.rate or "all it can", **found.row()}
@@ -504,6 +507,66 @@ CASES: dict[str, Callable[[argparse.Namespace], Rows]] = {
 }
 
 
+TARGETS: dict[float, tuple[float, float | None]] = {0.02: (15.0, None), 0.1: (60.0, 250.0)}
+"""Milliseconds of p50 and p99, by the seconds between two publications."""
+SLOWDOWN, RAISED = 1.05, 1.2
+"""How much longer a step may take when it is followed, and p99 of a prediction while 500,000 rows a second are followed."""
+
+
+def _target(what: str, measured: object, limit: float) -> dict[str, object]:
+    reached = isinstance(measured, float | int) and measured <= limit
+    return {"target": what, "measured": measured, "limit": limit, "": "reached" if reached else "MISSED"}
+
+
+def targets(report: dict[str, object]) -> Rows:
+    """Return each target that the report has a number for."""
+    found: Rows = []
+    ages = [row for case in ("together", "follow") for row in _rows_of(report, case)]
+    for row in ages:
+        for feed, (p50, p99) in TARGETS.items():
+            if str(row["case"]).startswith("follow, ") and str(row["case"]).endswith(f"every {feed:g} s"):
+                speed = f"{row['case']}, steps/s: {row['asked steps/s']}"
+                found.append(_target(f"{speed}: p50 ms", row["p50 ms"], p50))
+                if p99 is not None:
+                    found.append(_target(f"{speed}: p99 ms", row["p99 ms"], p99))
+    for row in _rows_of(report, "slowdown"):
+        what = f"step of a run that is followed / alone, {row['ids']} ids, every {row['feed s']} s, steps/s: {row['steps/s']}"
+        found.append(_target(what, row["ratio"], SLOWDOWN))
+    for row in _rows_of(report, "rows"):
+        if row["rows"] == "followed":
+            found.append(_target("p99 of predict, following / nothing changes", row["p99 ratio"], RAISED))
+    return found
+
+
+def _rows_of(report: dict[str, object], case: str) -> Rows:
+    rows = report.get(case)
+    return rows if isinstance(rows, list) else []
+
+
+def markdown(title: str, rows: Rows) -> str:
+    """Return rows as a table in Markdown."""
+    if not rows:
+        return f"## {title}\n\nNothing was measured.\n\n"
+    names = list(rows[0])
+    lines = [names, ["---"] * len(names), *([str(row.get(name, "")) for name in names] for row in rows)]
+    return f"## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+
+
+def run_case(case: Callable[[argparse.Namespace], Rows], name: str, options: argparse.Namespace) -> Rows | None:
+    """Return the rows of a case. None, with a line that says why, if it failed: the others are still measured."""
+    try:
+        return case(options)
+    except (
+        PeerFailedError,
+        PeerUnavailableError,
+        OSError,
+        subprocess.SubprocessError,
+        http.client.HTTPException,
+    ) as error:
+        sys.stderr.write(f"{name} failed: {type(error).__name__}: {error}\n")
+        return None
+
+
 def main() -> None:
     """Run the cases that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -522,6 +585,7 @@ def main() -> None:
     parser.add_argument("--turn-secs", type=float, default=4.0, help="of rows")
     parser.add_argument("--quick", action="store_true", help="seconds; the numbers are not for quoting")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--markdown", type=Path, help="a file for the tables")
     options = parser.parse_args()
     if options.quick:
         options.seconds, options.rounds, options.turns, options.turn_steps, options.turn_secs = 3.0, 1, 2, 200, 1.0
@@ -532,13 +596,32 @@ def main() -> None:
         parser.error(f"there is no {unknown[0]!r}; cases are {', '.join(cases)}, placements {', '.join(PLACEMENTS)}")
     torch.set_num_threads(1)
     report: dict[str, object] = {"machine": describe()}
+    failed: list[str] = []
+    if options.markdown is not None:
+        options.markdown.write_text(f"# Freshness\n\n{report['machine']}\n\n")
     for case in options.cases.split(","):
-        report[case] = rows = cases[case](options)
-        if not options.json:
-            sys.stdout.write(shown(case, rows) + "\n")
-            sys.stdout.flush()
+        rows = run_case(cases[case], case, options)
+        if rows is None:
+            failed.append(case)
+        else:
+            report[case] = rows
+            _show(case, rows, options)
+    report["targets"] = found = targets(report)
+    _show("targets", found, options)
     if options.json:
         sys.stdout.write(json.dumps(report, indent=1) + "\n")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def _show(case: str, rows: Rows, options: argparse.Namespace) -> None:
+    """Print a table as soon as it is measured, and add it to the file."""
+    if not options.json:
+        sys.stdout.write(shown(case, rows) + "\n")
+        sys.stdout.flush()
+    if options.markdown is not None:
+        with options.markdown.open("a") as file:
+            file.write(markdown(case, rows))
 
 
 if __name__ == "__main__":
