@@ -12,6 +12,7 @@ from torch import nn
 
 from followed_tables import until
 from monolith import Estimator, Feature, RunConfig
+from monolith.cli import main
 from monolith.data.synthetic import ClickStream, ClickStreamConfig
 from monolith.follow.run_service import run_identity
 from monolith.nn import EmbeddingBagCollection
@@ -153,6 +154,49 @@ def test_a_run_that_is_started_again_is_followed(tmp_path: Path) -> None:
             (progress,) = follower._follower.progress.values()
             # It published from its first step, so no row had to be read that had not changed.
             assert (progress.resyncs, progress.rewinds) in ((1, 1), (2, 0))
+        finally:
+            second.finish()
+    finally:
+        follower.close()
+        first.finish()
+
+
+@pytest.mark.parametrize("purge", [False, True])
+def test_an_id_that_is_forgotten_while_the_run_has_ended_leaves_a_live_replica(tmp_path: Path, purge: bool) -> None:
+    first = Run(tmp_path / "run", batches=30).start()
+    first.steps(3)
+    predictor = exported(first, tmp_path / "export")
+    follower = TrainingFollower(predictor, [RunWriters(str(first.folder)).writer()])
+    try:
+        assert follower.wait_until_read(60)
+        first.steps(10)
+        first.estimator.trainer.request_stop("the test says so")
+        first.finish()
+        (copy,) = (store.tables["user_id"] for store in predictor.stores.values())
+        forgotten = next(iter(copy))
+        assert (
+            main(
+                [
+                    "forget",
+                    str(first.folder),
+                    "--table",
+                    "user_id",
+                    "--offline",
+                    *["--purge"] * purge,
+                    "--",
+                    str(forgotten),
+                ]
+            )
+            == 0
+        )
+        # Nobody can tell the replica while no run goes on.
+        assert forgotten in copy
+        second = Run(tmp_path / "run", batches=30).start()
+        try:
+            # Before a step, which may bring the id back: it is in the data.
+            until(lambda: forgotten not in copy, "the removal")
+            second.steps(5)
+            until(lambda: equal(predictor, second))
         finally:
             second.finish()
     finally:
