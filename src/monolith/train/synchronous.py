@@ -157,6 +157,12 @@ class SynchronousSteps:
             if self._waits:
                 self._require_stream_possible(source)
                 shards = self._mesh.size
+                if config.data_shards not in (None, shards) and self.is_chief:
+                    _log.warning(
+                        "data_shards=%s has no effect on a stream, whose partitions %d ranks divide, and any other number later",
+                        config.data_shards,
+                        shards,
+                    )
             else:
                 shards = config.micro_batches or config.data_shards or shards_of_position(position) or self._mesh.size
             own = DataShards(
