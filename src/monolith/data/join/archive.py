@@ -20,7 +20,7 @@ import pyarrow.parquet
 
 from monolith.console import RareWarnings
 from monolith.data.join.config import JoinConfig
-from monolith.data.join.records import Refused
+from monolith.data.join.records import RefusedRecord
 from monolith.data.join.unit import dead_letter_headers
 from monolith.durable import sync_to_disk
 from monolith.errors import ConfigError, CorruptFileError, StorageError, StreamGapError
@@ -186,7 +186,7 @@ class ParquetArchive:
         self.rejected += 1
         self._warnings.warn("%s:%d does not fit parquet.columns and is in no file: %s", partition, offset, why)
         if self._dead_letters is not None:
-            refused = Refused("parquet", partition, offset, None, value)
+            refused = RefusedRecord("parquet", partition, offset, None, value)
             self._dead_letters.append(value, headers=dead_letter_headers(refused))
 
     def _parsed(self, values: list[bytes]) -> pa.Table:

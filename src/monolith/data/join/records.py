@@ -12,7 +12,7 @@ import orjson
 from monolith.data.join.config import ActionInput, ImpressionInput
 from monolith.streams.stream import Records
 
-__all__ = ["ActionParser", "BAD_RECORDS", "ImpressionParser", "MAX_KEY_BYTES", "Refused", "with_columns"]
+__all__ = ["ActionParser", "BAD_RECORDS", "ImpressionParser", "MAX_KEY_BYTES", "RefusedRecord", "with_columns"]
 
 MAX_KEY_BYTES = 256
 """Longest key of an impression."""
@@ -37,7 +37,7 @@ Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRecord:
     """A record that is not joined."""
 
     reason: str
@@ -62,7 +62,7 @@ class _InputParser:
         self._max_bytes, self._max_future_ms = max_bytes, max_future_ms
 
     def _parsed(
-        self, records: Records, now_ms: int, refused: list[Refused]
+        self, records: Records, now_ms: int, refused: list[RefusedRecord]
     ) -> Iterator[tuple[bytes, int, int, bytes, Fields]]:
         """Yield key, event time in milliseconds, offset, value and fields of each record, and append others to `refused`."""
         newest, max_bytes = min(now_ms + self._max_future_ms, _MAX_TIME_MS), self._max_bytes
@@ -97,9 +97,9 @@ class _InputParser:
                     raise _BadRecordError("key")
                 yield joined, time, offset, value, record
             except _BadRecordError as error:
-                refused.append(Refused(error.args[0], records.partition, offset, key, value))
+                refused.append(RefusedRecord(error.args[0], records.partition, offset, key, value))
             except orjson.JSONDecodeError:
-                refused.append(Refused("not_json", records.partition, offset, key, value))
+                refused.append(RefusedRecord("not_json", records.partition, offset, key, value))
 
 
 class ImpressionParser(_InputParser):
@@ -111,14 +111,14 @@ class ImpressionParser(_InputParser):
         super().__init__(source, max_bytes=max_bytes, max_future_ms=max_future_ms)
         self._added = frozenset(added)
 
-    def parse(self, records: Records, now_ms: int, refused: list[Refused]) -> list[tuple[bytes, int, int, bytes]]:
+    def parse(self, records: Records, now_ms: int, refused: list[RefusedRecord]) -> list[tuple[bytes, int, int, bytes]]:
         """Return key, event time, offset and value of each impression, and append the others to `refused`."""
         found, added = [], self._added
         for key, time, offset, value, record in self._parsed(records, now_ms, refused):
             if added.isdisjoint(record):
                 found.append((key, time, offset, value))
             else:
-                refused.append(Refused("column", records.partition, offset, key, value))
+                refused.append(RefusedRecord("column", records.partition, offset, key, value))
         return found
 
 
@@ -129,7 +129,9 @@ class ActionParser(_InputParser):
         super().__init__(source, max_bytes=max_bytes, max_future_ms=max_future_ms)
         self._type_field = source.type
 
-    def parse(self, records: Records, now_ms: int, refused: list[Refused]) -> list[tuple[bytes, int, int, bytes, str]]:
+    def parse(
+        self, records: Records, now_ms: int, refused: list[RefusedRecord]
+    ) -> list[tuple[bytes, int, int, bytes, str]]:
         """Return key, event time, offset, value and type of each action, and append the others to `refused`."""
         found, field = [], self._type_field
         for key, time, offset, value, record in self._parsed(records, now_ms, refused):
@@ -137,7 +139,7 @@ class ActionParser(_InputParser):
             if type(type_) is str or type(type_) is int:
                 found.append((key, time, offset, value, str(type_)))
             else:
-                refused.append(Refused("type", records.partition, offset, key, value))
+                refused.append(RefusedRecord("type", records.partition, offset, key, value))
         return found
 
 

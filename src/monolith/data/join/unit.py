@@ -14,7 +14,7 @@ import orjson
 from monolith.console import RareWarnings
 from monolith.data.join.config import JoinConfig
 from monolith.data.join.lmdb_store import LmdbStore
-from monolith.data.join.records import BAD_RECORDS, ActionParser, ImpressionParser, Refused
+from monolith.data.join.records import BAD_RECORDS, ActionParser, ImpressionParser, RefusedRecord
 from monolith.data.join.state import SnapshotStore, Windows
 from monolith.data.join.window_join import Example, Published, WindowJoin, bucket_ms
 from monolith.errors import (
@@ -58,11 +58,11 @@ def origin_of(headers: Headers) -> tuple[str, int, int] | None:
     return None
 
 
-def dead_letter_headers(bad: Refused) -> Headers:
+def dead_letter_headers(bad: RefusedRecord) -> Headers:
     """Return the headers of a dead letter. They are those of the dead letters of a `StreamSource`.
 
     Example:
-        >>> dict(dead_letter_headers(Refused("not_json", "shown/0", 12, None, b"{")))["dead-letter.offset"]
+        >>> dict(dead_letter_headers(RefusedRecord("not_json", "shown/0", 12, None, b"{")))["dead-letter.offset"]
         b'12'
     """
     topic = bad.partition.rpartition("/")[0]
@@ -270,7 +270,7 @@ class Unit:
 
     def add(self, records: Records) -> None:
         """Join records of an input partition."""
-        name, refused = records.partition, list[Refused]()
+        name, refused = records.partition, list[RefusedRecord]()
         index, now_ms = self.partitions.index(name), round(self._clock() * 1000)
         if self._sides[name]:
             impressions = self._impressions.parse(records, now_ms, refused)

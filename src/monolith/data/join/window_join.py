@@ -12,13 +12,13 @@ from typing import NamedTuple
 import orjson
 
 from monolith.data.join.config import JoinConfig, NegativeSampling
-from monolith.data.join.records import Refused, with_columns
+from monolith.data.join.records import RefusedRecord, with_columns
 from monolith.data.join.state import Windows, due_of
 
 __all__ = ["Example", "Published", "WindowJoin", "bucket_ms", "is_kept"]
 
 _EARLY, _OPEN, _DONE = 0, 1, 2
-"""Actions without an impression; an impression whose example is not emitted; one whose example was."""
+"""Status of an entry: actions without an impression, an impression whose example is not emitted, and one whose example was."""
 _HEADER = struct.Struct("<BqQqHq")  # status, due, actions, event time, partition, offset. The value follows
 _EARLY_HEADER = struct.Struct("<Bq")  # status, due
 _EARLY_ACTION = struct.Struct("<qBHqI")  # event time, bit, partition, offset, length of the value that follows
@@ -133,15 +133,15 @@ class WindowJoin:
         self._keeps_values = config.late == "correction"
         self._suffixes: dict[int, bytes] = {}
         self._examples: list[Example] = []
-        self._refused: list[Refused] = []
+        self._refused: list[RefusedRecord] = []
 
-    def take(self) -> tuple[list[Example], list[Refused]]:
+    def take(self) -> tuple[list[Example], list[RefusedRecord]]:
         """Return examples and refused records since the last call."""
         taken = self._examples, self._refused
         self._examples, self._refused = [], []
         return taken
 
-    def refuse(self, refused: Iterable[Refused]) -> None:
+    def refuse(self, refused: Iterable[RefusedRecord]) -> None:
         """Add records that could not be parsed to what `take` returns."""
         self._refused.extend(refused)
 
@@ -168,7 +168,7 @@ class WindowJoin:
         due, bucket, first_open = time + self._window_ms, self.windows.bucket_ms, self.windows.first_open
         if (due + self._keep_ms) // bucket < first_open:
             self.counts["expired_impressions"] += 1
-            self._refused.append(Refused("expired", self.partitions[partition], offset, key, value))
+            self._refused.append(RefusedRecord("expired", self.partitions[partition], offset, key, value))
             return
         actions = 0
         for at, bit, its_partition, its_offset, its_value in _early_actions(early or b""):
@@ -305,7 +305,7 @@ class WindowJoin:
     def _not_joined(self, counter: str, key: bytes, partition: int, offset: int, value: bytes) -> None:
         self.counts[counter] += 1
         if self.config.late == "dead_letter":
-            self._refused.append(Refused(counter, self.partitions[partition], offset, key, value))
+            self._refused.append(RefusedRecord(counter, self.partitions[partition], offset, key, value))
 
     def _emit(
         self,
