@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,20 @@ import torch
 from monolith.cluster import HostServiceDiscovery
 from monolith.errors import ConfigError, DiscoveryError, OverloadedError, ProtocolError, UnavailableError
 from monolith.serve import load
-from monolith.serve.shards.addresses import ShardAddresses, discovered_shards, open_discovery, parse_shards
+from monolith.serve.shards.addresses import (
+    ShardAddresses,
+    announced_shard,
+    discovered_shards,
+    open_discovery,
+    parse_shards,
+)
 from monolith.serve.shards.lookup_scope import lookup_scope
 from monolith.serve.shards.shard_map import ServedShard, choose_replica
 from monolith.serve.shards.shard_replica import ShardClientConfig, ShardReplica
 from monolith.serve.shards.shard_server import ShardConfig, ShardServer
 from monolith.serve.shards.shard_store import ShardStore, open_shard_stores
 from monolith.table import Bags, EmbeddingTable, Store, bucket_of
+from real_servers import consul_server, zookeeper_server
 from serving_shards import IDS, export_rows, shard_servers
 
 USERS = Bags(table="user", ids=IDS.numpy(), offsets=np.arange(len(IDS) + 1))
@@ -244,6 +252,27 @@ def test_through_a_folder(export: Path, tmp_path: Path, local: Store) -> None:
         assert discovered_shards(discovery)(3) == ((servers[0].address,), (servers[1].address,), ())
         with open_shard_stores(f"file={tmp_path}", config=QUICK) as opened:
             assert torch.equal(opened["embeddings"].lookup([USERS])[0], local.lookup([USERS])[0])
+
+
+@pytest.mark.parametrize("kind", ["consul", "zk"])
+def test_through_a_real_discovery(
+    kind: str, export: Path, tmp_path: Path, local: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        if kind == "consul":
+            known = stack.enter_context(consul_server(tmp_path))
+            monkeypatch.setenv("CONSUL_HTTP_ADDR", known.address)
+            text = "consul=clicks"
+        else:
+            text = f"zk=clicks@{stack.enter_context(zookeeper_server(tmp_path)).address}"
+        servers = stack.enter_context(shard_servers(export, 2))
+        discovery = stack.enter_context(open_discovery(text))
+        with ExitStack() as announced:
+            for number, server in enumerate(servers):
+                announced.enter_context(announced_shard(discovery, number, 0, server.address))
+            opened = stack.enter_context(open_shard_stores(text, config=QUICK))
+            assert torch.equal(opened["embeddings"].lookup([USERS])[0], local.lookup([USERS])[0])
+        wait_until(lambda: discovered_shards(discovery)(2) == ((), ()))
 
 
 @pytest.mark.parametrize("text", ["", "a:1;", "a:1,,;", "zk=", "etcd=clicks", "a"])
