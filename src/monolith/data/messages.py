@@ -24,12 +24,12 @@ from monolith.features import Batch, Ragged, num_rows
 from monolith.features.batch import column_of
 from monolith.proto import example_pb2, feature_pb2, instance_pb2
 
-__all__ = ["BadMessage", "MAX_RECORD_BYTES", "MessageDecoder", "MessageEncoder", "StreamFormat", "decode_messages"]
+__all__ = ["BadMessage", "LONGEST_MESSAGE", "MessageDecoder", "MessageEncoder", "StreamFormat", "decode_messages"]
 
 StreamFormat = Literal["json", "arrow", "example", "example_batch", "instance"]
 """How the value of a record is written. "arrow" and "example_batch" hold many rows, the others one. See docs/formats.md."""
 
-MAX_RECORD_BYTES = 8 << 20
+LONGEST_MESSAGE = 8 << 20
 """Records that are longer are bad ones, unless a reader says otherwise."""
 
 _CORE_FORMATS = {
@@ -82,7 +82,7 @@ class MessageDecoder:
         *,
         format: StreamFormat = "json",  # noqa: A002 - the word of the file formats
         header: RecordHeader | None = None,
-        max_record_bytes: int = MAX_RECORD_BYTES,
+        max_record_bytes: int = LONGEST_MESSAGE,
         finite: bool = True,
     ) -> None:
         self.columns = checked_columns(columns)

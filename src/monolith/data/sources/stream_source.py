@@ -13,7 +13,7 @@ import orjson
 from pydantic import Field, model_validator
 
 from monolith.config import Config
-from monolith.data.messages import MAX_RECORD_BYTES, MessageDecoder, StreamFormat
+from monolith.data.messages import LONGEST_MESSAGE, MessageDecoder, StreamFormat
 from monolith.data.sources.dead_letters import DeadLetters
 from monolith.data.sources.event_times import EventTimes
 from monolith.data.sources.records import RecordHeader
@@ -64,7 +64,7 @@ class StreamOptions(Config):
     """What becomes of rows that are older than the watermark. They are counted in any case."""
     max_future_secs: _Seconds | None = 3600.0
     """Rows whose event time is further in the future are bad. None allows any."""
-    max_record_bytes: Annotated[int, Field(ge=1)] = MAX_RECORD_BYTES
+    max_record_bytes: Annotated[int, Field(ge=1)] = LONGEST_MESSAGE
     """Longer records are bad."""
     allow_nan: bool = False
     """Whether NaN and infinity are allowed in columns of floats. Otherwise a record that has one is bad."""
@@ -150,7 +150,7 @@ class StreamSource(Source):
         idle_secs: float = 60.0,
         late: Literal["keep", "drop", "dead-letter"] = "keep",
         max_future_secs: float | None = 3600.0,
-        max_record_bytes: int = MAX_RECORD_BYTES,
+        max_record_bytes: int = LONGEST_MESSAGE,
         allow_nan: bool = False,
         max_bad_share: float = 0.5,
         on_gap: Literal["error", "skip"] = "error",
