@@ -13,6 +13,7 @@ import torch
 
 from monolith.errors import StorageError
 from monolith.features import Ragged
+from monolith.features.batch import IdMatrix
 from monolith.serve.request_log import RequestLog, RequestLogConfig, encode_rows
 from monolith.serve.server.routing import Answered
 from monolith.streams import START, FolderStream, Stream, open_stream
@@ -107,6 +108,12 @@ def test_lists_of_ids_and_vectors_are_lists() -> None:
     first, second = map(json.loads, encode_rows(answer(columns=given), 1))
     assert (first["tags"], first["vector"]) == ([5, 6], [0.5, 1.5])
     assert (second["tags"], second["vector"]) == ([], [2.0, None])
+
+
+def test_columns_of_a_matrix_are_columns() -> None:
+    matrix = IdMatrix(("user", "item"), torch.tensor([[7, 8], [1, 2]]))
+    row = json.loads(encode_rows(answer(columns=matrix), 1)[1])
+    assert (row["user"], row["item"]) == (8, 2)
 
 
 def test_a_column_is_left_out_if_asked_or_if_its_name_is_taken() -> None:
