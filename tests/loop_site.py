@@ -1,0 +1,124 @@
+"""A loop of which every effect can be counted: the model of its trainer, and its site, as a script.
+
+Impression `i` is in partition `i % 2`. Every third one is clicked. The row of an impression becomes 1 when it was trained once, 2
+when it was trained once as a click.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import orjson
+import torch
+from torch import nn
+
+from monolith import EmbeddingBagCollection, Feature
+from monolith.data import Column, ParquetSource
+from monolith.features.batch import Batch
+from monolith.nn import Head
+from monolith.streams import Stream, StreamWriter, open_stream
+from monolith.table import SGD, Zeros
+
+__all__ = ["FILES", "PARTITIONS", "CountedExamples", "history", "is_clicked"]
+
+PARTITIONS = 2
+COLUMNS = [Column(name="id", shape=()), Column(name="label", dtype="float32", shape=())]
+FILES = {
+    "join.yaml": """
+impressions: {stream: impressions}
+actions: {stream: actions}
+window_secs: 2
+lead_secs: 0
+out_of_order_secs: 2
+idle_secs: 6
+labels: [{name: label, actions: {click: 1.0}}]
+emit: on_positive
+output: {stream: examples}
+state: {folder: join, checkpoint_secs: 0.5}
+""",
+    "job.yaml": """
+model: loop_site:CountedExamples
+input: loop_site:history
+then: {stream: examples, batch_size: 64, max_wait_secs: 0.02}
+then_from: start
+run: {model_dir: run, clip_norm: null, threads: 1, log_flush_secs: 0.2, save_checkpoints_secs: 3}
+""",
+    "loop.yaml": """
+name: counted
+prepare:
+  - run: monolith train job.yaml --set then=null
+  - run: monolith export job.yaml
+parts:
+  joiner: {run: monolith join join.yaml}
+  trainer: {run: monolith train job.yaml}
+  replica: {run: "monolith serve --run run --name counted --http-port ${HTTP_PORT} --grpc-port 0"}
+  site: {run: "python ${SITE} ${IMPRESSIONS}"}
+""",
+}
+
+
+class CountedExamples(nn.Module):
+    """Every example adds 1 to the row of its id, and 1 more if it is a click."""
+
+    heads = (Head(name="count", label="label"),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        feature = Feature(name="id", dim=1, optimizer=SGD(learning_rate=1.0), initializer=Zeros())
+        self.embeddings = EmbeddingBagCollection([feature])
+        self.scale = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        self.rows = self.embeddings(batch)["id"].squeeze(1)
+        # The loss of the head must not change rows. A replica answers with them.
+        return torch.zeros(len(self.rows)) if self.training else self.rows * self.scale
+
+    def extra_loss(self, batch: Batch, logits: object) -> torch.Tensor:
+        return -(self.rows * (1 + batch["label"])).sum()  # type: ignore[operator]
+
+
+def history(mode: str) -> ParquetSource:
+    """One example of an id that no impression has."""
+    return ParquetSource("history.parquet", COLUMNS, batch_size=1)
+
+
+def is_clicked(number: int) -> bool:
+    return number % 3 == 0
+
+
+def next_numbers(stream: Stream) -> list[int]:
+    """For each partition the number of the impression after the last that is stored."""
+    stored = [stream.last(partition) for partition in stream.partitions()]
+    return [n if last is None else int(last.keys[0] or 0) + PARTITIONS for n, last in enumerate(stored)]
+
+
+def main(count: int) -> None:
+    """Write what is not stored yet of the first `count` impressions and their clicks. Then wait."""
+    streams = [open_stream(name) for name in ("impressions", "actions")]
+    done, clicked = (next_numbers(stream) for stream in streams)
+    impressions, actions = (stream.writer() for stream in streams)
+    # Clicks of impressions that an earlier incarnation has written come first, before time goes on.
+    for partition in range(PARTITIONS):
+        for number in range(clicked[partition], done[partition], PARTITIONS):
+            click(actions, number)
+    for number in range(min(done), count):
+        if number >= done[number % PARTITIONS]:
+            impressions.append(orjson.dumps({"id": number}), key=b"%d" % number, partition=number % PARTITIONS)
+            impressions.flush()
+            click(actions, number)
+            time.sleep(0.004)
+    actions.flush()
+    Path("written").touch()
+    while True:
+        time.sleep(60)
+
+
+def click(actions: StreamWriter, number: int) -> None:
+    if is_clicked(number):
+        actions.append(b'{"action":"click"}', key=b"%d" % number, partition=number % PARTITIONS)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
