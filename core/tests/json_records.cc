@@ -168,6 +168,31 @@ TEST("messages stop at the row limit, at a bad one, and at the size limit") {
   CHECK(parser.take()[0].int64 == (Numbers{1, 2, 3}));
 }
 
+TEST("a record that turns out to be bad at its end leaves nothing in any column") {
+  const std::string good = R"({"ids": [7], "name": "a", "tags": ["x"], "lists": [[1, 2]], "price": 0.5})";
+  const std::string endings[] = {R"("price": 1e999})", R"("price": "0.5"})", R"("price": 0.5, })", R"("price": 0.5} x)",
+                                 R"("price": 0.5, "ids": [9]})", R"("price": 0.5)"};
+  for (const std::string& ending : endings) {
+    RecordParser parser(RecordFormat::kJson, false, columns());
+    CHECK(add(parser, good).problem == Problem::kNone);
+    CHECK(add(parser, R"({"ids": [8], "name": "b", "tags": ["y"], "lists": [[3]], )" + ending).problem != Problem::kNone);
+    CHECK(add(parser, good).problem == Problem::kNone);
+    CHECK_EQ(parser.rows(), 2u);
+    const std::vector<ColumnData> found = parser.take();
+    CHECK(found[0].int64 == (Numbers{7, 7}));
+    CHECK(std::string(found[2].bytes.begin(), found[2].bytes.end()) == "aa");
+    CHECK(std::string(found[3].bytes.begin(), found[3].bytes.end()) == "xx");
+    CHECK(found[4].int64 == (Numbers{1, 2, 1, 2}));
+    CHECK(found[5].float64 == (std::vector<double>{0.5, 0.5}));
+  }
+}
+
+TEST("a name is compared after its escapes are read, and is there once") {
+  CHECK(parsed(R"({"\u0069d\u0073": [5], "na\u006de": "x"})")[0].int64 == (Numbers{5}));
+  CHECK(reason(R"({"ids": [1], "\u0069ds": [2]})").find("there twice") != std::string::npos);
+  CHECK_EQ(reason(R"({"other": 1, "other": 2, "ids": [1]})"), std::string());
+}
+
 TEST("a message in a frame is one record with its header") {
   const std::string json = "{}";
   for (const bool sort_id : {false, true}) {

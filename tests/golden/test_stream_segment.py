@@ -8,7 +8,7 @@ from pathlib import Path
 
 from monolith.streams import FolderStream, create_folder_stream
 from monolith.streams.batching_writer import PendingRecord
-from monolith.streams.folder.format import SegmentHeader, closing_mark, encode_batch, segment_name
+from monolith.streams.folder.format import StreamSegmentHeader, closing_mark, encode_batch, stream_segment_name
 
 BASE = 2**40
 RECORDS: list[PendingRecord] = [
@@ -30,14 +30,14 @@ VERSION_1 = bytes.fromhex(
 
 
 def test_the_bytes_of_a_segment() -> None:
-    header = SegmentHeader(stream=bytes(range(16)), boot=bytes(range(16, 32)), base=BASE, previous_end=7).pack()
+    header = StreamSegmentHeader(stream=bytes(range(16)), boot=bytes(range(16, 32)), base=BASE, previous_end=7).pack()
     batch = encode_batch(RECORDS, BASE, len(header))
     assert header + batch + closing_mark(BASE + 3, len(header) + len(batch)) == VERSION_1
 
 
 def test_a_segment_of_version_1_is_read(tmp_path: Path) -> None:
     create_folder_stream(tmp_path / "events", 1)
-    (tmp_path / "events" / "0" / segment_name(BASE)).write_bytes(VERSION_1)
+    (tmp_path / "events" / "0" / stream_segment_name(BASE)).write_bytes(VERSION_1)
     stream = FolderStream(tmp_path / "events")
     assert stream.bounds() == {"events/0": (BASE, BASE + 3)}
     with stream.reader() as reader:

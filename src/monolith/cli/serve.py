@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from monolith.cli.options import Json, size_in_bytes
-from monolith.cli.serve_replicas import exports_of, following, open_replica, origin_of, over_shards, run_writers
+from monolith.cli.serve_replicas import exports_of, following, open_replica, over_shards, run_of_export, run_writers
 from monolith.cli.serve_streams import ServedStreams
 from monolith.cli.serving import Grace, TlsCert, TlsKey, TokenFile
 from monolith.cluster.launch.reporting import beating
@@ -173,7 +173,7 @@ def serve_models(
         given["max_concurrency"] = max_concurrency
     models = _names(paths or exports_of(run), name or [])
     if follow and run is None:
-        run = origin_of(next(iter(models.values())))
+        run = run_of_export(next(iter(models.values())))
     if (run is not None or servers is not None) and len(models) > 1:
         raise ConfigError(f"--run: expected one model, which follows the run, got {', '.join(models)}")
     opener: Callable[[str, Path], Replica] = open_replica

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from monolith.serve.predictor import Predictor
     from monolith.serve.replica import Replica
 
-__all__ = ["exports_of", "following", "open_replica", "origin_of", "over_shards", "run_writers"]
+__all__ = ["exports_of", "following", "open_replica", "run_of_export", "over_shards", "run_writers"]
 
 _log = logging.getLogger(__name__)
 FIRST_ROWS_SECS = 10.0
@@ -50,7 +50,7 @@ def exports_of(run: Path | None) -> list[Path]:
     return [folder]
 
 
-def origin_of(path: Path) -> Path:
+def run_of_export(path: Path) -> Path:
     """Return the model_dir of the run that the newest export of a folder comes from."""
     from monolith.serve.manifest import Signature, version_folder
 

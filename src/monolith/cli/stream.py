@@ -22,11 +22,11 @@ from monolith.streams import FolderStream, Records, Stream, StreamReader, open_s
 
 __all__ = ["stream"]
 
-Url = Annotated[
+StreamUrl = Annotated[
     str,
     typer.Argument(help="A folder, kafka://HOST:PORT/TOPIC or redis://HOST:PORT/DATABASE/TOPIC.", metavar="STREAM"),
 ]
-Settings = Annotated[
+StreamSettings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -44,9 +44,9 @@ stream = typer.Typer(name="stream", help="Make, look into, read and write stream
 
 @stream.command()
 def create(
-    url: Url,
+    url: StreamUrl,
     partitions: Annotated[int, typer.Option(help="Number of partitions.", min=1)] = 1,
-    settings: Settings = None,
+    settings: StreamSettings = None,
 ) -> None:
     """Make a stream. One that exists stays as it is, and must have as many partitions or more.
 
@@ -59,9 +59,9 @@ def create(
 
 @stream.command("add-partitions")
 def add_partitions(
-    url: Url,
+    url: StreamUrl,
     more: Annotated[int, typer.Argument(help="How many to add.", metavar="MORE", min=1)],
-    settings: Settings = None,
+    settings: StreamSettings = None,
 ) -> None:
     """Add partitions to a stream in a folder or on Redis.
 
@@ -97,11 +97,11 @@ def list_streams(
 
 @stream.command()
 def info(
-    url: Url,
+    url: StreamUrl,
     run: Annotated[
         Path | None, typer.Option(help="Also print how far this run is behind, by its model_dir.", metavar="MODEL_DIR")
     ] = None,
-    settings: Settings = None,
+    settings: StreamSettings = None,
     as_json: Json = False,
 ) -> None:
     """Print the partitions of a stream.
@@ -128,7 +128,7 @@ def info(
 
 @stream.command()
 def read(
-    url: Url,
+    url: StreamUrl,
     start: Annotated[
         str,
         typer.Option(
@@ -142,7 +142,7 @@ def read(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="End after this many records.", min=1)] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more records at the end.")] = False,
-    settings: Settings = None,
+    settings: StreamSettings = None,
 ) -> None:
     """Print the records of a stream as JSON lines.
 
@@ -163,7 +163,7 @@ def read(
 
 @stream.command()
 def write(
-    url: Url,
+    url: StreamUrl,
     file: Annotated[
         Path | None, typer.Argument(help="The lines to write, by default standard input.", metavar="FILE")
     ] = None,
@@ -177,7 +177,7 @@ def write(
     records: Annotated[
         bool, typer.Option("--records", help="Lines are as `read` prints them: with value, key, timestamp and headers.")
     ] = False,
-    settings: Settings = None,
+    settings: StreamSettings = None,
 ) -> None:
     """Write each line of a file, or of standard input, as a record.
 

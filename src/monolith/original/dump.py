@@ -14,7 +14,7 @@ from monolith.errors import CorruptFileError, InvalidArgumentError
 from monolith.original.dump_entries import EntryReader, EntryWriter
 from monolith.original.dump_files import (
     DumpFiles,
-    Records,
+    DumpRecords,
     SnappyStreamWriter,
     find_shards,
     framed,
@@ -154,7 +154,9 @@ def _check_names(
         )
 
 
-def _by_table(records: Iterator[Records], tables: list[tuple[str, int]], path: str) -> Iterator[tuple[str, Records]]:
+def _by_table(
+    records: Iterator[DumpRecords], tables: list[tuple[str, int]], path: str
+) -> Iterator[tuple[str, DumpRecords]]:
     """The records with the table they belong to: each file says how many of each follow one another."""
     queue = iter(tables)
     name, left = "", 0

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from numpy.lib.stride_tricks import sliding_window_view
 
 from monolith.errors import CorruptFileError, InvalidArgumentError
-from monolith.original.dump_files import Records
+from monolith.original.dump_files import DumpRecords
 from monolith.proto import table_dump_pb2
 from monolith.table.config import TableConfig
 from monolith.table.exchange import RowColumns, fresh_slots
@@ -259,7 +259,7 @@ class EntryReader:
         self._fresh = fresh_slots(config)
         self._with_state = optimizer_state and config.mode == "training"
 
-    def read(self, records: Records) -> RowColumns:
+    def read(self, records: DumpRecords) -> RowColumns:
         """The rows of `records`, in their order."""
         n = len(records.starts)
         rows = RowColumns(
@@ -279,7 +279,7 @@ class EntryReader:
         return rows
 
     def _read_matching(
-        self, layout: RecordLayout, records: Records, places: np.ndarray, rows: RowColumns
+        self, layout: RecordLayout, records: DumpRecords, places: np.ndarray, rows: RowColumns
     ) -> np.ndarray:
         """Read those of `places` that have this shape. Returns the others."""
         if not len(places):
@@ -301,7 +301,7 @@ class EntryReader:
         others: np.ndarray = places[~fits]
         return others
 
-    def _read_one(self, records: Records, place: int, rows: RowColumns) -> None:
+    def _read_one(self, records: DumpRecords, place: int, rows: RowColumns) -> None:
         entry = table_dump_pb2.EntryDump()
         try:
             entry.ParseFromString(records.data[records.starts[place] : records.ends[place]])
@@ -341,7 +341,7 @@ class EntryReader:
                     raise CorruptFileError(f"{where}: {name} of id {entry.id} is {slot[0]}, expected at least 0")
                 rows.slots[f"{state.segment}/{name}"][place] = slot
 
-    def _check_times(self, records: Records, rows: RowColumns) -> None:
+    def _check_times(self, records: DumpRecords, rows: RowColumns) -> None:
         wrong = np.flatnonzero((rows.times < 0) | (rows.times > _MAX_TIME))
         if len(wrong):
             first = int(wrong[0])

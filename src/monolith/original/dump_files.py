@@ -24,7 +24,7 @@ from monolith.urls import checked_location, filesystem_of
 __all__ = [
     "BLOCK",
     "DumpFiles",
-    "Records",
+    "DumpRecords",
     "SnappyStreamWriter",
     "find_shards",
     "framed",
@@ -203,7 +203,7 @@ class SnappyStreamWriter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records:
+class DumpRecords:
     """Consecutive records of a file."""
 
     data: bytes
@@ -221,9 +221,9 @@ class Records:
         """Return the file and the number of a record, for messages."""
         return f"{self.name}: record {self.first + place}"
 
-    def part(self, begin: int, end: int) -> Records:
+    def part(self, begin: int, end: int) -> DumpRecords:
         """Return the records [begin, end) of these."""
-        return Records(
+        return DumpRecords(
             data=self.data,
             starts=self.starts[begin:end],
             ends=self.ends[begin:end],
@@ -232,7 +232,7 @@ class Records:
         )
 
 
-def split_records(pieces: Iterable[bytes], name: str) -> Iterator[Records]:
+def split_records(pieces: Iterable[bytes], name: str) -> Iterator[DumpRecords]:
     """Yield the records of a stream that arrives in chunks. Raises `CorruptFileError` if it is damaged."""
     reader = _Splitter(name)
     for piece in pieces:
@@ -248,7 +248,7 @@ class _Splitter:
         # Most records have the same length, so most headers have been checked before.
         self._lengths: dict[bytes, int] = {}
 
-    def add(self, piece: bytes) -> Records:
+    def add(self, piece: bytes) -> DumpRecords:
         data = self._rest + piece
         starts: list[int] = []
         ends: list[int] = []
@@ -264,7 +264,7 @@ class _Splitter:
             starts.append(at + _HEADER)
             ends.append(end)
             at = end + _FOOTER
-        records = Records(
+        records = DumpRecords(
             data=data,
             starts=np.array(starts, np.int64),
             ends=np.array(ends, np.int64),
@@ -292,7 +292,7 @@ class _Splitter:
             self._lengths[header] = length
         return int(length)
 
-    def _check_payloads(self, records: Records, starts: list[int], ends: list[int]) -> None:
+    def _check_payloads(self, records: DumpRecords, starts: list[int], ends: list[int]) -> None:
         data, checksum = records.data, _core.masked_crc32c
         found = np.array([checksum(data[a:b]) for a, b in zip(starts, ends, strict=True)], np.uint32)
         footers = np.frombuffer(data, np.uint8)[records.ends[:, None] + np.arange(_FOOTER)]

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from monolith.train.hooks.hook import Hook
     from monolith.train.trainer import Trainer
 
-__all__ = ["Pause", "WAITING_SECS", "arriving", "require_one_pass", "waits_for_records"]
+__all__ = ["Pause", "TICK_SECS", "arriving", "require_one_pass", "waits_for_records"]
 
-WAITING_SECS = 0.1
+TICK_SECS = 0.1
 """Seconds between two ticks of a run whose source waits. So late is what a signal, an operator or a timer asks for."""
 
 _log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def arriving(ahead: Prefetch, trainer: Trainer, pause: Pause) -> Iterator[Batch]
     """
     while True:
         try:
-            batch = ahead.take(WAITING_SECS)
+            batch = ahead.take(TICK_SECS)
         except TimeoutError:
             pause.tick()
             if trainer.stop_reason is not None:

@@ -35,7 +35,7 @@ __all__ = [
     "Connector",
     "Exchange",
     "Link",
-    "Stream",
+    "CallStream",
     "StreamPool",
     "Transport",
     "connector_to",
@@ -57,7 +57,7 @@ Transport = Literal["socket", "flight"]
 """How frames travel: over plain sockets, or as messages of Arrow Flight, which can encrypt."""
 
 
-class Stream(Protocol):
+class CallStream(Protocol):
     """One open exchange with a server: a request is sent, then its answer received."""
 
     def send(self, *parts: np.ndarray, deadline: float) -> None:
@@ -77,7 +77,7 @@ class Stream(Protocol):
 class Connector(Protocol):
     """Opens streams to one server."""
 
-    def open(self, *, deadline: float) -> Stream:
+    def open(self, *, deadline: float) -> CallStream:
         """Return a new stream. Raises `UnavailableError` or, if the token is refused, `AuthenticationError`."""
 
     def close(self) -> None:
@@ -107,13 +107,13 @@ class StreamPool:
     def __init__(self, address: str, connector: Connector, *, max_streams: int = 4) -> None:
         self._address = address
         self._connector = connector
-        self._idle: list[Stream] = []
+        self._idle: list[CallStream] = []
         self._open = 0
         self._max_streams = max_streams
         self._changed = threading.Condition()
         self._bound = ProcessBound(f"the connection to {address}")
 
-    def take(self, *, deadline: float) -> Stream:
+    def take(self, *, deadline: float) -> CallStream:
         """Return a stream for the caller alone, until `give_back` or `discard`. Raises `ForkedProcessError` in a forked child."""
         self._bound.require()
         with self._changed:
@@ -138,13 +138,13 @@ class StreamPool:
             self._closed()
             raise
 
-    def give_back(self, stream: Stream) -> None:
+    def give_back(self, stream: CallStream) -> None:
         """Keep a stream without a request in flight for the next caller."""
         with self._changed:
             self._idle.append(stream)
             self._changed.notify()
 
-    def discard(self, stream: Stream) -> None:
+    def discard(self, stream: CallStream) -> None:
         """Close a stream that failed, or on which an answer may still arrive."""
         stream.close()
         self._closed()
@@ -242,7 +242,7 @@ class Exchange:
         self._request = request
         self._deadline = time.monotonic() + timeout
         self._timeout = timeout
-        self._stream: Stream | None = None
+        self._stream: CallStream | None = None
         self._pool = link.pool
         self._changes = changes
         self._in_doubt = False

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from monolith.cluster.launch import Part, PartsJob, PrepareStep, Role, RoleState, Supervisor
+from monolith.cluster.launch import LoopPart, PartsJob, PrepareStep, Role, RoleState, Supervisor
 from monolith.cluster.liveness import Liveness
 from monolith.errors import ConfigError
 from monolith.testing.roles import ScriptedProcess
@@ -16,7 +16,7 @@ from monolith.testing.roles import ScriptedProcess
 class Loop:
     """A loop of scripted processes, with a clock of its own."""
 
-    def __init__(self, *, restarts: int = 0, **parts: Part) -> None:
+    def __init__(self, *, restarts: int = 0, **parts: LoopPart) -> None:
         self.job = PartsJob(name="loop", parts=parts, liveness=Liveness(restarts=restarts))
         self.now = 0.0
         self.running: dict[str, ScriptedProcess] = {}
@@ -37,7 +37,7 @@ class Loop:
         return next(status.state for status in self.supervisor.statuses if str(status.role) == name)
 
 
-SERVE, JOIN, WORLD = (Part(run=f"monolith {verb}") for verb in ("serve", "join", "stream"))
+SERVE, JOIN, WORLD = (LoopPart(run=f"monolith {verb}") for verb in ("serve", "join", "stream"))
 
 
 def test_a_part_that_ends_well_without_being_asked_has_failed() -> None:
@@ -62,7 +62,7 @@ def test_a_part_that_fails_is_restarted_and_the_others_go_on() -> None:
 
 
 def test_the_loop_ends_well_with_the_part_that_ends_it() -> None:
-    loop = Loop(joiner=JOIN, world=Part(run="python world.py", ends=True))
+    loop = Loop(joiner=JOIN, world=LoopPart(run="python world.py", ends=True))
     assert not loop.exit("world", 0)
     assert loop.running["joiner"].asked
     assert loop.exit("joiner", 0)
@@ -72,14 +72,14 @@ def test_the_loop_ends_well_with_the_part_that_ends_it() -> None:
 @pytest.mark.parametrize(("code", "succeeds"), [(130, True), (-15, True), (1, False)])
 def test_a_part_that_ends_as_it_was_asked_has_not_failed(code: int, succeeds: bool) -> None:
     """A trainer that saves on SIGTERM and then exits with 130, as a shell expects it, has done its work."""
-    loop = Loop(trainer=Part(run="monolith train job.yaml"), world=Part(run="python world.py", ends=True))
+    loop = Loop(trainer=LoopPart(run="monolith train job.yaml"), world=LoopPart(run="python world.py", ends=True))
     loop.exit("world", 0)
     assert loop.exit("trainer", code)
     assert loop.supervisor.outcome.is_success == succeeds
 
 
 def test_the_loop_fails_with_the_part_that_ends_it() -> None:
-    loop = Loop(joiner=JOIN, world=Part(run="python world.py", ends=True))
+    loop = Loop(joiner=JOIN, world=LoopPart(run="python world.py", ends=True))
     loop.exit("world", 3)
     loop.exit("joiner", 0)
     assert str(loop.supervisor.outcome.failed) == "world"
@@ -105,7 +105,7 @@ def test_a_stop_ends_parts_that_still_wait() -> None:
 
 
 def test_each_process_of_a_part_has_its_number_in_its_command() -> None:
-    part = Part(run="monolith join 'my job.yaml' --index {index} --count {count}", count=2, env={"COLOUR": "blue"})
+    part = LoopPart(run="monolith join 'my job.yaml' --index {index} --count {count}", count=2, env={"COLOUR": "blue"})
     job = PartsJob(name="loop", parts={"joiner": part})
     assert [str(role) for role in job.roles] == ["joiner 0", "joiner 1"]
     second = job.roles[1]
@@ -115,14 +115,14 @@ def test_each_process_of_a_part_has_its_number_in_its_command() -> None:
 
 def test_commands_use_variables_of_the_file_unless_the_environment_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOLDER", "elsewhere")
-    part = Part(run="monolith serve --run ${FOLDER}/model --http-port $PORT")
+    part = LoopPart(run="monolith serve --run ${FOLDER}/model --http-port $PORT")
     job = PartsJob(name="loop", env={"FOLDER": "runs", "PORT": "8000"}, parts={"replica": part})
     assert job.python_args(job.roles[0])[3:] == ["--run", "elsewhere/model", "--http-port", "8000"]
     assert job.environment(job.roles[0])["FOLDER"] == "elsewhere"
 
 
 def test_a_variable_that_nobody_has_set_is_an_error() -> None:
-    job = PartsJob(name="loop", parts={"replica": Part(run="monolith serve ${NOBODY_HAS_SET_THIS}")})
+    job = PartsJob(name="loop", parts={"replica": LoopPart(run="monolith serve ${NOBODY_HAS_SET_THIS}")})
     with pytest.raises(ConfigError, match="there is no variable NOBODY_HAS_SET_THIS; give it a default in `env`"):
         job.python_args(job.roles[0])
 
@@ -145,11 +145,11 @@ def test_the_loop_of_the_guide_can_be_read() -> None:
     ("tree", "message"),
     [
         ({"name": "a", "parts": {}}, "PartsJob.parts"),
-        ({"name": "a", "parts": {"j": {"run": "bash -c true"}}}, "parts.j: Part.run: .*'monolith VERB"),
+        ({"name": "a", "parts": {"j": {"run": "bash -c true"}}}, "parts.j: LoopPart.run: .*'monolith VERB"),
         ({"name": "a", "parts": {"j": {"run": "monolith 'x"}}}, "as a shell takes it"),
         (
             {"name": "a", "parts": {"j": {"run": "monolith x", "cuont": 2}}},
-            "parts.j: Part.cuont: .*did you mean 'count'",
+            "parts.j: LoopPart.cuont: .*did you mean 'count'",
         ),
         ({"name": "a", "parts": {"../j": {"run": "monolith x"}}}, "expected names of letters"),
         ({"name": "a/b", "parts": {"j": {"run": "monolith x"}}}, "PartsJob.name"),

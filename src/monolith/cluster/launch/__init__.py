@@ -1,6 +1,6 @@
 """Starting, supervising and stopping the processes of a job, on this machine or as actors of a Ray cluster."""
 
-from monolith.cluster.launch.parts import Part, PartsJob, PrepareStep
+from monolith.cluster.launch.parts import LoopPart, PartsJob, PrepareStep
 from monolith.cluster.launch.roles import JobRoles, Role, RoleKind, ServeRoles
 from monolith.cluster.launch.supervisor import (
     Event,
@@ -17,7 +17,7 @@ __all__ = [
     "EventKind",
     "JobRoles",
     "Outcome",
-    "Part",
+    "LoopPart",
     "PartsJob",
     "PrepareStep",
     "Role",

@@ -18,7 +18,7 @@ from monolith.cluster.liveness import Liveness
 from monolith.config import Config
 from monolith.errors import ConfigError
 
-__all__ = ["Part", "PartsJob", "PrepareStep"]
+__all__ = ["LoopPart", "PartsJob", "PrepareStep"]
 
 Command = Annotated[str, Field(min_length=1, max_length=10_000)]
 
@@ -51,7 +51,7 @@ class PrepareStep(Config):
         return run
 
 
-class Part(Config):
+class LoopPart(Config):
     """One part of an online loop: a command that runs until it is asked to end, in one process or several."""
 
     run: Command
@@ -89,7 +89,7 @@ class PartsJob(Config):
           replica: {run: monolith serve --run runs/live/clicks}
 
     Example:
-        >>> job = PartsJob(name="clicks", uuid="clicks-7", parts={"joiner": Part(run="monolith join join.yaml", count=2)})
+        >>> job = PartsJob(name="clicks", uuid="clicks-7", parts={"joiner": LoopPart(run="monolith join join.yaml", count=2)})
         >>> [str(role) for role in job.roles], job.python_args(job.roles[1])
         (['joiner 0', 'joiner 1'], ['-m', 'monolith.cli', 'join', 'join.yaml'])
     """
@@ -104,7 +104,7 @@ class PartsJob(Config):
     """Variables that commands may use, as ${NAME}, and that all processes have. The environment of the launcher goes first."""
     prepare: tuple[PrepareStep, ...] = ()
     """Commands that run first, one after the other."""
-    parts: Annotated[dict[str, Part], Field(min_length=1)]
+    parts: Annotated[dict[str, LoopPart], Field(min_length=1)]
     """The parts by name, in the order in which they are started."""
     uuid: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")] = "loop"
     """Name of this launch."""
@@ -125,7 +125,7 @@ class PartsJob(Config):
         # Checked on their own first, so that an error names the part and suggests keys of the same level.
         for name, part in (parts or {}).items() if isinstance(parts, dict) else ():
             try:
-                Part.from_json(json.dumps(part))
+                LoopPart.from_json(json.dumps(part))
             except ConfigError as error:
                 raise ConfigError(f"parts.{name}: {error}") from None
         job = cls.from_json(json.dumps(dict(tree)))

@@ -13,15 +13,15 @@ from pydantic import model_validator
 
 from monolith import _core
 from monolith.config import Config
-from monolith.data.sources.source import Column, FileSource, SourcePosition, checked_columns
-from monolith.data.sources.streams import (
+from monolith.data.sources.compressed_files import (
     Compression,
     OutputFile,
     StreamDamage,
     compression_of,
-    open_stream,
+    open_file,
     read_stream,
 )
+from monolith.data.sources.source import Column, FileSource, SourcePosition, checked_columns
 from monolith.errors import CorruptFileError, InvalidArgumentError, MonolithError, SchemaError
 from monolith.features.batch import Batch
 
@@ -121,7 +121,7 @@ class RecordSource(FileSource):
     def _chunks(self, at: SourcePosition) -> Iterator[tuple[int, _core.Chunk]]:
         """Yield chunks of the current file, cut into frames, each with its offset."""
         start, data, needed = int(at["offset"]), b"", 0
-        with open_stream(str(at["url"]), self._compression, start) as stream:
+        with open_file(str(at["url"]), self._compression, start) as stream:
             while True:
                 try:
                     piece = read_stream(stream, max(_CHUNK_BYTES, needed - len(data)))

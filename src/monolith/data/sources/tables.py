@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from fsspec.implementations.local import LocalFileSystem
 
 from monolith.data.sources.arrow import arrow_type, columns_of, slice_rows, to_batch
+from monolith.data.sources.compressed_files import Compression, StreamDamage, compression_of, open_file, read_stream
 from monolith.data.sources.files import STDIN
 from monolith.data.sources.source import Column, FileSource, SourcePosition, checked_columns
-from monolith.data.sources.streams import Compression, StreamDamage, compression_of, open_stream, read_stream
 from monolith.errors import CorruptFileError, InvalidArgumentError, SchemaError, StorageError
 from monolith.features.batch import Batch, nearest_column
 from monolith.urls import filesystem_of
@@ -126,7 +126,7 @@ class CsvSource(FileSource):
                 strings_can_be_null=True,
             ),
         }
-        with open_stream(url, self._compression, 0) as stream:
+        with open_file(url, self._compression, 0) as stream:
             checked = _Checked(stream)
             with _our_errors(url, bad, lambda: self._header_hint(checked.first_line, fields)):
                 yield from self._numbered(csv.open_csv(pa.PythonFile(checked, mode="r"), **options))

@@ -20,7 +20,7 @@ from monolith.serve.shards.messages import ShardDescription
 from monolith.transport.calls import BasicCall, CallNumber
 from monolith.transport.errors import decode_error
 from monolith.transport.frames import Frame, encode_parts
-from monolith.transport.link import Stream, StreamPool, Transport, connector_to, jittered
+from monolith.transport.link import CallStream, StreamPool, Transport, connector_to, jittered
 from monolith.transport.server import read_pem
 from monolith.transport.tokens import Token, reveal
 
@@ -80,7 +80,7 @@ class Attempt:
         self._deadline = self.began + limit
         self.refused = False
         """Whether the error that `finish` raised came from the replica, not from the network."""
-        self._stream: Stream | None = None
+        self._stream: CallStream | None = None
         self._failure: MonolithError | None = None
 
     def send(self) -> None:

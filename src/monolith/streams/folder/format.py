@@ -26,15 +26,15 @@ __all__ = [
     "MAX_BATCH_BYTES",
     "SEGMENT_HEADER",
     "SEGMENT_OFFSETS",
-    "SegmentHeader",
+    "StreamSegmentHeader",
     "closing_mark",
     "decode_batch",
     "encode_batch",
-    "segment_name",
+    "stream_segment_name",
 ]
 
 SEGMENT_OFFSETS = 1 << 20
-"""A segment has offsets below its first one plus this. After a power cut writing continues there: see `SegmentHeader`."""
+"""A segment has offsets below its first one plus this. After a power cut writing continues there: see `StreamSegmentHeader`."""
 MAX_BATCH_BYTES = 2 * MAX_RECORD_BYTES
 
 _SEGMENT = struct.Struct("<8sII16s16sqq")
@@ -52,7 +52,7 @@ _HEADER_SIZES = struct.Struct("<HI")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SegmentHeader:
+class StreamSegmentHeader:
     """The first 64 bytes of a segment. They are on disk before its first record is written."""
 
     stream: bytes
@@ -159,11 +159,11 @@ class Columns:
         )
 
 
-def segment_name(base: int) -> str:
+def stream_segment_name(base: int) -> str:
     """Return the file name of the segment whose first offset is `base`. Names sort as the offsets do.
 
     Example:
-        >>> segment_name(7)
+        >>> stream_segment_name(7)
         '00000000000000000007.segment'
     """
     return f"{base:020}.segment"

@@ -16,9 +16,9 @@ import numpy as np
 
 from monolith import _core
 
-__all__ = ["INDEX_BYTES", "IndexWriter", "SegmentIndex", "index_path"]
+__all__ = ["INDEX_INTERVAL_BYTES", "IndexWriter", "SegmentIndex", "index_path"]
 
-INDEX_BYTES = 64 << 10
+INDEX_INTERVAL_BYTES = 64 << 10
 """An entry is written for about so many bytes of a segment."""
 
 _ENTRY = struct.Struct("<qqqII")
@@ -45,7 +45,7 @@ class IndexWriter:
 
     def add(self, offset: int, position: int, newest: int) -> None:
         """Take note of a batch that is about to be written."""
-        if position - self._indexed >= INDEX_BYTES:
+        if position - self._indexed >= INDEX_INTERVAL_BYTES:
             self._indexed = position
             packed = _ENTRY.pack(offset, position, self._newest, 0, 0)[:_CHECKED]
             with contextlib.suppress(OSError), self._path.open("ab") as file:

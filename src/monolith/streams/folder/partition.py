@@ -22,10 +22,10 @@ from monolith.streams.folder.format import (
     SEGMENT_HEADER,
     SEGMENT_OFFSETS,
     BatchHeader,
-    SegmentHeader,
+    StreamSegmentHeader,
     closing_mark,
     encode_batch,
-    segment_name,
+    stream_segment_name,
 )
 from monolith.streams.folder.index import IndexWriter, index_path
 from monolith.streams.folder.segments import LAST_OFFSET, SegmentFile, SegmentList, boot_id, highest_offset
@@ -145,8 +145,8 @@ class PartitionWriter:
     def _begin(self, base: int, previous_end: int) -> None:
         """Begin a segment. The one before is on disk as a whole."""
         self.sync()
-        header = SegmentHeader(stream=self._stream, boot=boot_id(), base=base, previous_end=previous_end)
-        path = self._folder / segment_name(base)
+        header = StreamSegmentHeader(stream=self._stream, boot=boot_id(), base=base, previous_end=previous_end)
+        path = self._folder / stream_segment_name(base)
         try:
             if self._settings.fsync:
                 write_durably(path, header.pack())
@@ -254,7 +254,7 @@ class PartitionWriter:
             return
         kept = self._size
         for base in reversed(bases):
-            path = self._folder / segment_name(base)
+            path = self._folder / stream_segment_name(base)
             with contextlib.suppress(FileNotFoundError):
                 found = path.stat()
                 kept += found.st_size
@@ -269,7 +269,7 @@ class PartitionWriter:
         gone = [each for each in bases if each <= base]
         try:
             for each in gone:
-                path = self._folder / segment_name(each)
+                path = self._folder / stream_segment_name(each)
                 path.unlink(missing_ok=True)
                 index_path(path).unlink(missing_ok=True)
         except OSError as error:
@@ -277,7 +277,7 @@ class PartitionWriter:
         _logger.info("%s: retention removed %d segments, up to the one of offset %d", self._folder, len(gone), base)
 
     def _refused(self, what: str, error: OSError, path: Path | None = None) -> StorageError:
-        where = path or self._folder / segment_name(self._base)
+        where = path or self._folder / stream_segment_name(self._base)
         return StorageError(f"{where}: cannot be {what}: {error.strerror or error}")
 
 

@@ -17,8 +17,8 @@ from monolith.streams.folder.format import (
     SEGMENT_HEADER,
     SEGMENT_OFFSETS,
     BatchHeader,
-    SegmentHeader,
-    segment_name,
+    StreamSegmentHeader,
+    stream_segment_name,
 )
 from monolith.streams.folder.index import SegmentIndex
 
@@ -83,14 +83,14 @@ class SegmentFile:
     _descriptor = -1
 
     def __init__(self, folder: Path, base: int) -> None:
-        self.path, self.base = folder / segment_name(base), base
+        self.path, self.base = folder / stream_segment_name(base), base
         try:
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             raise SegmentRemovedError from None
         except OSError as error:
             raise StorageError(f"{self.path}: cannot be opened: {error.strerror}") from error
-        self.header = SegmentHeader.unpack(self.read(0, SEGMENT_HEADER), str(self.path))
+        self.header = StreamSegmentHeader.unpack(self.read(0, SEGMENT_HEADER), str(self.path))
         if self.header.base != base:
             raise CorruptFileError(f"{self.path}: its header has the first offset {self.header.base}; it was renamed")
 

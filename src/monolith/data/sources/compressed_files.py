@@ -19,7 +19,7 @@ from monolith.data.sources.files import STDIN
 from monolith.errors import InvalidArgumentError, StorageError
 from monolith.urls import checked_location
 
-__all__ = ["Compression", "OutputFile", "StreamDamage", "compression_of", "open_stream", "read_stream"]
+__all__ = ["Compression", "OutputFile", "StreamDamage", "compression_of", "open_file", "read_stream"]
 
 Compression = Literal["infer", "none", "gzip", "zlib", "zstd", "snappy"]
 """How a file is compressed. "infer" decides by .gz, .zz, .zst and .snappy. Snappy is in Hadoop's blocks."""
@@ -44,7 +44,7 @@ def compression_of(url: str, compression: str) -> str:
 
 
 @contextlib.contextmanager
-def open_stream(url: str, compression: str, offset: int) -> Iterator[IO[bytes]]:
+def open_file(url: str, compression: str, offset: int) -> Iterator[IO[bytes]]:
     """Open the decompressed bytes of `url` from `offset` on. Standard input always begins where it is."""
     if url == STDIN:
         yield _decompressed(cast("IO[bytes]", _Available()), compression_of(url, compression))
