@@ -1,7 +1,8 @@
 """Danger: a package that grows back into many small modules, names with two homes, and imports in circles between its parts.
 
 tests/structure.py counts, here are the limits. A count may only fall: lower its limit in the commit that lowers the count. It is
-raised for a new part of the system only, as modules, lines and modules with one importer were for serving. The targets are
+raised for a new part of the system only, as modules, lines and modules with one importer were for serving and for streams, and
+a step and a prediction were by one call each, for sources that wait and for inputs of ids alone. The targets are
 300 modules, 40 with one importer, 7 % imports, no name defined twice, no semicolon in a docstring, half of the calls and files,
 and one open of each file. CONTRIBUTING.md has the table.
 """
@@ -20,9 +21,9 @@ import structure
 KNOWN_LAYER_BREAKS: set[str] = set()
 
 LIMITS = {
-    "modules": 372, "one_importer": 65, "import_percent": 8.0, "defined_twice": 2, "dangling": 0, "semicolons": 0,
-    "lines": 84000, "step_calls": 89, "step_files": 13, "save_calls": 600, "save_files": 29, "restore_calls": 720,
-    "restore_files": 32, "predict_calls": 54, "predict_files": 7, "save_segment_opens": 1, "save_manifest_reads": 1,
+    "modules": 422, "one_importer": 81, "import_percent": 7.9, "defined_twice": 2, "dangling": 0, "semicolons": 0,
+    "lines": 96000, "step_calls": 90, "step_files": 13, "save_calls": 600, "save_files": 29, "restore_calls": 720,
+    "restore_files": 32, "predict_calls": 55, "predict_files": 7, "save_segment_opens": 1, "save_manifest_reads": 1,
     "restore_segment_opens": 1, "restore_manifest_reads": 1, "save_classes": 33, "restore_classes": 26,
 }  # fmt: skip
 
