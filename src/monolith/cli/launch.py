@@ -153,8 +153,8 @@ def launch(
 
     With --serve there is no TARGET. The shards and front ends of an export run until SIGINT or SIGTERM. Front ends end first.
 
-    A YAML file with `parts` is an online loop: its commands (joiner, trainer, replica, ...) run together until SIGINT or
-    SIGTERM, or until a part that `ends` has succeeded.
+    A YAML file with `parts` is an online loop: its commands, such as a joiner, a trainer and a replica, run together until SIGINT
+    or SIGTERM, or until a part that `ends` has succeeded.
     """
     where, _, address = on.partition("=")
     if where != "ray" and on != "local":

@@ -114,7 +114,7 @@ def serve_models(
     log_requests: Annotated[
         str | None,
         typer.Option(
-            help="Write served predictions with their features to this stream: a folder, kafka://... or redis://.... "
+            help="Write served predictions with their features to this stream, in a folder, on Kafka or on Redis. "
             "It is made if there is none.",
             metavar="STREAM",
         ),
