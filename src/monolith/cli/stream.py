@@ -179,7 +179,7 @@ def write(
     ] = False,
     settings: StreamSettings = None,
 ) -> None:
-    """Write each line of a file, or of standard input, as a record.
+    """Write lines of a file or of standard input as records.
 
     The records are stored when the command ends with 0. Lines are JSON, and empty ones are left out.
     """
