@@ -18,7 +18,17 @@ import pytest
 import counting_worker
 from monolith.cluster import DiscoveryConfig, RayServiceDiscovery, get_discovery
 from monolith.cluster.discovery.ray import RaySession
-from monolith.cluster.launch import Event, EventKind, JobRoles, Outcome, Role, RoleKind, Supervisor
+from monolith.cluster.launch import (
+    Event,
+    EventKind,
+    JobRoles,
+    LoopPart,
+    Outcome,
+    PartsJob,
+    Role,
+    RoleKind,
+    Supervisor,
+)
 from monolith.cluster.launch.ray import RayPlacement, RayRoles
 from monolith.cluster.liveness import Liveness
 from real_servers import until
@@ -176,3 +186,37 @@ def test_processes_find_each_other_even_after_the_actor_that_knows_them_was_kill
         other.deregister_all()
         other.close()
     assert ray.is_initialized(), "who did not join does not leave"
+
+
+def test_the_parts_of_an_online_loop_are_actors(
+    tmp_path: Path, session: RaySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "part.py").write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\n"
+        "print(sys.argv[1], flush=True); time.sleep(600)"
+    )
+    (tmp_path / "site.py").write_text("import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)")
+    parts = {
+        "joiner": LoopPart(run="python part.py {index}", count=2),
+        "site": LoopPart(run="python site.py", ends=True),
+    }
+    job = PartsJob(name="loop", parts=parts, uuid=f"{tmp_path.name}-{time.time_ns()}")
+    lines: list[tuple[str, str]] = []
+    with RayRoles(
+        job,
+        tmp_path / "logs",
+        address=session.address,
+        placement=SMALL,
+        on_line=lambda role, text: lines.append((str(role), text)),
+    ) as roles:
+        supervisor = Supervisor(job.roles, roles.start, job.liveness, clock=time.monotonic, is_due=job.is_due)
+        try:
+            said = {("joiner 0", "0"), ("joiner 1", "1")}
+            until(lambda: supervisor.step() or said <= set(lines), seconds=PATIENCE)
+            (tmp_path / "go").touch()
+            until(supervisor.step, seconds=PATIENCE)
+        finally:
+            supervisor.kill_all()
+    assert supervisor.outcome.is_success, lines
