@@ -193,6 +193,12 @@ TEST("a name is compared after its escapes are read, and is there once") {
   CHECK_EQ(reason(R"({"other": 1, "other": 2, "ids": [1]})"), std::string());
 }
 
+TEST("a field that is null is as one that is missing") {
+  CHECK(parsed(R"({"ids": null, "name": "x"})")[0].int64.empty());
+  CHECK(parsed(R"({"pair": null})")[1].float32 == (std::vector<float>{0.5f, 0.5f}));
+  CHECK(reason(R"({"ids": [1, null]})").find("null") != std::string::npos);
+}
+
 TEST("a message in a frame is one record with its header") {
   const std::string json = "{}";
   for (const bool sort_id : {false, true}) {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from monolith.serve.predictor import Predictor
     from monolith.serve.replica import Replica
 
-__all__ = ["exports_of", "following", "open_replica", "run_of_export", "over_shards", "run_writers"]
+__all__ = ["exports_of", "following", "open_replica", "over_shards", "run_of_export", "run_writers"]
 
 _log = logging.getLogger(__name__)
 FIRST_ROWS_SECS = 10.0

@@ -42,7 +42,7 @@ from monolith.transport.link import Link
 if TYPE_CHECKING:
     from monolith.follow.follower import Follower
 
-__all__ = ["NO_WRITER", "FollowedWriter", "Writer", "WriterProgress"]
+__all__ = ["FollowedWriter", "NO_WRITER", "Writer", "WriterProgress"]
 
 NO_WRITER = -1
 """The owner of buckets of which no writer is believed."""

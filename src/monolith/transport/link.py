@@ -32,10 +32,10 @@ from monolith.transport.errors import decode_error
 from monolith.transport.frames import Frame, encode_parts, instance_of, set_instance
 
 __all__ = [
+    "CallStream",
     "Connector",
     "Exchange",
     "Link",
-    "CallStream",
     "StreamPool",
     "Transport",
     "connector_to",
