@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from svg_chart import line_chart
 
-BARS = " ▁▂▃▄▅▆▇█"
-PLAIN_SECS = 5.0
+BARS, PLAIN_SECS = " ▁▂▃▄▅▆▇█", 5.0
 INTRODUCTION = (
     "Users' tastes drift, and new items keep appearing. Each item shown at random is scored by three models before anybody knows "
     "whether it is clicked: by the one that learns from every click, by the one that stopped learning when the site opened, and "
@@ -50,7 +49,6 @@ class View:
         elif event["event"] == "line" and role == "site" and event["text"].startswith('{"report"'):
             said = json.loads(event["text"])
             self.reports.append({**said["report"], "fresh_ms": said["fresh_ms"]})
-            self.state = "live"
             if not self.console.is_terminal and time.monotonic() >= self._said + PLAIN_SECS:
                 self._said = time.monotonic()
                 self.console.print(plain(self.reports[-1]), soft_wrap=True)

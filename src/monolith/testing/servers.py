@@ -145,7 +145,7 @@ class ZooKeeperServer(LocalServer):
         """Java with ZooKeeper's own jars, and a configuration file."""
         (self.folder / "zoo.cfg").write_text(
             f"tickTime=500\ndataDir={self.folder / 'data'}\nclientPortAddress=127.0.0.1\nclientPort={ports[0]}\n"
-            "admin.enableServer=false\n4lw.commands.whitelist=ruok\n"
+            "admin.enableServer=false\n4lw.commands.whitelist=ruok,dump\n"
         )
         jars = f"{_JARS / 'zookeeper.jar'}:{_JARS}/*"
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -153,12 +153,22 @@ class ZooKeeperServer(LocalServer):
 
     def answers(self) -> bool:
         """Whether it says that it is well."""
+        return self._say(b"ruok") == b"imok"
+
+    def has_session(self, path: str) -> bool:
+        """Whether a session that has not ended keeps the node `path`."""
+        return path.encode() in self._say(b"dump").split()
+
+    def _say(self, word: bytes) -> bytes:
+        answer = b""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
-                connection.sendall(b"ruok")
-                return connection.recv(4) == b"imok"
+                connection.sendall(word)
+                while part := connection.recv(65536):
+                    answer += part
         except OSError:
-            return False
+            pass
+        return answer
 
     def forget(self) -> None:
         """Remove all data, including sessions. Only while it is stopped."""
@@ -197,7 +207,7 @@ class KafkaServer(LocalServer):
     CLIENT = {"api.version.request": "false", "broker.version.fallback": "0.9.0.1", "enable.idempotence": "false"}
     """Settings of librdkafka that so old a broker needs."""
 
-    def __init__(self, folder: str | Path, jars: str | Path, zookeeper: LocalServer) -> None:
+    def __init__(self, folder: str | Path, jars: str | Path, zookeeper: ZooKeeperServer) -> None:
         """`jars`: the folder of the broker's jars."""
         super().__init__(folder)
         self.jars, self.zookeeper = Path(jars), zookeeper
@@ -212,13 +222,23 @@ class KafkaServer(LocalServer):
         )
         return [*self._java(), "kafka.Kafka", "server.properties"]
 
+    def start(self) -> Self:
+        """Start, and return when it answers. A broker ends at once while the session of one that was killed lives on."""
+        deadline = time.monotonic() + _START_SECS
+        while self._process is None and self._is_registered() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return super().start()
+
     def answers(self) -> bool:
-        """Whether it accepts connections."""
+        """Whether it is registered and accepts connections."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return True
+                return self._is_registered()
         except OSError:
             return False
+
+    def _is_registered(self) -> bool:
+        return self.zookeeper.has_session("/brokers/ids/0")
 
     def create_topic(self, name: str, partitions: int, **config: str) -> None:
         """Make a topic with Kafka's own tool. `config` has names with underscores for their dots."""
