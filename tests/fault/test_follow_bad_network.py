@@ -93,10 +93,12 @@ def test_a_replica_has_every_row_after_resets_and_silence(seed: int, rounds: int
     # Few segments are kept, so that a replica that was away for long reads all rows again.
     process = FeedProcess({"item": one}, kept_bytes=100_000)
     network = BadNetwork(process.address, seed)
+    network.calm.set()
     follower = Follower([writer_at(network.address)], copies, wait=0.05)
     try:
         # Nothing can be published before somebody follows.
         until(lambda: follower.progress["run"].as_of is not None, "the first read")
+        network.calm.clear()
         for number in range(rounds):
             train(one, np.unique(draw.integers(0, 4000, 300)).tolist(), seed=number)
             one.erase(draw.integers(0, 4000, 30))
