@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 import weakref
-import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -19,7 +18,7 @@ from typing import Protocol, Self
 
 from monolith.errors import DeadlineExceededError, InvalidArgumentError, StorageError, UnavailableError
 from monolith.process_bound import ProcessBound
-from monolith.streams.stream import Headers
+from monolith.streams.stream import Headers, partition_of_key
 
 __all__ = ["BatchingWriter", "MAX_RECORD_BYTES", "PartitionSink", "PendingRecord", "record_bytes"]
 
@@ -170,8 +169,7 @@ class BatchingWriter:
 
     def _choose(self, key: bytes | None) -> int:
         if key is not None:
-            # As librdkafka does, so a key is in the same partition of a Kafka topic with as many.
-            return self._numbers[zlib.crc32(key) % len(self._numbers)]
+            return partition_of_key(key, self._numbers)
         self._next = (self._next + 1) % len(self._numbers)
         return self._numbers[self._next]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-__all__ = ["END", "Headers", "Offset", "Records", "START", "Stream", "StreamReader", "StreamWriter"]
+__all__ = ["END", "Headers", "Offset", "Records", "START", "Stream", "StreamReader", "StreamWriter", "partition_of_key"]
 
 START: Literal["start"] = "start"
 """The offset of the oldest record that a partition still has."""
@@ -158,3 +159,13 @@ class Stream(Protocol):
 
     def last(self, partition: str) -> Records | None:
         """Return the last record of a partition, None if it is empty. A writer that continues learns here what was stored."""
+
+
+def partition_of_key(key: bytes, partitions: Sequence[int]) -> int:
+    """Return which of `partitions` has the records of a key. All kinds of streams agree, and so does librdkafka's partitioner.
+
+    Example:
+        >>> partition_of_key(b"user 7", range(4)) == partition_of_key(b"user 7", [0, 1, 2, 3])
+        True
+    """
+    return partitions[zlib.crc32(key) % len(partitions)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +16,7 @@ from monolith.errors import (
 from monolith.optional_packages import import_extra
 from monolith.process_bound import ProcessBound
 from monolith.streams.kafka.client import Status
-from monolith.streams.stream import Headers
+from monolith.streams.stream import Headers, partition_of_key
 
 if TYPE_CHECKING:
     from monolith.streams.kafka.stream import KafkaStream
@@ -123,8 +122,7 @@ class KafkaWriter:
 
     def _choose(self, key: bytes | None) -> int:
         if key is not None:
-            # As librdkafka's own partitioner does.
-            return self._numbers[zlib.crc32(key) % len(self._numbers)]
+            return partition_of_key(key, self._numbers)
         self._next = (self._next + 1) % len(self._numbers)
         return self._numbers[self._next]
 
